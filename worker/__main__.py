@@ -102,8 +102,10 @@ def main() -> int:
 async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
     folder: Path = arguments.state_folder or state_home()
     if arguments.command in ("up", "run", "demo"):
+        # `--state-folder` moves histories and logs only; keys and stores stay in the state home.
         for home in {folder, state_home()}:
             open_state_home(home)
+        # Before any command of an agent runs, because one could plant a program of the same name.
         find_startup_programs()
     if arguments.command == "up":
         await run_up(settings, folder, Role(arguments.role), settings_file=arguments.settings)
@@ -142,7 +144,7 @@ async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
     freed_projects = await free(await connect(settings), settings, older_than, dry_run=arguments.dry_run)
     print(*freed_account(freed_projects, older_than, dry_run=arguments.dry_run), sep="\n")
     if not arguments.dry_run and (forgotten := forget_failures(settings, [entry.project for entry in freed_projects])):
-        print(f"{format_count(forgotten, 'failure')} forgotten that did not come again")
+        print(f"forgot {format_count(forgotten, 'failure')} that did not recur")
 
 
 def _answer(command: str, settings: Settings) -> int:
@@ -194,42 +196,46 @@ def _hooks(what: str) -> str:
         return f"{hooks_file()} would hold:\n{render_hooks()}{hooks_problem() or 'The hooks are installed.'}"
     open_state_home(state_home())
     backup = install(remove=what == "remove")
-    backup_note = f"; what was there before is in {backup}" if backup else ""
+    backup_note = f"; the previous content is in {backup}" if backup else ""
     return f"{hooks_file()}: {'installed' if what == 'install' else 'removed'}{backup_note}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
     parser.add_argument("--settings", type=Path, help="settings file")
-    parser.add_argument("--state-folder", type=Path, help="where histories and logs are kept")
+    parser.add_argument("--state-folder", type=Path, help="folder for histories and logs")
     commands = parser.add_subparsers(dest="command", required=True)
     roles = [role.value for role in Role]
     up = commands.add_parser("up", help="embedded Temporal server and workers")
     up.add_argument("--role", choices=roles, default=Role.ALL.value)
-    up.add_argument("--encrypt", action="store_true", help="turn privacy.encrypt on: keep content out of logs, too")
-    run = commands.add_parser("run", help="workers for a server that is already there")
+    up.add_argument("--encrypt", action="store_true", help="turn privacy.encrypt on, which keeps content out of logs")
+    run = commands.add_parser("run", help="workers for an existing server")
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
     collect = commands.add_parser("gc", help="free what closed episodes left on this host")
     collect.add_argument("--older-than", type=float, help="days since the end; default: server.retention_days")
-    collect.add_argument("--dry-run", action="store_true", help="only say what would be freed")
-    ledger = commands.add_parser("ledger", help="make the ledger again, or bring its database up to date")
+    collect.add_argument("--dry-run", action="store_true", help="only list what would be freed")
+    ledger = commands.add_parser("ledger", help="rebuild the ledger, or upgrade its database")
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
-    hooks = commands.add_parser("hooks", help="Cursor's hooks, which tell of hand-offs through its window")
+    hooks = commands.add_parser("hooks", help="Cursor's hooks, which report deliveries through its window")
     hooks.add_argument("what", choices=("show", "install", "remove"))
     commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
     commands.add_parser("recall", help="search the memory of a project; JSON on standard input")
-    commands.add_parser("demo", help="everything up, and one real episode on a sample repository")
+    commands.add_parser("demo", help="start everything and run one real episode on a sample repository")
     commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
     again = commands.add_parser("replay", help="replay a history file or an episode against the current code")
     again.add_argument("what", nargs="?", default="", help="a history file, or the id of an episode")
-    again.add_argument("--query", help="in place of it: those that a query of Temporal finds; default: all of ours")
-    again.add_argument("--days", type=int, help="only what is open, or ended in so many days")
-    again.add_argument("--junit", type=Path, help="write a report of tests to this file")
-    deploy = commands.add_parser("deploy", help="builds of the workers: which are in use, and which new work goes to")
+    again.add_argument(
+        "--query", help="replay the workflows that this Temporal query matches; default: all of this installation"
+    )
+    again.add_argument("--days", type=int, help="only workflows that are open or ended in the last DAYS days")
+    again.add_argument("--junit", type=Path, help="write a JUnit report to this file")
+    deploy = commands.add_parser("deploy", help="builds of the workers: list them, or choose which gets new workflows")
     deploy.add_argument("what", choices=("status", "promote", "ramp"))
     deploy.add_argument("--unversioned", action="store_true", help="promote workers without a version")
     deploy.add_argument("--percent", type=float, default=0.0, help="share of new workflows; 0 ends a ramp")
-    deploy.add_argument("--days", type=int, default=7, help="replay what is open, or ended in so many days")
+    deploy.add_argument(
+        "--days", type=int, default=7, help="replay workflows that are open or ended in the last DAYS days"
+    )
     return parser
 
 

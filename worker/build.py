@@ -365,6 +365,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     ]
     coder = coder_activities(use, settings)
     return Work(
+        # The coder asks a model in `take_turn`, but its journal and tools need the workspace, so all of it is here.
         handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],
         executing=[execution.hand_off, execution.execute, execution.conclude],
         thinking=[planning.next_plan, reflection.reflect],

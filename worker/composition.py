@@ -74,6 +74,7 @@ from workflows.plan.attempts import ACTIVITIES
 def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
     """Return the coder's model service; settings that it leaves open come from the planner."""
     coder, planner = settings.coder, settings.planner
+    # A base URL of the coder's own may belong to another provider, who must not get the planner's key.
     variable = coder.api_key_env or ("" if coder.base_url else planner.api_key_env)
     return ModelService(
         api_key=environ.get(variable, ""),
@@ -178,6 +179,7 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
         plans.open_plan,
         plans.load_plan,
         plans.revise_plan,
+        # By name: the table has the functions of the class, and a worker registers bound methods.
         *(getattr(plans, method.__name__) for method in ACTIVITIES.values()),
         plans.leave_workspace,
         plans.enter_workspace,
@@ -338,6 +340,7 @@ def copies_of(settings: Settings, client: Client) -> Copies | None:
     if not settings.remote.bucket:
         return None
     bucket, codec = S3Bucket(settings.remote), client.data_converter.payload_codec
+    # Copies leave the host, so they are protected with the same keys as payloads.
     sealed = SealedBucket(bucket, codec.keys) if isinstance(codec, SealingCodec) else bucket
     return Copies(sealed, host_identity(settings).queues(settings), PackedTrees(), open_local_store)
 

@@ -58,7 +58,7 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
             return client
         except ServiceUnavailableError as error:
             if clock() >= until:
-                waited = f" It was waited for {wait_s:g} s (worker.start_wait_s)" if wait_s else ""
+                waited = f" Waited {wait_s:g} s (worker.start_wait_s)" if wait_s else ""
                 raise ServiceUnavailableError(f"{error.message}.{waited}" if waited else error.message) from error
             if error.message != last_message:
                 logger.info("waiting up to %.0f s: %s", until - clock(), error.message)
@@ -117,10 +117,11 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
             namespace=client.namespace, page_size=1_000, next_page_token=token, query=query
         )
         try:
+            # Not `client.list_workflows`, whose descriptions fail for statuses that the SDK does not know.
             page = await client.workflow_service.list_workflow_executions(request, retry=True)
         except RPCError as error:
             raise ServiceUnavailableError(
-                f"Temporal cannot be asked which episodes are open ({error.message}): nothing was changed"
+                f"the open episodes cannot be listed: {error.message}. Nothing was changed"
             ) from error
         executions += [await read_execution(info, client.data_converter) for info in page.executions]
         token = page.next_page_token
@@ -168,18 +169,19 @@ def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
     if not settings.privacy.encrypt:
         path = settings_file or user_file()
         _write_into(path)
+        # Read again, because environment variables take precedence over the file.
         settings = load_settings(settings_file)
         if not settings.privacy.encrypt:
             raise SettingsError(
-                f"{path} turns privacy.encrypt on, but something that comes later turns it off. "
-                "Look for TIGHTLOOP_PRIVACY__ENCRYPT in the environment"
+                f"{path} turns privacy.encrypt on, but a later source turns it off. "
+                "Check TIGHTLOOP_PRIVACY__ENCRYPT in the environment"
             )
         print(f"Content is kept out of logs from now on: privacy.encrypt in {path}")
     path = key_file(settings.privacy)
     if not settings.privacy.keys_env and not path.exists():
         ring = new_ring()
         write_ring(path, ring)
-        print(f"Made key {ring.current} in {path}. Keep a copy: without it the histories it encrypted cannot be read")
+        print(f"Created key {ring.current} in {path}. Keep a copy: without it, encrypted histories cannot be read")
     return settings
 
 
@@ -190,7 +192,7 @@ def _write_into(path: Path) -> None:
         # Compare the parsed results: documents in braces or with `encrypt: false` cannot take another line.
         document = _document(before)
         if _document(text) != {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}:
-            raise SettingsError(f"{path} cannot be extended. Set privacy.encrypt to true in it")
+            raise SettingsError(f"privacy.encrypt cannot be added to {path}. Set it to true there by hand")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -201,6 +203,7 @@ def _write_into(path: Path) -> None:
 
 
 def _with_encrypt(text: str) -> str:
+    # Edited as text: writing parsed YAML back would drop the person's comments.
     lines = text.splitlines()
     head = next((number for number, line in enumerate(lines) if line.startswith("privacy:")), None)
     if head is None:

@@ -100,8 +100,8 @@ async def find_runs(client: Client, query: str) -> list[Run]:
         ]
     except RPCError as error:
         if error.status is RPCStatusCode.INVALID_ARGUMENT:
-            raise InvalidRequestError(f"Temporal does not understand the query {query!r}: {error.message}") from error
-        raise ServiceUnavailableError(f"Temporal cannot be asked for histories: {error.message}") from error
+            raise InvalidRequestError(f"Temporal rejects the query {query!r}: {error.message}") from error
+        raise ServiceUnavailableError(f"the workflows cannot be listed: {error.message}") from error
 
 
 def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
@@ -132,6 +132,7 @@ def _replay_batch(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
 
 
 async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
+    # This runs in a spawned process, which cannot inherit the parent's connection.
     client, converter = await connect(settings), data_converter(settings)
     outcomes = []
     for run in runs:
@@ -145,6 +146,7 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
             result = await replay(history, converter, namespace=client.namespace)
             events, failure = result.events, result.failure
         except SettingsError as error:
+            # Without the key nobody can tell whether the code fits, so the run counts as a failure.
             events, failure = 0, error.message
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
@@ -298,6 +300,7 @@ class Deployment:
             try:
                 return await self._client.workflow_service.describe_worker_deployment(request, timeout=CALL_TIMEOUT)
             except RPCError as error:
+                # A missing namespace has the same status as a missing deployment; only the message differs.
                 if error.status is not RPCStatusCode.NOT_FOUND or error.message.startswith("Namespace"):
                     raise
         raise InvalidRequestError(
@@ -359,8 +362,8 @@ class Deployment:
         if missing:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
-                f"no worker {f'of {self.version}' if self.version else 'without a version'} lives on "
-                f"{queues_text}: new workflows would wait there. Start such workers beside those that are there, "
+                f"no worker {f'of {self.version}' if self.version else 'without a version'} runs on "
+                f"{queues_text}: new workflows would wait there. Start such workers next to the existing ones, "
                 "then try again"
             )
 
@@ -373,7 +376,7 @@ class Deployment:
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
         if failed_outcomes(outcomes):
-            raise InvalidRequestError(f"no new workflow goes to {self.target}:\n\n{account_of(outcomes)}")
+            raise InvalidRequestError(f"{self.target} gets no new workflows:\n\n{account_of(outcomes)}")
         return account_of(outcomes)
 
     # -- changes ----------------------------------------------------------------------------------------
@@ -385,6 +388,7 @@ class Deployment:
             namespace=self._client.namespace,
             deployment_name=self.name,
             build_id=self.build_id,
+            # With the token Temporal refuses the change if somebody else changed the routing since `_describe`.
             conflict_token=description.conflict_token,
             identity=self._client.identity,
         )
@@ -467,7 +471,7 @@ async def status(client: Client, settings: Settings) -> str:
         if build.open_workflows and not build.workers and build.build_id != UNVERSIONED:
             lines.append(_describe_open_work(build))
             if build.build_id != deployment.build_id:
-                lines.append(f"  what fits this build moves by: {deployment.move_command(build.build_id)}")
+                lines.append(f"  move what fits this build: {deployment.move_command(build.build_id)}")
     return "\n".join(lines)
 
 
@@ -477,7 +481,7 @@ def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
         return f"deployment {deployment.name}; this installation is build {deployment.build_id}{note}"
     line = f"deployment {deployment.name}; the workers of this installation have no version (worker.deployment)"
     if any(build.state == "current" and build.build_id != UNVERSIONED for build in builds):
-        line += "\nThey get no new workflows. Send these back to them: tightloop deploy promote --unversioned"
+        line += "\nThey get no new workflows. To change that: tightloop deploy promote --unversioned"
     return line
 
 
@@ -522,16 +526,16 @@ async def _drain(deployment: Deployment) -> str:
     own_build = deployment.build_id or UNVERSIONED
     left = [build for build in await deployment.builds() if build.build_id != own_build and build.open_workflows]
     if not left:
-        return "nothing is open on other builds: their workers may stop"
+        return "nothing is open on other builds: you can stop their workers"
     lines = [_describe_open_work(build) for build in left]
     lines.append(
-        "They end there, or move when a new run of theirs follows, at the latest after the iteration that runs. Keep "
-        "the workers of these builds until tightloop deploy status shows 0. What cannot wait fits this build:"
+        "They end there, or move with their next run, at the latest after the current iteration. Keep the workers of "
+        "these builds until tightloop deploy status shows 0. They fit this build; to move them now:"
     )
     lines += [f"  {deployment.move_command(build.build_id)}" for build in left]
     return "\n".join(lines)
 
 
 def _describe_open_work(build: Build) -> str:
-    orphaned = "" if build.workers else ", which has no live workers: they stand still until it has"
+    orphaned = "" if build.workers else ", which has no live workers: they wait until it has"
     return f"{format_count(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"

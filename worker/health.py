@@ -50,8 +50,9 @@ class Health:
 
     def problem_of_life(self) -> str:
         """Return the reason to replace the process; empty if it is alive."""
+        # Draining stops workers on purpose; a restart now would cut their last activities off.
         dead = [] if self._drains else [worker.task_queue for worker in self._workers if not worker.is_running]
-        return f"the worker of task queue {dead[0]} has stopped: start the process again" if dead else ""
+        return f"the worker of task queue {dead[0]} has stopped: restart the process" if dead else ""
 
     async def problem_of_work(self) -> str:
         """Return the reason why the process cannot take work; empty if it is ready. Cached for `ANSWER_SECONDS`."""
@@ -75,6 +76,7 @@ class Health:
                 for worker, poller in zip(self._workers, pollers, strict=True):
                     if poller is None:
                         return f"nothing polls task queue {worker.task_queue} yet"
+                    # An older build gets no new workflows, but is ready as long as open ones are pinned to it.
                     idle = explain_idle(worker.task_queue, [poller])
                     if idle and not (poller.version and await count_open(calls, poller.version)):
                         return str(idle)
@@ -127,7 +129,7 @@ async def serving_health(settings: Settings) -> AsyncIterator[Health]:
         server = await asyncio.start_server(lambda *ends: _answer(health, *ends), host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise SettingsError(
-            f"nothing can listen at {settings.worker.health_bind}: {error}. Set worker.health_bind to a free port on "
+            f"cannot listen at {settings.worker.health_bind}: {error}. Set worker.health_bind to a free port on "
             "an address of this host, such as 127.0.0.1:9465; each worker process needs its own"
         ) from error
     async with server:
@@ -159,11 +161,11 @@ async def _answer(health: Health, reader: asyncio.StreamReader, writer: asyncio.
 
 async def _status(health: Health, method: str, path: str) -> tuple[HTTPStatus, str]:
     if method not in ("GET", "HEAD"):
-        return HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"
+        return HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed"
     if path == "/healthz":
         problem = health.problem_of_life()
     elif path == "/readyz":
         problem = await health.problem_of_work()
     else:
-        return HTTPStatus.NOT_FOUND, "there are /healthz and /readyz"
+        return HTTPStatus.NOT_FOUND, "not found: the paths are /healthz and /readyz"
     return (HTTPStatus.SERVICE_UNAVAILABLE, problem) if problem else (HTTPStatus.OK, "ok")

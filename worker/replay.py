@@ -39,6 +39,7 @@ from tightloop.value.scrub import scrub
 from worker.build import WORKFLOW_TYPES, WORKFLOWS, workflow_runner
 from worker.connect import DATA_CONVERTER
 
+# A global, because the SDK takes a class as the interceptor and creates the instance itself.
 _SEEN: list["_Seen"] = []
 # Messages of Temporal's core (1.35) for a command that does not match the history.
 _MESSAGE = re.compile(r'message: "((?:[^"\\\\]|\\\\.)*)"')
@@ -256,6 +257,7 @@ async def _check_readable(history: WorkflowHistory, converter: DataConverter) ->
         )
     try:
         for event in history.events:
+            # A copy, because `open_all` decrypts in place and the replayer has to see the original payloads.
             copy = type(event)()
             copy.CopyFrom(event)
             await open_all(copy, converter.payload_codec)

@@ -63,7 +63,7 @@ async def keep_schedule(client: Client, settings: Settings) -> None:
             await _make(client, settings)
     except RPCError as error:
         logger.warning(
-            "the schedule %s was not set up (%s): nothing is freed on this host until somebody runs tightloop gc",
+            "the schedule %s was not set up (%s): nothing is freed on this host until you run tightloop gc",
             schedule_id(settings),
             error.message,
         )
@@ -142,8 +142,8 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
         # Warn only when the bound is crossed, not at every check.
         if share >= NEAR > before:
             logger.warning(
-                "%s uses %.0f %% of what retention.max_gb or retention.min_free_gb leaves it. See what goes: "
-                "tightloop gc --dry-run; free more with --older-than, or raise the bound",
+                "%s uses %.0f %% of the space that retention.max_gb or retention.min_free_gb allows. See what would be "
+                "freed: tightloop gc --dry-run; free more with --older-than, or raise the bound",
                 state_home(),
                 share * 100,
             )
@@ -175,6 +175,7 @@ class Collecting:
         age = timedelta(days=self.settings.server.retention_days)
         collected = await self._collect(age)
         while collected.used_share >= 1 and age > GRACE:
+            # In halves, so that younger work is freed only if older work was not enough.
             age = max(age / 2, GRACE)
             # A dry run costs less than repacking all trees for nothing.
             if total(await free(self.client, self.settings, age, dry_run=True)).workflows:
@@ -197,6 +198,7 @@ async def free(client: Client, settings: Settings, older_than: timedelta, *, dry
     """
     copies = copies_of(settings, client)
     forget = None if copies is None else copies.forget
+    # Taken before the query: what starts later is unknown to it, and must not be freed as forgotten work.
     asked_at = datetime.now(UTC)
     workflows = merged_runs(await known_workflows(client))
     return [
@@ -252,7 +254,7 @@ def account(freed_projects: Iterable[Freed], older_than: timedelta, *, dry_run: 
     marked = f"marked with tightloop keep ({collected.marked}), " if collected.marked else ""
     age = f"{days:g} days ago" if days >= 1 else f"{days * 24:g} h ago"
     size = f"{collected.size_bytes / 1e6:.1f} MB {would}"
-    return [*lines, f"{size}; kept is what is open, {marked}younger than an hour, or ended less than {age}"]
+    return [*lines, f"{size}; not freed: work that is open, {marked}younger than an hour, or ended less than {age}"]
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:

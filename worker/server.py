@@ -125,7 +125,7 @@ async def launch_door(module: str, settings_file: Path | None, first_line: str =
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    line, reason = b"", "its output above says why"
+    line, reason = b"", "see its output above"
     try:
         process.stdin.write(f"{first_line}\n".encode())
         line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
@@ -167,6 +167,7 @@ async def _is_taken_by_another(settings: Settings) -> bool:
         return False
     finally:
         writer.close()
+    # An open port alone may belong to another program, which `up` has to report.
     return b'"live": true' in answer
 
 
@@ -194,8 +195,10 @@ _SETTINGS = (
     "history.visibilityProcessorMaxPollRPS=1000",
     # By default timers are up to 1 s late: a sleep of 0.1 s took 0.98 s, and 0.13 s with this.
     'history.timerProcessorMaxTimeShift="10ms"',
+    # The default of 4 is for a cluster: with one host a task only takes longer to meet its poller.
     "matching.numTaskqueueReadPartitions=1",
     "matching.numTaskqueueWritePartitions=1",
+    # Off by default, and then the server ignores the fairness keys of projects.
     "matching.enableFairness=true",
     # The server's HTTP API accepts requests from any web page in a local browser, so disable it.
     'frontend.httpAllowedHosts=["disabled.invalid"]',
@@ -237,7 +240,7 @@ def loopback_of(address: str) -> tuple[str, int]:
     if host not in ("127.0.0.1", "localhost"):
         raise ServiceUnavailableError(
             f"Temporal does not answer at {address}, and a server can only be started on this machine. "
-            "Start that one, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
+            "Start it there, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
         )
     return "127.0.0.1", int(port)
 
@@ -287,6 +290,7 @@ async def answers(settings: Settings) -> bool:
         SettingsError: one answers, but not as `temporal.tls` and related settings require.
     """
     try:
+        # Without keys, because the question is only whether a server is there.
         await connect(settings, PLAIN_CONVERTER)
     except ServiceUnavailableError:
         return False
@@ -322,6 +326,7 @@ def living(stamp: Stamp) -> psutil.Process | None:
     """Return the live process of a stamp, or None."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(stamp.pid)
+        # On Linux start times shift slightly with the clock. A zombie has ended; only its parent has not noticed.
         if abs(process.create_time() - stamp.created) < 1 and process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None
@@ -401,7 +406,7 @@ def _refuse_elsewhere(settings: Settings) -> None:
     if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
         raise SettingsError(
             f"{profile_source(temporal.profile, os.environ)} names the server {temporal.address}, and `up` starts one "
-            f"on this machine. {_EMBEDDED}, and its clients likewise; or work for that one: tightloop worker run"
+            f"on this machine. {_EMBEDDED}, and its clients too; or run a worker for that server: tightloop worker run"
         )
 
 
@@ -409,6 +414,7 @@ async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subproce
     log_file = folder / "temporal.log"
     # Error messages may contain the secret address of the Web UI.
     with os.fdopen(os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
+        # The mode given to `open` applies only to a new file.
         os.fchmod(log.fileno(), 0o600)
         process = await asyncio.create_subprocess_exec(
             *temporal_binary().command(*server_arguments(settings, folder / "temporal.db", ui)),

@@ -135,6 +135,7 @@ def _by_core(meter: MetricMeter) -> Record:
 def _by_opentelemetry(meter: "Meter") -> Record:
     """Record with exemplars: a value measured within a sampled span refers to it."""
 
+    # Cached, because OpenTelemetry warns about each instrument that is created twice.
     @cache
     def counter(name: str) -> "Counter":
         return meter.create_counter(name, description=METRICS[name])
@@ -239,6 +240,7 @@ def _metrics(
     if options.prometheus_bind:
         prometheus = PrometheusConfig(
             bind_address=options.prometheus_bind,
+            # By default the SDK reports whole milliseconds, against the conventions of Prometheus and OpenTelemetry.
             durations_as_seconds=True,
             histogram_bucket_overrides={prometheus_name(metric): bounds for metric, bounds in BUCKETS.items()},
         )

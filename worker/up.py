@@ -107,6 +107,7 @@ async def working(
         try:
             yield
         finally:
+            # First, so that a supervisor sees the draining while activities still finish.
             health.drain()
             for task in tasks:
                 task.cancel()
@@ -123,9 +124,9 @@ async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
             names = ", ".join(str(path.relative_to(root)) for path in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             logger.warning(
-                "the code of this worker changed since it started: %s%s. Until a restart it runs the code that it "
-                "loaded, and may fail to answer for closed episodes. Before you restart it, see whether the change "
-                "fits the open ones: tightloop replay ID. Then stop it and start it again: tightloop up",
+                "the code of this worker changed since it started: %s%s. Until a restart it runs the old code and may "
+                "fail to answer for closed episodes. First check that the change fits the open ones: tightloop replay "
+                "ID. Then restart the worker: tightloop up",
                 names,
                 more,
             )
@@ -137,6 +138,7 @@ def _stamps(root: Path) -> dict[Path, int]:
     stamps: dict[Path, int] = {}
     for package in ("workflows", "activities", "tightloop", "worker"):
         for path in (root / package).rglob("*.py"):
+            # An update may remove files while they are being listed.
             with contextlib.suppress(FileNotFoundError):
                 stamps[path] = path.stat().st_mtime_ns
     return stamps
@@ -145,6 +147,7 @@ def _stamps(root: Path) -> dict[Path, int]:
 async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, Held]:
     """Wait until all requirements of a role are met. Return the connection and the lease on this host's name."""
     client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
+    # Before anything creates a key: a new one here would make the workers of other hosts strangers.
     await need_common_keys(client, settings)
     if role in (Role.ALL, Role.WORKFLOWS):
         await verify_search_attributes(client)
@@ -200,6 +203,7 @@ async def stack_up(
         client = await connect(settings, telemetry)
         await need_common_keys(client, settings)
         await asyncio.to_thread(need_bucket, settings)
+        # The retention of a server that others started is not ours to change.
         await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
         lease = await hold_name(client, settings)
         async with (
@@ -217,6 +221,7 @@ async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file:
     await _release_keys(settings, role)
     async with stack_up(settings, folder, role, settings_file=settings_file):
         print(greeting(settings, folder), flush=True)
+        # A lost lease cancels this wait; `watch_lease` then raises the reason.
         with contextlib.suppress(asyncio.CancelledError):
             await stopped.wait()
         print("stopping ...", flush=True)
@@ -241,15 +246,15 @@ def greeting(settings: Settings, folder: Path) -> str:
     if settings.seals_payloads:
         lines.insert(
             2 + len(page),
-            'Temporal CLI: eval "$(tightloop env)" lets it read the payloads, and send what the workers accept',
+            'Temporal CLI: eval "$(tightloop env)" lets it read payloads and send messages that the workers accept',
         )
         privacy, current = settings.privacy, ring_of(settings).current
         where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
         lines.insert(2 + len(page), f"Payloads are encrypted with key {current} in {where}")
     noted = owner_in(folder)
     if noted is not None and noted.owner.pid != os.getpid():
-        more = f"It was up already: the server belongs to process {noted.owner.pid}, and ends with it. "
-        lines.insert(1, f"{more}This is one more worker for it")
+        more = f"It was already up: the server belongs to process {noted.owner.pid} and ends with it. "
+        lines.insert(1, f"{more}This process is an additional worker")
     return "\n".join(lines)
 
 
@@ -257,15 +262,15 @@ def _greeting_beside(settings: Settings, page: list[str]) -> str:
     """Return the greeting for a server that was not started from this state home."""
     at = settings.temporal
     lines = [
-        f"tightloop is up, with the Temporal server that answered at {at.address} already (namespace {at.namespace}).",
-        "It was not started from this state home: where its histories are, and how long it keeps them, is up to it.",
+        f"tightloop is up with the Temporal server that already ran at {at.address} (namespace {at.namespace}).",
+        "It was not started from this state home, so it decides where histories are stored and for how long.",
     ]
     if at.loopback:
         host, _, port = at.address.rpartition(":")
         other = f"TIGHTLOOP_TEMPORAL__ADDRESS={host}:{int(port) + 100} "
         other += f"TIGHTLOOP_TEMPORAL__UI_URL=http://{host}:{at.ui_port + 100}"
-        lines.append(f"For a server of your own beside it, stop this and set other ports: {other} tightloop up")
-        lines.append("Clients need the same address. In the settings file it holds for both: temporal.address")
+        lines.append(f"For a separate server of your own, stop this and set other ports: {other} tightloop up")
+        lines.append("Clients need the same address. Set it for both in the settings file: temporal.address")
     return "\n".join([*lines, *page, _NEXT])
 
 
@@ -294,6 +299,7 @@ def make_sample(folder: Path) -> Path:
     """Copy the sample package to a new folder and make it a git repository with one commit."""
     target = folder / "samples" / time.strftime("orders-%Y%m%d-%H%M%S")
     shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
+    # The person's git configuration may demand signed commits, and a passphrase nobody could type here.
     identity = ("-c", "user.name=tightloop", "-c", "user.email=tightloop@localhost", "-c", "commit.gpgsign=false")
     for command in (("init", "--quiet"), ("add", "--all"), (*identity, "commit", "--quiet", "-m", "As found")):
         result = _git(target, *command)
@@ -316,7 +322,7 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:
         return settings
-    print(f"No sandbox works here, so the sample runs without one (yours would be refused): {shorten(problem, 160)}")
+    print(f"No sandbox works here, so the sample runs without one (your own would be refused): {shorten(problem, 160)}")
     return settings.evolve(sandbox=settings.sandbox.evolve(unsafe_local=True))
 
 
@@ -374,7 +380,7 @@ async def _watch(client: TightloopClient, episode_id: str) -> None:
             cursor = event.cursor
         if status.questions:
             question = status.questions[0]
-            print(f"  It waits for a person: {question.title}\n  Options: {', '.join(question.names)}", flush=True)
+            print(f"  Waiting for a person: {question.title}\n  Options: {', '.join(question.names)}", flush=True)
             return
 
 

@@ -28,6 +28,7 @@ from workflows.run.activities import LOOK_TIMEOUT, RETRIES, ActivityFailedError,
 
 R = TypeVar("R")
 
+# Two minutes in all, enough for a cancelled child to stop its activities, release its workspace and close.
 ORPHAN_WAIT = timedelta(seconds=2)
 ORPHAN_TRIES = 60
 """Attempts to start a child whose id is still held by a child of a discarded run."""
@@ -50,6 +51,7 @@ async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str
     try:
         return await _run(identity, start, start.workflow_type, result_type, summary)
     except ApplicationError as error:
+        # A failed workflow has no result in Temporal. Its details are the only way to learn what it spent and left.
         if error.details and error.type in RESULT_IN_DETAILS:
             return result_type.model_validate(error.details[0])
         if is_plan:
@@ -116,7 +118,9 @@ async def _run(
                 id=identity,
                 task_queue=queue or None,
                 result_type=result_type,
+                # Return only after the child has closed: the next step works on the same files.
                 cancellation_type=workflow.ChildWorkflowCancellationType.WAIT_CANCELLATION_COMPLETED,
+                # The default, TERMINATE, would leave the child no time to release its workspace and to record its end.
                 parent_close_policy=workflow.ParentClosePolicy.REQUEST_CANCEL,
                 search_attributes=_FIRST_ATTRIBUTES,
                 task_timeout=task_timeout,
@@ -126,6 +130,7 @@ async def _run(
                 static_summary=shorten(summary, 150),
             )
             result: R | RefusedPayload = await handle
+            # The codec does not raise, because an error while decoding would fail the workflow task again and again.
             if isinstance(result, RefusedPayload):
                 raise ActivityFailedError(f"the result of {identity} is not authentic: {result.reason}")
             return result
@@ -133,12 +138,12 @@ async def _run(
             # The id is predictable, so anyone may have started a workflow under it: never cancel that one.
             if not await _is_own_child(identity, start.workspace):
                 raise ActivityFailedError(
-                    f"the id {identity} is taken by an open workflow that was not started here; it was left alone. "
+                    f"the id {identity} is taken by an open workflow that this one did not start. "
                     "Wait for its end or cancel it, then retry"
                 ) from None
             # A reset does not apply the parent close policy: a child of the discarded run still has this id.
             await workflow.get_external_workflow_handle(identity).cancel()
-            await workflow.sleep(ORPHAN_WAIT, summary=f"{identity} of a discarded run is ending")
+            await workflow.sleep(ORPHAN_WAIT, summary=f"wait for the end of {identity}, started by a discarded run")
         except ChildWorkflowError as error:
             task = asyncio.current_task()
             # Only if this task is being cancelled: a child that was cancelled on its own has failed.
@@ -146,12 +151,16 @@ async def _run(
                 raise asyncio.CancelledError from error
             cause = error.cause
             raise cause if isinstance(cause, ApplicationError) else ApplicationError(str(cause or error)) from error
-    raise ActivityFailedError(f"{identity} of a discarded run does not end. End it in Temporal, then resume")
+    raise ActivityFailedError(
+        f"{identity}, started by a discarded run, has not ended. Terminate it, then resume: "
+        f"temporal workflow terminate --workflow-id {identity}"
+    )
 
 
 async def _is_own_child(identity: str, workspace: str) -> bool:
     """Return whether this workflow, in an earlier run, started the workflow that holds the id."""
     scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace=workspace)
+    # A local activity, so that this short look does not wait behind long activities for a slot.
     return await workflow.execute_local_activity_method(
         StaffingActivities.is_child,
         ChildRequest(scope=scope, workflow_id=identity),

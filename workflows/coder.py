@@ -99,10 +99,12 @@ class Conversations:
         """
         talk = self._talk(role)
         while True:
+            # First the calls of the last answer: a run that continues another one may start with some left.
             if calls := _pending_calls(talk):
                 talk = await self._make_calls(role, talk, calls)
                 if ended := _find_end(talk):
                     return ended
+            # Only here, after the calls: model services refuse a conversation in which a call has no result.
             if self.pause_wanted:
                 return Ended(Why.PAUSED)
             if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
@@ -138,7 +140,7 @@ class Conversations:
 
     def _out_of_time(self) -> str:
         limit = self._given.wall_limit_s
-        return f"the delivery took its limit of {limit:g} s" if self.worked_s >= limit else ""
+        return f"the delivery reached its time limit of {limit:g} s" if self.worked_s >= limit else ""
 
     async def _take_turn(self, role: str, talk: Talk) -> Turn:
         number = self.progress.turns + 1
@@ -174,7 +176,9 @@ class Conversations:
             for index, call in left:
                 result = await self._use_tool(turn, index, call)
                 talk = talk.evolve(results=(*talk.results, result))
+                # After each call: if the next one fails, the workflow's result still holds those that were made.
                 self._keep(role, talk)
+                # The calls after a question or the end were planned without knowing the outcome, so they are dropped.
                 if result.question is not None or result.finished:
                     break
         talk = course.after_results(talk, talk.results)
@@ -248,6 +252,7 @@ class CoderWorkflow:
     @workflow.run
     async def run(self, coder_input: CoderInput) -> CoderResult:
         """Run the delivery. Faults of a model or a tool never fail the workflow; the result's status reports them."""
+        # An `ApplicationError` fails the workflow; any other error would only fail the task, again and again.
         with refusals():
             check_seal(coder_input.sealed_as)
         try:
@@ -293,7 +298,7 @@ class CoderWorkflow:
             case CoderState.REFLECTING:
                 await self._reflect()
             case state:
-                raise ApplicationError(f"a coder cannot be in state {state.value} here", non_retryable=True)
+                raise ApplicationError(f"the coder cannot continue from state {state.value}", non_retryable=True)
 
     async def _plan(self) -> None:
         ended = await self._talk(PLANNER)
@@ -323,6 +328,7 @@ class CoderWorkflow:
 
     async def _write_tests(self, checked: Checked) -> None:
         await self._talk(TESTER)
+        # Set before the tests are judged: rejected ones must not send the delivery back to the tester forever.
         self._conversations.progress = self._conversations.progress.evolve(tested=True)
         judged: Judged = await self._runner.run(
             CoderActivities.judge_tests,
@@ -340,6 +346,7 @@ class CoderWorkflow:
 
     async def _reflect(self) -> None:
         ended = await self._talk(REFLECTOR)
+        # The next round has another failure to explain; the old conversation would bias it and cost tokens.
         self._conversations.close(REFLECTOR)
         self._conversations.progress = self._conversations.progress.evolve(round=self._conversations.progress.round + 1)
         self._enter(CoderState.CODING, message=ended.result)
@@ -365,6 +372,7 @@ class CoderWorkflow:
     # -- end ------------------------------------------------------------------------------------------
 
     def _end(self, ended: Ended) -> CoderResult:
+        # No final state is entered for a question or a pause, because the delivery resumes from the present one.
         if ended.question is not None:
             return self._result(ExecutorStatus.NEEDS_PERSON).evolve(question=ended.question)
         if ended.why is Why.PAUSED:
@@ -387,7 +395,7 @@ class CoderWorkflow:
             )
         )
 
-    @workflow.signal(description="Stop before the next turn. The episode pauses, and goes on from there.")
+    @workflow.signal(description="Stop before the next turn. The episode pauses and resumes from there.")
     def pause(self, *_reason: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
         self._conversations.pause_wanted = True

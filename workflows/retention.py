@@ -25,5 +25,5 @@ class RetentionWorkflow:
             start_to_close_timeout=COLLECT_TIMEOUT,
             heartbeat_timeout=HEARTBEAT_TIMEOUT,
             retry_policy=RETRIES,
-            summary="free what nobody needs any more",
+            summary="free data that is no longer needed",
         )

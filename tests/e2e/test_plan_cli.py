@@ -183,7 +183,7 @@ def test_a_failure_is_answered_and_the_plan_runs_again_without_doing_it_twice(sh
     assert (code, "--again fails" in err) == (2, True)
     code, out, err = shell.run("plan", "run", "--again", "fails")
     assert code == 0, err
-    assert out.count("(taken over)") == 2, out
+    assert out.count("(reused)") == 2, out
 
 
 def test_a_cancelled_plan_fails_the_shell_that_follows_it(shell: Shell) -> None:

@@ -96,7 +96,7 @@ async def test_a_second_up_uses_the_server_of_the_first_and_leaves_it_running(tm
         server = server_of(tmp_path)
         with start_up(tmp_path, port, ui_port) as second:
             assert "tightloop is up" in first_line(second)
-            told = f"It was up already: the server belongs to process {first.pid}, and ends with it."
+            told = f"It was already up: the server belongs to process {first.pid} and ends with it."
             assert told in first_line(second)
             assert stopped(second) == 0
         assert server_of(tmp_path) == server
@@ -111,7 +111,7 @@ async def test_up_beside_a_server_that_is_not_its_own_says_so_and_names_no_file_
     with start_up(tmp_path, int(address.rpartition(":")[2]), free_port()) as up:
         said = "".join(first_line(up) for _ in range(6))
         assert stopped(up) == 0
-    assert f"with the Temporal server that answered at {address} already (namespace default)" in said
+    assert f"with the Temporal server that already ran at {address} (namespace default)" in said
     assert "It was not started from this state home" in said
     assert "set other ports: TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:" in said
     assert "temporal.db" not in said

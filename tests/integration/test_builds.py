@@ -103,7 +103,7 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
         query = f"TemporalWorkerDeploymentVersion = '{version}' AND ExecutionStatus = 'Running'"
         await eventually(lambda: _counts(temporal_client, query, 1))
         b = of_build(a, "B")
-        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on task queues 'test-"):
+        with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B runs on task queues 'test-"):
             await deployment.promote(temporal_client, b, 1)
         with pytest.raises(InvalidRequestError, match=r"no worker of \S+:B lives on"):
             await deployment.ramp(temporal_client, b, 10, 1)
@@ -113,13 +113,13 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
     async with build("B") as b:
         assert "10 % of new workflows start on" in await deployment.ramp(temporal_client, b, 10, 1)
         told = await deployment.status(temporal_client, b)
-        assert "1 workflow still open on A, which has no live workers: they stand still until it has" in told
+        assert "1 workflow still open on A, which has no live workers: they wait until it has" in told
         rows = [line.split() for line in told.splitlines()]
-        [command] = re.findall(r"what fits this build moves by: (.*build-id B.*)", told)
+        [command] = re.findall(r"move what fits this build: (.*build-id B.*)", told)
         assert rows[1:3] == [["A", "current", "1", "0"], ["B", "ramping", "at", "10", "%", "0", "1"]]
         told = await deployment.promote(temporal_client, b, 1)
         assert "the current code fits" in told
-        assert "1 workflow still open on A, which has no live workers: they stand still until it has" in told
+        assert "1 workflow still open on A, which has no live workers: they wait until it has" in told
         # What the older workers left goes on with the command that both print.
         assert f"  {command}" in told.splitlines()
         _, *words = shlex.split(command)
@@ -169,7 +169,7 @@ async def test_build_that_breaks_determinism_is_stopped(
 
         code, told = await run_in(broken, file, "deploy", "promote", "--days", "1")
         assert code == 1
-        assert f"no new workflow goes to {settings.worker.deployment}:A" in told
+        assert f"{settings.worker.deployment}:A gets no new workflows" in told
         assert f"EpisodeWorkflow {episode}" in told
         assert "on the build that recorded" in told
 
@@ -236,7 +236,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         assert "(no new work)" in rows[f"workers on {queue}"]["found"]
         told = await deployment.status(temporal_client, plain)
         assert [line.split()[:2] for line in told.splitlines()[1:3]] == [["A", "current"], ["unversioned", "not"]]
-        assert "They get no new workflows. Send these back to them: tightloop deploy promote --unversioned" in told
+        assert "They get no new workflows. To change that: tightloop deploy promote --unversioned" in told
         with pytest.raises(SettingsError, match=r"worker\.deployment is not set"):
             await deployment.promote(temporal_client, plain, 1)
 
@@ -306,7 +306,7 @@ async def run_in(folder: Path, settings_file: Path, *arguments: object) -> tuple
 
 
 async def test_replay_says_which_query_temporal_does_not_understand(temporal_client: Client) -> None:
-    with pytest.raises(InvalidRequestError, match="does not understand the query 'Nothing ~ 3'"):
+    with pytest.raises(InvalidRequestError, match="rejects the query 'Nothing ~ 3'"):
         await find_runs(temporal_client, "Nothing ~ 3")
 
 

@@ -201,7 +201,7 @@ async def test_role_that_needs_a_state_home_is_refused_without_one(hosts: Hosts,
     process = lonely.start(role)
     assert await asyncio.to_thread(process.wait, READY_SECONDS) == 1
     said = lonely.told(role)
-    assert f"error: role '{role}' can do nothing alone" in said
+    assert f"error: role '{role}' needs a workspace worker" in said
     assert "with the same TIGHTLOOP_HOME" in said
 
 
@@ -223,7 +223,7 @@ async def test_planner_of_another_host_is_a_question_and_one_of_this_host_works(
         return status.questions[0].title if status.questions else ""
 
     title = await eventually(asks, seconds=60)
-    assert f"The worker of task queue '{llm}' reads and writes what lies there" in title
+    assert f"The worker of task queue '{llm}' needs those files" in title
     await client.cancel(episode_id)
     await client.result(episode_id)
 

@@ -21,7 +21,7 @@ RECORDED = sorted(HISTORIES.glob("*.json"))
 TOLD = {
     "paused_and_resumed": (
         r"paused: operator: lunch \(by operator\)",
-        r"resumed: edits of 1 file during the pause were kept",
+        r"resumed: edits to 1 file during the pause were kept",
         r"closed: SUCCEEDED",
     ),
     "restored_before": (r"iteration: ckpt-2:", r"paused: budget:"),
@@ -87,11 +87,11 @@ TOLD = {
         r"iteration: ckpt-1: .*executor failed: operator: no time",
         r"paused: work: step 2 ",
         r"answered: operator: done to 'step 2'",
-        r"resumed: edits of 1 file during the pause were kept",
+        r"resumed: edits to 1 file during the pause were kept",
         r"closed: SUCCEEDED",
     ),
     "fallback_and_amended_executor": (
-        r"fallback: appending works in place of absent: absent: it is not installed",
+        r"fallback: appending works instead of absent: absent: it is not installed",
         r"paused: budget:",
         r"amended: executor absent, planner auto \(by operator\)",
         r"paused: fatal: the executor cannot work: no executor can be used. absent: it is not installed",

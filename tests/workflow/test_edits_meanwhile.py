@@ -107,7 +107,7 @@ async def test_edits_during_a_step_that_its_watchdog_ends_are_named(
         plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         await edit_while(workspace, "log.txt")
         status = await ended(client, plan_id)
-    assert "the watchdog ended it after 3 s" in status.reason
+    assert "the watchdog stopped it after 3 s" in status.reason
     names_all(status, "write")
     bring_back(end_lines(status), workspace)
 

@@ -213,7 +213,7 @@ async def test_edits_during_a_pause_survive(client, working: Working, request_fo
         timeline = await client.timeline(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (workspace / "mine.txt").read_text() == "by a person\n"
-    assert any("edits of 1 file during the pause were kept" in entry.text for entry in timeline)
+    assert any("edits to 1 file during the pause were kept" in entry.text for entry in timeline)
 
 
 async def test_edits_outside_a_pause_are_undone_where_settings_say_so(client, working, request_for, workspace) -> None:

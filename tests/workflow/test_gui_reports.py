@@ -89,7 +89,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     result = await client.result(episode_id)
     timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
-    assert done == "the answer is 'done'; the episode goes on"
+    assert done == "the answer is 'done'; the episode continues"
     assert again.startswith("no report on that is expected now")
     assert any("answered: reporting: done" in line and "wrote a file" in line for line in timeline)
     assert not any(line.startswith(("paused", "resumed")) for line in timeline)
@@ -145,7 +145,7 @@ async def test_limit_that_is_reported_twice_counts_once(
     agent.tell(hook_event_name="stop", status="completed")
     going_on = await watched(client, episode_id, agent, 2)
     [again] = await reported(served, workspace, episode_id, stopped)
-    assert again.startswith("this report was heard already")
+    assert again.startswith("this report was received before")
     assert (await watched(client, episode_id, agent, 2)).id == going_on.id
     [other] = await reported(served, workspace, episode_id, report(1, outcome="limit_hit", report="25 more"))
     agent.tell(hook_event_name="stop", status="completed")
@@ -220,7 +220,7 @@ async def test_agent_that_tells_without_end_is_told_to_stop(
             await call(mine, "record_checkpoint", scratchpad=f"note {number}", **scratch)
         enough = await refused(mine, "record_checkpoint", scratchpad="note 6", **scratch)
         told = await call(mine, "send_message", target="planner", message=report(1, report="a long story " * 100))
-    assert "has 5 messages to read already" in enough
+    assert "5 messages already wait for the planner" in enough
     assert "'done'" in told["ack"], "a long report is heard although its whole text is one note too many"
     assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
 
@@ -242,7 +242,7 @@ async def test_report_and_end_of_the_turn_at_the_same_moment_end_one_delivery(
         )
     result = await client.result(episode_id)
     assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 1, 1)
-    heard = ("the answer is 'done'", "no report on that is expected now", "this report was heard already")
+    heard = ("the answer is 'done'", "no report on that is expected now", "this report was received before")
     for told in (one, other):
         assert told["ack"].startswith(heard)
 

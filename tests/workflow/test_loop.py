@@ -455,7 +455,7 @@ async def test_commands_show_a_plan_and_what_can_be_done_with_it(
     assert "Possible now: dispatch, cancel" in early[1]
     assert "1 task dispatched, 2 at a time" in dispatched[1]
     assert f"tightloop loop verify {plan_id}" in status[1]
-    assert verified == (0, "the gates run\n")
+    assert verified == (0, "the gates are running\n")
     assert watched[0] == 0
     assert "VERIFIED: 1 gate passed" in watched[1]
     assert "verified" in listed[1]

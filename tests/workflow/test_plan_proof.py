@@ -59,7 +59,7 @@ async def test_tree_is_compared_with_that_of_the_beginning_and_the_result_has_th
 @pytest.mark.parametrize(
     ("source", "request_", "reason"),
     [
-        (ONE, {}, "all steps are done; there was nothing to prove: the plan has no definition of done"),
+        (ONE, {}, "all steps are done; the plan has no definition of done to prove"),
         (ONE, {"depth": 2}, "all steps are done"),
         (ONE + DONE, {"dry_run": True}, "all steps are done"),
     ],

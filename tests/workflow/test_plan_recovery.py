@@ -141,7 +141,7 @@ async def test_what_cannot_be_taken_back_is_told_and_the_rest_goes_on(playing: P
         told = await stage.told()
     assert result.outcome is PlanOutcome.FAILED
     assert stage.scripted.taken_back == ["one"]
-    assert result.reason == "three: no disk. Not taken back: two: a later step changed the same lines of app.py"
+    assert result.reason == "three: no disk. Not undone: two: a later step changed the same lines of app.py"
     assert "not taken back two: a later step changed the same lines of app.py" in told
 
 
@@ -242,7 +242,7 @@ async def test_watchdog_that_cancels_is_a_failure_that_is_tried_again(playing: P
         told = await stage.told()
     assert result.outcome is PlanOutcome.COMPLETED
     assert slow.cancelled == 1
-    assert "failed a: transient: the watchdog ended it after 1.5 s" in told
+    assert "failed a: transient: the watchdog stopped it after 1.5 s" in told
 
 
 @pytest.mark.parametrize("escalate", ["alert", "pause"])

@@ -144,8 +144,8 @@ async def test_a_lost_ledger_comes_back_as_it_was(
     told = await rebuild(temporal_client, settings)
     after = rows(local_database())
     assert told.startswith("0 workflows of this host entered")
-    assert "; 5 workflows that Temporal has forgotten found in the stores of this host: " in told
-    assert "costs, questions and trails do not come back" in told
+    assert "; 5 workflows deleted by Temporal recovered from the stores of this host: " in told
+    assert "costs, questions and timelines are lost" in told
     assert ";" not in await rebuild(temporal_client, settings), "again there is nothing to add"
     assert_recovered(before, after)
 

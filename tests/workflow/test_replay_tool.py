@@ -88,7 +88,7 @@ async def test_a_worker_says_once_that_its_code_changed_and_names_the_restart(tm
     await asyncio.wait_for(looking, 10)
     [told] = [record.getMessage() for record in caplog.records if record.name == "tightloop"]
     assert "the code of this worker changed since it started: workflows/episode/iteration.py." in told
-    assert "stop it and start it again: tightloop up" in told
+    assert "restart the worker: tightloop up" in told
 
 
 async def test_a_file_that_is_no_history_ends_with_a_sentence(tmp_path: Path) -> None:

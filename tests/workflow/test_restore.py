@@ -285,7 +285,7 @@ async def test_a_pause_that_comes_with_a_reset_waits_for_the_files_to_be_put_bac
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"
     assert (workspace / "mine.txt").read_text() == "by a person\n"
     assert [entry.text for entry in timeline if entry.kind == "resumed"] == [
-        "edits of 1 file during the pause were kept"
+        "edits to 1 file during the pause were kept"
     ]
 
 

@@ -75,6 +75,7 @@ class Attempt:
 
         Temporal reports that, or the SDK, which times the attempt out by itself while Temporal is unreachable.
         """
+        # Compared as a whole: any further flag, such as a requested cancellation, means that the work must stop.
         return self.cancellation in (
             ActivityCancellationDetails(not_found=True),
             ActivityCancellationDetails(timed_out=True),
@@ -86,6 +87,7 @@ class Attempt:
         return bool(self._ask(activity.is_worker_shutdown))
 
     def _ask(self, question: Callable[[], Any]) -> Any:
+        # A copy, because a context cannot be entered twice, and threads may ask at the same time.
         return self._context.copy().run(question)
 
 
@@ -97,6 +99,7 @@ class Work:
 
     def __init__(self, attempt: Attempt, *, in_thread: bool) -> None:
         self.attempt, self._in_thread, self._is_unwanted = attempt, in_thread, False
+        # Counted from the first attempt. Attempts that join later must not extend the time of the work.
         limit = attempt.info.start_to_close_timeout
         self._ends_by = time.monotonic() + limit.total_seconds() if limit else math.inf
         self.watch: asyncio.Task[None] | None = None
@@ -145,25 +148,29 @@ class Works:
         """
         # The result may have been lost on its way to Temporal; the work must not run twice.
         if attempt.info.attempt > 1 and attempt.key in self._results:
-            logger.info("%s had ended before its attempt %d", attempt.info.activity_type, attempt.info.attempt)
+            logger.info(
+                "%s had already ended; attempt %d gets its result", attempt.info.activity_type, attempt.info.attempt
+            )
             return self._results[attempt.key]
         work = self._running.get(attempt.key)
         if work is None:
             work = self._begin(Work(attempt, in_thread=in_thread), perform)
         else:
-            logger.info("%s still runs: attempt %d joins it", attempt.info.activity_type, attempt.info.attempt)
+            logger.info("%s is still running; attempt %d joins it", attempt.info.activity_type, attempt.info.attempt)
             work.attempt = attempt
         try:
             await _wait(work, attempt, beat)
         except asyncio.CancelledError:
             if not attempt.is_lost:
                 work.task.cancel()
+                # Wait for the real end: the workflow takes this answer as proof that nothing uses the tree any more.
                 await asyncio.wait({work.task})
         if work.task.done():
             return work.task.result()
+        # Otherwise a later attempt has joined, and waits for the work.
         if work.attempt is attempt:
             work.watch = asyncio.create_task(self._watch(work))
-        raise CancelledError("Temporal gave this attempt up")
+        raise CancelledError("Temporal gave up on this attempt")
 
     def _begin(self, work: Work, perform: Callable[[Work], Awaitable[Any]]) -> Work:
         key = work.attempt.key
@@ -205,6 +212,7 @@ class Works:
         try:
             answer = await self._client.workflow_service.describe_workflow_execution(request, timeout=DESCRIBE_TIMEOUT)
         except RPCError as error:
+            # Any other error says nothing about the workflow, and stopping the work could not be undone.
             return error.status is not RPCStatusCode.NOT_FOUND
         cancelled = PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED
         return any(
@@ -304,6 +312,7 @@ class _Inbound(ActivityInboundInterceptor):
             return without_secrets(await self.next.execute_activity(input))
 
         in_thread = not inspect.iscoroutinefunction(input.fn)
+        # Heartbeats bypass `_Outbound`, which would take the repeated details for new ones of the work.
         return await self._worker.works.do(attempt, perform, self._outbound.next.heartbeat, in_thread=in_thread)
 
     @contextlib.asynccontextmanager
@@ -351,7 +360,7 @@ def check_request(arguments: Sequence[Any]) -> EpisodeScope:
     workflow_id = activity.info().workflow_id
     scope = getattr(arguments[0], "scope", None) if len(arguments) == 1 else None
     if not workflow_id or not isinstance(scope, EpisodeScope):
-        raise InvalidRequestError("activities run for a workflow only, with one request that names its scope")
+        raise InvalidRequestError("an activity needs a workflow, and a single request with a scope")
     check_id(workflow_id)
     if scope.episode_id != workflow_id:
         raise InvalidRequestError(f"the request of {workflow_id} names another workflow: {scope.episode_id[:200]!r}")

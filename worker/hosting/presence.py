@@ -91,6 +91,7 @@ class Presence:
             self._users -= 1
             if self._users == 0 and self._looking is not None:
                 self._looking.cancel()
+                # `wait` instead of `await`, which would raise the cancellation of the task here.
                 await asyncio.wait({self._looking})
                 self._close()
 
@@ -105,6 +106,7 @@ class Presence:
             self._running[workflow_id] -= 1
             if not self._running[workflow_id]:
                 del self._running[workflow_id]
+            # Wall-clock time, because another process compares it with its own.
             self._ended[workflow_id] = time.time()
             self._note("-", workflow_id)
 
@@ -121,7 +123,7 @@ class Presence:
             unlocked.rename(self._path)
         except OSError as error:
             self._close()
-            logger.warning("should this process end, that is only noticed by missed heartbeats: %s", error)
+            logger.warning("if this process dies, only missed heartbeats will show it: %s", error)
 
     def _close(self) -> None:
         """Leave the notes in place, because the end of an activity may not have reached Temporal yet."""
@@ -137,6 +139,7 @@ class Presence:
             if self._written > MOST_BYTES:
                 self._write_all()
             else:
+                # One write per line: after a kill at most the last line is torn, and `_read` skips it.
                 self._written += os.write(self._file, f"{time.time():.0f} {sign} {workflow_id}\n".encode())
 
     def _write_all(self) -> None:
@@ -162,7 +165,7 @@ class Presence:
                 try:
                     await self._give_back(path)
                 except (RPCError, OSError) as error:
-                    logger.debug("the notes of %s wait: %s", path.name, error)
+                    logger.debug("the notes of %s are handled later: %s", path.name, error)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _others(self) -> list[Path]:
@@ -178,6 +181,7 @@ class Presence:
             if notes is not None and notes.server == self._server:
                 await self._fail_all(notes)
             elif notes is not None and time.time() - os.fstat(file).st_mtime < KEPT_SECONDS:
+                # Only a process that is connected to the same server can give these activities back.
                 return
             path.unlink(missing_ok=True)
         finally:
@@ -223,7 +227,7 @@ class Presence:
         failed = sum(await asyncio.gather(*(fail(workflow_id) for workflow_id in notes.workflows)))
         if failed:
             name = notes.identity.partition("/")[0]
-            logger.warning("the worker process %s has ended; %d of its activities are tried again", name, failed)
+            logger.warning("the worker process %s has ended; retrying %d of its activities", name, failed)
 
 
 def _make_failure(identity: str) -> Failure:
@@ -242,6 +246,8 @@ def _take(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
+        # `flock` instead of `lockf`: a POSIX lock would be dropped when `_read` closes its duplicate of the descriptor.
+        # The kernel releases it when the process dies.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Another process may have removed the file between `open` and `flock`.
         if os.fstat(file).st_nlink:

@@ -28,6 +28,8 @@ from temporalio.worker import (
     WorkflowInstance,
     WorkflowInstanceDetails,
 )
+
+# Private modules of the SDK: tests/unit/test_sdk_internals.py checks what is used here for each pinned version.
 from temporalio.worker._interceptor import ExecuteWorkflowInput
 from temporalio.worker._workflow_instance import _WorkflowInstanceImpl
 
@@ -57,6 +59,7 @@ class _Instance(_WorkflowInstanceImpl):
         super().__init__(replace(det, info=info, last_completion_result=_copy(det.last_completion_result)))
 
     def _make_workflow_input(self, init_job: InitializeWorkflow) -> ExecuteWorkflowInput:
+        # The base class takes the headers from the message and so would keep all of it in memory.
         return replace(super()._make_workflow_input(init_job), headers=self._info.headers)
 
 
@@ -85,6 +88,7 @@ async def give_memory_back(every: float = TRIM_S) -> None:
 
 def trim() -> None:
     """Return freed memory to the operating system, if the C library supports it."""
+    # `CDLL(None)` is the running program. Only glibc has the function; musl and macOS do not.
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
         release(0)
@@ -106,7 +110,7 @@ async def verify_search_attributes(client: Client) -> None:
     try:
         wrong = await wrong_search_attributes(calls)
     except NotAllowedError as error:
-        logger.warning("whether the search attributes are there cannot be seen: %s", error.message)
+        logger.warning("the search attributes cannot be checked: %s", error.message)
         return
     if wrong:
         raise SettingsError(
@@ -126,12 +130,13 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
     calls, queue = Calls(client), settings.temporal.task_queue
     pollers = await workers_on(calls, queue)
     conflict = find_stranger(calls, pollers)
+    # Workers show whether they seal in their identity, the only thing that Temporal lists about them.
     unlike = [poller.process for poller in pollers if (SEALS in poller.identity) is calls.is_plain]
     if unlike:
         conflict = f"worker {unlike[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
     if conflict:
         raise SettingsError(
-            f"{conflict}, and works on task queue {queue!r}, too: each would fail the episodes of the "
+            f"{conflict}, and works on task queue {queue!r} too: each would fail the episodes of the "
             "other. Copy its key file (keys.json) and use its settings (temporal.authenticate, privacy), give this one "
             "a queue of its own (temporal.task_queue) or a server of its own (temporal.address), or stop the other "
             "one; Temporal may list it for a minute after it was killed"
@@ -148,6 +153,7 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
     """
     home, limit = home_queue(settings), settings.worker.start_wait_s
     try:
+        # The workers of a host are often started at the same moment, in any order.
         async with asyncio.timeout(limit):
             waits = False
             while not await workers_on(Calls(client), home):
@@ -157,10 +163,9 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise ServiceUnavailableError(
-            f"role {role!r} can do nothing alone: it reads prompts, plans and work in the state home of the worker "
-            f"that has the workspaces, and none with this one ({state_home()}) is on this host. Start a worker of role "
-            "workspace or all here with the same TIGHTLOOP_HOME, or this one on the host that has it. A model on "
-            "another host needs no worker there: planner.base_url"
+            f"role {role!r} needs a workspace worker with the same state home, and no worker with {state_home()} runs "
+            "on this host. Start a worker of role workspace or all here with the same TIGHTLOOP_HOME, or start this "
+            "one on the host that has one. To use a model on another host, set planner.base_url instead"
         ) from None
 
 
@@ -209,6 +214,7 @@ def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None
     return WorkerDeploymentConfig(
         version=WorkerDeploymentVersion(settings.deployment, build_id_of(settings)),
         use_worker_versioning=True,
+        # An episode may run for days. It stays on its build and moves when it continues as new.
         default_versioning_behavior=VersioningBehavior.PINNED,
     )
 
@@ -229,6 +235,7 @@ def _version() -> str:
         return "unknown"
 
 
+# Cached, because the files may change later while the loaded code stays the same.
 @cache
 def _code_digest() -> str:
     """Return a digest of the installed code, equal on all hosts with the same code."""
@@ -238,7 +245,9 @@ def _code_digest() -> str:
         assert spec is not None
         assert spec.origin is not None
         folder = Path(spec.origin).parent
+        # Sorted, because file systems list folders in different orders.
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{package}/{path.relative_to(folder)}\0".encode())
+            # The separators make a text that moves from one file to the next change the digest.
             digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]

@@ -88,6 +88,7 @@ class Held:
                         other.process,
                         _silence(other).total_seconds(),
                     )
+            # A live worker would have sent a heartbeat within this time, which `_is_newer` would have seen.
             if all(
                 clock() - first_polls[name][1] > _silence(other).total_seconds()
                 for name, other in other_pollers.items()
@@ -115,10 +116,12 @@ class Held:
         try:
             yield
         except asyncio.CancelledError:
+            # With `lost` it is our own cancellation, to end a block that waits elsewhere; `finally` raises the cause.
             if not lost:
                 raise
         finally:
             watching.cancel()
+            # Only now that the workers have stopped, because closing the file gives up the lock.
             os.close(self.descriptor)
             if lost:
                 raise lost[0]
@@ -167,10 +170,10 @@ class Held:
         if adopted:
             keep = f"To leave it the work of {adopted[0]!r}: tightloop host adopt {adopted[0]} --release"
         return SettingsError(
-            f"another state home has the name of this host, {names}: worker {other.process} has it{_since(other)} and "
-            f"was last heard of at {other.last_seen:%H:%M:%S} UTC. One of them is a copy of the other, or two hosts "
-            f"have one name, and work would go to either. To go on here ({open_state_home()}), stop that worker, then "
-            f"start this one again. {keep}"
+            f"another state home uses the name of this host, {names}: worker {other.process} has it{_since(other)} and "
+            f"was last seen at {other.last_seen:%H:%M:%S} UTC. Either one is a copy of the other, or two hosts share a "
+            f"name, and work could go to either. To continue here ({open_state_home()}), stop that worker, then start "
+            f"this one again. {keep}"
         )
 
 
@@ -206,7 +209,7 @@ def _join(settings: Settings) -> Held:
         identity = claim_identity(settings)
         if before is not None and before.name != identity.name:
             logger.info(
-                "this host was %s and is %s now. If work is open under the other name: tightloop host adopt %s",
+                "this host was named %s and is now %s. If work is open under the old name: tightloop host adopt %s",
                 before.name,
                 identity.name,
                 before.name,
@@ -242,12 +245,14 @@ def _lock(descriptor: int, home: Path, name: str) -> None:
             ) from None
         if time.monotonic() > until:
             raise SettingsError(f"{home / FILE} is locked by another process. Find it: fuser {home / FILE}")
+        # Polled, because a blocking `flock` has no timeout.
         time.sleep(0.05)
 
 
 def _begin(descriptor: int, home: Path, name: str) -> None:
     home_stat = home.stat()
     try:
+        # Device and inode numbers repeat on copied disks; the boot id does not. macOS has no /proc.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot = f"{psutil.boot_time():.0f}"
@@ -255,6 +260,7 @@ def _begin(descriptor: int, home: Path, name: str) -> None:
     # The exclusive lock proves that no process of the former tenure lives, but only in the same place.
     ended = (*before.ended, before.id)[-ENDED_MOST:] if before is not None and before.place == location else ()
     tenure = Tenure(id=f"{int(time.time()):08x}{secrets.token_hex(4)}", name=name, place=location, ended=ended)
+    # In place, because the lock is on this file. Whoever reads it half-written sees no tenure and tries again.
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, tenure.model_dump_json().encode(), 0)
     os.fsync(descriptor)
@@ -314,7 +320,7 @@ class Home:
         if scope.home and (scope.home not in self.queues or not self.has_workspaces):
             raise WorkspaceElsewhereError(
                 f"the workspace {scope.workspace} belongs to the host of task queue {scope.home!r}, and this worker "
-                f"is that of {self.queues[0]!r}"
+                f"serves {self.queues[0]!r}"
             )
         if scope.home or not (activity_type in OPENING or not self.has_workspaces):
             return
@@ -322,6 +328,7 @@ class Home:
             raise WorkspaceElsewhereError("this worker only runs workflows", await self._find_others())
         if await asyncio.to_thread(Path(scope.workspace).is_dir):
             return
+        # If no other host has workspaces either, the activity itself reports the missing folder.
         if other_queues := tuple(queue for queue in await self.workspace_queues() if queue not in self.queues):
             raise WorkspaceElsewhereError(
                 f"the worker of {self.queues[0]!r} has no workspace {scope.workspace}", other_queues

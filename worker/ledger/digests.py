@@ -64,7 +64,7 @@ async def send_due(post: Post, at: time, now: datetime) -> bool:
     newest, is_complete = newest_day(now, at), True
     path = state_home() / FILE
     # The lock keeps two processes of a host from sending the same digest.
-    with hold_lock(path.with_suffix(".lock"), wait=timedelta(), what="the memory of digests"):
+    with hold_lock(path.with_suffix(".lock"), wait=timedelta(), what="the record of sent digests"):
         memory = _Memory(path, await asyncio.to_thread(_read, path))
         for project in await asyncio.to_thread(local_ledger().projects):
             for channel in channels:
@@ -97,7 +97,7 @@ def _read(path: Path) -> Sent:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError) as error:
-        logger.warning("%s is damaged (%s): the digests of yesterday may be sent twice", path, error)
+        logger.warning("%s is damaged (%s): yesterday's digests may be sent twice", path, error)
         return {}
 
 
@@ -122,7 +122,9 @@ class _Sending:
             try:
                 await self.channel.deliver(digest_notice(digest, at=self.now, full=self.full))
             except NotDeliveredError as error:
-                logger.warning("digest of %s, %s was not taken by %s: %s", self.project, day, self.channel.name, error)
+                logger.warning(
+                    "the digest of %s for %s was not delivered to %s: %s", self.project, day, self.channel.name, error
+                )
                 # A permanent rejection counts as sent, or the channel would be stuck on this day.
                 if error.again:
                     return False

@@ -170,7 +170,8 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
             await asyncio.to_thread(_enter_all, await known_workflows(client, query))
             since = started - OVERLAP
         except TightloopError as error:
-            logger.debug("ends of workflows: %s", error.message)
+            # `since` is unchanged, so the next round covers this period again.
+            logger.debug("the ends of workflows were not recorded: %s", error.message)
         await asyncio.sleep(every.total_seconds())
 
 
@@ -226,6 +227,7 @@ async def calls_of(client: Client, workflow_id: str, run_id: str, converter: Dat
     codec = converter.payload_codec
     reader = replace(DATA_CONVERTER, payload_codec=ReadingCodec(codec if isinstance(codec, SealingCodec) else None))
     waiting: dict[int, _Open] = {}
+    # Collected before anything is yielded, because a reset further on changes the run of earlier calls.
     taken_over: list[Made] = []
     handle = client.get_workflow_handle(workflow_id, run_id=run_id)
     async for event in handle.fetch_history_events():
@@ -277,6 +279,7 @@ async def _make_entry(open_call: _Open, completed: HistoryEvent | None, reader: 
     if request is None:
         return None
     if completed is not None:
+        # An activity that returned nothing has succeeded too, and None would mean that it has not.
         result = (
             await _decode(completed.activity_task_completed_event_attributes.result, maker.result, reader)
             or maker.result.model_construct()

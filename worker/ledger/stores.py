@@ -65,9 +65,9 @@ class Recovered:
         if not self.workflows:
             return ""
         return (
-            f"{format_count(self.workflows, 'workflow')} that Temporal has forgotten found in the stores of this host: "
+            f"{format_count(self.workflows, 'workflow')} deleted by Temporal recovered from the stores of this host: "
             f"{format_count(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
-            f"{format_count(self.steps, 'step')} that ran. Their outcomes, costs, questions and trails do not come back"
+            f"{format_count(self.steps, 'step')} that ran. Their outcomes, costs, questions and timelines are lost"
         )
 
 
@@ -158,7 +158,7 @@ class _Project:
                 run=0,
                 at=now,
                 closed=now,
-                details={"reason": "Temporal has forgotten its history"},
+                details={"reason": "Temporal has deleted its history"},
             )
         )
         self._found.workflows += 1
@@ -181,6 +181,7 @@ class _Project:
         states: dict[str, list[tuple[ArtifactRef, CheckpointFile]]] = defaultdict(list)
         for digest, (_, size) in self._artifacts.all().items():
             content = (self._artifacts.find(digest) or b"") if size <= READ_BYTES else b""
+            # Most artifacts are something else; comparing the prefix is much cheaper than parsing all of them.
             if not content.startswith(_CHECKPOINT):
                 continue
             try:
@@ -195,6 +196,7 @@ class _Project:
         """Return the goal of an episode's newest delivery; empty without a delivery."""
         path = self._folder / "outbox.db"
         try:
+            # Read-only: a worker may be writing to it, and a missing file must not be created.
             with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
                 query = "SELECT order_ref FROM delivery WHERE episode_id = ? ORDER BY queued_at DESC LIMIT 1"
                 row = connection.execute(query, (episode,)).fetchone()
@@ -261,7 +263,7 @@ async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
             await _forward_all(forwarder)
         except TightloopError as error:
             if not failures:
-                logger.warning("%s; what is recorded on this host is kept and brought there later", error.message)
+                logger.warning("%s; records are saved on this host and forwarded later", error.message)
             failures += 1
         else:
             if failures:
@@ -304,10 +306,12 @@ async def rebuild(client: Client, settings: Settings) -> str:
                     call_count += 1
         if call_count:
             count += 1
+            # A run that was terminated or timed out has no activity call that records its end.
             await asyncio.to_thread(enter_end, ledger, workflow_runs[-1])
     if is_new:
+        # Numbers of events serve as cursors, so an existing ledger must not be renumbered.
         await asyncio.to_thread(put_in_order, ledger.database, entered)
-    summary = f"{format_count(count, 'workflow')} of this host entered, of {len(runs)} that Temporal knows"
+    summary = f"{format_count(count, 'workflow')} of this host entered, of {len(runs)} known to Temporal"
     forgotten = await asyncio.to_thread(recover, ledger, state_home(), frozenset(runs))
     return "; ".join(filter(None, (summary, forgotten.sentence)))
 
@@ -324,6 +328,7 @@ def _enter(
 ) -> bool:
     """Enter a call made on this host, and record the event ids that it added."""
     home, host_queues = entry.scope.home or getattr(entry.result, "home", ""), identity.queues(settings)
+    # Calls before the workspace was bound name no host; then the project's folder on this host decides.
     if (home and home not in host_queues) or not state_folder(Path(entry.scope.workspace)).is_dir():
         return False
     before = ledger.last_event()

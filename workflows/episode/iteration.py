@@ -112,6 +112,7 @@ class Proof:
         undone = (drift for drift in record.core.drifts if drift.cause is DriftCause.DURING_CHECKS)
         evidence = (*(drift.sentence for drift in undone if drift.expected == tree), *proved.evidence)
         answer = await self._points.ask(make_question(QuestionKind.PROOF, proved.title, evidence=evidence))
+        # Edits during the pause make the answer obsolete: it was about another tree.
         if record.state.checked_tree != record.state.tree or record.state.tree != tree:
             return
         if answer is None or answer.option != ACCEPT:
@@ -120,8 +121,9 @@ class Proof:
         accepted = await self._points.do(
             ProofActivities.accept_proof,
             lambda: AcceptRequest(scope=record.scope, proof=proved.proof, by=answer.by),
-            ActivityOptions("store who accepted it", HAND_OFF_TIMEOUT, record.request.queues.workspace),
+            ActivityOptions("record who accepted the proof", HAND_OFF_TIMEOUT, record.request.queues.workspace),
         )
+        # Compared again: `do` passes a safe point first, where a pause may have brought edits.
         if record.state.tree == tree:
             record.replace(record.state.evolve(proof=accepted))
             reason = f"all checks pass: {record.state.checks_text}; accepted by {answer.by}: {proved.title}"
@@ -146,6 +148,7 @@ class Iteration:
         """
         record = self._record
         while True:
+            # A loop, because people may change the tree or the request at the safe point before each activity.
             is_first = not record.state.checked_tree
             if record.state.beginning is None:
                 record.apply(state_changes.with_beginning, *await self._proof.begin())
@@ -196,6 +199,7 @@ class Iteration:
                     f"iteration {record.state.iteration}: next plan", PLAN_TIMEOUT, record.request.queues.llm
                 ),
             )
+            # Before the question about the plan, so that the planner's cost counts even if the plan is rejected.
             record.apply(state_changes.with_plan, outcome, notes)
             decision = decisions.after_planning(outcome, record.state.overruled)
             option = await self._points.follow(decision)
@@ -261,7 +265,7 @@ class Iteration:
                 worked=record.state.spent.wall_time - before.spent.wall_time + uncounted,
             ),
             ActivityOptions(
-                f"iteration {record.state.iteration}: checkpoint and class",
+                f"iteration {record.state.iteration}: checkpoint and classification",
                 TRACK_TIMEOUT,
                 record.request.queues.workspace,
             ),
@@ -317,6 +321,7 @@ class Delivery:
         while True:
             number += 1
             report = await self._execute(await self._hand_off(plan, number))
+            # An executor that is cancelled may still report. A cancel, restore or move goes before that report.
             points.raise_if_leaving()
             if report.status is ExecutorStatus.PAUSED and points.is_pause_wanted:
                 continue  # the pause begins before the next hand-off
@@ -339,7 +344,7 @@ class Delivery:
     async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:
         """Queue the plan and return the key of the delivery."""
         if plan.plan is None:
-            raise ApplicationError("the planner answered with a plan but stored none", non_retryable=True)
+            raise ApplicationError("the planner reported a plan but stored none", non_retryable=True)
         record, reference = self._record, plan.plan
         self._points.enter(EpisodePhase.HANDING_OFF)
         handed = await self._points.do(
@@ -363,6 +368,7 @@ class Delivery:
         limit = timedelta(seconds=record.request.executor.wall_limit_s)
         name = record.request.executor.name
         summary = f"{name}: {record.state.plan_title}"
+        # An agent in a window is no process that ends: it has to say that it is done, or a person does.
         reports = name in IN_A_WINDOW
         try:
             report = await self._points.do(
@@ -373,8 +379,9 @@ class Delivery:
                 ),
             )
         except Answered as answered:
+            # The answer has stopped the activity before it could report, so only the files tell what was done.
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
-            await self._points.tree.take_tree("the agent has reported: look at what it left")
+            await self._points.tree.take_tree("take the files that the agent left")
             report = report_by_message(before, answered.answer, executor=name, tree=record.state.tree)
         record.log_drift(report.drift)
         self._log_stand_in(report)
@@ -389,6 +396,7 @@ class Delivery:
         limit = record.request.executor.wall_limit_s
         title = f"{CODER}: {record.state.plan_title}"
         _, _, key_path = begin_report.key.partition("/")
+        # Derived from the key: each delivery has its own workflow, and after a reset its orphan is found by id.
         identity = child_id(record.id, CODER, record.state.iteration, key_path.rpartition("/")[2])
         result = await self._points.do_workflow(
             lambda: run_coder(identity, self._coder_input(begin_report, limit), title),
@@ -430,7 +438,7 @@ class Delivery:
         if not report.executor:
             return
         why = "; ".join(report.passed_over)
-        text = f"{report.executor} works in place of {self._record.request.executor.name}: {why}"
+        text = f"{report.executor} works instead of {self._record.request.executor.name}: {why}"
         noted = [entry.text[:200] for entry in self._record.core.timeline if entry.kind == "fallback"]
         if text[:200] not in noted:
             self._record.log("fallback", text)

@@ -44,6 +44,7 @@ class EpisodeRecord(Run):
         now: Callable[[], datetime] = workflow.now,
         meter: Meter | None = None,
     ) -> None:
+        # An input that cannot be parsed still needs a run, which logs and publishes the refusal.
         self.request = EpisodeRequest() if run_input.problem else EpisodeRequest.of(run_input)
         self.state = run_input.state or EpisodeState(budget=self.request.budget)
         super().__init__(run_input, run_id=run_id, now=now, meter=meter)
@@ -106,7 +107,7 @@ class EpisodeRecord(Run):
         """
         if not self.is_running or self.is_leaving:
             return False
-        self.move_wanted = MoveTarget(to=successor, reason="the host before was silent", by="tightloop")
+        self.move_wanted = MoveTarget(to=successor, reason="the previous host was silent", by="tightloop")
         return True
 
     # -- state ------------------------------------------------------------------------------------------
@@ -139,6 +140,7 @@ class EpisodeRecord(Run):
             workspace=target.workspace or self.request.workspace,
             queues=queues.evolve(home=target.to, workspace=shared),
         )
+        # The silent host may come back with running activities; their smaller epoch keeps them from recording.
         self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
     def note(self, text: str, *, asks: bool = False) -> None:
@@ -148,7 +150,7 @@ class EpisodeRecord(Run):
     def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
         """Log the tree that holds the files replaced by a restore, and the command that restores them."""
         if tree is not None:
-            self.log("saved", f"the files as they were before going back are kept as tree {tree[:12]}")
+            self.log("saved", f"the files from before the restore are saved as tree {tree[:12]}")
             if bring_back:
                 self.log("saved", f"bring them back: {bring_back}", characters=COMMAND_CHARACTERS)
 
@@ -247,6 +249,7 @@ class EpisodeView(View):
     def status(self) -> EpisodeStatus:
         """Return a snapshot of the episode."""
         record = self._record
+        # Closing does not remove open questions, so these alone do not mean a pause.
         is_paused = record.is_running and record.is_paused
         status = status_of(
             record.request,

@@ -86,7 +86,7 @@ class SafePoints:
             options: options of the activity.
 
         Raises:
-            Answered: the question in `options.beside` was answered first.
+            Answered: the question in `options.open_question` was answered first.
         """
         if not options.at_once:
             await self._pass()
@@ -120,6 +120,7 @@ class SafePoints:
         self._restoring = target
         with self.tree.replacing_files():
             yield
+        # Not in a `finally`: if the restore is interrupted, `raise_if_leaving` names the checkpoint that was dropped.
         self._restoring = None
 
     async def _insist(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
@@ -140,7 +141,7 @@ class SafePoints:
     async def ask_about(self, failure: ActivityFailedError) -> None:
         """Ask a person about an activity that could not run. The caller then runs it again."""
         unserved = AlertKind.NO_EXECUTOR if failure.no_worker else None
-        waits = f"the restore to {self._restoring.checkpoint_id} waits: " if self._restoring else ""
+        waits = f"the restore to {self._restoring.checkpoint_id} is waiting: " if self._restoring else ""
         await self.ask(make_question(QuestionKind.FATAL, waits + failure.reason), alert=unserved)
 
     async def _run(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
@@ -161,6 +162,7 @@ class SafePoints:
         finally:
             record.work = None
             record.close_questions(question_id)
+            # The work has ended, so there is nothing left to stop: an answer to that question is void.
             if self._ending is not None:
                 record.close_questions(self._ending)
                 record.take_answer(self._ending)
@@ -177,6 +179,7 @@ class SafePoints:
         A child workflow is asked to stop at its own next safe point instead.
         """
         if self._pause_child is not None and self.is_pause_wanted:
+            # A signal handler should return at once, and the child may not be able to take a signal yet.
             self._asking_child = asyncio.create_task(self._ask_child_to_pause())
         work = self._record.work
         if work is not None and work.ends_early and self._ending is None and self.is_pause_wanted:
@@ -219,7 +222,7 @@ class SafePoints:
         if record.core.cancel is not None:
             reason = record.core.cancel or "cancelled"
             if dropped := record.restore_wanted or self._restoring:
-                reason += f"; the restore to {dropped.checkpoint_id} was not carried out, the files are as they were"
+                reason += f"; the restore to {dropped.checkpoint_id} did not run; the files are unchanged"
             raise EpisodeOver(EpisodeOutcome.CANCELLED, reason)
         if record.continues:
             raise ContinueAsNew
@@ -253,9 +256,11 @@ class SafePoints:
         if answer is not None:
             record.apply(state_changes.with_answer, open_question, answer, first=record.request.budget)
         self._reporting.show()
+        # A restore saves the files before it replaces them, and a cancelled episode leaves them alone.
         if not record.is_leaving:
             about_drift = open_question.kind is QuestionKind.DRIFT and answer is not None
             await self.tree.adopt(read_drift_answer(open_question, answer) if about_drift and answer else None)
+        # During the wait people may have amended the request or asked for another pause.
         await self._pass()
         return answer
 
@@ -300,6 +305,7 @@ class SafePoints:
     async def _pass(self) -> None:
         """Handle requests of people, a reset and an amendment."""
         self.raise_if_leaving()
+        # The reset first: until it is reconciled, the files on disk belong to the discarded run.
         await self.tree.reconcile_reset()
         await self.tree.store_amendment()
         if not self.tree.is_putting_back and (pause := self._record.take_pause()):
@@ -352,7 +358,7 @@ class TreeChanges:
             when = "during a pause" if drift is None else "meanwhile"
             record.note(f"A person edited {format_count(adopted.files_changed, 'file')} {when}; keep these edits.")
         when = "during the pause" if drift is None else "outside a pause"
-        summary = f"edits of {format_count(adopted.files_changed, 'file')} {when} were kept"
+        summary = f"edits to {format_count(adopted.files_changed, 'file')} {when} were kept"
         record.log("resumed", summary if changed else "resumed")
 
     async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[Adopted, bool]:
@@ -391,6 +397,7 @@ class TreeChanges:
                 ActivityOptions("store the amended request", HAND_OFF_TIMEOUT, record.request.queues.workspace),
             )
         except BaseException:
+            # A cancellation too: the next run has to know that the request is not stored yet.
             record.is_amended = True
             raise
         record.replace(record.state.evolve(request=stored))
@@ -400,6 +407,7 @@ class TreeChanges:
         record = self._record
         if not record.is_reset:
             return
+        # Cleared first: if the activity below fails, the question about it comes through here again.
         record.is_reset = False
         # The parent and the ledger still show questions of the discarded run.
         self._reporting.show_again()
@@ -409,7 +417,7 @@ class TreeChanges:
         newest = max((checkpoint.number for checkpoint in record.state.checkpoints), default=-1)
         # An ordinary safe point could pause first, before the workspace is claimed, and then adopt the files on disk.
         with self.replacing_files():
-            summary, queue = "the run was reset: put the files back", record.request.queues.workspace
+            summary, queue = "put the files back after a reset", record.request.queues.workspace
             outcome = await self._points.do(
                 WorkspaceActivities.reconcile_reset,
                 lambda: ReconcileRequest(scope=record.scope, expected_tree=record.state.tree, newest_known=newest),
@@ -417,6 +425,7 @@ class TreeChanges:
             )
         record.replace(
             record.state.evolve(
+                # Above all branches of the discarded run, so that its checkpoints are not mistaken for new ones.
                 branch=max([record.state.branch, *(checkpoint.branch for checkpoint in outcome.discarded)]) + 1,
                 checkpoints=merge(record.state.checkpoints, outcome.discarded)[-RECENT_LIMIT:],
                 reflect_next=ReflectCause.RESTORED,

@@ -34,8 +34,8 @@ from workflows.run.workflow import Commands, RunWorkflow, is_other_build_wanted
 
 _AFTER = {
     CANCEL: "the episode ends",
-    END: "the episode pauses as soon as it has ended",
-    WAIT: "the episode pauses when it has ended",
+    END: "the running work is stopped, then the episode pauses",
+    WAIT: "the episode pauses when the running work ends",
 }
 
 
@@ -58,7 +58,7 @@ class EpisodeCommands(Commands):
         # An accepted restore or move ends the wait for an answer, but the person still wants the pause.
         is_asked = record.is_paused and not record.continues
         if is_asked and remark.text:
-            record.log("refused", f"pause: {record.waiting[0].id} waits already; the reason was: {remark.text}")
+            record.log("refused", f"pause: {record.waiting[0].id} is already waiting; the reason given: {remark.text}")
         elif record.core.pause is None and not is_asked and record.is_running:
             self._intervene("pause")
             text = remark.text or "paused by an operator"
@@ -67,6 +67,7 @@ class EpisodeCommands(Commands):
     async def resume(self, note: Any) -> None:
         """Choose the default of each open question, withdraw a requested pause, or restore the given checkpoint."""
         if (isinstance(note, str) and note.startswith("ckpt-")) or (isinstance(note, dict) and "checkpoint_id" in note):
+            # A signal has no reply, so a wrong checkpoint can only be reported in the timeline.
             try:
                 self.refuse_late()
                 self.restore(self.read_restore(note))
@@ -81,7 +82,10 @@ class EpisodeCommands(Commands):
             self._apply(question, answer)
         left = [question for question in record.waiting if question.blocks]
         if left:
-            record.log("refused", f"resume: {left[0].id} needs a decision. Send answer, such as {left[0].example}")
+            record.log(
+                "refused", f"resume: {left[0].id} needs a decision. Send an answer, for example: {left[0].example}"
+            )
+        # No answer has taken the text along, so the planner gets it.
         if remark.text and (left or not answered):
             record.note(remark.text)
         record.want_pause(None)
@@ -100,11 +104,12 @@ class EpisodeCommands(Commands):
 
     def restore(self, target: RestoreTarget) -> str:
         """Stop the running activity and continue from a checkpoint in a new Temporal run."""
+        # Set before the interrupt, whose failure is otherwise taken for one that needs a person.
         self._record.restore_wanted = target
         self._intervene("restore")
         self._interrupt()
         branch = self._record.state.branch + 1
-        return f"going back to {target.checkpoint_id}; a new run continues on branch {branch}"
+        return f"restoring {target.checkpoint_id}; a new run continues on branch {branch}"
 
     def read_restore(self, target: Any) -> RestoreTarget:
         """Parse and check the checkpoint to restore.
@@ -114,7 +119,7 @@ class EpisodeCommands(Commands):
         """
         if self._record.core.cancel is not None:
             raise InvalidRequestError(
-                "the episode is being cancelled. Once it is closed, restore opens it again from a checkpoint"
+                "the episode is being cancelled. Once it is closed, reopen it: tightloop restore ID CHECKPOINT"
             )
         checkpoints = self._record.state.checkpoints
         return control.read_restore(
@@ -126,7 +131,7 @@ class EpisodeCommands(Commands):
         self._record.move_wanted = target
         self._intervene("move")
         self._interrupt()
-        return f"moving to {target.to}; a new run goes on there from the last checkpoint in the remote store"
+        return f"moving to {target.to}; a new run continues there from the last checkpoint in the remote store"
 
     def read_move(self, target: Any) -> MoveTarget:
         """Parse and check the host to move to.
@@ -154,9 +159,11 @@ class EpisodeCommands(Commands):
             return "the planner will read it; the episode stays paused"
         if not all(map(is_ended_by_message, waiting)):
             question = waiting[0]
-            return f"the planner will read it; {question.id} still waits. Send answer, such as {question.example}"
+            return (
+                f"the planner will read it; {question.id} still waits. Send an answer, for example: {question.example}"
+            )
         self._record.close_questions(*(question.id for question in waiting))
-        return "the planner will read it; the episode goes on"
+        return "the planner will read it; the episode continues"
 
     def read_response(self, message: Any) -> Remark:
         """Parse a message to the planner.
@@ -167,7 +174,7 @@ class EpisodeCommands(Commands):
         remark = control.read_response(message)
         if not remark.resumes and len(self._record.state.notes) >= state_changes.NOTES_LIMIT:
             raise InvalidRequestError(
-                f"the planner has {state_changes.NOTES_LIMIT} messages to read already, and reads them with the next "
+                f"{state_changes.NOTES_LIMIT} messages already wait for the planner, which reads them with the next "
                 "plan. Put what matters into the report"
             )
         return remark
@@ -180,13 +187,15 @@ class EpisodeCommands(Commands):
             # An agent may send its report on a limit twice; the second copy must not apply to the next delivery.
             if report == self._reported:
                 self._record.log("duplicate", f"{answer.by}: {answer.option} {answer.text}")
-                return "this report was heard already, and is not about what runs now. If it happened again, say so"
+                return (
+                    "this report was received before and does not apply to the current delivery. If it is new, say so"
+                )
             self._reported = report
         [(question, answer)] = self._record.answer(matched)
         if question.needs_person:
             self._intervene("answer")
         self._apply(question, answer)
-        return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode goes on')}"
+        return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode continues')}"
 
     def read_top_up(self, value: Any) -> TopUp:
         """Parse an addition to the budget."""
@@ -225,12 +234,12 @@ class EpisodeCommands(Commands):
         if (request.goal, request.definition_of_done) != (before.goal, before.definition_of_done):
             # The last check results belong to the old definition of done.
             record.replace(record.state.evolve(checked_tree=""))
-            record.log("amended", f"the goal or the definition of done was changed by {change.by}")
+            record.log("amended", f"{change.by} changed the goal or the definition of done")
             record.note("The goal or the definition of done was changed; read them again.")
         else:
             who = f"executor {request.executor.name}, planner {request.planner}"
             record.log("amended", f"{who} (by {change.by})")
-        return "the change is used from the next step on"
+        return "the change takes effect from the next step on"
 
     # -- effects of commands ----------------------------------------------------------------------------
 
@@ -245,6 +254,7 @@ class EpisodeCommands(Commands):
         self._record.keep_answer(answer)
         if answer.option == CANCEL:
             self._cancel(answer.text)
+        # An agent's report ends the activity that waits for it, and `end` the work that delays a pause.
         if not question.needs_person or (answer.option == END and self._record.core.pause is not None):
             self._interrupt()
 
@@ -263,6 +273,7 @@ class EpisodeWorkflow(RunWorkflow):
         """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
         episode_input = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
         self._run = self._record = record = EpisodeRecord(episode_input, run_id=workflow.info().workflow_id)
+        # Here and not in `run`: the seed of a reset run changes while its first task is being replayed.
         record.watch_resets()
         self._first_iteration = record.state.iteration
         self._runner = ActivityRunner(record, notice=self.notice)
@@ -330,6 +341,7 @@ class EpisodeWorkflow(RunWorkflow):
         self._copies.keep_up()
         decision = self._decide()
         option = await self._points.follow(decision)
+        # The findings hid what would have been decided without them, so decide once more.
         if option == ALLOW and decisions.is_change_allowed(record.state):
             decision = self._decide()
             await self._points.follow(decision)
@@ -349,6 +361,7 @@ class EpisodeWorkflow(RunWorkflow):
         await self._close(outcome, reason)
         result = state_changes.result_of(self._record.state, outcome, reason)
         if outcome is EpisodeOutcome.FAILED:
+            # A failed workflow has no result in Temporal, so it travels in the details of the failure.
             raise ApplicationError(reason, result, type="EpisodeFailed", non_retryable=True)
         return result
 
@@ -367,6 +380,7 @@ class EpisodeWorkflow(RunWorkflow):
         # Nothing runs between iterations, so this is also the point to switch to another build of the workers.
         suggested = workflow.info().is_continue_as_new_suggested() or is_other_build_wanted()
         if decisions.may_continue_as_new(self._record.request, iterations_in_run=iterations, suggested=suggested):
+            # The next run starts from the assumption that its newest checkpoint has been copied.
             await self._copies.complete()
             raise ContinueAsNew
 
@@ -394,7 +408,7 @@ class EpisodeWorkflow(RunWorkflow):
         super().pause(reason, *more)
         self._points.offer_to_end()
 
-    @workflow.update(description='Tell the planner something: "use the other parser". It decides nothing.')
+    @workflow.update(description='Send the planner a message: "use the other parser". It answers no question.')
     async def respond(self, message: Any = None) -> str:
         """Queue a message for the planner; it ends a pause that needs no decision."""
         return self._orders.respond(self._take(self._orders.read_response, message))
@@ -404,7 +418,7 @@ class EpisodeWorkflow(RunWorkflow):
         self._check(self._orders.read_response, message)
 
     @workflow.update(
-        description='Change the goal, the definition of done or who works: {"goal": "...", '
+        description='Change the goal, the definition of done, the executor or the planner: {"goal": "...", '
         '"definition_of_done": ["pytest -q"], "executor": {"name": "codex"}}'
     )
     async def amend_goal(self, amendment: Any = None) -> str:
@@ -415,9 +429,7 @@ class EpisodeWorkflow(RunWorkflow):
     def _check_amend(self, amendment: Any = None) -> None:
         self._check(self._orders.read_amendment, amendment)
 
-    @workflow.update(
-        description='Go back to a checkpoint, state and files: {"checkpoint_id": "ckpt-2", "reason": "why"}'
-    )
+    @workflow.update(description='Restore a checkpoint, state and files: {"checkpoint_id": "ckpt-2", "reason": "why"}')
     async def restore_checkpoint(self, target: Any = None) -> str:
         """Stop the running activity and continue from a checkpoint in a new Temporal run."""
         return self._orders.restore(self._take(self._orders.read_restore, target))
@@ -426,7 +438,7 @@ class EpisodeWorkflow(RunWorkflow):
     def _check_restore(self, target: Any = None) -> None:
         self._check(self._orders.read_restore, target)
 
-    @workflow.update(description='Go on with the episode on another host: {"to": "tightloop-workspace-host-2-1a2b3c"}')
+    @workflow.update(description='Continue the episode on another host: {"to": "tightloop-workspace-host-2-1a2b3c"}')
     async def move(self, target: Any = None) -> str:
         """Stop the running activity and continue on another host, from the last checkpoint in the remote store."""
         return self._orders.move(self._take(self._orders.read_move, target))
@@ -447,7 +459,7 @@ class EpisodeWorkflow(RunWorkflow):
         """Return a snapshot of the episode."""
         return self._view.status()
 
-    @workflow.query(description="Checkpoints, newest last, also discarded ones")
+    @workflow.query(description="Checkpoints, newest last, including discarded ones")
     def checkpoints(self) -> list[CheckpointRecord]:
         """Return the checkpoints that this run carries."""
         return list(self._record.state.checkpoints)

@@ -37,6 +37,7 @@ class EpisodeCopies:
         self._record, self._points = record, points
         # A runner of its own: an interrupt stops the work, not the copying of finished checkpoints.
         self._runner = ActivityRunner(record, quiet=True)
+        # Without a remote store the epoch stays 0, and nothing is ever copied.
         self._copied = self._newest if record.state.epoch else ""
         self._copying: asyncio.Task[None] | None = None
 
@@ -58,7 +59,7 @@ class EpisodeCopies:
         if copying is not None and not copying.done():
             with contextlib.suppress(TimeoutError):
                 await workflow.wait_condition(
-                    copying.done, timeout=COPY_TIMEOUT, timeout_summary="go on without the copy"
+                    copying.done, timeout=COPY_TIMEOUT, timeout_summary="continue without the copy"
                 )
 
     async def complete(self) -> None:
@@ -78,6 +79,7 @@ class EpisodeCopies:
         return self._copied != self._newest
 
     async def _copy(self) -> None:
+        # Checkpoints made during a copy are skipped: a host that takes over needs only the newest one.
         while self._is_behind:
             request = self._request()
             try:
@@ -95,7 +97,7 @@ class EpisodeCopies:
 
     def _request(self) -> CopyRequest:
         last = self._record.state.last_checkpoint
-        assert last is not None, "an episode has a checkpoint from its opening on"
+        assert last is not None, "an open episode has a checkpoint"
         return CopyRequest(scope=self._record.scope, record=last)
 
     def _options(self, request: CopyRequest) -> ActivityOptions:
@@ -139,6 +141,7 @@ class Workspace:
                 opened = await self._runner.run(WorkspaceActivities.open_workspace, request, options)
                 break
             except ActivityFailedError as failure:
+                # `SafePoints.do` would pause and adopt edits, which needs the workspace that is only being opened here.
                 if self._runner.interrupted:
                     self._points.raise_if_leaving()
                 if not failure.no_worker:
@@ -156,23 +159,25 @@ class Workspace:
             )
         )
         record.log("opened", f"{checkpoint.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
+        # An episode within a plan shares the plan's workspace, so it cannot move to another host on its own.
         if opened.copied and not record.request.within:
             await self._copies.begin()
 
     async def take_over(self, target: MoveTarget) -> None:
         """Take over an episode of another host, from the last checkpoint that it copied."""
         record, last = self._record, self._record.state.last_checkpoint
-        assert last is not None, "an episode has a checkpoint from its opening on"
+        assert last is not None, "an open episode has a checkpoint"
         self._points.enter(EpisodePhase.RESTORING)
         with self._points.tree.replacing_files():
             queue = record.request.queues.workspace
             takeover: TakenOver = await self._points.do(
                 RemoteActivities.take_over,
                 lambda: TakeOverRequest(scope=record.scope, last=last),
-                ActivityOptions("take the episode over", RESTORE_TIMEOUT, queue, at_once=True),
+                ActivityOptions("take over the episode", RESTORE_TIMEOUT, queue, at_once=True),
             )
         record.apply(state_changes.with_retries, takeover.attempt)
         reason = f"moved to {host_of(target.to)}" + (f": {target.reason}" if target.reason else "")
+        # A restore that was requested together with the move decides on the checkpoint.
         back = record.state.restore or RestoreTarget(checkpoint_id=takeover.record.id, reason=reason, by=target.by)
         record.replace(record.state.evolve(restore=back))
         lines = (f"{reason} (by {target.by}), epoch {record.state.epoch}", *takeover.notes)
@@ -183,6 +188,7 @@ class Workspace:
         """Restore a checkpoint, state and files. `moved` is the last checkpoint copied by the previous host."""
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)
+        # Ids such as `ckpt-2` exist in every episode, so this one's list must not answer for another one's.
         checkpoints = () if target.episode_id else (*record.state.checkpoints, *([moved] if moved else []))
         with self._points.restoring(target):
             restored = await self._points.do(
@@ -213,6 +219,7 @@ class Workspace:
         record = self._record
         if record.state.request is None:
             return
+        # First, while the workspace is still claimed: a late record would otherwise arrive after the final one.
         await self._reporting.settle()
         await self._copies.settle()
         # Only a success promises a certain tree; other outcomes leave the files as they are.
@@ -231,4 +238,5 @@ class Workspace:
             )
             record.log_drift(closed.drift if closed is not None else None)
         except ActivityFailedError as failure:
-            record.log("closed", f"the workspace could not be given back: {failure.reason}")
+            # The outcome stands. A claim that is left behind is void, because its owner has ended.
+            record.log("closed", f"the workspace could not be released: {failure.reason}")

@@ -63,6 +63,7 @@ class Merging:
             del self._waiting[attempt.name]
         self._is_merging = True
         context.hold()
+        # Other merges may have changed the tree while this one waited for its turn.
         attempt.request = attempt.request.evolve(expected_tree=context.progress.tree)
         try:
             yield
@@ -77,6 +78,7 @@ class Merging:
     def _is_next(self, name: str) -> bool:
         if self._is_merging or self._context.is_adopting:
             return False
+        # A step that works in the tree itself goes first, or its half-done files would become part of the merge.
         if any(attempt.touches_tree and not attempt.merges for attempt in self._context.running.values()):
             return False
         return self._waiting[name] == min(self._waiting.values())
@@ -92,6 +94,7 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
     try:
         if attempt.capability in CHILDREN:
             seconds = None if attempt.timeout is None else attempt.timeout.total_seconds()
+            # `wait_for` returns only after the cancelled children have closed, so none of them uses the tree later.
             return await asyncio.wait_for(_with_children(attempt, activities, merging), seconds)
         limit = INSTANT if attempt.instant else (attempt.timeout or timedelta()) + GRACE
         call = attempt.options(attempt.summary, limit)
@@ -110,8 +113,8 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
 
 def out_of_time(limit: timedelta | None) -> StepResult:
     """Return a transient failure for an attempt that exceeded its limit."""
-    limit_text = "its time limit" if limit is None else f"{limit.total_seconds():g} s"
-    return failed_result(FailureClass.TRANSIENT, f"it did not end within {limit_text}")
+    limit_text = "" if limit is None else f" of {limit.total_seconds():g} s"
+    return failed_result(FailureClass.TRANSIENT, f"it exceeded its time limit{limit_text}")
 
 
 def failed_result(failure_class: FailureClass, reason: str) -> StepResult:
@@ -129,14 +132,16 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     if run.result is not None:
         return run.result
     starts = list(_children(attempt, run))
+    # Before they start, because the first note of a child must find the attempt that it belongs to.
     attempt.children.extend(identity for identity, _ in starts)
     # An activity that succeeds although its cancellation was requested swallows the cancellation.
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
     ended = await _all([run_child(identity, start, attempt.summary) for identity, start in starts])
+    # Of several alternatives one is selected later, so none of their proofs covers the final tree for certain.
     attempt.proof = ended[0].proof if len(ended) == 1 else None
-    settle = attempt.options(f"{attempt.summary}: take over", SETTLE_TIMEOUT)
+    settle = attempt.options(f"{attempt.summary}: take over the results", SETTLE_TIMEOUT)
     base = attempt.request.expected_tree if attempt.merges else ""
     if attempt.merges:
         async with merging.turn(attempt):
@@ -191,6 +196,7 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:
     """Wait for all runs. If this task is cancelled or one fails, cancel the others and wait for their end."""
+    # Not `gather` alone: after a failure it would leave the other children running.
     tasks = [asyncio.create_task(run) for run in runs]
     try:
         return [await task for task in tasks]

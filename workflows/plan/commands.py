@@ -61,6 +61,7 @@ class PlanCommands(Commands):
         """Choose the default of each question that has one, and log those that need a decision."""
         remark = read_remark(note)
         defaults = [question for question in self._context.waiting if question.default]
+        # These must not wait for the graph: the question may be why it could not be loaded.
         self._choose_defaults([question for question in defaults if question.kind in NEED_NO_GRAPH], remark)
         rest = [question for question in defaults if question.kind not in NEED_NO_GRAPH]
         if rest:
@@ -135,10 +136,10 @@ class PlanCommands(Commands):
         why = {
             StepStatus.PENDING: "waits for other steps, or for its next attempt",
             StepStatus.WAITING: "waits for an approval",
-            StepStatus.BLOCKED: "is blocked by a failed step; answer for that one",
+            StepStatus.BLOCKED: "is blocked by a failed step; answer the question about that step",
         }
         raise InvalidRequestError(
-            f"run_step: {name} {why.get(status, f'is {status.value}')}. Only a ready or a failed step can be started"
+            f"run_step: {name} {why.get(status, f'is {status.value}')}. Only ready and failed steps can be started"
         )
 
     def run_step(self, command: control.StepWord) -> str:
@@ -150,10 +151,11 @@ class PlanCommands(Commands):
             self._questions.close(
                 [question for question in context.find(QuestionKind.FAILED_STEP) if question.step == name]
             )
+        # Part of the progress, so that the request survives continue-as-new.
         context.progress = context.progress.evolve(wanted=(*context.progress.wanted, name))
         context.log("wanted", f"by {command.by}", name)
         context.wake()
-        return f"{name} is started as soon as the tree is free"
+        return f"{name} starts as soon as the tree is free"
 
     def read_top_up(self, value: Any) -> control.PlanTopUp:
         """Parse an addition to the bounds of the plan."""
@@ -209,6 +211,7 @@ class PlanCommands(Commands):
 
     def _go_on(self, question: Question) -> None:
         context = self._context
+        # People often edit files before they answer. With `fail` no step continues on these files.
         if question.chosen != FAIL.name:
             context.keep_edits()
         if question.kind is QuestionKind.DRIFT:
@@ -248,4 +251,5 @@ class PlanCommands(Commands):
         """Wait until the graph is loaded. After continue-as-new, a run has to load it again."""
         context = self._context
         if not context.is_open:
+            # The opening may fail. A handler that still waited then would keep the workflow from closing.
             await workflow.wait_condition(lambda: context.is_open or not context.is_running)

@@ -44,6 +44,7 @@ class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
         self.reason, self.compensate = reason, compensate
 
 
+# Compared by identity, because two attempts of a step may be equal in all fields.
 @dataclass(eq=False)
 class Attempt:
     """A running attempt of a step."""
@@ -202,7 +203,7 @@ class PlanContext(Run):
             InvalidRequestError: the graph is not loaded yet.
         """
         if self._schedule is None:
-            raise InvalidRequestError("the plan is not open yet; send it again in a moment")
+            raise InvalidRequestError("the plan is not open yet; try again in a moment")
         return self._schedule
 
     @property
@@ -300,10 +301,10 @@ class PlanContext(Run):
         """Hint on where else to answer if no question of the plan itself is open."""
         waits = self.waits_within
         if not waits:
-            return f"Where it stands: tightloop status {self.id}"
+            return f"See its status: tightloop status {self.id}"
         example = f"tightloop answer {waits[0].workflow_id} {waits[0].question.names[0]}"
         where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
-        return f"What its steps started waits: {where}. Answer there, for example: {example}"
+        return f"Its child workflows are waiting: {where}. Answer there, for example: {example}"
 
     # -- holds, and the end -------------------------------------------------------------------------
 
@@ -363,6 +364,7 @@ class PlanContext(Run):
         attempts = self.schedule.attempt(number)
         self.schedule.reopen(number)
         progress = self.progress.settle(step)
+        # Attempts so far must not count against the retries that the step gets now.
         self.progress = progress.evolve(earlier={**progress.earlier, step: attempts})
 
     # -- progress -----------------------------------------------------------------------------------
@@ -406,6 +408,7 @@ class PlanContext(Run):
         """Return an alert. `question` is a question id, or the window that several questions share."""
         now = self.now()
         return Alert(
+            # The signature ignores numbers and paths, so that a cause is alerted once and not in each variation.
             key=alert_key(self.id, kind, f"{step}\n{signature(reason)}", now),
             kind=kind,
             episode_id=self.id,
@@ -485,6 +488,7 @@ class Continuation:
 
     async def _stop_draining(self, *, forever: bool) -> None:
         """Start steps again if running ones take too long."""
+        # Past the hard limit the server may end the run, so a slow step must not stop the draining.
         if forever:
             return
         await workflow.sleep(DRAIN_PATIENCE, summary="a new run follows when nothing runs")

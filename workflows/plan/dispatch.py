@@ -67,7 +67,7 @@ class StartRate:
             self._waiting.cancel()
 
     async def _wait(self) -> None:
-        await workflow.sleep(RATE_S, summary="start more steps beside those that run")
+        await workflow.sleep(RATE_S, summary="start more steps")
         self._context.wake()
 
 
@@ -161,7 +161,7 @@ class Dispatch:
             self._working_time = asyncio.create_task(self._wake_after(left))
 
     async def _wake_after(self, seconds: float) -> None:
-        await workflow.sleep(seconds, summary="working time that is left")
+        await workflow.sleep(seconds, summary="remaining working time")
         self._context.wake()
 
     def _expand_held(self) -> None:
@@ -211,6 +211,7 @@ class Dispatch:
         self._context.running[attempt.name] = attempt
         self._context.count_attempt(name)
         attempt.task = asyncio.create_task(self._carry_out(attempt))
+        # asyncio keeps an exception inside its task: without a callback the step would appear to run forever.
         attempt.task.add_done_callback(lambda task: self._report_broken(attempt, task))
         self._rate.add(attempt)
         if node.watchdog is not None:
@@ -225,8 +226,10 @@ class Dispatch:
         limit = None if node.capability in CHILDREN and node.timeout_s == DEFAULT_TIMEOUT_S else node.timeout_s
         if node.timebox_s is not None:
             context, now = self._context, self._context.now()
+            # The time box spans all attempts of the step, also those before a continue-as-new.
             since = context.progress.first_starts.get(name, now)
             context.progress = context.progress.evolve(first_starts={**context.progress.first_starts, name: since})
+            # At least a second: Temporal takes a timeout of 0 for a missing one and refuses the activity.
             left = max(node.timebox_s - (now - since).total_seconds(), 1.0)
             limit = left if limit is None else min(limit, left)
         return None if limit is None else timedelta(seconds=limit)
@@ -241,11 +244,13 @@ class Dispatch:
         except asyncio.CancelledError:
             ended = failed_result(FailureClass.TRANSIENT, attempt.ended_by) if attempt.ended_by else None
         else:
+            # The activity may report its cancellation as a failure of its own; the cause was the watchdog.
             if attempt.ended_by and isinstance(ended, StepResult) and ended.status is StepStatus.FAILED:
                 ended = ended.evolve(failure=failed_result(FailureClass.TRANSIENT, attempt.ended_by).failure)
         finally:
             if attempt.watchdog is not None:
                 attempt.watchdog.cancel()
+        # Without a tree in the result, whatever is on disk now is unaccounted for.
         is_unknown = not (isinstance(ended, StepResult) and ended.tree)
         if attempt.writes and (attempt.children or attempt.is_lost) and is_unknown:
             self._context.expect_own_leftovers()
@@ -263,16 +268,17 @@ class Dispatch:
     def _refuse_too_deep(self, attempt: Attempt) -> StepResult | None:
         if attempt.capability not in _DEEPER:
             return None
+        # With nothing spent, only the depth can be breached. The other bounds pause the plan before a step starts.
         problem = find_breach(self._context.progress.budget, PlanSpent(), depth=self._context.request.depth + 1)
         return failed_result(FailureClass.POLICY, problem) if problem and "nested" in problem else None
 
     async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
         """Escalate as the watchdog says if the attempt is still running after its limit."""
         await workflow.sleep(watchdog.after_s, summary=f"watchdog of {attempt.name}")
-        reason = f"{attempt.name} runs for more than {watchdog.after_s:g} s"
+        reason = f"{attempt.name} has been running for more than {watchdog.after_s:g} s"
         self._context.log("overdue", f"more than {watchdog.after_s:g} s; {watchdog.escalate}", attempt.name)
         if watchdog.escalate == "cancel" and attempt.task is not None:
-            attempt.ended_by = f"the watchdog ended it after {watchdog.after_s:g} s"
+            attempt.ended_by = f"the watchdog stopped it after {watchdog.after_s:g} s"
             attempt.task.cancel()
         elif watchdog.escalate == "pause":
             self._questions.pause(QuestionKind.LIMIT, reason, step=attempt.name)
@@ -318,12 +324,14 @@ class Dispatch:
         tasks = [attempt.task for attempt in self._context.running.values() if attempt.task is not None]
         for task in tasks:
             task.cancel()
+        # `cancel()` is only a request. What follows (compensation, closing) needs a tree that nobody writes to.
         await workflow.wait_condition(lambda: all(task.done() for task in tasks) and not context.beside)
         while self._context.ended:
             attempt, ended = self._context.ended.popleft()
             number = context.schedule.find(attempt.name)
             if number is None:
                 continue
+            # Such a step has changed files in spite of the cancellation, so compensation must know about it.
             if isinstance(ended, StepResult) and ended.status in (StepStatus.COMPLETED, StepStatus.SKIPPED):
                 self._settle(attempt, number, ended)
             else:
@@ -347,12 +355,12 @@ class Dispatch:
         self._note_undo(attempt, node, result)
         if result.status is StepStatus.WAITING:
             question = result.question or Question(
-                id="", kind=QuestionKind.GATE, title=f"may {name} go on?", options=choices()
+                id="", kind=QuestionKind.GATE, title=f"may {name} continue?", options=choices()
             )
             schedule.mark_waiting(number)
             self._questions.ask_for_step(name, question)
         elif result.status is StepStatus.FAILED:
-            failure = result.failure or StepFailure(failure_class=FailureClass.LOGIC, reason="it gave no reason")
+            failure = result.failure or StepFailure(failure_class=FailureClass.LOGIC, reason="no reason given")
             if node.catch_all is not None and not failure.mode:
                 failure = node.catch_all.applied_to(failure)
             failure = self._within_budget(name, node, result, failure)
@@ -364,7 +372,7 @@ class Dispatch:
             context.progress = context.progress.settle(name)
             status = StepStatus.SKIPPED if result.status is StepStatus.SKIPPED else StepStatus.COMPLETED
             schedule.finish(number, status, selected_steps=result.chosen, counts=result.counts)
-            context.log(status.value, result.summary + (" (taken over)" if result.reused else ""), name)
+            context.log(status.value, result.summary + (" (reused)" if result.reused else ""), name)
 
     def _note_undo(self, attempt: Attempt, node: Node, result: StepResult) -> None:
         context = self._context

@@ -55,11 +55,13 @@ class Ending:
             ApplicationError: the plan failed; the first detail is the result.
         """
         context = self._context
+        # First, because compensation and closing rely on a tree that no step writes to.
         await self._dispatch.stop()
         if not context.is_open and context.progress.plan is not None:
             await self._load()
         is_cancelled = context.core.cancel is not None
         reason = end.reason
+        # Stored, because a long compensation continues as new, and the next run has to know why.
         context.progress = context.progress.evolve(reason=reason)
         compensate = end.compensate
         if context.is_open and is_cancelled:
@@ -68,7 +70,7 @@ class Ending:
         if compensate:
             problems = await self._compensation.take_all_back()
             if problems:
-                reason += ". Not taken back: " + "; ".join(problems[:NAMES_SHOWN])
+                reason += ". Not undone: " + "; ".join(problems[:NAMES_SHOWN])
             elif not is_cancelled:
                 outcome = PlanOutcome.COMPENSATED
         # For a nested plan, the parent plan decides how to handle the failure.
@@ -94,6 +96,7 @@ class Ending:
         self._reporting.close()
         await workflow.wait_condition(workflow.all_handlers_finished)
         if outcome in (PlanOutcome.FAILED, PlanOutcome.COMPENSATED):
+            # A failed workflow has no result in Temporal, so it travels in the details of the failure.
             raise ApplicationError(context.reason, result, type="PlanFailed", non_retryable=True)
         return result
 
@@ -105,7 +108,7 @@ class Ending:
             request = LoadPlanRequest(scope=context.scope)
             opened = await self._activities.run(PlanActivities.load_plan, request, options)
         except ActivityFailedError as failure:
-            context.log("closed", f"the workspace could not be given back: {failure.reason}")
+            context.log("closed", f"the workspace could not be released: {failure.reason}")
             return
         context.open(Graph.unpack(opened.graph), has_planner=opened.planner)
 
@@ -131,7 +134,7 @@ class Ending:
             record = closed.archive
             context.log_drift(closed.drift)
         except ActivityFailedError as failure:
-            context.log("closed", f"the workspace could not be given back: {failure.reason}")
+            context.log("closed", f"the workspace could not be released: {failure.reason}")
         return PlanResult(
             outcome=outcome,
             reason=context.reason,
@@ -191,6 +194,7 @@ class PlanProof:
         if not self.is_needed:
             return True
         doubted = context.progress.doubted
+        # A person accepts one tree. After any further change the proof is made again.
         if doubted is not None and doubted.accepted_by and doubted.tree == context.progress.tree:
             return await self._accept(doubted)
         context.progress = context.progress.evolve(doubted=None)
@@ -211,7 +215,7 @@ class PlanProof:
         # A nested plan's changes are proven together with those of its parent.
         if context.request.dry_run or context.request.depth > 1:
             return "all steps are done"
-        return "all steps are done; there was nothing to prove: the plan has no definition of done"
+        return "all steps are done; the plan has no definition of done to prove"
 
     async def _verify(self) -> bool:
         context = self._context
@@ -236,6 +240,7 @@ class PlanProof:
     async def _prove(self) -> bool:
         context = self._context
         self._reporting.enter(PlanPhase.PROVING)
+        # A plan that had no definition of done at first may have got one by a revision.
         if context.progress.beginning is None:
             await self.begin(base_tree=context.progress.base_tree)
         tree = context.progress.tree
@@ -269,7 +274,7 @@ class PlanProof:
         accepted = await self._waiting.run(
             ProofActivities.accept_proof,
             lambda: AcceptRequest(scope=context.scope, proof=proof, by=doubted.accepted_by),
-            context.on_host("store who accepted it", HAND_OFF_TIMEOUT),
+            context.on_host("record who accepted the proof", HAND_OFF_TIMEOUT),
         )
         context.progress = context.progress.evolve(proof=accepted)
         return True

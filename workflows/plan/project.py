@@ -121,7 +121,7 @@ class ProjectContext(PlanContext):
         """Record the tree found when the workspace is claimed again."""
         self.facts = self.facts.evolve(has_left=False)
         if tree != self.progress.tree:
-            self.log("workspace", "what was edited meanwhile is kept")
+            self.log("workspace", "files edited in the meantime are kept")
             self.set_tree(tree)
         if self.facts.executed_at is None:
             self.progress = self.progress.evolve(base_tree=tree)
@@ -163,6 +163,7 @@ class ProjectContext(PlanContext):
         """Cancel the plan because no command came in time."""
         command = next((question.command for question in waiting if question.command), "resume")
         reason = f"nobody sent {command} within {self.request.pause_timeout}"
+        # A draft that nobody dispatches has not failed, so it ends as cancelled.
         self.cancel(reason)
         return PlanEnd(reason)
 
@@ -184,6 +185,7 @@ class ProjectContext(PlanContext):
         self.timeline.add(line)
         self.facts = self.facts.evolve(updated_at=line.at)
         self.logged += 1
+        # The run id is part of the key, because a reset run counts from the same number again.
         key = f"{workflow.info().run_id}/{self.logged}"
         self._trail.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
 
@@ -323,7 +325,7 @@ class ProjectCommands(PlanCommands):
         """Run the gates."""
         self._context.verify()
         self._let_go_on(VERIFY, command.by)
-        return "the gates run"
+        return "the gates are running"
 
     def cancel_now(self, command: control.CancelWord) -> str:
         """Stop the running steps and end the plan."""
@@ -382,9 +384,10 @@ class ProjectWorkflow(GraphWorkflow):
 
     # -- messages of a project's plan only --------------------------------------------------------------
 
-    @workflow.update(description='Start the tasks: nothing, or {"parallel": 4, "by": "ada"}')
+    @workflow.update(description='Start the tasks: no argument, or {"parallel": 4, "by": "ada"}')
     async def dispatch(self, value: Any = None) -> str:
         """Start the tasks of a draft."""
+        # Taken before the wait for the workspace, so that a copy of the message is refused meanwhile.
         command = self._take(self._read_dispatch, value)
         await self._claim("dispatch")
         return self._orders.dispatch(command)
@@ -393,7 +396,7 @@ class ProjectWorkflow(GraphWorkflow):
     def _check_dispatch(self, value: Any = None) -> None:
         self._check(self._read_dispatch, value)
 
-    @workflow.update(description='Run the gates: nothing, or {"by": "ada"}')
+    @workflow.update(description='Run the gates: no argument, or {"by": "ada"}')
     async def verify(self, value: Any = None) -> str:
         """Run the gates of a plan whose tasks have ended."""
         command = self._take(self._read_verify, value)
@@ -460,6 +463,7 @@ class ProjectWorkflow(GraphWorkflow):
     async def _before_waiting(self) -> None:
         """Release the workspace if the plan waits for `dispatch` or `verify` only."""
         context = self._context
+        # A command is claiming the workspace just now; the main loop must not wait for that.
         if self._claiming.locked():
             return
         async with self._claiming:
@@ -472,10 +476,10 @@ class ProjectWorkflow(GraphWorkflow):
                 await self._waiting.run_once(
                     PlanActivities.leave_workspace,
                     LoadPlanRequest(scope=context.scope),
-                    context.on_host("give the workspace back", CLOSE_TIMEOUT),
+                    context.on_host("release the workspace", CLOSE_TIMEOUT),
                 )
             except ActivityFailedError as failure:
-                context.log("workspace", f"it could not be given back: {failure.reason}")
+                context.log("workspace", f"the workspace could not be released: {failure.reason}")
 
     async def _claim(self, command: str) -> None:
         """Claim the workspace for a command; if that fails, the plan is unchanged.
@@ -492,7 +496,7 @@ class ProjectWorkflow(GraphWorkflow):
                     tree = await self._activities.run(PlanActivities.enter_workspace, request, options)
                 except ActivityFailedError as failure:
                     kind = InvalidRequestError if failure.no_worker else WorkspaceBusyError
-                    message = f"{command}: {failure.reason}. The plan stays as it is; send it again later"
+                    message = f"{command}: {failure.reason}. The plan is unchanged; send the command again later"
                     raise ApplicationError(message, type=kind.__name__, non_retryable=True) from None
                 context.enter(tree)
         # If the state has changed meanwhile, the main loop releases the workspace again.

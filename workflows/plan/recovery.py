@@ -64,6 +64,7 @@ class Compensation:
                 await self._take_back(select_undo(context.progress.undo, steps))
             is_taken_back = True
         finally:
+            # A hold that is never released would stop the plan for good. The alternate needs a successful undo.
             context.release()
             number = context.schedule.find(name)
             if number is not None:
@@ -97,7 +98,7 @@ class Compensation:
         context = self._context
         request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
         context.count_attempt()
-        options = context.on_host(f"take back {entry.step}", COMPENSATE_TIMEOUT)
+        options = context.on_host(f"undo {entry.step}", COMPENSATE_TIMEOUT)
         try:
             answer = await self._activities.run(PlanActivities.compensate_step, request, options)
         except ActivityFailedError as error:
@@ -153,6 +154,7 @@ class Revisions:
                 # A planner's usage counts even if no revision came of it.
                 context.progress = context.progress.count_usage(revised.usage, revised.api_calls)
             except (InvalidRequestError, ActivityFailedError) as error:
+                # In an update handler only an `ApplicationError` reaches the caller; others fail the workflow task.
                 reason = error.message if isinstance(error, InvalidRequestError) else error.reason
                 raise self._make_refusal(reason) from error
             if revised.plan is None or revised.problem:
@@ -167,6 +169,7 @@ class Revisions:
             if context.find_breach() is None:
                 outdated += context.find(QuestionKind.BUDGET)
             if outdated:
+                # Closing the last question ends a pause, in which people may have edited files.
                 self._questions.close(outdated)
                 context.keep_edits()
             context.wake()
@@ -217,6 +220,7 @@ class Revisions:
             context.release()
             if context.progress.phase is PlanPhase.REPLANNING:
                 self._reporting.enter(PlanPhase.RUNNING)
+        # The activity may have succeeded although it was cancelled.
         if context.is_ending:
             raise InvalidRequestError(ENDING)
         return revised
@@ -322,6 +326,7 @@ class Recovery:
             case RouteAction.RETRY:
                 schedule.retry_later(number)
                 wait = timedelta(seconds=max(way.after_s, failure.retry_after_s or 0.0))
+                # The time is part of the progress, because a timer does not survive continue-as-new.
                 due_times = {**context.progress.due, name: context.now() + wait}
                 context.progress = context.progress.evolve(due=due_times)
                 self._back_off(name)
@@ -393,7 +398,7 @@ class Recovery:
         try:
             await self._revisions.revise("", f"{name} failed: {failure.mode}", "tightloop", after=name)
         except ApplicationError:
-            workflow.logger.warning("nothing makes up for the failure of %s", name)
+            workflow.logger.warning("no step was added to resolve the failure of %s", name)
         number = context.schedule.find(name)
         if number is not None and not context.is_ending:
             # If no step was added, the step has no alternate and simply fails.
@@ -403,6 +408,7 @@ class Recovery:
         """Ask a planner to revise the plan because of a failure; if that fails, take the next route."""
         context = self._context
         replans = context.progress.replans
+        # Counted before the request, or a planner that always fails would be asked without end.
         context.progress = context.progress.evolve(replans={**replans, name: replans.get(name, 0) + 1})
         trouble = f"step {name} failed ({failure.failure_class.value}): {failure.reason}"
         is_revised = True
@@ -411,6 +417,7 @@ class Recovery:
         except ApplicationError:
             is_revised = False
         number = context.schedule.find(name)
+        # While the planner worked, a person or another revision may have moved the step on.
         if number is None or not context.schedule.is_backing_off(number) or context.is_ending:
             return
         if is_revised:
@@ -428,5 +435,6 @@ class Recovery:
     def _end_beside(self, task: asyncio.Task[None]) -> None:
         self._context.beside.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
+            # The step that the task worked for would wait forever, so an unexpected error ends the plan.
             self._context.end_with(PlanEnd(f"{type(error).__name__}: {error}"))
         self._context.wake()

@@ -25,15 +25,15 @@ NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKi
 """Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
-RESUME = Option(name="resume", effect="steps start again; your edits of files are kept")
-RETRY = Option(name="retry", effect="it is tried again; your edits of files are kept")
-RETRY_STEP = RETRY.evolve(effect="it is tried again, with all its attempts; your edits of files are kept")
-EXTEND = Option(name="extend", effect="each bound that is reached is raised by what the plan states for it")
+RESUME = Option(name="resume", effect="steps start again; your file edits are kept")
+RETRY = Option(name="retry", effect="it is retried; your file edits are kept")
+RETRY_STEP = RETRY.evolve(effect="it is retried, with all its attempts; your file edits are kept")
+EXTEND = Option(name="extend", effect="each exhausted bound is raised by the amount that the plan states")
 CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
-SKIP = Option(name="skip", effect="the plan goes on as if the step had been skipped")
+SKIP = Option(name="skip", effect="the step counts as skipped and the plan continues")
 FAIL = Option(name="fail", effect="the step stays failed; the plan fails when nothing else is left to do")
 REPLAN = Option(name="replan", effect="a planner changes the plan")
-GO_TO_WORK = Option(name=WORK, effect="it is verified and proven again; your edits of files are kept")
+GO_TO_WORK = Option(name=WORK, effect="the plan is verified and proven again; your file edits are kept")
 ACCEPT_IT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
 OPTION_NAMES = frozenset(
     {"approve", "reject", "resume", "retry", "extend", "cancel", "skip", "fail", "replan", WORK, ACCEPT, KEEP, UNDO}
@@ -60,6 +60,7 @@ class PlanQuestions:
         if self._context.find(kind):
             return
         options = _PAUSE_OPTIONS[kind]
+        # A bare `resume` must not raise a budget.
         default = "" if kind is QuestionKind.BUDGET else options[0].name
         question = Question(
             id="", kind=kind, title=reason, options=options, default=default, blocks=THE_PLAN, by=by, step=step
@@ -142,6 +143,7 @@ class PlanQuestions:
 
     def _ask(self, event: str, question: Question, alert: AlertKind | None = None) -> None:
         open_questions = self._context.waiting
+        # Questions of a window are answered together, so the first one's alert is enough.
         is_told = any(question.window and other.window == question.window for other in open_questions)
         opened = self._context.ask(question)
         by = f" (by {opened.by})" if opened.kind is QuestionKind.OPERATOR else ""

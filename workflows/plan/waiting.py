@@ -42,6 +42,7 @@ class Waiting:
             asyncio.CancelledError: the plan was cancelled in Temporal.
         """
         context = self._context
+        # An activity that ends normally swallows a cancellation that arrived while it ran.
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
         if context.core.cancel is not None:
@@ -49,6 +50,7 @@ class Waiting:
         if context.end is not None:
             raise context.end
         if context.is_reset:
+            # The files on disk may be those of the discarded run. The next `keep_edits` puts them back.
             context.is_reset = False
             context.expect_own_leftovers()
             context.log("reset", "the run was reset in Temporal; the files are put back")
@@ -67,6 +69,7 @@ class Waiting:
             )
         except TimeoutError:
             raise context.give_up(context.waiting[:NAMES_SHOWN]) from None
+        # After the wait and not before it: events that arrived while the loop was busy must wake it at once.
         context.sleep()
 
     async def run(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R:
@@ -117,6 +120,7 @@ class Waiting:
         if is_written and (progress.put_back or progress.drift is not None):
             return  # the step writes to the same files
         if not progress.put_back:
+            # Before the activity, so that an answer given while it runs can set the flag again.
             context.keep_edits(False)
         if is_written:
             return  # the tree of the step will contain them
@@ -131,6 +135,7 @@ class Waiting:
             )
         finally:
             context.is_adopting = False
+        # Read again, because handlers have changed the progress while the activity ran.
         progress = context.progress
         if progress.put_back:
             context.expect_own_leftovers(False)
@@ -140,7 +145,7 @@ class Waiting:
         context.log_drift(adopted.drift)
         if adopted.tree != progress.tree:
             context.set_tree(adopted.tree)
-            context.log("adopted", f"edits of {format_count(adopted.files_changed, 'file')} {when} were kept")
+            context.log("adopted", f"edits to {format_count(adopted.files_changed, 'file')} {when} were kept")
 
     def _patience(self) -> timedelta | None:
         """Return the time left for an answer if only a person can continue the plan; None means no limit."""
@@ -154,5 +159,7 @@ class Waiting:
 
 def _summary(progress: PlanProgress) -> str:
     if progress.put_back:
-        return "put back what stopped work left"
-    return "keep edits made during the pause" if progress.drift is None else "keep or undo what somebody else changed"
+        return "put back files that stopped work changed"
+    return (
+        "keep edits made during the pause" if progress.drift is None else "keep or undo changes made by somebody else"
+    )

@@ -84,6 +84,7 @@ class Opening:
     async def _open_new(self) -> OpenedPlan:
         context = self._context
         limit = OPEN_WITH_PLANNER_TIMEOUT if context.request.goal else OPEN_TIMEOUT
+        # Unlike the run id it survives a reset, so that the workspace is claimed once.
         opening = workflow.info().original_execution_run_id
         request = OpenPlanRequest(
             scope=context.scope,
@@ -135,12 +136,12 @@ class GraphWorkflow(RunWorkflow):
 
     # -- messages -------------------------------------------------------------------------------------
 
-    @workflow.signal(description="Sent by the workflows that steps started: what waits there for a person")
+    @workflow.signal(description="Sent by child workflows of steps: their open questions")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
         """Show the open questions of a child workflow. An invalid note is logged in the timeline."""
         self._orders.child_waits(note)
 
-    @workflow.query(description="All steps, 500 a page: 1")
+    @workflow.query(description="All steps, 500 per page. Argument: the page, from 1")
     def steps(self, page: int = 1) -> StepPage:
         """Return a page of the steps, counted from 1."""
         return self._view.steps(page)
@@ -162,6 +163,7 @@ class GraphWorkflow(RunWorkflow):
             self._dispatch.apply_ended_attempts()
             self._reporting.show(at_once=False)
             self._waiting.check()
+            # Before steps start, because they expect the tree that contains the edits.
             await self._waiting.keep_edits()
             # Counted before and after starting steps, because starting them changes whether the plan is busy.
             self._dispatch.count_time()
@@ -170,6 +172,7 @@ class GraphWorkflow(RunWorkflow):
             # People may have changed or paused the plan while the definition of done ran.
             if context.is_nothing_left and await self._is_done() and context.is_nothing_left:
                 return
+            # Child workflows may take hours to drain, and a plan that is about to end needs no new run.
             is_suitable = not self._dispatch.has_children and not context.is_nothing_left
             self._continuation.start_when_due(is_suitable=is_suitable)
             if self._continuation.is_draining:
@@ -206,6 +209,7 @@ class GraphWorkflow(RunWorkflow):
     async def _leave(self) -> None:
         context = self._context
         self._dispatch.count_time()
+        # A timer that fires during continue-as-new makes the server reject the command, and the task is repeated.
         self._recovery.stop_backing_off()
         await self._reporting.settle()
         # A cancellation must not wait for a revision that a planner is still writing.
@@ -242,7 +246,7 @@ class PlanWorkflow(GraphWorkflow):
     def _check_replan(self, message: Any = None) -> None:
         self._check(self._orders.read_replan, message)
 
-    @workflow.update(description='Start one step now, also in a pause, or a failed one again: "build"')
+    @workflow.update(description='Start a step now, even in a pause, or retry a failed one: "build"')
     def run_step(self, message: Any = None) -> str:
         """Start a ready step, or retry a failed one, even if the plan is paused."""
         return self._orders.run_step(self._take(self._orders.read_step, message))

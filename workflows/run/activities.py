@@ -45,6 +45,7 @@ RETRIES = RetryPolicy(
     initial_interval=timedelta(milliseconds=200),
     backoff_coefficient=2.0,
     maximum_interval=timedelta(seconds=30),
+    # The waits add up to 141 s, which bridges the restart of a service without calling a person.
     maximum_attempts=12,
 )
 RETRIES_IN_TIME = RetryPolicy(
@@ -52,6 +53,7 @@ RETRIES_IN_TIME = RetryPolicy(
     backoff_coefficient=RETRIES.backoff_coefficient,
     maximum_interval=RETRIES.maximum_interval,
     maximum_attempts=RETRIES.maximum_attempts,
+    # The server's own name for this timeout; the SDK has no constant for it.
     non_retryable_error_types=["TemporalTimeout:StartToClose"],
 )
 """For plan steps: a dead worker causes a retry, a used-up time limit is a failure."""
@@ -159,6 +161,7 @@ class ActivityRunner:
 
     def interrupt(self) -> None:
         """Cancel all running activities. `run` raises once they have really stopped."""
+        # Counted, because an interrupt may come between two activities, when there is nothing to cancel.
         self._interrupts += 1
         for handle in self._running:
             self.interrupted = True
@@ -197,7 +200,7 @@ class ActivityRunner:
             forged += 1
             if forged == TRIES_BEFORE_FORGERS:
                 raise ActivityFailedError(
-                    f"{method.__name__} was answered {TRIES_BEFORE_FORGERS} times by something that has no key of this "
+                    f"{TRIES_BEFORE_FORGERS} results of {method.__name__} were not sealed with a key of this "
                     f"installation ({result.reason}). See which workers poll the task queue: tightloop doctor"
                 )
 
@@ -260,12 +263,13 @@ class ActivityRunner:
                         raise
                     self._waits[since, queue] = None
                     notice, missing = await self._look(request, queue, error.activity_type, since)
+                    # The interrupt may have come during the look, which then ended by itself.
                     if self._is_stopped(before):
                         raise
                     if missing and not is_reported and not self._quiet and self._is_executors_own(queue):
                         is_reported = True
                         self._routing.tell_missing(
-                            f"no worker on task queue {queue!r} takes {error.activity_type}; it waits"
+                            f"no worker on task queue {queue!r} takes {error.activity_type}; it is waiting"
                         )
         finally:
             self._waits.pop((since, queue), None)
@@ -324,21 +328,22 @@ class ActivityRunner:
         queues = self._routing.queues
         if options.queue not in ("", queues.workspace):
             raise ActivityFailedError(
-                f"{cause.message}. The worker of task queue {options.queue!r} reads and writes what lies there: start "
-                "it on that host with the same TIGHTLOOP_HOME, or leave this queue out of the settings"
+                f"{cause.message}. The worker of task queue {options.queue!r} needs those files: start it on that "
+                "host with the same TIGHTLOOP_HOME, or remove this queue from the settings"
             )
         self._other_hosts = True
+        # Before the workspace is bound to a host, the worker that refused names all candidates.
         homes = [queues.home] if queues.home else [str(home) for home in cause.details]
         if not homes:
             raise ActivityFailedError(
-                f"{cause.message}, and no worker opens workspaces. Start one of role workspace or all on the host that "
-                "has this one, then resume",
+                f"{cause.message}, and no worker opens workspaces. Start one of role workspace or all on the host of "
+                "this one, then resume",
                 no_worker=True,
             )
         left = [home for home in homes if home not in tried_queues]
         if not left:
             raise ActivityFailedError(
-                f"{cause.message}. Asked: {', '.join(filter(None, tried_queues)) or 'no other host'}"
+                f"{cause.message}. Task queues tried: {', '.join(filter(None, tried_queues)) or 'none'}"
             )
         return left[0]
 
@@ -372,6 +377,7 @@ class ActivityRunner:
             return self._notice, False
         waited = workflow.now() - since
         if staff.successor and not self._quiet and self._routing.leave_silent_host(staff.successor):
+            # The host may never come back, so nothing else would end the wait for this activity.
             self.interrupt()
         if waited < staff.patience:
             return min(staff.patience - waited, staff.again or LOOK_AGAIN, LOOK_AGAIN), staff.workers == 0
@@ -381,7 +387,7 @@ class ActivityRunner:
                 f"{format_count(staff.workers, 'worker')} on task queue {queue!r} had no free slot for "
                 f"{activity} {after}"
             )
-            raise ActivityFailedError(f"{busy}. Start another one, or resume to wait on", no_worker=True)
+            raise ActivityFailedError(f"{busy}. Start another worker, or resume to keep waiting", no_worker=True)
         raise ActivityFailedError(
             f"no worker on task queue {queue!r} took {activity} {after}. Start one for this queue, then resume",
             no_worker=True,
@@ -397,12 +403,12 @@ def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedEr
     """Return the error for a failed activity, with the activity's own message if it has one."""
     cause = error.cause
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
-        reason = f"{error.activity_type} did not end within {options.timeout.total_seconds():g} s"
+        reason = f"{error.activity_type} exceeded its time limit of {options.timeout.total_seconds():g} s"
         return ActivityFailedError(reason, timed_out=True)
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.HEARTBEAT:
         # The server only knows that heartbeats are missing. A worker that finds another one dead reports that itself.
         is_found = cause.failure is not None and cause.failure.source == FOUND_BY_WORKER
-        lost = "no heartbeat came: its worker or its host was lost, or could not reach Temporal"
+        lost = "heartbeats stopped: its worker or its host died, or could not reach Temporal"
         return ActivityFailedError(f"{error.activity_type} broke off: {cause.message if is_found else lost}")
     if isinstance(cause, ApplicationError):
         is_drift = cause.type == DriftError.__name__ and bool(cause.details)

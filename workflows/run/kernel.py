@@ -98,7 +98,7 @@ class Inbox:
     """Verifies the seals of messages and refuses replays. Without authentication every message is accepted.
 
     Attributes:
-        messages: accepted messages, carried to the next run.
+        heard: accepted messages, carried to the next run.
         last_heard: time of the last accepted message in this run.
     """
 
@@ -247,6 +247,7 @@ class Run(Routing, ABC):
         """
         if self._given.problem:
             raise InvalidRequestError(self._given.problem)
+        # Anyone with access to Temporal may choose an id, and it becomes part of paths and git refs.
         check_id(workflow.info().workflow_id)
         check_seal(self._given.sealed_as)
         # Before the checks of the request: a misspelt field would be reported as a missing value.
@@ -345,7 +346,10 @@ class Run(Routing, ABC):
     def match(self, command: AnswerCommand) -> Answers:
         """Return the questions that a command answers, without recording anything. See `match_answers`."""
         return match_answers(
-            command, tuple(question for question in self.waiting if not question.command), self.otherwise
+            command,
+            # A question with a command of its own, such as `dispatch`, is answered by that command only.
+            tuple(question for question in self.waiting if not question.command),
+            self.otherwise,
         )
 
     def answer(self, answers: Answers) -> Answers:
@@ -421,6 +425,7 @@ class Alerts:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._sending.pop(task, None)
+        # A plan continues as new only when no alert is being sent, so its loop has to look again.
         self._run.wake()
 
     async def _send(self, request: SendAlertsRequest) -> None:
@@ -431,7 +436,7 @@ class Alerts:
             self._run.log("alert", f"{kind} could not be sent: {error.cause or error}")
             return
         if isinstance(reply, RefusedPayload):
-            self._run.log("alert", f"{kind}: whether it was sent is not known: {reply.reason}")
+            self._run.log("alert", f"{kind}: it is unknown whether it was sent: {reply.reason}")
             return
         for delivery in reply.deliveries:
             self._run.log("alert", delivery_line(request.alert, delivery))
@@ -453,6 +458,7 @@ async def _execute(request: SendAlertsRequest, queue: str) -> AlertsSent | Refus
         activity_id=new_activity_id(),
         task_queue=queue or None,
         start_to_close_timeout=ALERT_TIMEOUT,
+        # The workflow's own queue certainly has a worker: the one that runs this code.
         schedule_to_start_timeout=ALERT_PICK_UP_TIMEOUT if queue else None,
         schedule_to_close_timeout=ALERT_PATIENCE,
         retry_policy=ALERT_RETRIES,

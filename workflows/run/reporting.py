@@ -73,6 +73,7 @@ class Reporter:
             running: status otherwise.
         """
         status = "paused" if kind and paused else running
+        # Each upsert adds an event to the history, so an unchanged value is not sent again.
         if (kind, status) != self._called_for:
             self._called_for = (kind, status)
             pause_kind = PAUSE_KIND.value_set(kind) if kind else PAUSE_KIND.value_unset()
@@ -144,7 +145,7 @@ class Recording:
         if recording is not None and not recording.done():
             with contextlib.suppress(TimeoutError):
                 await workflow.wait_condition(
-                    recording.done, timeout=SETTLE_TIMEOUT, timeout_summary="go on without the record"
+                    recording.done, timeout=SETTLE_TIMEOUT, timeout_summary="continue without the record"
                 )
 
     async def _record(self) -> None:
@@ -155,9 +156,10 @@ class Recording:
                 snapshot, events = self._row(), self._events()
                 await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=events))
             except ActivityError as error:
-                workflow.logger.warning("not in the ledger: %s", error.cause or error)
+                workflow.logger.warning("the ledger entry was not written: %s", error.cause or error)
 
     async def _send(self, request: RecordRequest) -> None:
+        # The ledger is a file on the host that has the workspace.
         queue = self._run.queues.home or self._run.queues.workspace
         await workflow.execute_activity_method(
             RecordActivities.record,
@@ -168,7 +170,7 @@ class Recording:
             schedule_to_start_timeout=PICK_UP_TIMEOUT if queue else None,
             schedule_to_close_timeout=RECORD_PATIENCE,
             retry_policy=RECORD_RETRIES,
-            summary="record what people see",
+            summary="update the ledger entry",
         )
 
 
@@ -293,6 +295,7 @@ class Reporting:
     def show(self, *, at_once: bool = True) -> None:
         """Publish the state. Without `at_once`, refresh only the details, at most once per interval."""
         run, view = self._run, self._view
+        # Questions may still be open after the end; they must not replace the final status.
         if not run.is_running:
             self._reporter.show(at_once=at_once)
             return

@@ -129,10 +129,12 @@ class RunWorkflow(ABC):
             self._refuse(refusal.reason)
             raise ApplicationError(refusal.reason, type=refusal.kind, non_retryable=True) from refusal.__cause__
         except BaseException as error:
+            # A cancellation arrives bare, or as the cause of an activity's or a child's error.
             if is_cancelled_exception(error):
                 self._run.cancel("cancelled in Temporal")
                 # Shielded, so that the cancellation does not also cancel the cleanup.
                 await asyncio.shield(self._or_continue_as_new(self._end_cancelled_run()))
+            # Temporal shows the run as cancelled only if the cancellation leaves the workflow.
             raise
 
     async def _or_continue_as_new(self, work: Awaitable[Any]) -> Any:
@@ -154,19 +156,21 @@ class RunWorkflow(ABC):
     # -- messages -------------------------------------------------------------------------------------
     # Signals accept any number of arguments, because a surplus one would fail every workflow task.
 
-    @workflow.signal(description="Pause: nothing new is started. Optional: a reason as text.")
+    @workflow.signal(description="Pause: start nothing new. Optional: a reason as text.")
     def pause(self, reason: Any = None, *_more: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
         for content in self._run.inbox.take_signal(reason):
             self._commands.pause(read_remark(content))
 
-    @workflow.signal(description="Go on: choose the default of everything that waits. Optional: a note as text.")
+    @workflow.signal(description="Resume: choose the default of each open question. Optional: a note as text.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
         """End pauses that need no decision."""
         for content in self._run.inbox.take_signal(note):
             await self._commands.resume(content)
 
-    @workflow.signal(description="End it for good; what runs is stopped, files stay as they are. Optional: a reason.")
+    @workflow.signal(
+        description="End it for good: running work is stopped, files stay as they are. Optional: a reason."
+    )
     def cancel(self, reason: Any = None, *_more: Any) -> None:
         """Stop running work and end the run."""
         for content in self._run.inbox.take_signal(reason):
@@ -183,7 +187,7 @@ class RunWorkflow(ABC):
     def _check_answer(self, value: Any = None) -> None:
         self._check(lambda content: self._run.match(self._run.read_answer(content)), value)
 
-    @workflow.update(description='Raise the budget, and go on if that is enough: {"cost_usd": 1}')
+    @workflow.update(description='Raise the budget, and continue if that is enough: {"cost_usd": 1}')
     async def top_up(self, addition: Any = None) -> str:
         """Raise limits of the budget."""
         added = self._take(self._commands.read_top_up, addition)
@@ -199,7 +203,9 @@ class RunWorkflow(ABC):
         """Return the last timeline entries."""
         return list(self._run.core.timeline)
 
-    @workflow.query(description="Events of this Temporal run, a page: after how many lines; -1: all that are its own")
+    @workflow.query(
+        description="Events of this Temporal run, by page. Argument: events to skip; -1: skip those from before a reset"
+    )
     def events(self, after: int = 0) -> TimelinePage:
         """Return a page of the events of this Temporal run."""
         return self._run.timeline.page(after)

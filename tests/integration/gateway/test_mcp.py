@@ -178,7 +178,7 @@ async def work_of_operator(operator: Client, client: TightloopClient, workspace:
     assert "respond" not in (await call(operator, "respond", id=episode, text="mind the line ends"))["ack"]
     assert "ckpt-0" in await refused(operator, "resume_episode", ckpt_id="ckpt-99")
     assert "must be" in await refused(operator, "answer", id=episode, option=7)
-    assert "going back to ckpt-1" in (await call(operator, "resume_episode", ckpt_id="ckpt-1"))["ack"]
+    assert "restoring ckpt-1" in (await call(operator, "resume_episode", ckpt_id="ckpt-1"))["ack"]
     # Iterations are counted on; the next one begins with the files of the checkpoint.
     await awaits_work(client, episode, 3)
     elsewhere = workspace.parent / "elsewhere"

@@ -101,7 +101,7 @@ def test_no_sentence_allows_anything(question: Question) -> None:
     episode = Episode(question)
     for sentence in SENTENCES:
         said = episode.respond(sentence)
-        assert "still waits. Send answer" in said
+        assert "still waits. Send an answer" in said
         for note in (sentence, {"note": sentence}, {"text": sentence, "by": "ada"}):
             episode.resume(note)
         episode.commands.pause(read_remark(sentence))
@@ -121,7 +121,7 @@ def test_no_text_allows_anything(text: str) -> None:
 
 def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> None:
     deviation = Episode(make_question(QuestionKind.DEVIATION, "it left its course"))
-    assert deviation.respond("use the other parser") == "the planner will read it; the episode goes on"
+    assert deviation.respond("use the other parser") == "the planner will read it; the episode continues"
     assert deviation.record.waiting == ()
     work = Episode(WORK)
     assert "still waits" in work.respond("I could not do it")
@@ -139,7 +139,9 @@ def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:
     episode.resume({"note": "keep the tests", "by": "ada"})
     last = episode.record.core.timeline[-1]
     assert last.kind == "refused"
-    assert last.text == 'resume: q1 needs a decision. Send answer, such as {"question": "q1", "option": "allow"}'
+    assert (
+        last.text == 'resume: q1 needs a decision. Send an answer, for example: {"question": "q1", "option": "allow"}'
+    )
     assert episode.record.state.notes == ("keep the tests",)
 
 
