@@ -34,7 +34,7 @@ from tightloop.settings import Settings, parse_settings
 NOW = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
 GOAL = "rewrite the billing of ACME"
 REQUEST = EpisodeRequest(goal=GOAL, workspace="/srv/acme-billing", definition_of_done=["pytest -q"])  # type: ignore[arg-type]
-REASON = "2 iterations left their course: edited /srv/acme-billing/rates.py: RATE = 0.17"
+REASON = "2 iterations in a row went off course: edited /srv/acme-billing/rates.py: RATE = 0.17"
 
 
 def alert(kind: AlertKind = AlertKind.DEVIATION, *, at: datetime = NOW, reason: str = REASON) -> Alert:
@@ -77,7 +77,7 @@ def test_a_notice_holds_ids_kinds_and_counts_alone(kind: AlertKind) -> None:
     body = (
         notice_of(alert(kind), link=episode_link("http://127.0.0.1:8233/", "default", "episode-1")).as_json().decode()
     )
-    for private in (GOAL, "ACME", "acme", "/srv", "RATE", "rates.py", "left their course"):
+    for private in (GOAL, "ACME", "acme", "/srv", "RATE", "rates.py", "went off course"):
         assert private not in body
     told = json.loads(body)
     assert told["kind"] == kind.value

@@ -210,7 +210,7 @@ async def test_resume_and_pause_claim_no_success_for_what_they_do_not_do(
         assert "Give an amount, such as --iterations 5" in " ".join(said.split())
         code, said = await cli("move", episode_id, "--to", "nowhere")
         assert code == 2
-        assert "move: no worker for workspaces runs on 'nowhere'" in " ".join(said.split())
+        assert "move: no workspace worker runs on 'nowhere'" in " ".join(said.split())
         code, said = await cli("pause", episode_id)
         assert (code, said.splitlines()[0]) == (0, f"{episode_id} is paused already")
         await client.cancel(episode_id)

@@ -141,8 +141,8 @@ async def test_episode_whose_copies_are_gone_goes_on_on_its_own_host_once_a_pers
     bucket.remove(bucket.names(episode_id))
     await stage.client.resume(episode_id)
     status = await asked(stage.client, episode_id, since=before)
-    assert "the remote store knows nothing of it" in status.questions[0].title
-    assert "To have it here: tightloop move ID --to first" in status.questions[0].title
+    assert "the remote store has no record of it" in status.questions[0].title
+    assert "To move it here: tightloop move ID --to first" in status.questions[0].title
     await stage.client.move(episode_id, "first")
     result = await stage.client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED

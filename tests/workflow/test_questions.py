@@ -81,7 +81,7 @@ async def test_a_denied_permission_is_told_to_executor_and_planner(
     assert report is not None
     assert (report.status, report.denied) == (ExecutorStatus.NO_CHANGE, ("append line 1",))
     assert any("asked about append line 1: use another file" in note for note in planner.briefings[1].notes)
-    assert "It was not allowed: append line 1" in str(planner.briefings[1].plan_request)
+    assert "Not allowed: append line 1" in str(planner.briefings[1].plan_request)
     assert not (workspace / "log.txt").exists()
 
 

@@ -28,28 +28,32 @@ def spent_tokens(usage: Usage) -> int:
 
 def add_message(talk: Talk, message: ArtifactRef) -> Talk:
     """Append a message for the model, and reset its loop counters."""
+    # New instructions start a new part of the work: earlier repeats are no evidence of a loop any more.
     return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
 
 
 def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> str:
     """Return the exhausted bound of a role as a sentence, or ""."""
     most, turns = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, Talk()).turns
+    # The role's own bound first: it is the narrower one, so its setting is the one to raise.
     if turns >= most:
-        return f"coder.roles.{role}.max_turns is {most}, and {turns} turns are taken"
+        return f"coder.roles.{role}.max_turns is {most}, and {turns} turns were used"
     if progress.turns >= bounds.max_turns:
-        return f"coder.max_turns is {bounds.max_turns}, and {progress.turns} turns are taken"
+        return f"coder.max_turns is {bounds.max_turns}, and {progress.turns} turns were used"
     if (spent := spent_tokens(progress.usage)) >= bounds.max_tokens:
-        return f"coder.max_tokens is {bounds.max_tokens}, and {spent} tokens are spent"
+        return f"coder.max_tokens is {bounds.max_tokens}, and {spent} tokens were used"
     return ""
 
 
 def after_turn(talk: Talk, turn: Turn) -> Talk:
     """Record a reply before its calls are made."""
+    # None of the calls of a faulty reply is made, so it is as idle as a reply without calls.
     idle = not turn.calls or bool(turn.problem)
     return talk.evolve(
         node=turn.node,
         turn=turn,
         results=(),
+        # They are part of the node from now on; sent again, the model would read them twice.
         said=(),
         correction=turn.problem or ("" if turn.calls else PROPOSE),
         turns=talk.turns + 1,
@@ -78,6 +82,7 @@ def count_repeats(marks: Sequence[str]) -> int:
 
 def may_reflect(progress: CoderProgress, bounds: Bounds) -> bool:
     """Return whether failing checks lead to another round."""
+    # The first round is not a repair: `rounds` counts only those after failing checks.
     return progress.round <= bounds.rounds
 
 
@@ -90,7 +95,7 @@ def why_stuck(talk: Talk) -> str:
     """Return the reason that a conversation is stuck, as a sentence, or ""."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
-        return f"{talk.silent} answers in a row had no tool call that can be made" + (f": {problem}" if problem else "")
+        return f"{talk.silent} replies in a row had no usable tool call" + (f": {problem}" if problem else "")
     if (times := count_repeats(talk.marks)) >= REPEATS_STOP:
         return f"the same call had the same result {times} times"
     return ""
@@ -105,6 +110,7 @@ def resume_progress(progress: CoderProgress) -> CoderProgress:
 def _without_questions(talk: Talk) -> Talk:
     results = []
     for result in talk.results:
+        # Everything after the question is dropped too, because results belong to calls by their position.
         if result.question is not None:
             break
         results.append(result)

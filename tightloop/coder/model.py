@@ -17,6 +17,7 @@ from tightloop.value import ArtifactRef, Document, Sparse, Value, first_problem,
 
 CODER = "coder"
 """Name of the executor, and of the role that changes the code."""
+# The path is part of the input of each new run, so it stays short.
 PATH_LIMIT = 30
 PLANNER, TESTER, REFLECTOR = "planner", "tester", "reflector"
 
@@ -237,6 +238,7 @@ _SESSION = re.compile(r"[0-9a-f]{32}")
 
 def session_of(key: str) -> str:
     """Return the session id of a delivery."""
+    # Derived, not random: a retried delivery must find the session of its first attempt.
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
@@ -247,7 +249,7 @@ def place_of(session: str) -> str:
         InvalidRequestError: the id is not a session id; the path could escape the folder.
     """
     if not _SESSION.fullmatch(session):
-        raise InvalidRequestError(f"{session[:80]!r} is not the id of a coder's session")
+        raise InvalidRequestError(f"{session[:80]!r} is not a coder session id")
     return f"coder/{session}"
 
 
@@ -284,6 +286,7 @@ class Role(Document):
     def _can_finish(cls, value: Any) -> Any:
         tools = value.get("tools") if isinstance(value, dict) else None
         if isinstance(tools, list | tuple) and FINISH not in tools:
+            # At the end, so that the order of the listed tools stays as in the file.
             return {**value, "tools": (*tools, FINISH)}
         return value
 
@@ -300,13 +303,14 @@ def read_role(name: str, text: str) -> Role:
     from tightloop.value.documents import load_yaml
 
     opening, _, rest = text.partition("---\n")
+    # The first closing line ends the head, so the prompt itself may contain `---` lines.
     head, ending, prompt = rest.partition("\n---\n")
     if opening.strip() or not ending or not prompt.strip():
         raise SettingsError(f"role {name}: write `---`, fields such as `tools: [read_file]`, `---`, then the prompt")
     try:
         fields = load_yaml(head)
         if not isinstance(fields, dict):
-            raise SettingsError(f"role {name}: between the lines `---` stand fields such as `tools: [read_file]`")
+            raise SettingsError(f"role {name}: put fields such as `tools: [read_file]` between the `---` lines")
         return Role.model_validate({**fields, "name": name, "prompt": prompt.strip()})
     except yaml.YAMLError as error:
         raise SettingsError(f"role {name}: not valid YAML: {' '.join(str(error).split())}") from None
@@ -324,6 +328,7 @@ def known_roles() -> Mapping[str, Role]:
     # The settings import this module; only users of the coder read the files.
     from importlib import resources
 
+    # Sorted, because the order of a folder depends on the file system.
     files = sorted(resources.files("tightloop.coder").joinpath("roles").iterdir(), key=lambda file: file.name)
     named = [(file.name.removesuffix(".md"), file) for file in files if file.name.endswith(".md")]
     return {name: read_role(name, file.read_text("utf-8")) for name, file in named}

@@ -53,9 +53,10 @@ def patch(text: str, old: str, new: str) -> Patched | Miss:
     """Replace the only match of `old` in `text`."""
     byte_order_mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
     file = _File(text[len(byte_order_mark) :])
+    # A model may copy the mark from what it read, or leave it out; the file keeps its own either way.
     old, new = (_plain(part.removeprefix(BYTE_ORDER_MARK)) for part in (old, new))
     if not old:
-        return Miss("old is empty: quote the lines that are replaced. A new file is made by create_file")
+        return Miss("old is empty: quote the lines to replace. To make a new file, use create_file")
     if old == new:
         return Miss("old and new are the same: there is nothing to change")
     applied_starts: list[int] = []
@@ -68,11 +69,12 @@ def patch(text: str, old: str, new: str) -> Patched | Miss:
             match = matches[0]
             line = file.plain.count("\n", 0, match.start) + 1
             return Patched(byte_order_mark + file.replace(match), line, match.new.count("\n") + 1, how)
+        # An ambiguous match is not left to a looser strategy, which could pick another place.
         if matches:
             lines = ", ".join(str(file.plain.count("\n", 0, match.start) + 1) for match in matches[:PLACES_SHOWN])
             more = f" and {len(matches) - PLACES_SHOWN} more" if len(matches) > PLACES_SHOWN else ""
-            at = f"it begins at lines {lines}{more}"
-            return Miss(f"old is there {len(matches)} times, {at}. Take more of the lines around the one that is meant")
+            at = f"at lines {lines}{more}"
+            return Miss(f"old occurs {len(matches)} times, {at}. Include more of the lines around the one you mean")
     return _missing(file.plain, old, new, applied_starts)
 
 
@@ -89,6 +91,7 @@ class _File:
         start, end = self._original(match.start), self._original(match.end)
         old = self._text[start:end]
         like = old if "\n" in old else self._text
+        # By majority, because a file may have mixed line ends.
         is_dos = like.count("\r\n") * 2 > like.count("\n")
         return self._text[:start] + (match.new.replace("\n", "\r\n") if is_dos else match.new) + self._text[end:]
 
@@ -131,11 +134,13 @@ def _find_all(text: str, part: str) -> Iterator[int]:
 
 def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]:
     """Return the places whose lines equal `old` up to trailing blanks, or also up to indentation."""
+    # `_place` deals with the final newline: here it would hide a match in the last line of a file without one.
     old_lines = old.removesuffix("\n").split("\n")
     lines = text.split("\n")
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line) + 1)
+    # A blank line would match almost everywhere.
     anchor = next(number for number, line in enumerate(old_lines) if line.strip())
     matches: list[_Place] = []
     for first in range(len(lines) - len(old_lines) + 1):
@@ -153,6 +158,7 @@ def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Pla
     if end > len(text):
         # The last line of a file without a final newline, which it must not gain.
         new = new.removesuffix("\n") if old_ends else new
+        # Deleting the last line takes the newline before it along: the file had none at its end before.
         if old_ends and not new:
             start = max(start - 1, 0)
         return _Place(start, len(text), new)
@@ -169,6 +175,7 @@ def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bo
             return None
         if want.strip():
             shifts.add(_shift(_indentation(line), _indentation(want)))
+    # Different shifts mean another nesting, so this is another place.
     return _shift_text(new, *shifts.pop()) if len(shifts) == 1 else None
 
 
@@ -178,6 +185,7 @@ def _shift(has: str, old_indent: str) -> tuple[str, str]:
         return has[: len(has) - len(old_indent)], ""
     if old_indent.endswith(has):
         return "", old_indent[: len(old_indent) - len(has)]
+    # Neither extends the other, such as tabs and spaces. No source contains NUL, so `_shift_text` recognises the mark.
     return "\0", "\0"
 
 
@@ -204,14 +212,15 @@ def _around(text: str, match: _Place) -> int | None:
 
 
 def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> Miss:
+    # White space alone occurs in every file, and would always look applied.
     starts = applied_starts or (list(islice(_find_all(text, new), 1)) if new.strip() else [])
     if starts:
         line = text.count("\n", 0, starts[0]) + 1
         excerpt = _around_line(text, line, new.count("\n") + 1)
-        return Miss(f"already applied: new is there, at line {line}, and old is not there besides\n{excerpt}")
+        return Miss(f"already applied: new is at line {line}, and old occurs nowhere else\n{excerpt}")
     nearest_line = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
     if nearest_line is None:
-        return Miss("old is not in the file, and no line of it is like one of old. Read the file, and copy from it")
+        return Miss("old is not in the file, and no line of the file resembles it. Read the file and copy from it")
     excerpt = _around_line(text, nearest_line, old.count("\n") + 1)
     return Miss(f"old is not in the file. Copy it exactly, blanks included. The nearest lines are:\n{excerpt}")
 
@@ -234,6 +243,7 @@ def _nearest(lines: list[str], old_lines: list[str]) -> int | None:
         # Frequent lines, such as a bracket, are no evidence.
         places = at.get(want.strip(), ()) if want.strip() else ()
         for position in places if len(places) <= PLACES_SHOWN else ():
+            # Each matching line votes for the start that would put it into its place.
             votes[position - number] = votes.get(position - number, 0) + 1
     if votes:
         best = min(votes, key=lambda start: (-votes[start], start))
@@ -246,6 +256,7 @@ def _most_alike(lines: list[str], old_lines: list[str]) -> int | None:
     # It caches what it knows of its second sequence, so the constant one is the second.
     matcher = SequenceMatcher(autojunk=False)
     matcher.set_seq2(first)
+    # By difflib's documentation, a ratio above 0.6 is a close match.
     best, least = None, 0.6
     for number, line in enumerate(lines[:COMPARED_LINES], start=1):
         matcher.set_seq1(line.strip()[:COMPARED_CHARACTERS])

@@ -39,6 +39,7 @@ class Budget(CallerInput):
     def spent_at_once(self) -> str:
         """Name of the first limit that prevents any start and that no extension raises, or ""."""
         bounds = ((item.bound, getattr(self, item.bound)) for item in BudgetItem)
+        # The zero of the bound's own type: a timedelta cannot be compared with 0.
         return next((name for name, most in bounds if most is not None and most <= type(most)()), "")
 
 
@@ -131,6 +132,7 @@ def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
         now, more = getattr(budget, field), getattr(first, field)
         # An iteration in progress may have exceeded the limit, so the addition starts from the spent amount.
         raised[field] = max(now, getattr(spent, breach.item.value)) + (now if more is None else more)
+    # The warning moves along; otherwise the planner would be asked to converge in every further iteration.
     if "max_iterations" in raised and budget.warn_at_iteration is not None and budget.max_iterations is not None:
         raised["warn_at_iteration"] = budget.warn_at_iteration + raised["max_iterations"] - budget.max_iterations
     return budget.evolve(**raised)

@@ -13,6 +13,7 @@ from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
 
 TAIL_CHARACTERS = 1_200
 """Maximum length of the output tail in a result; the full output is an artifact."""
+# Also bounds `Verification`, which enters the history in every iteration.
 FAILING_LIMIT = 10
 READ_CHARACTERS = 200_000
 """Maximum length of the output end that is searched for counts and causes."""
@@ -20,7 +21,7 @@ LINE_CHARACTERS = 300
 """Maximum searched length per line: the patterns take quadratic time on an endless line."""
 
 
-_QUOTING = "Put the whole command between single quotes, and what is quoted within it between double ones: "
+_QUOTING = "Put the whole command in single quotes and use double quotes inside it: "
 _QUOTING += """--done 'pytest -q -k "not slow"'"""
 
 
@@ -56,9 +57,10 @@ class Check(CallerInput):
         if "<<" in self.run or "$'" in self.run:
             return ""
         try:
+            # With comments, as in a shell: an apostrophe in a comment opens no quote.
             shlex.split(self.run, comments=True)
         except ValueError as error:
-            what = "a quote that is not closed" if "quotation" in str(error) else "a backslash at its end"
+            what = "an unclosed quote" if "quotation" in str(error) else "a trailing backslash"
             return f"the check {shorten(self.run, 80)!r} has {what}. {_QUOTING}"
         return ""
 
@@ -148,6 +150,7 @@ class CheckReport(Value):
     @property
     def green(self) -> bool:
         """True if there is at least one check and all passed."""
+        # `all` of nothing is true, but no checks are no success.
         return bool(self.results) and all(result.passed for result in self.results)
 
     @property
@@ -184,6 +187,7 @@ def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
     """
     output = _searchable(output)
     if _PYTEST_END.search(output):
+        # The last summary: a command may run pytest several times.
         last = list(_PYTEST_END.finditer(output))[-1].group()
         numbers = {label: int(number) for number, label in _PYTEST.findall(last)}
         failed = numbers.get("failed", 0) + numbers.get("error", 0) + numbers.get("errors", 0)
@@ -217,11 +221,13 @@ def judge(
 ) -> CheckResult:
     """Convert a finished command into a result. Only exit code 0 passes."""
     counts, failing = parse_counts(output)
+    # The time limit first: a program that handles the signal may still exit with 0.
     status = CheckStatus.TIMED_OUT if timed_out else _STATUS_OF.get(exit_code, CheckStatus.FAILED)
     result_signature, printed = "", Printed()
     if status is not CheckStatus.PASSED:
         printed = read_output(_searchable(output))
         # All causes, not only the last: a smaller set is a different failure.
+        # Too many lines, or none, cannot be compared one by one; then the end stands for the whole output.
         causes = printed.lines or (signature(output[-300:]),)
         result_signature = combine_signatures(
             (signature(check.run, status.value), str(counts.failed), *failing, *causes)
@@ -236,6 +242,7 @@ def judge(
         tail=clip(output.strip(), TAIL_CHARACTERS),
         output=artifact,
         counts=counts,
+        # A command such as `pytest || true` passes although its output lists failures.
         failing=failing if status is not CheckStatus.PASSED else (),
         signature=result_signature,
         printed=printed,
@@ -264,6 +271,7 @@ def regress(before: CheckReport | None, after: CheckReport) -> bool:
 
 
 def _pairs(before: CheckReport, after: CheckReport) -> list[tuple[CheckResult, CheckResult]]:
+    # By command: a check that was amended under the same name is another check.
     old = {result.run: result for result in before.results}
     return [(old[result.run], result) for result in after.results if result.run in old]
 
@@ -273,6 +281,7 @@ def _is_better(old: CheckResult, new: CheckResult) -> bool:
         return new.passed and not old.passed
     if old.counts.failed is not None and new.counts.failed is not None:
         return new.counts.failed < old.counts.failed
+    # A timed-out run prints fewer lines without being better, so only equal statuses are compared.
     return old.status is new.status and is_part(new.printed.lines, old.printed.lines)
 
 

@@ -17,6 +17,7 @@ from tightloop.value import ArtifactRef, Document, Value, shorten
 RECENT_LIMIT = 60
 """Number of checkpoints in an open run; older ones stay in the ledger and can be restored."""
 
+# Bounded, because int() raises for numbers of more than 4300 digits.
 _ID = re.compile(r"^(?:ckpt-)?(\d{1,7})$")
 
 
@@ -103,6 +104,7 @@ def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tup
     # An ancestor may be older than the list: the walk ends there, and older records are unchanged.
     lineage: set[str] = set()
     walk: str | None = checkpoint
+    # The second condition ends the walk if a damaged list has a cycle of parents.
     while walk is not None and walk not in lineage:
         lineage.add(walk)
         walk = by_id[walk].parent if walk in by_id else None
@@ -142,6 +144,7 @@ class CopiesHead(Value):
 
     def with_run(self, home: str, run: str) -> Self:
         """Return the head for a new episode with this id; nothing of an earlier one is reused."""
+        # A retried activity of the same run must not open another epoch.
         if (self.home, self.run) == (home, run):
             return self
         return self.evolve(home=home, run=run, epoch=self.epoch + 1, increments=(), last=None)
@@ -154,6 +157,7 @@ class CopiesHead(Value):
         """
         if (self.home, self.epoch) == (home, epoch):
             return self
+        # A late retry of a move that was overtaken must not win the episode back. Two hosts cannot share an epoch.
         if self.epoch >= epoch:
             raise _make_fenced_error(self, home, epoch)
         return self.evolve(home=home, run="", epoch=epoch)
@@ -173,16 +177,17 @@ def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
     Raises:
         FencedError: another host has taken over.
     """
+    # Both count: after a move there and back, the home is the same, but late writes of the old epoch must fail.
     if head is None or (head.home, head.epoch) != (home, epoch):
         raise _make_fenced_error(head, home, epoch)
     return head
 
 
 def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> FencedError:
-    holder = f"{head.home!r} has it with epoch {head.epoch}" if head else "the remote store knows nothing of it"
+    holder = f"{head.home!r} holds it with epoch {head.epoch}" if head else "the remote store has no record of it"
     return FencedError(
-        f"the host of task queue {home!r} may not go on with this episode under epoch {epoch}: {holder}. Nothing was "
-        f"delivered or copied. To have it here: tightloop move ID --to {host_of(home) or home}"
+        f"the host of task queue {home!r} must not continue this episode under epoch {epoch}: {holder}. Nothing was "
+        f"delivered or copied. To move it here: tightloop move ID --to {host_of(home) or home}"
     )
 
 
@@ -222,11 +227,12 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
     """
     if not epoch:
         raise InvalidRequestError(
-            "move: the checkpoints of this episode are on its host only. Name a bucket in the settings of the workers "
-            "(remote.bucket); episodes that start afterwards can be moved"
+            "move: the checkpoints of this episode exist only on its host. Set remote.bucket in the settings of the "
+            "workers; episodes started after that can be moved"
         )
     if target.to == home and not waits:
-        raise InvalidRequestError(f"move: the episode is on {home!r} already, and is not paused")
+        raise InvalidRequestError(f"move: the episode is already on {home!r} and is not paused")
+    # Only the form is checked: a workflow cannot ask which task queues have workers.
     if "-workspace-" not in target.to:
         raise InvalidRequestError(
             f"move: {target.to!r} is not the task queue of a host with workspaces. See them: tightloop doctor"
@@ -240,14 +246,15 @@ def choose_home(target: str, homes: tuple[str, ...]) -> str:
         InvalidRequestError: none matches, or more than one.
     """
     fits = [home for home in homes if target in (home, host_of(home))]
+    # People know the machine, but not the random suffix of its host name.
     fits = fits or [home for home in homes if host_of(home).rpartition("-")[0] == target]
     if len(fits) == 1:
         return fits[0]
-    choices = ", ".join(homes) or "nobody"
+    choices = ", ".join(homes) or "none"
     if fits:
-        raise InvalidRequestError(f"move: {target!r} has {len(fits)} workers for workspaces. Name one: {choices}")
+        raise InvalidRequestError(f"move: {target!r} has {len(fits)} workspace workers. Choose one: {choices}")
     raise InvalidRequestError(
-        f"move: no worker for workspaces runs on {target!r}. Start one there, or name one of these: {choices}"
+        f"move: no workspace worker runs on {target!r}. Start one there, or choose one of these: {choices}"
     )
 
 
@@ -256,6 +263,7 @@ def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
 
     The episodes of one host are spread over all others.
     """
+    # Sorted, because the order of a set of strings differs between processes too.
     other_homes = sorted({*homes} - {home})
     # crc32 and not hash(), which is salted: every process must choose the same host.
     return other_homes[crc32(episode_id.encode()) % len(other_homes)] if other_homes else ""
@@ -273,6 +281,7 @@ def read_increment_name(name: str) -> str:
 
 def is_increment_up_to(epoch: int, name: str) -> bool:
     """Return whether this is the full name of an increment of this or an earlier epoch."""
+    # The names come from a listing of the bucket, which also holds the head.
     parts = name.rsplit("/", 2)
     return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]
 

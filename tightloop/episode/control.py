@@ -103,6 +103,7 @@ def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: i
     """
     if not isinstance(value, dict):
         value = {"checkpoint_id": str(value) if value is not None else ""}
+    # The list of checkpoints calls it `id`, so people send that.
     elif "id" in value and "checkpoint_id" not in value:
         value = {**{key: item for key, item in value.items() if key != "id"}, "checkpoint_id": value["id"]}
     arguments = read_argument(
@@ -182,6 +183,7 @@ class EpisodeInput(EpisodeRequest, RunInput):
 
     @property
     def goes_on(self) -> bool:
+        # A fork starts from another episode's checkpoint, so it is new itself.
         return self.replace or (self.restore is not None and not self.restore.episode_id)
 
 
@@ -196,6 +198,7 @@ def way_back(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
     """Return the checkpoint to restore: the one before the change in question, or else the last one."""
     last = state.last_checkpoint
     doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
+    # Only in TRACKING is the change in question already part of the last checkpoint.
     if last is not None and last.parent and doubted and state.phase is EpisodePhase.TRACKING:
         return last.parent
     return last.id if last is not None else ""
@@ -225,6 +228,7 @@ def status_of(
         branch=state.branch,
         plan=state.plan_title,
         executor=f"{state.stand_in}{STANDS_IN}{request.executor.name}".removeprefix(STANDS_IN),
+        # A stand-in uses the model of its own settings, never the requested executor's.
         model=state.model or ("" if state.stand_in else request.executor.model),
         checks=state.checks_text,
         failed_checks=state.failed_checks,
@@ -272,7 +276,7 @@ def details_markdown(
     lines += ["", "| checkpoint | iteration | branch | class | checks | reset event |", "|---|---|---|---|---|---|"]
     lines += [_checkpoint_row(record) for record in state.checkpoints[-CHECKPOINTS_SHOWN:]]
     if reset := reset_command(episode_id, state.checkpoints):
-        lines += ["", f"To reset in Temporal, give run and event of a checkpoint: `{reset}`"]
+        lines += ["", f"To reset in Temporal, use the run and event of a checkpoint: `{reset}`"]
     lines += ["", *_actions(state, questions)]
     return "\n".join(lines)
 
@@ -283,6 +287,7 @@ def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
     if not usable_records:
         return ""
     # Without a run id, Temporal resolves the event in the newest run.
+    # The episode is at the newest one already; with a single one there is no other choice.
     record = usable_records[-2:][0]
     where = f"--workflow-id {episode_id} --run-id {record.run_id} --event-id {record.event_id}"
     return f'temporal workflow reset {where} --reason "back to {record.id}"'
@@ -291,8 +296,8 @@ def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
 def question_lines(question: Question) -> list[str]:
     """Return a question with its evidence, as Markdown."""
     since = question.since.strftime(" since %Y-%m-%d %H:%M:%S UTC") if question.since else ""
-    waits = "waits for a person" if question.needs_person else "may be answered"
-    needs = "It needs a decision: a bare `resume` does not end this."
+    waits = "waits for a person" if question.needs_person else "can be answered"
+    needs = "It needs a decision: `resume` alone does not answer it."
     needs = needs if question.needs_person and not question.default else ""
     return [
         f"**{question.id} {waits}**{since}: {question.title} ({question.kind.value}, by {question.by})",
@@ -311,17 +316,19 @@ def _checkpoint_row(record: CheckpointRecord) -> str:
 
 
 def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
+    # Before the first checkpoint the JSON still has to show the form of the message.
     back = way_back(state, questions) or "ckpt-0"
     if state.phase is EpisodePhase.CLOSED:
         again = json.dumps({"restore": {"checkpoint_id": back}})
-        back = "To go back, reset it to the event of a checkpoint, or start it again under its id with its input and"
-        return [f"It has ended, and takes no messages. {back} `{again}`."]
+        back = "To go back, reset it to the event of a checkpoint, or start it again with the same id, its input and"
+        return [f"The episode has ended and accepts no messages. {back} `{again}`."]
     restore = json.dumps({"checkpoint_id": back, "reason": "why"})
     rows = [
         (f"{option.name}: {option.effect}", "update `answer`", question.json_for(option.name))
         for question in questions
         for option in question.options
     ]
+    # An episode that waits for a person is paused already.
     if not any(question.needs_person for question in questions):
         rows.append(("pause", "signal `pause`", '"why"'))
     if any(question.default for question in questions):

@@ -22,19 +22,19 @@ KEEP, UNDO = "keep", "undo"
 THE_EPISODE = "the episode"
 
 _FIRST = {
-    QuestionKind.OPERATOR: ("resume", "go on; edits made meanwhile are kept"),
-    QuestionKind.BUDGET: (EXTEND, "raise each bound that is reached by its first amount once more"),
-    QuestionKind.REPEATED_ERROR: ("continue", "try again, with the count of errors at zero"),
-    QuestionKind.LIMIT: ("retry", "deliver the plan again, once the limit has passed"),
-    QuestionKind.FATAL: ("retry", "do it again, once the cause is fixed"),
-    QuestionKind.DEVIATION: ("continue", "keep the work and go on; restore a checkpoint to undo it instead"),
+    QuestionKind.OPERATOR: ("resume", "continue; edits made during the pause are kept"),
+    QuestionKind.BUDGET: (EXTEND, "raise each exhausted limit by its initial amount"),
+    QuestionKind.REPEATED_ERROR: ("continue", "try again and reset the error count"),
+    QuestionKind.LIMIT: ("retry", "deliver the plan again once the limit has passed"),
+    QuestionKind.FATAL: ("retry", "try again once the cause is fixed"),
+    QuestionKind.DEVIATION: ("continue", "keep the work and continue; to undo it, restore a checkpoint instead"),
     QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it reads your notes and edits"),
-    QuestionKind.PROOF: (WORK, "go back to work; the planner reads what was found, and your text"),
-    QuestionKind.ALIGNMENT: (ALLOW, "exactly these findings are allowed for the rest of the episode"),
+    QuestionKind.PROOF: (WORK, "continue working; the planner gets the findings and your text"),
+    QuestionKind.ALIGNMENT: (ALLOW, "allow exactly these findings for the rest of the episode"),
 }
-_REFUSE = Option(name=REFUSE, effect="the planner is told to do without, or to undo it, and plans again")
+_REFUSE = Option(name=REFUSE, effect="tell the planner to avoid or undo it, and to plan again")
 _CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are")
-ACCEPT_EFFECT = "succeed with the files as delivered; the proof says who accepted them"
+ACCEPT_EFFECT = "accept the files as delivered and succeed; the proof records who accepted them"
 _ACCEPT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
 _OTHERS = {
     QuestionKind.OPERATOR: (),
@@ -72,10 +72,10 @@ def end_question(work: Work, now: datetime) -> Question:
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
-        title=f"the pause begins when this has ended: {work.describe(now)}",
+        title=f"the pause starts when this ends: {work.describe(now)}",
         options=(
-            Option(name=WAIT, effect="pause when it has ended by itself"),
-            Option(name=END, effect="end it now and pause; it runs again, from its beginning, after the pause"),
+            Option(name=WAIT, effect="pause when it ends by itself"),
+            Option(name=END, effect="stop it now and pause; it starts over after the pause"),
         ),
         default=WAIT,
     )
@@ -90,12 +90,13 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
         title=f"somebody else changed {drift.named}. Keep or undo that?",
         evidence=(*drift.lines, *((f"and {format_count(more, 'more file')}",) if more > 0 else ())),
         options=(
-            Option(name=KEEP, effect="the work goes on with them; name files to keep only those", takes_paths=True),
-            Option(name=UNDO, effect="they are saved and undone; name files to undo only those", takes_paths=True),
+            Option(name=KEEP, effect="keep them and continue; name files to keep only those", takes_paths=True),
+            Option(name=UNDO, effect="save a copy and undo them; name files to undo only those", takes_paths=True),
             cancel,
         ),
         default=KEEP,
         blocks=blocks,
+        # The answer is about this tree: if the files change again meanwhile, it does not apply.
         fingerprint=drift.tree,
         paths=drift.paths,
     )
@@ -207,8 +208,9 @@ def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
         return Decision(action=NextAction.ASK, question=report.question)
     if report.status is ExecutorStatus.PAUSED:
         return _ask(QuestionKind.OPERATOR, "the executor was paused")
+    # NEEDS_PERSON without a question leaves nothing to answer, so it is treated as fatal.
     if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
-        why = report.error or report.summary or f"it ended with {report.status.value} and does not say why"
+        why = report.error or report.summary or f"it ended with {report.status.value} and gave no reason"
         return _ask(QuestionKind.FATAL, f"the executor cannot work: {why}")
     if report.status is ExecutorStatus.LIMIT_HIT and state.limit_strikes >= LIMIT_STRIKES:
         evidence = report.limit.evidence if report.limit else report.summary
@@ -225,6 +227,7 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
     # In the order of the iteration: a plan that was never delivered explains the failing checks after it.
     if state.plan_verdict is PlanVerdict.MALFORMED:
         summary = state.plan_title or "the planner's answer could not be used"
+        # A fixed signature, because the faults of unusable replies vary in their words.
         return failure(FailureKind.PLANNER, signature("planner", "malformed"), summary)
     status = state.executor_status
     if status is not None and status not in SUCCESSES:
@@ -235,7 +238,7 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
         summary = f"{failing_text(verification.failed_count, verification.total)}: {names}"
         return failure(FailureKind.CHECK, verification.signature, summary)
     if not changed and not is_complete(state):
-        summary = "the iteration changed nothing and the planner does not call the goal met"
+        summary = "the iteration changed nothing, and the planner does not claim that the goal is met"
         return failure(FailureKind.EXECUTOR, signature("nothing changed"), summary)
     return None
 
@@ -272,6 +275,7 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
     if doubt is not None and doubt.question is not None:
         return Decision(action=NextAction.TELL, tell=doubt.question.title)
     unmoved = state.memory.unmoved if state.memory else 0
+    # Equality, so that it is reported once and not in every further iteration.
     if unmoved != request.repeat_error_limit + OTHER_CAUSES:
         return CONTINUE
     names = ", ".join(map(str, state.failed_checks[:3]))
@@ -284,10 +288,11 @@ def _in_vain(streak: FailureStreak, limit: int) -> str:
         return ""
     if streak.idle >= limit:
         return (
-            f"{format_count(streak.idle, 'iteration')} in a row changed no file, brought back files of before "
+            f"{format_count(streak.idle, 'iteration')} in a row changed no file, restored earlier files "
             f"or made the "
             f"checks worse: {streak.last.summary}"
         )
+    # The same failing checks may hide progress in the code; only other failures prove futility.
     return _same_error(streak) if streak.last.kind is not FailureKind.CHECK and streak.count >= limit else ""
 
 
@@ -302,7 +307,7 @@ def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
             return _ask(QuestionKind.REPEATED_ERROR, f"{title}: {streak.last.summary}")
     if state.low_streak < request.deviation_limit:
         return None
-    left = f"{format_count(state.low_streak, 'iteration')} in a row left their course: {state.reflect_detail}"
+    left = f"{format_count(state.low_streak, 'iteration')} in a row went off course: {state.reflect_detail}"
     return _ask(QuestionKind.DEVIATION, left)
 
 
@@ -313,4 +318,5 @@ def _same_error(streak: FailureStreak) -> str:
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:
     """Return whether to continue as new; asked between iterations only."""
+    # Temporal's suggestion counts events, of which messages and questions make more than the iterations alone.
     return suggested or iterations_in_run >= request.iterations_per_run

@@ -43,6 +43,7 @@ _NOISE = (
         "<at>",
     ),
 )
+# Apart from the rest, because next to a limit a duration is a measurement.
 _DURATION = (
     re.compile(
         r"\b(?:in|took|after|elapsed|duration|time)[ :=]*\d+(?:\.\d+)? ?(?:m?s|secs?|seconds?|min|minutes)?\b"
@@ -160,6 +161,7 @@ def goes_round(marks: tuple[str, ...]) -> bool:
     """
     for length in range(2, LONGEST_CIRCLE + 1):
         newest, before = marks[-length:], marks[-2 * length : -length]
+        # The length too: before there are two rounds, both slices may be short and equal.
         if newest == before and len(newest) == length and len(set(newest)) > 1:
             return True
     return False
@@ -167,6 +169,7 @@ def goes_round(marks: tuple[str, ...]) -> bool:
 
 LINES_LIMIT = 400
 NUMBERS_LIMIT = 12
+# With more numbers, as in a table or a log, it is unclear which one is limited.
 DURATION_AND_LIMIT = 2
 PASSED = 4
 """Direction of a number of tests that passed, not only ran: up."""
@@ -275,6 +278,7 @@ def read_output(text: str) -> Printed:
     marks = tuple(sorted(short_mark(line) for line in lines if line))
     numbers = _numbers(text)
     return Printed(
+        # The marks are stored with every result; a longer output is compared as a whole only.
         lines=marks if len(marks) <= LINES_LIMIT else (),
         numbers=tuple(number.value for number in numbers),
         better=tuple(number.better for number in numbers),
@@ -331,6 +335,7 @@ _ERROR_LINES = tuple(
         r"^E  +[^\s+].*$",
         r"^.*\b[A-Z]\w*(?:Error|Exception)\b.*$",
         r"^(?:\S*:\d+:\d+: )?[A-Z]{1,6}\d{3,4}\b.*$",
+        # `Found 3 errors` is a count, not a cause.
         r"^(?!Found ).*\berror\b.*$",
         r"^.*\S.*$",
     )
@@ -345,6 +350,7 @@ def telling_line(text: str) -> str:
     """Return the printed line that explains the failure best, or ""."""
     for pattern in _ERROR_LINES:
         if lines := pattern.findall(text):
+            # The last one, because tools print the final error at the end.
             return str(lines[-1])
     return ""
 

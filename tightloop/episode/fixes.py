@@ -105,6 +105,7 @@ def _calls(command: str, depth: int) -> Iterator[ToolCall]:
         call = _unwrap(list(simple.argv))
         if call is None:
             continue
+        # The option may be bundled, as in `bash -lc`.
         scripts = (value for option, value in pairwise(call.args) if option.startswith("-") and option.endswith("c"))
         if call.name in _SHELLS and (inner := next(scripts, "")):
             yield from _calls(inner, depth - 1)
@@ -123,6 +124,7 @@ def _unwrap(tokens: list[str]) -> ToolCall | None:
         if length == 0:
             return ToolCall(launcher=tuple(launcher), program=rest[0], args=tuple(rest[1:]))
         name = _basename(rest[0])
+        # Only what selects the environment matters to a fix; `env`, `time` and assignments are dropped.
         if name in _RUNNERS or _PYTHON.match(name):
             launcher.extend(rest[:length])
         rest = rest[length:]
@@ -139,6 +141,7 @@ def _launcher_length(tokens: list[str]) -> int:
     if _PYTHON.match(name):
         return tokens.index("-m") + 1 if "-m" in tokens[:-1] else 0
     verb = _RUNNERS.get(name)
+    # `uv sync` is uv itself; only `uv run` starts another program.
     if verb is None or (verb and tokens[1:2] != [verb]):
         return 0
     end = 2 if verb else 1
@@ -196,6 +199,7 @@ def read_rules(listed: str) -> RuffRules:
         ValueError: it is something else.
     """
     try:
+        # raw_decode stops at the end of the JSON; json.loads would fail on what a launcher prints after it.
         listed_rules, _ = json.JSONDecoder().raw_decode(listed, max(listed.find("[\n"), 0))
         rules = [(rule["code"], rule["fix_availability"]) for rule in listed_rules]
     except (KeyError, TypeError) as error:
@@ -220,6 +224,7 @@ def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
     if code in rules.without_fix:
         return False, False
     may_be_safe = code not in NEVER_SAFE
+    # Without its summary, as in other output formats, ruff does not say which findings it can fix.
     if not _SUMMARY.search(tail):
         return may_be_safe, True
     safe = may_be_safe and bool(_SAFE_OFFER.search(tail))
@@ -255,6 +260,7 @@ def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for argument in arguments:
         name, equals, _ = argument.partition("=")
         if name in _KEPT_VALUES | _DROPPED_VALUES:
+            # The value is consumed in any case; otherwise it would be taken for a path.
             value = () if equals else (next(arguments, ""),)
             options.extend((argument, *value) if name in _KEPT_VALUES else ())
         elif argument.startswith("-"):
@@ -344,6 +350,7 @@ class FixFinder:
             exact: skip patterns for other failures.
         """
         usable = [recollection for recollection in recalled if self._is_usable(recollection)]
+        # Reversed, so that the first and most reliable pattern of each check wins.
         same = {
             recollection.check: recollection
             for recollection in reversed(usable)
@@ -361,7 +368,7 @@ class FixFinder:
     def why_none(self, rules: RuffRules) -> str:
         """Return the reason that no fix is left: failing check, last error, and advice for a person."""
         if not self._report.failed:
-            return "no check fails, so nothing is left to plan from: name a command that shows what is missing"
+            return "no check fails, so there is nothing to plan from: add a check that shows what is missing"
         result = self._report.failed[0]
         name = one_line(result.name, 60)
         parts = [f"no toolchain fix is left for '{name}' ({result.status.value}): {last_error(result)}"]
@@ -371,7 +378,7 @@ class FixFinder:
         if unfixable := [code for code in dict.fromkeys(named) if code in rules.without_fix]:
             parts.append(f"ruff has no fix for {', '.join(unfixable[:5])}")
         if rules.problem:
-            parts.append(one_line(f"Which rules ruff can fix is unknown: {rules.problem}", ERROR_CHARACTERS))
+            parts.append(one_line(f"Cannot tell which rules ruff can fix: {rules.problem}", ERROR_CHARACTERS))
         if missing := next((fix.run[0] for fix in self._open(rules) if not self._may_run(fix.run[0])), ""):
             allowed = ", ".join(self._programs[:8])
             parts.append(f"A fix needs {missing}, which the executor may not run (it may run {allowed})")
@@ -386,6 +393,7 @@ class FixFinder:
 
     def _drop_useless(self, fixes: Sequence[Fix]) -> tuple[Fix, ...]:
         tried = self._tried
+        # Reversed, so that the first fix with a command wins; reversed again for the order.
         by_command = {
             command_text(fix.run): fix
             for fix in reversed(fixes)
@@ -401,6 +409,7 @@ class FixFinder:
         uses: list[_Use] = []
         for result in results:
             calls = tool_calls(result.run)
+            # `make lint` hides its tools, but make and npm print each command before they run it.
             if not any(call.name in _TOOLS for call in calls):
                 calls = (*calls, *echoed_calls(result.tail, _TOOLS))
             for call in calls:
@@ -423,11 +432,12 @@ class FixFinder:
     def _probe(self) -> Iterator[Fix]:
         """Yield one guess with all bug-finding rules: single guesses would look like a loop."""
         passed = self._uses([result for result in self._report.results if result.passed])
+        # A linter check that passes has proven that these rules find nothing.
         clean = tuple(prefix for use in passed if is_lint(use.call) for prefix in selected_rules(use.call))
         codes = ",".join(code for code in PROBES if not code.startswith(clean))
         for result in self._python_results(_TESTS):
             if codes and result.status is CheckStatus.FAILED:
-                why = " without naming its cause; perhaps a bug that a linter knows"
+                why = " without naming the cause; a linter may know the bug"
                 yield self._everywhere(result, codes, f"Try ruff rule {codes}", why, unsafe=True)
 
     def _everywhere(self, result: CheckResult, codes: str, title: str, why: str, *, unsafe: bool) -> Fix:
@@ -451,6 +461,7 @@ class FixFinder:
                 if offers_safe:
                     yield safe
                 if offers_unsafe:
+                    # ruff's unsafe fixes include its safe ones, so the safe attempt comes first.
                     later.append(unsafe.evolve(after=command_text(safe.run) if offers_safe else ""))
         yield from later
 

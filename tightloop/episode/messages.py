@@ -50,8 +50,8 @@ def given_up(name: str, problems: str, *, returned: int) -> str:
     """Return the sentence for a person after all corrections failed."""
     lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
-        f"the {name} was sent back {returned} times and is still wrong: {lacks}. "
-        "Fix what writes it, or resume to ask once more",
+        f"the {name} is still invalid after {returned} corrections: {lacks}. "
+        "Fix the program that writes it, or resume to ask again",
         _SENTENCE_CHARACTERS,
     )
 
@@ -95,8 +95,9 @@ def show_delta(old: str, delta: PlanDelta) -> str:
     if _digest(old) != delta.base_sha256:
         raise ValueError(f"the delta was made for the plan {delta.base_sha256[:12]}, not for {_digest(old)[:12]}")
     steps: list[_Step] = diff_match_patch().diff_fromDelta(old, delta.delta)
+    # diff_fromDelta accepts any text of the right length, so the result is compared as well.
     if _digest("".join(text for kind, text in steps if kind >= 0)) != delta.result_sha256:
-        raise ValueError(f"the delta does not lead to the plan {delta.result_sha256[:12]}: it is damaged")
+        raise ValueError(f"the delta does not produce the plan {delta.result_sha256[:12]}: it is damaged")
     return _mark_changes(steps)
 
 
@@ -223,6 +224,7 @@ def _review_scope(plan: PlanMessage, goal: str, roots: tuple[str, ...]) -> Itera
     for item in plan.scope:
         path = plain(item).split(" - ")[0].strip("`'\" ")
         inside = any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+        # `.github` and `.gitignore` are ordinary files; only the repository itself is out of bounds.
         if (
             (path.startswith(("/", "~", "../", "$HOME")) and not inside)
             or "/../" in path
@@ -278,15 +280,18 @@ def plan_request_of(
         checks=tuple(_check_line(result) for result in checks.results) if checks else (),
         history=(*(before.history if before else ()), line)[-HISTORY_LINES:],
         reflection=_reflection(report, failed),
+        # The format requires an answer, and a request proposes nothing that could be misaligned.
         alignment=Alignment(answer="yes", rationale="the report states what was executed, not what was claimed"),
     )
 
 
 def _report_text(state: EpisodeState, report: ExecutorReport | None) -> str:
     if report is None:
-        return state.plan_title or "The planner gave nothing to deliver."
-    denied = tuple(f"It was not allowed: {line}" for line in report.denied)
-    return "\n".join(part for part in (report.summary, report.error, *denied) if part) or "The executor said nothing."
+        return state.plan_title or "The planner returned no plan."
+    denied = tuple(f"Not allowed: {line}" for line in report.denied)
+    return (
+        "\n".join(part for part in (report.summary, report.error, *denied) if part) or "The executor reported nothing."
+    )
 
 
 def _check_line(result: CheckResult) -> str:

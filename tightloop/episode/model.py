@@ -143,6 +143,7 @@ class EpisodeRequest(CallerInput):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, data: Any) -> Any:
+        # Before the validation, because a preset must not override what the caller gave.
         return classification.under_request(data)
 
     def check(self) -> None:
@@ -152,7 +153,7 @@ class EpisodeRequest(CallerInput):
             InvalidRequestError: with a sentence about the first invalid field.
         """
         if not self.goal.strip():
-            raise InvalidRequestError('the goal is empty. Say what to reach: "goal": "make the tests pass"')
+            raise InvalidRequestError('the goal is empty. Say what to achieve: "goal": "make the tests pass"')
         if len(self.goal) > GOAL_CHARACTERS:
             raise InvalidRequestError(
                 f"the goal has {len(self.goal)} characters; the maximum is {GOAL_CHARACTERS}. "
@@ -178,6 +179,7 @@ class EpisodeRequest(CallerInput):
 
     def _check_numbers(self) -> None:
         limits = [check.timeout_s for check in self.definition_of_done]
+        # The sum too: all checks run in one activity, whose time limit is their sum.
         limits += [self.executor.wall_limit_s, self.executor.idle_limit_s, sum(limits)]
         # `not 0 < limit` also rejects NaN: JSON cannot carry it, so it would fail the workflow task repeatedly.
         wrong = next((limit for limit in limits if not 0 < limit <= LONGEST_LIMIT_S), None)
@@ -188,10 +190,10 @@ class EpisodeRequest(CallerInput):
             raise InvalidRequestError(f"thresholds: {problem}")
         cost = self.budget.max_cost_usd
         if cost is not None and not math.isfinite(cost):
-            raise InvalidRequestError(f"budget.max_cost_usd is {cost}; leave it out for no bound")
+            raise InvalidRequestError(f"budget.max_cost_usd is {cost}; leave it out for no limit")
         if spent := self.budget.spent_at_once:
             raise InvalidRequestError(
-                f"budget.{spent} is {getattr(self.budget, spent)}; it must be above 0, or null (None) for no bound"
+                f"budget.{spent} is {getattr(self.budget, spent)}; it must be above 0, or null (None) for no limit"
             )
 
     @property

@@ -60,6 +60,7 @@ def problem_type(result: CheckResult) -> str:
     """Return the type of a failure: an exception, a rule, or the tool."""
     if result.status is not CheckStatus.FAILED:
         return result.status.value
+    # Entries with `/` or `::` are files and tests.
     rules = [name for name in result.failing if "/" not in name and "::" not in name]
     return failure_type(result.tail) or (rules[0] if rules else "") or result.counts.tool
 
@@ -75,6 +76,7 @@ def pattern_of(
 ) -> Pattern:
     """Return a successful plan as a pattern; `code` and `tests` are its change as a diff."""
     steps = message.steps
+    # A pattern with some of the commands would repeat only a part of the fix.
     ran = all(step.run for step in steps)
     return Pattern(
         problem_type=problem_type(solved),
@@ -94,6 +96,7 @@ def list_outcomes(followed: Iterable[Followed], after: CheckReport, *, key: str,
     return tuple(
         Outcome(signature=entry.failure, pattern=entry.pattern, worked=passed[entry.check], key=key, at=at)
         for entry in followed
+        # A check that an amendment removed says nothing about the pattern.
         if entry.check in passed
     )
 
@@ -111,6 +114,7 @@ def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple
 
     The best one for each check precedes the second best for any.
     """
+    # Exact matches first: a similar failure with a high success rate is still another failure.
     ordered = sorted(
         candidates, key=lambda one: (one[1].match is not Match.SIGNATURE, -one[1].score, -one[1].evidence.rate)
     )

@@ -103,8 +103,10 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[s
             plan_title=outcome.title or shorten(outcome.reason, 120),
             plan_final=outcome.final or outcome.verdict is PlanVerdict.CLAIMS_DONE,
             plan_verdict=outcome.verdict,
+            # A refused change is in the tree until it is undone, whatever the next plan is.
             findings=(*outcome.findings, *(finding for finding in state.findings if finding.refused)),
             spent=state.spent.with_usage(outcome.usage),
+            # Only a plan uses up notes, but a planner that gives up has answered the requests.
             notes=tuple(note for note in state.notes if not (planned and note in read_notes)),
             asked_for=tuple(note for note in state.asked_for if not (answered and note in read_notes)),
         ),
@@ -217,6 +219,7 @@ def _failures_after(streak: FailureStreak, failure: Failure | None, tracking: Tr
 
 def _find_reflect_cause(tracking: Tracking, streak: FailureStreak) -> tuple[ReflectCause | None, str]:
     reasons = [r.detail for r in tracking.reasons if r.implies is not ProbabilityClass.HIGH]
+    # The repeated failure first, because it names the error.
     if streak.last is not None and streak.times >= 2 and not tracking.unproven:
         again = f"{streak.times} times in a row: {streak.last.summary}"
         return ReflectCause.REPEATED_FAILURE, shorten("; ".join((again, *reasons)), 400)
@@ -267,7 +270,8 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
             state = _with_allowed_findings(state)
         case QuestionKind.ALIGNMENT, option if option == REFUSE:
             problems = "; ".join(map(str, unanswered_findings(state.findings, state.overruled))) or question.title
-            state = with_note(state, f"{answer.by} refused this, do without it or undo it: {problems}")
+            state = with_note(state, f"{answer.by} refused this; avoid or undo it: {problems}")
+            # In this phase they are about the change in the tree; before, about a plan that is dropped.
             if state.phase is EpisodePhase.TRACKING:
                 state = state.evolve(findings=tuple(finding.evolve(refused=True) for finding in state.findings))
         case QuestionKind.BUDGET, option if option == EXTEND:
@@ -297,6 +301,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         iteration=past.iteration,
         spent=past.spent,
         branch=max(initial.branch, *(record.branch for record in records)),
+        # A proof compares with the tree before the first plan, not with that of the checkpoint.
         beginning=past.beginning,
         runs=initial.runs + (newest.runs if newest else 0),
     )
@@ -319,6 +324,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         branch=current.branch + 1,
         request=current.request or stored.request,
         beginning=current.beginning or stored.beginning,
+        # A proof is about the tree that is being left.
         proof=None,
         refused_tree=current.refused_tree,
         tree=record.tree,

@@ -147,5 +147,6 @@ def prompt_privacy_for(
     """Return the level of the longest folder that contains the workspace, or the default. Paths are absolute."""
     path = posixpath.normpath(workspace)
     levels = {posixpath.normpath(folder): level for folder, level in projects.items()}
+    # Without its slash, because the root `/` would become `//`.
     fitting = [folder for folder in levels if path == folder or path.startswith(folder.rstrip("/") + "/")]
     return levels[max(fitting, key=len)] if fitting else default

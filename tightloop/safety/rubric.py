@@ -133,6 +133,7 @@ def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, wh
         **violation._asdict(),
         where=shorten(where or at[0], 160),
         evidence=shorten(scrub(" ".join(evidence.split())), EVIDENCE_CHARACTERS),
+        # Of the raw text, because different secrets are equal once they are scrubbed.
         fingerprint=fingerprint_of(violation.rule, at),
     )
 
@@ -144,6 +145,7 @@ def fingerprint_of(rule: str, at: tuple[str, str]) -> str:
 
 def limit_findings(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
     """Return the distinct findings of enabled rules, denied ones first."""
+    # The planner's own no is not a rule that settings can turn off.
     if not rubric.enabled:
         return tuple(finding for finding in findings if finding.topic is Topic.PLANNER)
     by_fingerprint = {finding.fingerprint: finding for finding in findings if finding.rule not in rubric.allow}
@@ -190,6 +192,7 @@ def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding
     return tuple(
         make_finding(
             Violation(rule, Topic.COST, Verdict.ASK, f"smaller steps, or a higher alignment bound for {label}"),
+            # The bound and not the amount, so that an answer holds until the bound changes.
             at=("", str(bound)),
             where="the iteration",
             evidence=f"{spent:.1f} minutes of {label}; the bound is {bound:g}",

@@ -68,25 +68,25 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
     parts = bare.split("/")
     from_root = "Write it from the root of the tree, such as `src/**`"
     if pattern.strip() in ("", ".", "./"):
-        return f"the pattern '{pattern}' covers no path", "Write `**` for all files"
+        return f"the pattern '{pattern}' matches no path", "Write `**` for all files"
     if pattern != pattern.strip():
-        return f"the pattern '{pattern}' has blanks around it", f"Write `{pattern.strip()}`"
+        return f"the pattern '{pattern}' has leading or trailing blanks", f"Write `{pattern.strip()}`"
     if pattern.startswith("!"):
-        return f"the pattern '{pattern}' excludes nothing", "List what is meant; `policy.protect` excludes paths"
+        return f"the pattern '{pattern}' excludes nothing", "List the paths to include; `policy.protect` excludes paths"
     if bare.startswith(("/", "~")) or re.match(r"[A-Za-z]:", bare) or ".." in parts:
-        return f"the pattern '{pattern}' lies outside of the tree", from_root
+        return f"the pattern '{pattern}' points outside the tree", from_root
     if "\\" in pattern:
         return f"the pattern '{pattern}' has a backslash", f"Write `{pattern.replace(chr(92), '/')}`"
     if "" in parts or "." in parts:
         return (
-            f"the pattern '{pattern}' covers no path",
+            f"the pattern '{pattern}' matches no path",
             f"Write `{'/'.join(part for part in parts if part not in '.')}`",
         )
     if braces := _BRACES.search(bare):
         alternatives = ", ".join(
             f"`{bare[: braces.start()]}{choice}{bare[braces.end() :]}`" for choice in braces[1].split(",")
         )
-        return f"the pattern '{pattern}' has braces, which are not read", f"Write {alternatives}"
+        return f"the pattern '{pattern}' has braces, which are not supported", f"Write {alternatives}"
     return None
 
 
@@ -188,6 +188,7 @@ def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
         folder, slash, name = path.rpartition("/")
         return name in LOCK_FILES and is_covered(f"{folder}{slash}{LOCK_FILES[name]}")
 
+    # Too many patterns count as no scope: nothing is reported rather than everything.
     if not globs or len(wild) > ALTERNATIVES:
         return ()
     return tuple(path for path in changed if not (is_covered(path) or is_covered_by_manifest(path)))
@@ -237,6 +238,7 @@ def _alternatives(pattern: str) -> list[str]:
         alternative = waiting.pop()
         braces = _IN_BRACES.search(alternative)
         choices = braces[1].split(",") if braces else []
+        # Bounded, because twenty braces with two choices have a million expansions.
         if braces is None or len(expanded) + len(waiting) + len(choices) > ALTERNATIVES:
             expanded.append(alternative)
         else:
@@ -297,6 +299,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if any(address in block for block in _SPECIAL if block.version == address.version):
         return False
     if isinstance(address, IPv4Address):
+        # `is_global` is true for many multicast addresses.
         return address.is_global and not address.is_multicast
     if not any(address in block for block in (_GLOBAL_UNICAST, *_IN_THE_END)):
         return False

@@ -17,10 +17,8 @@ OPERATOR_SECONDS = 600
 SKEW_SECONDS = 5
 """Tolerance for clock differences between hosts, in seconds."""
 REMEMBERED = 200
-"""Number of remembered messages per workflow, for the detection of copies; messages older than all of them are refused.
-
-"""
-_ANEW = "Send it again with tightloop, or with the codec endpoint that `tightloop up` prints"
+"""Number of remembered messages per workflow, for the detection of copies; older messages are refused."""
+_ANEW = "Send it again with tightloop, or through the codec endpoint that `tightloop up` prints"
 
 
 class SealKind(StrEnum):
@@ -64,6 +62,7 @@ def read_seal(text: str) -> Seal | None:
     parts = text.split(" ")
     if len(parts) != 3 or parts[0] not in _KINDS or not parts[1].isdecimal():
         return None
+    # Cut, because int() raises for numbers of more than 4300 digits.
     return Seal(_KINDS[parts[0]], parts[2], int(parts[1][:16]))
 
 
@@ -100,15 +99,17 @@ class Heard(Value):
         if seal.kind not in (SealKind.MESSAGE, SealKind.OPERATOR):
             return f"it was sealed as {seal.kind.value}, not as a message"
         if any(seal.nonce == nonce for _, nonce in self.nonces):
-            return f"it is a copy of one that was taken before. {_ANEW}"
+            return f"it is a copy of a message that was already accepted. {_ANEW}"
         if seal.issued < self.since:
-            return f"it is older than what was taken since. {_ANEW}"
+            return f"it is older than the messages accepted since. {_ANEW}"
+        # An operator's seal is valid for every workflow, and others do not remember its nonce: only time stops a copy.
         if seal.kind is SealKind.OPERATOR and abs(now - seal.issued) > OPERATOR_SECONDS * 1000:
-            return f"it was sealed {abs(now - seal.issued) // 1000} s ago; {OPERATOR_SECONDS} are allowed. {_ANEW}"
+            return f"it was sealed {abs(now - seal.issued) // 1000} s ago; the limit is {OPERATOR_SECONDS} s. {_ANEW}"
         return ""
 
     def with_message(self, seal: Seal) -> "Heard":
         """Return the record after accepting a message."""
+        # By time of issue, not of arrival, because `since` is compared with the time of issue.
         nonces = sorted((*self.nonces, (seal.issued, seal.nonce)))
         if len(nonces) <= REMEMBERED:
             return self.evolve(nonces=tuple(nonces))
@@ -134,11 +135,11 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
             return
         life = CHILD_START_SECONDS
     if seal.kind not in (SealKind.START, SealKind.OPERATOR) and not (seal.kind is SealKind.WORKFLOW and is_child):
-        raise InvalidRequestError(f"the input is refused: it was sealed as {seal.kind.value}, not as a start. {_ANEW}")
+        raise InvalidRequestError(f"the input was refused: it was sealed as {seal.kind.value}, not as a start. {_ANEW}")
     if abs(started - seal.issued) > life * 1000:
         raise InvalidRequestError(
-            f"the input is refused: it was sealed {abs(started - seal.issued) // 1000} s before or after the start; "
-            f"{life} are allowed. Compare the clocks of the hosts, or start it again"
+            f"the input was refused: it was sealed {abs(started - seal.issued) // 1000} s before or after the start; "
+            f"the limit is {life} s. Compare the clocks of the hosts, or start it again"
         )
 
 
@@ -152,6 +153,7 @@ _ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-]))*")
 
 def is_id(text: str, longest: int = LONGEST) -> bool:
     """Return whether a text is a valid id of an episode or a plan."""
+    # git refuses refs that end with .lock.
     return len(text) <= longest and _ID.fullmatch(text) is not None and not text.endswith(".lock")
 
 
@@ -163,7 +165,7 @@ def check_id(text: str) -> None:
     """
     if not is_id(text):
         raise InvalidRequestError(
-            f"{text[:LONGEST]!r} cannot be the id of an episode or a plan: it needs a-z, A-Z, 0-9, '-', '_' or "
+            f"{text[:LONGEST]!r} cannot be the id of an episode or a plan: use only a-z, A-Z, 0-9, '-', '_' and "
             "single '.', starting with a letter or digit. Start it under another id"
         )
 

@@ -155,8 +155,8 @@ WRONG = [
         "the options of the executor claude are wrong: max_turns: must be a whole number",
     ),
     ({"executor": {"name": "person", "options": {"x": 1}}}, "the executor person has no option 'x'. It has none"),
-    ({"definition_of_done": ["pytest -k 'slow"]}, "has a quote that is not closed. Put the whole command between"),
-    ({"definition_of_done": ["true", " "]}, "a check has no command. Put the whole command between"),
+    ({"definition_of_done": ["pytest -k 'slow"]}, "has an unclosed quote. Put the whole command in"),
+    ({"definition_of_done": ["true", " "]}, "a check has no command. Put the whole command in"),
 ]
 MISSPELT = [
     ({"workspce": "/w", "workspace": None}, "unknown field 'workspce'. Did you mean 'workspace'?"),

@@ -144,7 +144,9 @@ def test_host_that_lost_its_epoch_copies_nothing_more_and_says_so(first: Host, h
     taken = second.take(epoch + 1)
     (first.folder / "project" / "app.py").write_text("late\n")
     late = first.checkpoint(1, epoch)
-    with pytest.raises(FencedError, match=r"'first' may not go on .* under epoch 1: 'second' has it with epoch 2"):
+    with pytest.raises(
+        FencedError, match=r"'first' must not continue .* under epoch 1: 'second' holds it with epoch 2"
+    ):
         first.copies.add(first.scope(epoch), late)
     with pytest.raises(FencedError, match="Nothing was delivered"):
         first.copies.check(first.scope(epoch))
@@ -215,7 +217,7 @@ def test_host_asks_who_may_write_unless_it_has_just_written(
     second.take(epoch + 1)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + later_s)
-    with pytest.raises(FencedError, match="'second' has it with epoch 2"):
+    with pytest.raises(FencedError, match="'second' holds it with epoch 2"):
         copies.check(first.scope(epoch))
 
 
@@ -244,7 +246,7 @@ def test_host_that_has_the_checkpoint_goes_on_where_the_store_was_emptied(first:
         last = first.checkpoint(number, epoch)
         first.copies.add(first.scope(epoch), last)
     bucket.remove(bucket.names("ep-1"))
-    with pytest.raises(FencedError, match="the remote store knows nothing of it"):
+    with pytest.raises(FencedError, match="the remote store has no record of it"):
         first.copies.add(first.scope(epoch), first.checkpoint(2, epoch))
 
     second = host("second")

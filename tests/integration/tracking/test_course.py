@@ -181,7 +181,7 @@ def test_guessing_without_progress_is_counted_until_a_person_steps_in(episode: E
         for word in words[:5]
     ]
     assert [ReasonKind.COST in kinds(tracking) for tracking in found] == [False, False, False, False, True]
-    assert "no check got better for 4 iterations" in str(found[-1].reasons)
+    assert "no check improved for 4 iterations" in str(found[-1].reasons)
     episode.state = with_ended_wait(episode.state, make_question(QuestionKind.DEVIATION, "left its course"), None)
     after = episode.iterate({"a.py": "six\n"}, plan("try six"), failing="test_a.py::test_six")
     assert after.probability_class is ProbabilityClass.HIGH

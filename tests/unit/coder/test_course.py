@@ -62,7 +62,7 @@ def test_answers_without_a_call_are_corrected_and_end_at_the_third() -> None:
     assert talk.correction == course.PROPOSE
     talk = course.after_turn(talk, turn(problem="the answer was cut off"))
     assert (talk.correction, course.why_stuck(talk)) == ("the answer was cut off", "")
-    assert "3 answers in a row" in course.why_stuck(course.after_turn(talk, turn(calls=0)))
+    assert "3 replies in a row" in course.why_stuck(course.after_turn(talk, turn(calls=0)))
     assert course.after_turn(talk, turn()).silent == 0
 
 

@@ -36,11 +36,11 @@ def test_a_part_of_a_line_is_replaced() -> None:
 
 def test_several_places_are_told_by_their_lines() -> None:
     found = missed("x = 1\ny = 2\nx = 1\n", "x = 1", "x = 2")
-    assert found.reason.startswith("old is there 2 times, it begins at lines 1, 3. ")
+    assert found.reason.startswith("old occurs 2 times, at lines 1, 3. ")
 
 
 def test_overlapping_places_are_several() -> None:
-    assert "it begins at lines 1, 1." in missed("aaa", "aa", "b").reason
+    assert "at lines 1, 1." in missed("aaa", "aa", "b").reason
 
 
 def test_blanks_at_line_ends_do_not_matter() -> None:
@@ -85,7 +85,7 @@ def test_a_miss_shows_the_nearest_lines_with_their_numbers() -> None:
 
 
 def test_a_file_without_anything_alike_is_said_to_have_nothing() -> None:
-    assert "no line of it is like" in missed("aaaa\nbbbb\n", "zzzzzzzz", "y").reason
+    assert "no line of the file resembles" in missed("aaaa\nbbbb\n", "zzzzzzzz", "y").reason
 
 
 def test_an_edit_that_was_made_is_told_to_be_made() -> None:

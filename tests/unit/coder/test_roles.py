@@ -60,7 +60,7 @@ def test_role_without_finish_gets_it() -> None:
         ("Read.", "role r: write `---`, fields such as `tools: [read_file]`, `---`, then the prompt"),
         ("---\ntools: [a]\n---\n", "role r: write `---`"),
         ("---\ntools: [\n---\nRead.", "role r: not valid YAML"),
-        ("---\n- a\n---\nRead.", "role r: between the lines `---` stand fields"),
+        ("---\n- a\n---\nRead.", "role r: put fields"),
         ("---\ntemperature: 1\n---\nRead.", "role r: tools is missing"),
         (
             "---\ntools: [a]\ntemprature: 1\n---\nRead.",

@@ -264,7 +264,7 @@ def test_the_details_show_the_json_of_every_option(question: Question) -> None:
     options = [match_answers(parse_answer(json.loads(value)), waiting)[0][1].option for value in shown]
     assert tuple(options) == question.names
     assert question.title in text
-    assert ("a bare `resume` does not end this" in text) == (not question.default)
+    assert ("`resume` alone does not answer it" in text) == (not question.default)
 
 
 def test_the_details_of_what_has_ended_offer_no_message() -> None:

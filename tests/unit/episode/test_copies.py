@@ -36,9 +36,9 @@ def test_each_epoch_has_one_holder_whoever_asks_in_whatever_order(asked: list[tu
 
 def test_host_of_an_older_epoch_is_refused_and_told_who_has_it() -> None:
     head = CopiesHead(home="b", epoch=2, last=RECORD)
-    with pytest.raises(FencedError, match=r"'a' may not go on .* under epoch 1: 'b' has it with epoch 2"):
+    with pytest.raises(FencedError, match=r"'a' must not continue .* under epoch 1: 'b' holds it with epoch 2"):
         check_holder(head, "a", 1)
-    with pytest.raises(FencedError, match="knows nothing of it"):
+    with pytest.raises(FencedError, match="has no record of it"):
         check_holder(None, "a", 1)
 
 
@@ -54,17 +54,17 @@ def test_host_is_found_by_its_name_or_its_queue() -> None:
     assert choose_home("host-2-4d5e6f", HOMES) == HOMES[1]
     assert choose_home("host-1", HOMES) == HOMES[0]
     assert choose_home(HOMES[2], HOMES) == HOMES[2]
-    with pytest.raises(InvalidRequestError, match="'host-2' has 2 workers for workspaces"):
+    with pytest.raises(InvalidRequestError, match="'host-2' has 2 workspace workers"):
         choose_home("host-2", HOMES)
-    with pytest.raises(InvalidRequestError, match="no worker for workspaces runs on 'host-3'"):
+    with pytest.raises(InvalidRequestError, match="no workspace worker runs on 'host-3'"):
         choose_home("host-3", HOMES)
 
 
 @pytest.mark.parametrize(
     ("to", "epoch", "said"),
     [
-        (HOMES[1], 0, "are on its host only. Name a bucket"),
-        (HOMES[0], 1, "is on .* already, and is not paused"),
+        (HOMES[1], 0, "exist only on its host. Set remote.bucket"),
+        (HOMES[0], 1, "is already on .* and is not paused"),
         ("host-2", 1, "not the task queue of a host"),
     ],
 )

@@ -194,7 +194,7 @@ def test_five_iterations_that_bring_nothing_are_told_of_whatever_their_errors() 
 def test_three_iterations_that_leave_the_files_as_they_were_pause() -> None:
     decision = after_tracking(after_iterations(red("a"), red("b"), red("a"), idle=True), REQUEST)
     assert decision.question is not None
-    assert decision.question.title.startswith("3 iterations in a row changed no file, brought back")
+    assert decision.question.title.startswith("3 iterations in a row changed no file, restored")
 
 
 def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_red() -> None:

@@ -61,8 +61,8 @@ def test_default_thresholds_are_those_of_the_seed_and_in_order() -> None:
         ({"no_change_low": 0}, "no_change_low is 0; it must be at least 1"),
         ({"same_error_low": 1}, "same_error_low is 1; it must be at least 2"),
         ({"cost_low_factor": float("nan")}, "cost_low_factor is nan; it must be at least 1"),
-        ({"tokens_per_progress": 0}, "tokens_per_progress is 0; it must be above 0, or empty for no bound"),
-        ({"hours_per_progress": -1.0}, "hours_per_progress is -1; it must be above 0, or empty for no bound"),
+        ({"tokens_per_progress": 0}, "tokens_per_progress is 0; it must be above 0, or empty for no limit"),
+        ({"hours_per_progress": -1.0}, "hours_per_progress is -1; it must be above 0, or empty for no limit"),
     ],
 )
 def test_thresholds_that_do_not_fit_together_are_named(wrong: dict[str, float], problem: str) -> None:

@@ -293,8 +293,8 @@ def test_forbidden_findings_are_no_part_of_the_question() -> None:
 
 def test_message_says_what_to_change_and_is_bounded() -> None:
     review = SCANNER.scan([CodeFile("x.py", None, "import os\nos.system('rm -rf /')\n")], NOTHING)
-    assert "x.py:2: subsystem (access), a person has to allow it" in review.message
-    assert "instead: a function of Python" in review.message
+    assert "x.py:2: subsystem (access), needs a person's permission" in review.message
+    assert "instead: a Python function" in review.message
     long = Finding(rule="x" * 300, topic=review.findings[0].topic, verdict=Verdict.DENY, evidence="y" * 200)
     assert len(CodeReview(Verdict.DENY, (long,) * 60).message) <= MESSAGE_CHARACTERS
 
@@ -323,7 +323,7 @@ def test_rules_are_changed_added_and_turned_off_in_settings() -> None:
 
 
 def test_rule_that_looks_for_nothing_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"'netwrk' is not a rule.*Did you mean 'network'"):
+    with pytest.raises(ValueError, match=r"'netwrk' is not a known rule.*Did you mean 'network'"):
         RULES.with_changes({"netwrk": CodeRule(verdict=Verdict.ALLOW)})
 
 

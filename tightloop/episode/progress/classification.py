@@ -80,6 +80,7 @@ def _list_names(names: tuple[str, ...]) -> str:
 def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """Rules for changes of the tree and the checks."""
     implied = class_of_ratio(facts.ratio, thresholds)
+    # A rewrite that improves the checks is not lost work, but large enough to reflect on.
     if facts.made_progress and implied is _LOW:
         implied = _MEDIUM
     # The ratio cannot distinguish growth from replacement: new files lower it although every old line is kept.
@@ -114,6 +115,7 @@ def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
         )
         yield _reason(ReasonKind.OUT_OF_SCOPE, implied, detail)
     going_on = facts.made_progress or facts.went_on
+    # While the work advances, items may wait for their turn.
     patience = 2 if going_on else 1
     if facts.open_items and facts.open_for >= thresholds.open_items_medium * patience:
         excused = going_on or facts.green
@@ -147,20 +149,22 @@ def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """Rules for wrong claims, unfinished work and fruitless spending."""
     stuck = not (facts.made_progress or facts.went_on)
     if stuck and facts.claimed_done and facts.checks_failed:
-        detail = f"the planner calls the goal met, but {format_count(facts.checks_failed, 'check')} failed"
+        detail = f"the planner claims that the goal is met, but {format_count(facts.checks_failed, 'check')} failed"
         yield _reason(ReasonKind.FALSE_CLAIM, _MEDIUM, detail)
     if facts.outcome_unknown:
-        yield _reason(ReasonKind.OUTCOME_UNKNOWN, _MEDIUM, "what the executor did last is not known")
+        yield _reason(ReasonKind.OUTCOME_UNKNOWN, _MEDIUM, "it is unknown what the executor did last")
     elif stuck and facts.executor_failed:
         yield _reason(ReasonKind.EXECUTOR_FAILED, _MEDIUM, "the executor did not finish its work")
     if not facts.made_progress and not facts.green:
         implied, excess = spending_class(facts.since_progress, thresholds)
+        # New work that no check measures yet may be expensive and still right.
         if facts.went_on and implied is _LOW:
             implied = _MEDIUM
         if excess:
-            yield _reason(ReasonKind.COST, implied, f"no check got better for {excess}")
+            yield _reason(ReasonKind.COST, implied, f"no check improved for {excess}")
 
 
+# The first reason of a class is the ratio, so `_change` comes first.
 EVERY_RULE: tuple[Rule, ...] = (_change, _plan_reasons, _repetition, _waste)
 
 
@@ -219,6 +223,7 @@ LIMITS = ("deviation_limit", "repeat_error_limit")
 
 def under(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> Any:
     """Fill in the values of the named preset below explicit ones; anything else is returned unchanged."""
+    # An unknown preset is left to the validation, which names the known ones.
     if not isinstance(values, Mapping) or values.get("preset") not in list(Preset):
         return values
     return {**presets[Preset(values["preset"])], **values}

@@ -78,6 +78,7 @@ def mark(*parts: str) -> str:
 
 def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool = False) -> TrackerMemory:
     """Return the memory after a person stepped in: everything counted towards a class restarts at zero."""
+    # After a restore (`keep_plans`) the plans that led nowhere stay known, but their lines are undone.
     plans = memory.plans if memory and keep_plans else ()
     touched = memory.touched if memory and not keep_plans else ""
     word_marks = memory.heard if memory else ""
@@ -102,6 +103,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     errors = _errors(before, iteration.verification, went_on=facts.went_on)
     now = spending(iteration.spent)
     after = TrackerMemory(
+        # A plan that failed half-way may be delivered again without being a repetition.
         plans=(*before.plans, plan)[-REMEMBERED:] if plan and _carried_out(iteration) else before.plans,
         touched=iteration.touched,
         numbers=count.numbers,
@@ -109,6 +111,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         best=count.best,
         heard=iteration.heard,
         errors=errors,
+        # Without a delivery nothing could change, so the streak neither grows nor ends.
         no_change=(before.no_change + 1) * (iteration.files_changed == 0) if iteration.report else before.no_change,
         unmoved=_count_stalls(before, facts),
         items=tuple({item.mark: item for item in items.values()}.values()),
@@ -177,6 +180,7 @@ def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration
     (`unproven`), something new without work a doubt (`doubtful`).
     """
     verification = iteration.verification
+    # Returning to a known failure regains a loss; it is no progress.
     is_known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
     if facts.made_progress and not is_known:
         return facts.evolve(went_on=True)
@@ -248,6 +252,7 @@ def _since_progress(errors: tuple[str, ...]) -> tuple[str, ...]:
 def _times(errors: tuple[str, ...]) -> int:
     last = errors[-1] if errors else ""
     count = 0
+    # The prefix of progress makes a mark differ from the plain one, and so ends the count.
     while last and count < len(errors) and errors[-1 - count] == last:
         count += 1
     return count
@@ -255,6 +260,7 @@ def _times(errors: tuple[str, ...]) -> int:
 
 def _came_back(errors: tuple[str, ...]) -> bool:
     last = errors[-1] if errors else ""
+    # Directly after itself it is a repetition, which `_times` counts.
     return bool(last) and len(errors) > 2 and errors[-2].removeprefix(PROGRESS) != last and last in errors[:-2]
 
 
@@ -297,12 +303,14 @@ def _judge_item(
         if check.passed:
             return ItemMemory(mark=mark(text), done=True)
         check_mark = check.signature[:MARK]
+        # Another failure of the check means that something was done about the item.
         same = earlier is not None and earlier.about == check_mark
         return ItemMemory(mark=mark(text), rounds=rounds if same else 1, about=check_mark)
     files = files_in(text)
     # "Leave config.py alone" names a file without asking for a change.
     if not files or _LEAVE.search(text):
         return None
+    # Done items stay done, because later iterations change other files.
     if (earlier is not None and earlier.done) or len(outside(files, changed)) < len(changed):
         return ItemMemory(mark=mark(text), done=True)
     return ItemMemory(mark=mark(text), rounds=rounds)
@@ -313,6 +321,7 @@ def _named_check(text: str, results: Iterable[CheckResult]) -> CheckResult | Non
     if not re.search(r"\b(?:pass|passes|green|succeeds?)\b", text, re.IGNORECASE):
         return None
     matching_checks = [result for result in results if any(name and name in text for name in (result.name, result.run))]
+    # `pytest` is also a part of `pytest tests/unit`.
     return max(matching_checks, key=lambda result: len(result.name), default=None)
 
 

@@ -223,7 +223,7 @@ class Thresholds(CallerInput):
         for name in ("iterations", "tokens", "cost_usd", "hours"):
             bound = getattr(self, f"{name}_per_progress")
             if bound is not None and not bound > 0:
-                return f"{name}_per_progress is {bound:g}; it must be above 0, or empty for no bound"
+                return f"{name}_per_progress is {bound:g}; it must be above 0, or empty for no limit"
         return ""
 
 
@@ -335,11 +335,13 @@ class Count(Value):
 def follow(before: Count, printed: Iterable[Printed]) -> Count:
     """Update the numbers after another run of the checks."""
     read = list(itertools.chain.from_iterable(map(_numbers, printed)))[:NUMBERS_LIMIT]
+    # With another number of numbers their positions no longer correspond, so all of them start over.
     if len(read) == len(before.numbers) == len(before.ways) == len(before.best):
         earlier = zip(before.numbers, before.ways, before.best, strict=True)
         steps = [number.after(*old) for number, old in zip(read, earlier, strict=True)]
     else:
         steps = [number.first() for number in read]
+    # More failures do not count here: they may be new tests.
     tests_kept = any(number.direction == PASSED for number in read) and not any(
         step.worse for number, step in zip(read, steps, strict=True) if number.direction != -1
     )
@@ -398,10 +400,13 @@ class _Number(NamedTuple):
             way = FIXED * step if way == step else step
         now, last = self.off(self.value, way), self.off(earlier, way)
         if self.direction == SHARE:
+            # `9 of 24` may count done or open items: it proves nothing before it has moved the same way twice.
             if abs(way) < FIXED:
                 return _Step(way, now)
+            # If the direction was only just fixed, earlier distances were measured the wrong way.
             best = best if way == before else last
         counts = self.direction in (1, -1, SHARE, PASSED)
+        # Counts are exact; measures such as seconds fluctuate by themselves.
         margin = 0.0 if counts else TREMBLES * abs(best)
         return _Step(way, min(best, now), better=now < best - margin, worse=counts and now > last)
 
@@ -409,6 +414,7 @@ class _Number(NamedTuple):
         """Return the distance of a value from its target, for direction `way`."""
         if self.goal is not None and self.direction == 0:
             return abs(value - self.goal)
+        # A smaller distance is always better, so a number that should rise counts negatively.
         return -value if (way if self.direction in (0, SHARE) else self.direction) > 0 else value
 
 

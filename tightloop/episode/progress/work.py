@@ -66,6 +66,7 @@ def weigh_work(
             attempt.
     """
     known_marks = {touched[at : at + _MARK] for at in range(0, len(touched), _MARK)}
+    # Without digits, because a log such as run-3.log has another name every time.
     names = _DIGITS.sub("#", "\n".join(outputs))
     sides = [_Sides(file, is_log=_is_log(file.path, names)) for file in files]
     moved = {line for side in sides for line in side.added if line} & {line for side in sides for line in side.removed}
@@ -81,7 +82,9 @@ def weigh_work(
     new = (added | removed | tuned) - known_marks
     forms = _forms(sides)
     seen_marks = shapes | forms | {side.text for side in sides if side.text}
+    # Sorted, because the order of a set of strings differs between processes, and a retry must give the same.
     memory = (touched + "".join(sorted(new | (seen_marks - known_marks))))[-TOUCHED * _MARK :]
+    # Removed lines undo something, so the change is not the same attempt again.
     tried = same_error and not removed
     if not new or (tried and shapes and shapes <= known_marks):
         changed = any(side.numbers or ((side.added or side.removed) and not side.is_log) for side in sides)
@@ -116,6 +119,7 @@ def hear(files: Iterable[FilePatch], output: str, earlier_marks: str) -> tuple[b
             brought.update(_WORD.findall(file.path))
         if lines.isdisjoint(file.added.stripped):
             brought.update(_WORD.findall(file.added.whole))
+            # Words that only moved were not introduced by the change.
             brought.subtract(_WORD.findall(file.removed.whole))
     new = (name for name_mark, name in marks.items() if name_mark not in known_marks)
     news = any(any(brought[part] <= 0 for part in _WORD.findall(name)) for name in new)
@@ -143,6 +147,7 @@ class _Sides:
         is_whole = file.new and len(file.added) >= COPY_LINES
         self.text = short_mark(f"=\n{file.added.whole}") if is_whole else ""
         added, removed = (Counter(filter(None, map(self._bare, lines.texts))) for lines in (file.added, file.removed))
+        # Lines on both sides only moved within the file.
         self.added, self.removed = added - removed, removed - added
         if file.was or file.new or file.deleted:
             # Creating, deleting or renaming a file is a change even without lines.
@@ -216,6 +221,7 @@ def _is_log(path: str, names: str) -> bool:
         return False
     folder, _, name = _DIGITS.sub("#", path).rpartition("/")
     ending = name[name.rfind(".") :]
+    # A script may read any file, so nothing but a log counts as unread.
     if "." in name and not _LOG.search(name) and _HIDDEN.fullmatch(names.strip()):
         return False
     # `ls docs` reads every file in the folder.

@@ -178,6 +178,7 @@ class Proof(Value):
     def proves(self, checks: Sequence[Check], tree: str) -> bool:
         """Return whether it proves these checks on a tree without findings or changed check files."""
         is_clean = self.verdict is ProofVerdict.PROVEN and not self.findings and not self.changed_count
+        # Exactly one run: a second one exists only if tests changed.
         commands = [[run.run for run in proof_run.checks] for proof_run in self.runs]
         return is_clean and self.delivered_tree == tree and commands == [[check.run for check in checks]]
 

@@ -31,6 +31,7 @@ class _Patterns:
     def __init__(self, patterns: Iterable[str]) -> None:
         bare = [pattern.removeprefix("**/") for pattern in patterns]
         plain = [name for name in bare if "*" not in name]
+        # `**/tests` covers a folder anywhere, `tests` only at the root.
         self._parts = frozenset(
             name for name, pattern in zip(bare, patterns, strict=True) if name in plain and pattern != name
         )
@@ -72,6 +73,7 @@ class Guards(NamedTuple):
     def kind_of(self, path: str, change: FileChange = FileChange.MODIFIED) -> FileKind | None:
         """Return the role of a file for the checks; None: a source, or anything else."""
         folder, _, name = path.rpartition("/")
+        # The most dangerous role decides: `tests/.env` is a start-up file, not a test.
         if is_environment(path):
             return FileKind.ENVIRONMENT
         if _START_UP.cover(path):
@@ -83,6 +85,7 @@ class Guards(NamedTuple):
         if _TESTS.cover(path):
             is_code = bool(_PROGRAM.search(name)) or "." not in name or name.startswith(".")
             return FileKind.TEST if is_code else FileKind.TEST_DATA
+        # A file that was there from the start shadowed the module in the baseline too.
         shadows = change is FileChange.ADDED and path not in self.goal_files and name not in self.goal_files
         return FileKind.START_UP if shadows and _shadows_module(folder, name) else None
 
@@ -166,6 +169,7 @@ def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
                 return _package_json(old) == _package_json(new)
             case "setup.cfg":
                 return _setup_cfg(old) == _setup_cfg(new)
+    # A manifest that cannot be parsed counts as changed: the checker may read it differently.
     except (ValueError, configparser.Error, AttributeError, RecursionError):
         return False
     return False
@@ -202,6 +206,7 @@ class Announcement(NamedTuple):
     def covers(self, file: ChangedFile) -> bool:
         """Return whether a change was requested."""
         if self.everything and file.kind in (FileKind.TEST, FileKind.TEST_DATA):
+            # conftest.py can change the outcome of every test, so it has to be named itself.
             return file.path.rpartition("/")[2] != "conftest.py" or self._names(file.path)
         return file.kind is not FileKind.ENVIRONMENT and self._names(file.path)
 
@@ -226,6 +231,7 @@ def announcement_of(goal: str) -> Announcement:
             objects = [name for name in named if (at := rest.find(name)) >= 0 and (not stop or at < stop.start())]
             files += objects
             guarded = [name for name in objects if Guards().kind_of(name) is not None]
+            # A sentence that names a test file permits a change of that file only.
             everything = everything or (not guarded and _is_about_tests(rest))
     return Announcement(everything, tuple(dict.fromkeys(files)))
 
@@ -271,6 +277,7 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
         if not code or code.startswith(("#", "//")):
             continue
         head = line if _HEAD.search(text) else head
+        # One new line of the two is enough to change what the method returns.
         equal = head is not None and _VALUE.search(text) is not None and not {head, line} <= old_lines
         if equal or (line not in old_lines and any(pattern.search(text) for pattern in patterns)):
             suspicious.append(f"{path}:{number}: {code}")

@@ -13,10 +13,13 @@ from tightloop.episode.proof import NAMES_LIMIT, TestReport
 from tightloop.value import ArtifactRef, Value, shorten
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+# A test may report several results, such as those of setup and teardown; the worst one counts.
 _WORST = {PASSED: 0, SKIPPED: 1, FAILED: 2}
+# The checkers into which the observer can insert a test.
 _WITH_CANARY = ("pytest", "unittest")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _PARAMETERS = re.compile(r"\[.*\]$", re.DOTALL)
+# The placeholder of unittest for a module that cannot be imported.
 _NOT_A_TEST = "unittest.loader._FailedTest."
 LINES_LIMIT = 2_000_000
 
@@ -72,6 +75,7 @@ def read_events(text: str, nonce: str, root: str) -> Observation:
     for line in text.split("\n")[:LINES_LIMIT]:
         try:
             event = json.loads(line) if line else None
+        # The code under test can write into the file as well, and nest JSON too deeply to parse.
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and event.get("n") == nonce:
@@ -139,9 +143,11 @@ class _Reader:
             results[checker] |= session["results"]
             deselected[checker] += session["deselected"]
             complete[checker] &= session["ends"] and session.get("canary", checker not in _WITH_CANARY)
+            # Each error must have a result other than passed; a surplus of errors was swallowed.
             denied += [name for name, count in session["raised"].items() if count > session["told"][name]]
             if session.get("canary") is False:
                 denied.append("the canary, a test that must fail")
+        # Only outermost interpreters count: a pool, for example, terminates its workers on purpose.
         inner = frozenset(self._started)
         outer = {pid: event for pid, event in self._started.items() if event.get("ppid") not in inner}
         cut = [_command(event) for pid, event in outer.items() if pid not in self._ended]

@@ -18,6 +18,7 @@ _TEXT_COUNTS = re.compile(rb">>>|__doc__|PYTEST_DONT_REWRITE|getsource|getcommen
 _DIRECTIVE = re.compile(
     r"#+\s*(?:[a-z][\w.-]*\s*:|!)|(?i:\b(?:noqa|nosec|pragma|ignore|disable|enable|skip|nosonar|noinspection)\b)"
 )
+# Without `# pylint: enable=x`, the `disable` above it silences more lines.
 _UNDONE = re.compile(r"(?i)\b(?:enable|on)\b")
 _LOADED = frozenset(DATA["loaded_modules"])
 _FIXTURES = frozenset({"pytest.fixture", "pytest_asyncio.fixture", "fixture"})
@@ -39,6 +40,7 @@ def is_same_code(old: bytes, new: bytes) -> bool:
         return False
     try:
         return not _is_silenced(old, new) and _meaning(old) == _meaning(new)
+    # The parser raises MemoryError for code that is nested too deeply.
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
         return False
 
@@ -79,6 +81,7 @@ class _Normal(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         outside = self._in_function
+        # The annotations of a class body are evaluated, even if the class is inside a function.
         if isinstance(node, _Function | ast.ClassDef):
             self._in_function = isinstance(node, _Function)
         if isinstance(node, _Function):
@@ -114,6 +117,7 @@ def _drop_annotations(function: _Function) -> None:
     parameters = function.args
     every = [*parameters.posonlyargs, *parameters.args, *parameters.kwonlyargs, parameters.vararg, parameters.kwarg]
     arguments = [argument for argument in every if argument is not None]
+    # Anything else, such as a call, may have an effect when it is evaluated.
     if all(map(_is_plain, (function.returns, *(argument.annotation for argument in arguments)))):
         function.returns = None
         for argument in arguments:
@@ -139,6 +143,7 @@ def _drop_unused_imports(body: list[ast.stmt]) -> list[ast.stmt]:
     """Return the module without unused imports of modules whose loading has no effect."""
     single = [part for statement in body for part in _split(statement)]
     other_nodes = [node for part in single if not isinstance(part, _Import) for node in ast.walk(part)]
+    # Strings count: names may occur in `__all__`, forward references and paths of mocks.
     values = (value for node in other_nodes for _, value in ast.iter_fields(node) if isinstance(value, str))
     used = frozenset(re.findall(r"\w+", " ".join(values)))
     bound = Counter(_name(part) for part in single if isinstance(part, _Import))
@@ -148,6 +153,7 @@ def _drop_unused_imports(body: list[ast.stmt]) -> list[ast.stmt]:
         for part in single
         if not isinstance(part, _Import)
         or _name(part) in used
+        # Imported twice, the later import may be a fallback.
         or bound[_name(part)] > 1
         or _module(part) not in loaded
         or part.names[0].name == "*"

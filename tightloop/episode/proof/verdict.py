@@ -116,7 +116,7 @@ def _of_run(measured_run: Measured, beginning: Beginning, changes: Changes, anno
                 left = [f"not in the checkout: {path}" for path in changes.left_out[:SHOWN]]
                 yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, observation), *left))
             else:
-                text = f"{check.name}: fails with the tests and the configuration of the beginning"
+                text = f"{check.name}: fails with the original tests and configuration"
                 yield ProofFinding(
                     rule=_rule(changes),
                     text=text,
@@ -139,25 +139,24 @@ def _of_reports(
     for checker in dict.fromkeys((*expected, *reports)):
         report, old = reports.get(checker), _report(before, checker)
         if report is None or not report.is_complete:
-            what = "did not start" if report is None else "did not come to its regular end"
-            text = f"{check.name}: the command ended with 0, but {checker} {what}"
+            what = "did not start" if report is None else "did not finish normally"
+            text = f"{check.name}: the command exited with 0, but {checker} {what}"
             yield ProofFinding(rule=ProofRule.NO_REPORT, text=text, evidence=_counts(old, report))
             continue
+        # What the check did from the start is not the work of the episode.
         was_so = old is not None and before is not None and before.passed
         if report.passed == 0 and not (was_so and old is not None and old.passed == 0):
-            text = f"{check.name}: no test of {checker} passed, although the command ended with 0"
+            text = f"{check.name}: no {checker} test passed, although the command exited with 0"
             yield ProofFinding(rule=ProofRule.NOTHING_PASSED, text=text, evidence=_counts(old, report))
         elif report.failed and not (was_so and old is not None and old.failed):
-            text = f"{check.name}: the command ended with 0, but {format_count(report.failed, 'test')} failed"
+            text = f"{check.name}: the command exited with 0, but {format_count(report.failed, 'test')} failed"
             evidence = (*report.failed_names[:SHOWN], *_counts(old, report))
             yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=evidence)
         missing_tests = (
             missing(before.observation.results.get(checker, {}), observation.results[checker]) if before else ()
         )
         if missing_tests:
-            text = (
-                f"{check.name}: {format_count(len(missing_tests), 'test')} of the beginning did not pass or did not run"
-            )
+            text = f"{check.name}: {format_count(len(missing_tests), 'original test')} did not pass or did not run"
             evidence = (*(shorten(name, 200) for name in missing_tests[:SHOWN]), *_counts(old, report))
             evidence = (*evidence, *map(_line, changes.restored[:SHOWN]))
             yield ProofFinding(rule=ProofRule.TESTS_CHANGED, text=text, evidence=evidence, announced=announced)
@@ -169,11 +168,11 @@ def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | 
         text = f"{check.name}: tests raised an error and were reported as passed"
         yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=observation.denied[:SHOWN])
     if observation.cut_short and not old.cut_short:
-        text = f"{check.name}: a program ended with 0 without its regular end"
+        text = f"{check.name}: a program exited with 0 before its normal end"
         yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=observation.cut_short[:SHOWN])
     exits = tuple(location for location in observation.early_exits if location not in old.early_exits)
     if exits:
-        text = f"{check.name}: a module ended the program that uses it, with success"
+        text = f"{check.name}: a module exited the program that imports it, with status 0"
         yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=exits[:SHOWN])
 
 
@@ -205,7 +204,7 @@ def _counts(old: TestReport | None, new: TestReport | None) -> tuple[str, ...]:
         parts["deselected"] = report.deselected
         return ", ".join(f"{count} {label}" for label, count in parts.items() if count or label == "passed")
 
-    before = "at the beginning: " + (text(old) if old else "no report")
+    before = "at the start: " + (text(old) if old else "no report")
     return (before, "now: " + (text(new) if new else "no report"))
 
 
@@ -234,10 +233,10 @@ def evidence_lines(proof: Proof) -> tuple[str, ...]:
 
 
 SHARED_PROCESS = (
-    "all checkers but node --test tell of tests from the process that also runs the code under test: "
-    "code that is written to deceive them is not excluded"
+    "all checkers except node --test report from the process that also runs the code under test: "
+    "code written to deceive them is not ruled out"
 )
-NO_TESTS = "there were no tests at the beginning: those that pass came with the work"
+NO_TESTS = "there were no tests at the start: those that pass were added with the work"
 
 
 def not_held(
@@ -248,23 +247,23 @@ def not_held(
     runs = [check for measured_run in measured for check in measured_run.run.checks]
     for sandbox in dict.fromkeys(check.sandbox for check in runs if check.not_enforced):
         limits = dict.fromkeys(limit for check in runs if check.sandbox == sandbox for limit in check.not_enforced)
-        lines.append(f"the sandbox {sandbox} did not hold: {', '.join(limits)}")
+        lines.append(f"the sandbox {sandbox} did not enforce: {', '.join(limits)}")
     for sandbox in dict.fromkeys(check.sandbox for check in runs):
         if sandbox in ("sandbox-exec", "unsafe-local"):
             lines.append(
-                f"{sandbox} has no mounts: installed programs can be written, and know the place of the workspace"
+                f"{sandbox} has no mounts: installed programs are writable, and can see where the workspace is"
             )
     silent = dict.fromkeys(check.run for check in runs if not check.reports)
-    lines += [f"{shorten(run, 100)}: its exit status is all that is known of it" for run in silent]
+    lines += [f"{shorten(run, 100)}: only its exit status is known" for run in silent]
     if any(report.checker != "node" for check in runs for report in check.reports):
         lines.append(SHARED_PROCESS)
     lines += [
-        f"{shorten(check.run, 100)}: added later, so nothing is known of it at the beginning"
+        f"{shorten(check.run, 100)}: added later, so it has no baseline"
         for check in checks
         if beginning.check(check.run) is None
     ]
     if left_out:
         lines.append(
-            f"without {format_count(len(left_out), 'ignored path')} that came or changed since, such as {left_out[0]}"
+            f"excludes {format_count(len(left_out), 'ignored path')} added or changed meanwhile, such as {left_out[0]}"
         )
     return tuple(lines)

@@ -36,6 +36,7 @@ def tests_kept(view: Seen) -> Iterator[Finding]:
             # Names of one or two letters occur in too many words to identify a source.
             is_named = any(source in bare for source in gone_sources if len(source) > 2)
             with_feature += is_named or not gone_sources.isdisjoint(re.findall(r"\w{3,}", bodies[name].lower()))
+        # Each new name may be one of the removed tests, renamed.
         left = len(missing) - with_feature - renamed
         merged = renamed > 0 and any(PATTERNS["test_table"].search(text) for text in view.new_lines.texts)
         if left > 0 and not merged and stem not in gone_sources:
@@ -95,6 +96,7 @@ def _asserts(view: Seen) -> Iterator[Finding]:
     if not lost:
         return
     added = list(_asserting(view, view.file.added))
+    # One assertion fewer is usual when two are combined.
     if len(lost) - len(added) >= 2 or (not added and len(lost) == 1 and not view.new_lines):
         text = f"{format_count(len(lost), 'assertion')} removed, {len(added)} added: {lost[0].text}"
         yield view.tell("assertions_weakened", lost[0], text)
@@ -134,7 +136,7 @@ def ci_kept(view: Seen) -> Iterator[Finding]:
         and replaced.isdisjoint(tools)
     ]
     if dropped:
-        yield view.tell("checks_weakened", dropped[0], f"a check was taken out: {dropped[0].text.strip()}")
+        yield view.tell("checks_weakened", dropped[0], f"a check was removed: {dropped[0].text.strip()}")
         return
     scope = view.change.scope
     if not PATTERNS["ci_words"].search(view.change.goal) and (not scope or outside(scope, [path])):
@@ -146,6 +148,7 @@ def ci_kept(view: Seen) -> Iterator[Finding]:
 def configs_kept(view: Seen) -> Iterator[Finding]:
     """Yield findings for loosened thresholds and switches of checks."""
     path, threshold = view.file.path, PATTERNS["threshold"]
+    # A new file cannot loosen what was checked before.
     if view.file.new or not PATTERNS["config_file"].search(path) or PATTERNS["ci_path"].search(path):
         return
     before = {match[1]: float(match[2]) for text in view.file.removed.texts for match in threshold.finditer(text)}
@@ -154,7 +157,7 @@ def configs_kept(view: Seen) -> Iterator[Finding]:
         was, now = (before[match[1]], float(match[2])) if match and match[1] in before else (0.0, 0.0)
         # A complexity limit is weakened upwards, all others downwards.
         if match and now != was and (now > was) == ("complexity" in match[1]):
-            yield view.tell("checks_weakened", line, f"{match[1]} was {was:g}, is {match[2]}")
+            yield view.tell("checks_weakened", line, f"{match[1]} was {was:g}, is now {match[2]}")
         excludes = PATTERNS["addopts"].search(line.text) and PATTERNS["config_of_tests"].search(path)
         if PATTERNS["strict_off"].search(line.text) or excludes:
             yield view.tell("checks_weakened", line)
@@ -184,5 +187,5 @@ def suppressions(files: list[Seen], rubric: Rubric) -> Iterator[Finding]:
     removed = sum(bool(PATTERNS["silence"].search(line.text)) for line in taken_out)
     if len(added) - removed >= least:
         view, line = added[0]
-        text = f"{len(added)} comments that silence a check added, {removed} removed, such as {line.text.strip()}"
+        text = f"{len(added)} comments that silence checks added, {removed} removed, such as {line.text.strip()}"
         yield view.tell("checks_silenced", line, text)

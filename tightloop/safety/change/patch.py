@@ -143,6 +143,7 @@ class Change(NamedTuple):
 
 def read_patch(patch: str) -> tuple[FilePatch, ...]:
     """Parse a unified git diff; a truncated one yields the files in it."""
+    # At line starts only: each line of a file has a sign in front, so its text cannot start another file.
     return tuple(map(_file, re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]))
 
 
@@ -163,6 +164,7 @@ def _file(part: str) -> FilePatch:
     head = {name: _path(value) for name, value in _NAMED.findall(first)}
     counted = [(counts, text) for text in parts if (counts := _COUNTS.match(text))]
     hunks = [_Hunk(int(counts[1]), int(counts[2]), text.split("\n")[1:]) for counts, text in counted]
+    # The new side of a deleted file is /dev/null.
     path = head.get("rename to") or _read_path(head, "+++") or _read_path(head, "---")
     if not path:
         # Without lines (binary, empty) only the first line has the path, with a prefix on both sides.
@@ -225,6 +227,7 @@ _CONTROLS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"
 def _path(text: str) -> str:
     text = text.strip()
     if not text.startswith('"'):
+        # git appends a tab to a name with spaces in the lines `---` and `+++`.
         return text.strip('"').split("\t")[0]
     raw = text.strip('"').encode("utf-8", "replace")
     plain = _ESCAPED.sub(

@@ -205,6 +205,7 @@ def find_matched_lines(views: Sequence[Seen | None], watch: Watch) -> tuple[dict
 def _parts(whole: str) -> Iterator[tuple[int, int]]:
     begin = 0
     while begin < len(whole):
+        # A part ends with a line, so that no secret within a line is cut.
         end = whole.find("\n", begin + PART_CHARACTERS)
         end = len(whole) if end < 0 else end
         yield begin, end
@@ -280,6 +281,7 @@ def _commands(view: Seen, *, script: bool) -> Iterator[Finding]:
     all_commands: set[str] = set()
     for line in _lines_with_commands(view, script=script):
         candidates = map(plain, _commands_in(line.text, path, script=script))
+        # Generated scripts repeat lines thousands of times, so each text is parsed once.
         commands = [command for command in candidates if command not in all_commands and may_violate(command)]
         all_commands.update(commands)
         if len(all_commands) > COMMANDS_LIMIT:
@@ -307,11 +309,13 @@ def _commands_in(line: str, path: str, *, script: bool) -> Iterator[str]:
         return
     if path.endswith("package.json"):
         value = re.match(r"\"[\w:.-]+\"\s*:\s*\"((?:[^\"\\]|\\.)*)\"", stripped)
+        # Values such as `^1.2` are versions of dependencies.
         if value and not re.fullmatch(r"[\^~<>=*\d].*", value[1]):
             yield value[1].replace('\\"', '"')
     elif re.search(r"\.ya?ml$", path):
         yield re.sub(r"^-?\s*(?:run|script|command)?:?\s*\|?-?\s*", "", stripped)
     elif script:
+        # `echo` only prints, unless an operator passes its output on.
         if not re.match(r"(?:echo|printf)\b[^|;&>]*$", stripped):
             yield stripped.lstrip("@-")
     else:
@@ -326,6 +330,7 @@ def _commands_in(line: str, path: str, *, script: bool) -> Iterator[str]:
 
 def _sql(view: Seen) -> Iterator[Finding]:
     path, added = view.file.path, view.file.added
+    # Down migrations and seeds drop tables on purpose.
     if re.search(r"down|rollback|revert|undo|seed|teardown|cleanup", path, re.IGNORECASE) or TEST.search(path):
         return
     dropping = view.reading.live(WORDS["drop"])

@@ -102,6 +102,7 @@ def secrets(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
     places = [entry.position for entry in marked if any(kind.startswith("secret:") for kind in entry.kinds)]
     for line in view.reading.watch.each(view.new_lines, places):
         scrubbed = scrub(line.text)
+        # A placeholder that was in the line before is no secret, for example in test data of a scrubber.
         if scrubbed == line.text or scrubbed.count("[secret:") <= line.text.count("[secret:"):
             continue
         # The value of a variable named like `token` is only a guess, unlike a provider's key.
@@ -122,6 +123,7 @@ def personal(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
     try:
         yield from _numbers_of_persons(view, kinds, people)
     except OutOfTimeError:
+        # Out of time, a sample still decides whether the file holds data of people.
         for position in itertools.islice(kinds, SAMPLE):
             _note_people(
                 Line(view.new_lines.numbers[position], view.new_lines.texts[position]), kinds[position], people
@@ -241,7 +243,7 @@ def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]
     paths = (*missing.paths, *unread)
     files = missing.files + len(unread)
     more = f" and {format_count(files - PATHS_SHOWN, 'more file')}" if files > PATHS_SHOWN else ""
-    why = [missing.why] * bool(missing.files) + ["reading the rest takes too long"] * bool(unread)
+    why = [missing.why] * bool(missing.files) + ["reading the rest would take too long"] * bool(unread)
     yield make_finding(
         VIOLATIONS["change_not_read"],
         at=("", "\0".join((missing.mark, *paths, *(file.added.whole for file in unread.values())))),
@@ -293,6 +295,7 @@ def _notices(view: Seen) -> Iterator[Finding]:
         return
     before = view.among(view.file.removed, WORDS["notice"])
     removed = [line for line in before if PATTERNS["notice"].search(line.text)]
+    # A changed notice, such as one with another year, is removed and added.
     if not removed or len(view.reading.watch.near(view.file.added, WORDS["notice"])) >= len(removed):
         return
     # A notice that moved to another file still exists.
@@ -349,7 +352,7 @@ def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
     for file in deleted or [file for file in change.files if file.deleted]:
         manifest = file.path.removesuffix(file.name) + LOCK_FILES.get(file.name, "")
         if file.name in LOCK_FILES and manifest not in paths_gone and not is_replaced:
-            text = "the lock file was deleted, its manifest was not"
+            text = "the lock file was deleted, but not its manifest"
             yield tell(file, VIOLATIONS["lock_file_removed"], None, text)
 
 

@@ -62,6 +62,7 @@ def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]
         requirements = tuple(_read(name, path, text, manifests.get(name, ())))
     except (ValueError, configparser.Error, RecursionError):
         return ()
+    # The parsers of TOML and JSON give no positions, so the text is searched.
     lines = list(enumerate(text.splitlines(), start=1))
     return tuple(
         requirement._replace(
@@ -74,6 +75,7 @@ def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]
 def _read(name: str, path: str, text: str, places: Iterable[str]) -> Iterator[Requirement]:
     if _is_list(path):
         for number, listed in enumerate(text.splitlines(), start=1):
+            # For pip a comment needs white space before it: `#egg=` belongs to an address.
             bare = listed.split(" #")[0].strip().rstrip("\\").strip()
             bare = "" if bare.startswith("#") else bare
             option = _OPTION.match(bare)
@@ -121,6 +123,7 @@ def _in_table(value: Any, *, python: bool) -> Iterator[Requirement]:
         yield from (requirement for text in value if isinstance(text, str) and (requirement := _requirement(text, 0)))
     elif isinstance(value, dict):
         for name, spec in value.items():
+            # Poetry lists the interpreter among the dependencies.
             if python and name == "python":
                 continue
             at = spec if isinstance(spec, dict) else {}
@@ -198,6 +201,7 @@ def distance(name: str, other: str, limit: int) -> int:
             cost = min(above[column] + 1, row[-1] + 1, above[column - 1] + (letter != other_letter))
             swapped = at > 1 and column > 1 and letter == other[column - 2] and name[at - 2] == other_letter
             row.append(min(cost, before[column - 2] + 1) if swapped else cost)
+        # Later rows cannot fall below the limit again.
         if min(row) > limit:
             return limit + 1
     return row[-1]
@@ -221,6 +225,7 @@ def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: C
     if not rules.enabled:
         return ()
     review = _Review(files, facts, rules)
+    # Manifests first: they collect the packages that the code may import.
     return tuple(dict.fromkeys((*review.in_manifests(), *review.in_code())))
 
 
@@ -330,6 +335,7 @@ class _Review:
         if not candidates.keys().isdisjoint(self._allowed | self._declared):
             return
         name = next(iter(candidates))
+        # An optional import may stay unmet, but a lookalike may be installed by mistake.
         if module.optional and not looks_like(name, self._rules.known | self._allowed):
             return
         line = file.after.splitlines()[module.line - 1].strip()

@@ -163,6 +163,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "builtins.chr": chr,
     "builtins.ord": ord,
     "builtins.str": str,
+    # `bytes(10**9)` would allocate a gigabyte; list() rejects a number.
     "builtins.bytes": lambda value, *encoding: bytes(value, *encoding) if encoding else bytes(list(value)),
     "builtins.bytearray": lambda value: bytes(list(value)),
     "builtins.list": list,
@@ -240,6 +241,7 @@ class Folding:
         assigned = self._value_of(node)
         if assigned is None:
             raise UnknownValueError
+        # Set before the evaluation: a name that is assigned to itself has no value.
         if id(assigned) not in self._assigned:
             self._assigned[id(assigned)] = None
             self._assigned[id(assigned)] = self._value(assigned, {}, depth)
@@ -292,6 +294,7 @@ def _grows(value: str | bytes, method: str, arguments: list[Any]) -> bool:
 
 
 def _apply_operator(operator: ast.operator, left: Any, right: Any) -> Any:
+    # Without `**` and `<<`, which make a huge number from two small ones.
     match operator:
         case ast.Add():
             return left + right
@@ -341,6 +344,7 @@ class Module:
 
     def paths(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
         """Return the full names that an expression may have, such as `os.system`; empty if unknown."""
+        # Nodes made by `_item` are temporary: another node may get the same id later.
         if id(node) not in self._scopes:
             return self._paths(node, depth)
         if id(node) not in self._known:
@@ -410,6 +414,7 @@ class Module:
                 paths |= self._found[key]
             if bindings and node.id not in scope.elsewhere:
                 certain = scope.defined.get(node.id, node.lineno) < node.lineno
+                # In a module or a class, a built-in is meant until the name is bound.
                 if scope.is_function or certain:
                     return frozenset(paths)
             if scope.parent is None:

@@ -113,6 +113,7 @@ class Patterns:
                 yield from self._factories(node, module)
             case ast.Call():
                 yield from self._find_call_uses(node, placed, module)
+            # A string that is a statement of its own is a docstring.
             case ast.Constant(value=str() as text) if not isinstance(placed.parents[0], ast.Expr):
                 yield from self._texts(text, placed)
 
@@ -120,6 +121,7 @@ class Patterns:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
+            # Relative imports lead to the project itself.
             names = [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
         if placed.scope.is_class:
             # As a class attribute it is reachable through names that are not tracked.
@@ -247,6 +249,7 @@ class Patterns:
             yield path
         parts = path.lstrip(".").split(".")
         for at, part in enumerate(parts):
+            # Libraries import modules under private names, such as `_os`.
             bare = part if part.startswith("__") else part.lstrip("_")
             if at and bare in self._uses and bare in sys.stdlib_module_names:
                 yield ".".join((bare, *parts[at + 1 :]))
@@ -258,6 +261,7 @@ class Patterns:
 
     def _use(self, entry: _Rule, node: ast.AST, text: str, pattern: str) -> Use:
         position = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+        # Access is reported once per file, so its identity must not depend on the code around it.
         known_by = pattern if entry.rule.layer is Layer.ACCESS else text[:TEXT_CHARACTERS]
         return Use(entry.violation, entry.rule.layer, position, known_by)
 

@@ -71,6 +71,7 @@ class _Reviewed:
         for use in self._after:
             if count == FINDINGS_OF_A_FILE:
                 return
+            # The file's own uses first: those removed elsewhere stay available for uses that really moved.
             for left in (previous_uses, removed_uses):
                 if left[use.key] > 0:
                     left[use.key] -= 1
@@ -96,6 +97,7 @@ class _Reviewed:
             return
         if not text and is_after and self._file.before is not None:
             return
+        # The path of an existing file is an old use; only that of a new file is reported.
         yield from (use for use in patterns.in_path(path) if is_after == (self._file.before is None))
         if not is_python(path, text):
             return

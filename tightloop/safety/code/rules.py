@@ -67,11 +67,11 @@ class CodeReview(NamedTuple):
             lines.append(f"- {finding.where}: {finding.rule} ({finding.layer}), {who}: {finding.evidence}")
             lines.append(f"  instead: {finding.suggestion}")
         last = "Change what is forbidden" if denied else "Change it"
-        lines.append(f"{last}, and run it again. What a person has to allow can also wait for the answer.")
+        lines.append(f"{last}, and run it again. If a person has to allow something, you can also wait for the answer.")
         return abridge("\n".join(lines), MESSAGE_CHARACTERS)
 
 
-_WHO = {Verdict.ALLOW: "allowed", Verdict.ASK: "a person has to allow it", Verdict.DENY: "forbidden"}
+_WHO = {Verdict.ALLOW: "allowed", Verdict.ASK: "needs a person's permission", Verdict.DENY: "forbidden"}
 
 
 class Layer(StrEnum):
@@ -215,9 +215,10 @@ class CodeRules(Document):
             if _OF_BANDIT.fullmatch(name):
                 bandit[name] = row.verdict
                 continue
+            # Only given fields: a default must not overwrite the shipped value.
             changes = {field: getattr(row, field) for field in row.model_fields_set}
             if name not in rules and not row.is_complete:
-                raise ValueError(f"{name!r} is not a rule, and it looks for nothing. {did_you_mean(name, rules)}")
+                raise ValueError(f"{name!r} is not a known rule and has no pattern. {did_you_mean(name, rules)}")
             rules[name] = rules[name].evolve(**changes) if name in rules else row
         more = frozenset(map(normal_name, dependencies))
         return self.evolve(

@@ -61,6 +61,7 @@ def writes(call: Call) -> Iterator[Write]:
     table = _WRITES.get(call.name)
     if table is None:
         return
+    # `tee > log file` writes to `file` too.
     arguments += more
     if table.get("when") and not any(_is(argument, option) for argument in arguments for option in table["when"]):
         return
@@ -120,6 +121,7 @@ def written_paths(command: str, folder: str = "") -> Paths:
     ]
     if not moves:
         return Paths(certain=_below(paths, [folder]))
+    # It is unknown which command runs in which folder, so each folder is a candidate.
     bases = [folder, *(posixpath.join(folder, move) for move in moves if not _OPEN.search(move))]
     return Paths(possible=_below(paths, bases))
 
@@ -130,6 +132,7 @@ def needs_judging(assignment: Assignment) -> bool:
         return True
     if assignment.reaches_programs:
         return not _matches_any(assignment.name, _HARMLESS)
+    # A shell variable matters only if it was exported before, as PATH always is.
     return _matches_any(assignment.name, _EXPORTED) and not _matches_any(assignment.name, _HARMLESS)
 
 

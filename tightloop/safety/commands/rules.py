@@ -58,6 +58,7 @@ def _target(operand: str, *, recursive: bool) -> Verdict | None:
     path = re.sub(r"/{2,}", "/", operand.strip("\"'"))
     if PATTERNS["everything"].fullmatch(path):
         return Verdict.DENY if recursive or path.endswith("*") else None
+    # The exceptions come first, because the rule for absolute paths would cover them.
     if re.match(r"(?:~|\$\{?HOME\}?)/\.?cache/|/tmp/.|/var/tmp/.|\$\{?TMPDIR\}?/.|/private/tmp/.", path):
         return None
     # Project folders in container images, and caches that a package manager regenerates.
@@ -179,6 +180,7 @@ def _sends(call: Call) -> Violation | None:
         if secret or variable:
             return CARRIES_AWAY
         return SENDS if PATTERNS["sent_file"].search(text) else None
+    # With -l or -z they listen or scan, and send nothing.
     if call.name in ("nc", "ncat", "netcat", "socat") and not call.has("-l", "-z") and not is_local:
         return CARRIES_AWAY if call.fed_by or "<" in text or secret or call.has("-e") else None
     if call.name in ("scp", "rsync", "sftp") and re.search(r"(?:\s|^)[\w.-]+@?[\w.-]*:\S*\s*$", text):
@@ -300,6 +302,7 @@ def read_scripts(text: str) -> Reading:
             **dict.fromkeys(script.embedded, False),
             **dict.fromkeys(map(script_in, script_calls), must_be_complete),
         }
+        # Each text is read once, so a script that contains itself comes to an end.
         waiting += [(nested, strict) for nested, strict in more.items() if nested and nested not in texts]
         texts |= more.keys()
         is_too_deep = script.is_too_deep or len(texts) > SCRIPTS_LIMIT
@@ -327,6 +330,7 @@ def script_in(call: Call) -> str:
     if call.name == "find" and ("-exec" in arguments or "-execdir" in arguments):
         at = arguments.index("-exec" if "-exec" in arguments else "-execdir")
         return shlex.join(
+            # `{}` is some path below the folder that find searches.
             [*(argument for argument in arguments[at + 1 :] if argument not in ("{}", ";", "+")), f"{arguments[0]}/x"]
         )
     if call.name in ("python", "python3", "node", "perl", "ruby") and call.has("-c", "-e"):

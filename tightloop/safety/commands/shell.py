@@ -258,7 +258,7 @@ class Call(NamedTuple):
     fed_by: str = ""
     """Command that is piped into it."""
     redirects: tuple[str, ...] = ()
-    """Redirections at the end of `words`; for a bare redirection, all of it."""
+    """Redirections at the end of `arguments`; for a bare redirection, all of it."""
     assigned: tuple[str, ...] = ()
     """Variables set for it, such as `A=b`."""
     has_more_words: bool = False
@@ -320,6 +320,7 @@ def _call(argv: Iterable[str]) -> Call | None:
     while rest:
         head = rest[0].removeprefix("@")
         bare = head.rpartition("/")[2]
+        # RUN and the like are instructions of a Dockerfile.
         if re.match(r"\w+\+?=", head) or bare in ("RUN", "CMD", "ENTRYPOINT"):
             assigned += [head] if "=" in head else []
             rest = rest[1:]
