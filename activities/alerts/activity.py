@@ -111,6 +111,7 @@ class AlertActivities:
         deliveries = [Delivery.model_validate(detail) for detail in activity.info().heartbeat_details]
         by_channel = {delivery.channel: delivery for delivery in deliveries}
         try:
+            # In a thread: the ledger is SQLite, which would block the event loop.
             remembered = await asyncio.wait_for(
                 asyncio.to_thread(self.memory.list_deliveries, request.scope, request.alert), MEMORY_S
             )
@@ -125,6 +126,7 @@ class AlertActivities:
         )
         tries = [self._try(channel, notice, request) for channel in channels if channel.name not in settled]
         refused: list[tuple[str, NotDeliveredError]] = []
+        # Concurrently, so that a slow channel does not delay the others.
         for name, ended in await asyncio.gather(*tries):
             if isinstance(ended, Delivery):
                 settled[name] = ended
@@ -154,7 +156,7 @@ class AlertActivities:
             await channel.deliver(notice)
         except NotDeliveredError as error:
             logger.warning(
-                "alert %s of %s was not taken by %s: %s", notice.kind.value, notice.episode_id, channel.name, error
+                "alert %s of %s was not accepted by %s: %s", notice.kind.value, notice.episode_id, channel.name, error
             )
             return channel.name, error
         now = datetime.now(UTC)
@@ -174,12 +176,13 @@ class AlertActivities:
                 asyncio.to_thread(self.memory.note, request.scope, request.alert, delivery), MEMORY_S
             )
         except TimeoutError:
-            logger.warning("alert %s: the trail did not take it within %g s", request.alert.episode_id, MEMORY_S)
+            logger.warning("alert %s: not recorded in the timeline within %g s", request.alert.episode_id, MEMORY_S)
 
 
 def _may_try_again(wait: timedelta | None) -> bool:
     info = activity.info()
     policy, whole = info.retry_policy, info.schedule_to_close_timeout
+    # Temporal drops the heartbeat details with the last attempt, so the result must be recorded now.
     if policy is not None and 0 < policy.maximum_attempts <= info.attempt:
         return False
     if whole is None:

@@ -69,7 +69,7 @@ class Desktop:
     platform: str = sys.platform
 
     def probe(self) -> str:
-        """Return why no notice can be shown here and how to fix that, or ""."""
+        """Return the reason why no notice can be shown here, with a fix, or ""."""
         mac = self.platform == "darwin"
         if self._program() is None:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
@@ -86,6 +86,7 @@ class Desktop:
         try:
             await asyncio.to_thread(self._show, notice, stopped)
         finally:
+            # A cancelled activity abandons the thread, which must still end the program.
             stopped.set()
 
     def _show(self, notice: Notice, stopped: threading.Event) -> None:
@@ -153,7 +154,7 @@ class Webhook:
             raise NotDeliveredError(f"no answer within {self.timeout_s:g} s", again=True) from None
         except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
             # Error texts of the library may contain the URL, which may be a secret.
-            raise NotDeliveredError(f"not reached ({type(error).__name__})", again=True) from None
+            raise NotDeliveredError(f"cannot be reached ({type(error).__name__})", again=True) from None
 
     async def _send(self, notice: Notice) -> None:
         body = notice.as_json()
@@ -165,6 +166,7 @@ class Webhook:
         ) as client:
             for _ in range(REDIRECTS + 1):
                 headers = {"content-type": "application/json", "user-agent": "tightloop"}
+                # For each request: receivers reject signatures with an old time.
                 headers |= signature_headers(notice.key, body, self.secret, at=int(time.time()))
                 request = client.build_request("POST", url, content=body, headers=headers)
                 response = await client.send(request, stream=True)
@@ -210,10 +212,11 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
             return target
     if response.is_redirect:
         raise NotDeliveredError(
-            f"it answers {status} and points elsewhere, which is not followed: set the final address", again=False
+            f"it answered {status}, a redirect that is not followed: set the final URL", again=False
         )
+    # Other client errors are about this request, and a repetition would get the same answer.
     again = status in LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    raise NotDeliveredError(f"it answers {status}", again=again, after=_asked_wait(response) if again else None)
+    raise NotDeliveredError(f"it answered {status}", again=again, after=_asked_wait(response) if again else None)
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
@@ -256,7 +259,7 @@ class TrailMemory:
             if state_folder_of(scope).is_dir():
                 events = self.ledgers(Path(scope.workspace)).events(scope.episode_id)
         except (TightloopError, OSError) as error:
-            logger.warning("alert %s: the trail cannot be read: %s", scope.episode_id, error)
+            logger.warning("alert %s: the timeline cannot be read: %s", scope.episode_id, error)
         return tuple(
             Delivery(channel=event.key.removeprefix(start), at=event.at, known=True)
             for event in events
@@ -271,7 +274,7 @@ class TrailMemory:
                 self.ledgers(Path(scope.workspace)).add_event(event)
         except (TightloopError, OSError) as error:
             # A full disk is a reason to alert, so it must not prevent the alert.
-            logger.warning("alert %s: not in the trail: %s", alert.episode_id, error)
+            logger.warning("alert %s: not recorded in the timeline: %s", alert.episode_id, error)
 
 
 def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
@@ -312,9 +315,10 @@ class Unusable:
 
 def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Channel:
     kinds = frozenset(channel.kinds)
+    # Checked at the start of the worker: without its secret a webhook would send unsigned.
     missing = [variable for variable in (channel.url_env, channel.secret_env) if variable and not environ.get(variable)]
     if missing:
-        reason = f"the worker has no environment variable {missing[0]}. Set it and start the worker again"
+        reason = f"the environment variable {missing[0]} is not set. Set it and restart the worker"
         logger.warning("alerts: the channel %s cannot be used: %s", name, reason)
         return Unusable(name, reason, kinds)
     match channel.type:

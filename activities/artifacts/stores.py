@@ -43,6 +43,7 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
     connection = connection or connect()
     try:
         yield connection
+    # Its state is unknown, for example within a transaction, so the next caller must not get it.
     except BaseException:
         connection.close()
         raise
@@ -127,6 +128,7 @@ class PackedArtifacts:
             return
         rest = list(digests)
         while rest:
+            # In batches, because writers wait for the lock.
             some, rest = rest[:REMOVED_AT_ONCE], rest[REMOVED_AT_ONCE:]
             with self.writing() as connection:
                 connection.executemany(
@@ -231,7 +233,9 @@ class LocalArtifactStore:
 
     def get(self, ref: ArtifactRef) -> bytes:
         if not _DIGEST.fullmatch(ref.sha256):
-            raise ArtifactMissingError(f"'{ref.sha256[:80]}' is not the address of an artifact: 64 hexadecimal digits")
+            raise ArtifactMissingError(
+                f"'{ref.sha256[:80]}' is not an artifact address, which has 64 hexadecimal digits"
+            )
         content = self.find(ref.sha256)
         if content is None:
             raise ArtifactMissingError(
@@ -240,8 +244,8 @@ class LocalArtifactStore:
             )
         if hashlib.sha256(content).hexdigest() != ref.sha256:
             raise ArtifactCorruptError(
-                f"artifact '{ref.name}' ({ref.sha256[:12]}) in {self._folder} is damaged: its bytes do not have the "
-                "hash they are filed under. Restore the folder from a backup"
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) in {self._folder} is damaged: its bytes do not match "
+                "their hash. Restore the folder from a backup"
             )
         return content
 
@@ -270,6 +274,7 @@ class LocalArtifactStore:
         unwanted = list(digests)
         for path in map(self._path, unwanted):
             if path.exists():
+                # The lock of the database also guards the files: `put` holds it between its check and its write.
                 with self._packed.writing(), contextlib.suppress(OSError):
                     if path.stat().st_mtime < before:
                         path.unlink()

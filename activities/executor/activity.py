@@ -174,6 +174,8 @@ class ExecutionActivities:
         self._outboxes(workspace).add(key, request.scope.episode_id, request.iteration, reference)
         return Delivery(key=key, attempt=info.attempt)
 
+    # Otherwise the SDK raises a cancellation anywhere in the thread, such as between two writes that belong together.
+    # The executors poll for it instead, and kill their processes first.
     @activity.defn(no_thread_cancel_exception=True)
     def execute(self, request: ExecuteRequest) -> ExecutorReport:
         """Run a delivery and wait for its end.
@@ -193,6 +195,7 @@ class ExecutionActivities:
                 )
             if delivery.report is not None:
                 return delivery.report
+            # After a reset the delivery has this run's key; claim and report must use it too.
             request = request.evolve(key=delivery.key)
             order = get_model(self._stores(workspace), delivery.order, WorkOrder).evolve(key=delivery.key)
             selection = choose(self._executors, order.executor)
@@ -200,6 +203,7 @@ class ExecutionActivities:
             drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
                 new_tree = tree.snapshot()
+                # A claim in the memory of this process shows that the worker survived and only the attempt failed.
                 cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
                 if delivery.broke_off:
                     cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
@@ -214,13 +218,16 @@ class ExecutionActivities:
                     return self._report(request, tree, settled, selection, new_tree=new_tree)
                 order = settled
             else:
+                # Only here: after a crash the tree may differ because of the delivery itself.
                 drift = tree.expect(request.expected_tree)
             # Before it acts: an attempt after a crash must see that the work may already be done.
             outbox.claim(request.key, request.expected_tree)
             with self._noting(outbox, request.key):
                 outcome = self._run(request.scope, selection, order, tree)
+                # Temporal counts an activity as cancelled only if it ends with this error, not with a result.
                 if outcome.status is ExecutorStatus.CANCELLED and should_stop():
                     raise CancelledError("the executor was stopped and its processes are gone")
+                # The workflow that does the work has not started yet, so a snapshot would cost time and show nothing.
                 new_tree = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
                 return self._report(request, tree, outcome, selection, new_tree=new_tree, drift=drift)
 
@@ -235,7 +242,9 @@ class ExecutionActivities:
             name = report.executor or CODER
             executor = self._executors(name)
             if not isinstance(executor, DelegatingExecutor):
-                raise ExecutorError(f"the executor {name!r} of this worker does its work itself: restart the worker")
+                raise ExecutorError(
+                    f"the executor {name!r} of this worker does not delegate to a workflow: restart the worker"
+                )
             outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
             execution = ExecuteRequest(scope=request.scope, key=report.key, expected_tree=report.new_tree)
             selection = Chosen(name, executor, report.passed_over)
@@ -254,6 +263,7 @@ class ExecutionActivities:
             with contextlib.suppress(Exception):
                 outbox.break_off(key, stopped)
             raise
+        # Not in `finally`: after an error the next attempt must know that this process was not killed.
         self._claimed.discard(key)
 
     @staticmethod
@@ -263,6 +273,7 @@ class ExecutionActivities:
         queued_by, _, suffix = request.key.partition("/")
         if delivery is None or queued_by == run_id:
             return delivery
+        # The row of the run before the reset stays: its report belongs to that history.
         key = f"{run_id}/{suffix}"
         outbox.add(key, delivery.episode_id, delivery.iteration, delivery.order)
         return outbox.get(key)
@@ -277,7 +288,8 @@ class ExecutionActivities:
                 return order
             effects = selection.executor.effects_outside(order)
         except ExecutorError as error:
-            outcome, effects = None, f"not known ({error.message})"
+            # Unknown effects count as possible effects, so nothing is repeated without asking.
+            outcome, effects = None, f"unknown ({error.message})"
         if outcome is not None and outcome.status is not ExecutorStatus.OUTCOME_UNKNOWN:
             return outcome
         resume = (outcome.resume if outcome is not None else None) or last_resume_token()
@@ -305,6 +317,7 @@ class ExecutionActivities:
         try:
             if isinstance(selection.executor, DelegatingExecutor):
                 return selection.executor.execute(order, Supervision(tree), state_folder_of(scope))
+            # A delegating executor gets no span: it only claims, and the workflow's activities record the calls.
             with operation(telemetry.INVOKE_AGENT, selection.name, {telemetry.AGENT: selection.name}) as span:
                 outcome = selection.executor.execute(order, Supervision(tree), state_folder_of(scope))
                 span.record_answer(ModelAnswer(usage=outcome.usage or Usage()))
@@ -318,9 +331,10 @@ class ExecutionActivities:
             location = error.filename or state_folder_of(scope)
             if error.errno in FULL:
                 raise StorageFullError.of(location, error.strerror, "an agent was at work") from error
+            # Other errors may pass by themselves: Temporal retries the activity.
             if error.errno not in _FORBIDDEN:
                 raise
-            problem = f"cannot use {location}: {error.strerror}. Give the user of the worker the right to"
+            problem = f"cannot use {location}: {error.strerror}. Give the worker's user access to it"
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=problem, error_kind=ErrorKind.CONFIG)
 
     def _report(
@@ -334,6 +348,7 @@ class ExecutionActivities:
         drift: Drift | None = None,
     ) -> ExecutorReport:
         workspace, status, transcript = Path(request.scope.workspace), outcome.status, None
+        # The tree decides, not the agent: models report changes that they have not made.
         if status is ExecutorStatus.COMPLETED and new_tree == request.expected_tree:
             status = ExecutorStatus.NO_CHANGE
         if outcome.transcript:
@@ -357,6 +372,7 @@ class ExecutionActivities:
             drift=drift,
             attempt=activity.info().attempt,
         )
+        # `conclude` reports it after the work: a report now would count as the final one.
         if status is not ExecutorStatus.DELEGATED:
             self._outboxes(workspace).report(request.key, report)
         return report

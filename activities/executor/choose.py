@@ -33,6 +33,7 @@ class ExecutorRegistry:
     def __init__(self, makers: Mapping[str, Make]) -> None:
         self._makers = dict(makers)
         self._made: dict[str, Executor] = {}
+        # Held while an executor is created, so that two activities do not create it twice.
         self._making = RLock()
 
     @property
@@ -52,8 +53,9 @@ class ExecutorRegistry:
                 if name not in self._made:
                     self._made[name] = self._makers[name]()
                 return self._made[name]
+            # An optional dependency must not keep the worker from starting or break the other executors.
             except ImportError as error:
-                return NoExecutor(f"it needs {error.name}, which is not installed; tightloop-server brings it")
+                return NoExecutor(f"it needs {error.name}, which is not installed: pip install tightloop-server")
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,8 @@ class FenceWhenNeeded:
     def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
         return self._fence.around(request, **openings)
 
+    # Not chosen in the constructor: probing takes seconds, and a worker may never run an agent.
+    # An exception is not cached, so the next agent tries again.
     @cached_property
     def _fence(self) -> Fence:
         from activities.sandbox.choose import choose_fence

@@ -100,6 +100,7 @@ class CommandExecutor(Executor):
         if problem := self.sandbox.probe():
             return Availability(usable=False, reason=problem)
         program = self.argv[0] if self.argv else ""
+        # A placeholder is only known for an order, so such a program cannot be looked up yet.
         if program and self.sandbox.name != _DOCKER and "{" not in program and shutil.which(program) is None:
             return Availability(
                 usable=False,
@@ -131,9 +132,10 @@ class CommandExecutor(Executor):
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)
             path = search_path(Path(order.root))["PATH"]
             programs = [step.run[0] for step in order.plan.steps if step.run and self.sandbox.name != _DOCKER]
+            # Checked for all steps before the first runs: half a plan would be worse than none.
             if missing := [program for program in programs if shutil.which(program, path=path) is None]:
                 return fatal_outcome(
-                    f"program {missing[0]!r} was not found in the .venv of the workspace, beside tightloop's Python "
+                    f"program {missing[0]!r} was not found in the .venv of the workspace, next to tightloop's Python "
                     "or in PATH. Install it where the worker runs",
                     ErrorKind.MISSING_PROGRAM,
                 )
@@ -149,6 +151,7 @@ class CommandExecutor(Executor):
     ) -> ExecutorOutcome:
         choice = order.executor
         spec = self._spec(argv, order, choice.wall_limit_s)
+        # What an order opens is added to the settings, and never replaces them.
         spec = replace(
             spec,
             network=(*spec.network, *options.network),
@@ -160,6 +163,7 @@ class CommandExecutor(Executor):
         result = self.sandbox.run(spec, cancelled=control.is_cancelled, started=control.own_process)
         transcript = result.output
         for name, value in spec.secrets.items():
+            # A short or public value would be cut out of ordinary words of the output.
             if looks_secret(name) and len(value) >= SHORTEST_SECRET:
                 transcript = transcript.replace(value.encode(), b"**********")
         output = transcript.decode("utf-8", "replace")
@@ -168,8 +172,9 @@ class CommandExecutor(Executor):
         if outcome is None and result.exit_code == 0:
             outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED)
         elif outcome is None:
-            error = summary or f"{argv[0]} exited with {result.exit_code} and said nothing"
+            error = summary or f"{argv[0]} exited with {result.exit_code} without output"
             end = "\n".join(output.rstrip().splitlines()[-END_LINES:])
+            # Only after a failure: the output of a successful command may quote an error message.
             limit = self.find_limit(end) if self.find_limit else None
             outcome = limited_outcome(limit, error) if limit else failed_outcome(error)
         return outcome.evolve(
@@ -199,9 +204,9 @@ class CommandExecutor(Executor):
                     f"there to allow it"
                 )
             elif outside is not None:
-                problem = f"argument {clip(outside, 80)!r} of {program} leads out of the working tree"
+                problem = f"argument {clip(outside, 80)!r} of {program} points outside the working tree"
             if problem:
-                return f"step {number} was refused, and nothing was run: {problem}"
+                return f"step {number} was refused, and nothing ran: {problem}"
         return ""
 
 
@@ -238,6 +243,7 @@ class _Steps:
     def run(self) -> ExecutorOutcome:
         for step in self._order.plan.steps:
             if not step.run:
+                # Such a step is for agents. The others still run, and the checks show whether it was needed.
                 self._done.append(f"not done: {clip(step.title, 80)!r} has no command")
             elif early := self._run_step(step):
                 return self._outcome(early)
@@ -246,6 +252,7 @@ class _Steps:
 
     def _run_step(self, step: PlannedStep) -> ExecutorOutcome | None:
         """Run one step; return an outcome if it ends the pass."""
+        # The wall limit is that of the delivery, so each step gets only what the earlier ones left.
         left = self._deadline - time.monotonic()
         if left <= 0:
             return timeout_outcome(self._order.executor)

@@ -31,6 +31,7 @@ def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Opt
     try:
         return model.model_validate(choice.options)
     except ValidationError as error:
+        # Without the cause: pydantic's text repeats the values, which may be secrets.
         raise ExecutorError(option_problem(error, model, name)) from None
 
 
@@ -43,7 +44,7 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
     if choice.permissions is Verdict.ASK and choice.mode is not AgentMode.READ_ONLY:
         raise ExecutorError(
             f"{name} cannot ask a person before it acts. Use an executor that can, such as claude or opencode, or "
-            "permissions allow or deny"
+            "set permissions to allow or deny"
         )
 
 
@@ -61,6 +62,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
             if not entry.is_symlink() and entry.is_dir():
                 aged_folders.append((now - entry.stat().st_mtime, entry))
     removed = 0
+    # Sorted by age, so the position is the number of newer folders.
     for newer, (age_s, entry) in enumerate(sorted(aged_folders)):
         if age_s > lasts(newer).total_seconds():
             with suppress(OSError):
@@ -72,6 +74,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 @contextmanager
 def held_file(path: Path, text: str) -> Iterator[Path]:
     """Hold text in a private file until the context ends."""
+    # A lone surrogate in a model's text must not make the delivery fail.
     write_atomically(path, text.encode("utf-8", "replace"), durable=True)
     try:
         yield path
@@ -127,7 +130,7 @@ def timeout_outcome(choice: ExecutorChoice) -> ExecutorOutcome:
     """Return the outcome of a delivery that exceeded its wall limit."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
-        error=f"still at work after {choice.wall_limit_s:g} s: ended. Raise executor.wall_limit_s or plan less.",
+        error=f"stopped after {choice.wall_limit_s:g} s of work. Raise executor.wall_limit_s or plan less.",
         error_kind=ErrorKind.TIMEOUT,
     )
 
@@ -136,7 +139,7 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
     """Return the outcome of a delivery that was silent for too long."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
-        error=f"no {missing} for {choice.idle_limit_s:g} s: ended. If it was at work, raise idle_limit_s.",
+        error=f"no {missing} for {choice.idle_limit_s:g} s: stopped. If it was working, raise executor.idle_limit_s.",
         error_kind=ErrorKind.TIMEOUT,
     )
 
@@ -145,6 +148,7 @@ def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
     """Return the outcome of a delivery that hit a provider limit; `error` is the agent's message."""
     kind = _KINDS.get(limit.kind)
     if limit.kind == LimitKind.USAGE_EXHAUSTED:
+        # A provider names the time of a window that resets, but none for a quota that somebody has to raise.
         kind = ErrorKind.QUOTA if limit.retry_after is None else ErrorKind.USAGE_WINDOW
     match choose_action(limit):
         case LimitAction.WAIT:

@@ -34,6 +34,7 @@ class PersonExecutor(Executor):
         del control
         file = state_folder / INBOX / f"{file_stem(order.key)}.md"
         try:
+            # Before the question: a person who sees the question must find the file.
             write_atomically(file, order.prompt.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
@@ -42,6 +43,7 @@ class PersonExecutor(Executor):
         first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
         remaining = len(order.plan.steps) - 1
         more = f" (and {format_count(remaining, 'more step')})" if remaining > 0 else ""
+        # Titles are one line in lists and notifications; the number of further steps must survive the cut.
         question_title = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
         # First the location of the whole plan, then as many steps as fit.
         lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]

@@ -202,6 +202,7 @@ class Chosen:
         """Return the order without the session, model and options of other executors."""
         choice, resume = order.executor, order.resume
         other_names = {choice.name, *choice.fallback} - {self.name}
+        # To another executor, model names and options mean nothing or something else.
         named = choice if self.name == choice.name else choice.evolve(name=self.name, model="", options={})
         return order.evolve(
             executor=named,
@@ -216,6 +217,7 @@ def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
         try:
             executor = executors(name)
             availability = executor.availability()
+        # One broken installation must not hide the fallbacks behind it.
         except (ExecutorError, UntrustedProgramError) as error:
             passed_over.append(shorten(error.message, REASON_CHARACTERS))
             continue
@@ -226,4 +228,5 @@ def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
         passed_over.append(
             shorten(f"{name}: {availability.reason or 'it cannot be used on this host'}", REASON_CHARACTERS)
         )
+    # Not an exception: the delivery then has an outcome, which the episode shows with the reasons.
     return Chosen(choice.name, NoExecutor("no executor can be used. " + "; ".join(passed_over)))

@@ -77,6 +77,7 @@ class ScriptedExecutor(Executor):
             )
         step = script.steps[index]
         orphaned = (step.orphan.path,) if step.orphan else ()
+        # All paths before the first change, so that a bad script changes nothing.
         for path in (*(file.path for file in (*step.write, *step.append)), *orphaned):
             inside(order, path)
         for deleted in step.delete:
@@ -104,7 +105,7 @@ def read_script(order: WorkOrder) -> Script:
     document: object = options
     if "script" in options:
         if set(options) != {"script"} or not isinstance(options["script"], str):
-            raise ExecutorError("executor.options has `script`: it must be one path, and stand alone")
+            raise ExecutorError("executor.options.script must be one path, and the only option")
         source = options["script"]
         try:
             document = load_yaml(inside(order, source).read_text(encoding="utf-8"))
@@ -113,6 +114,7 @@ def read_script(order: WorkOrder) -> Script:
     try:
         return Script.model_validate(document)
     except ValidationError as error:
+        # A misspelled field is the likely reason for the other problems, so it is reported first.
         problem = next(unknown_fields(Script, document), "") or first_problem(error)
         raise ExecutorError(f"the script in {source} is wrong: {problem}") from None
 
@@ -138,11 +140,12 @@ def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
     root = Path(order.root).resolve()
     location = root / insert_iteration(path, order)
     try:
+        # A deletion removes the link itself, so its target does not matter.
         real = location.resolve() if follow else location.parent.resolve() / location.name
     except (OSError, RuntimeError) as error:
         raise ExecutorError(f"path {path!r} of the script cannot be used: {error}") from error
     if real == root or not real.is_relative_to(root) or real.name == "..":
-        raise ExecutorError(f"path {path!r} of the script leads out of the working tree {order.root}. Use a path in it")
+        raise ExecutorError(f"path {path!r} of the script points outside the working tree {order.root}")
     return real
 
 
@@ -182,7 +185,7 @@ class _Performance:
         try:
             self._touch()
         except OSError as error:
-            return failed_outcome(f"the script cannot go on: {error}")
+            return failed_outcome(f"the script failed: {error}")
         for argv in self._programs():
             if early := self._run(argv):
                 return early
@@ -197,6 +200,7 @@ class _Performance:
                 self._note(f"{how} {file.path}")
                 location = inside(self._order, file.path)
                 location.parent.mkdir(parents=True, exist_ok=True)
+                # newline="": the script's line ends are written as they are on every platform.
                 with location.open(how[0], encoding="utf-8", newline="") as stream:
                     stream.write(insert_iteration(file.text, self._order))
         for path in self._step.delete:
@@ -212,9 +216,12 @@ class _Performance:
             yield tuple(insert_iteration(part, self._order) for part in self._step.run)
         if (orphan := self._step.orphan) is not None:
             late = f"sleep {orphan.after_s:g}; printf %s {shlex.quote(orphan.text)} > {shlex.quote(orphan.path)}"
+            # `env -i` removes the mark by which descendants are found, `setsid` leaves the process group:
+            # the hardest case for the cleanup.
             daemon = shlex.join(("env", "-i", "setsid", "/bin/sh", "-c", late))
             yield ("/bin/sh", "-c", f"{daemon} </dev/null >/dev/null 2>&1 &")
         if self._step.stall is not None:
+            # `exec`: the signal must reach the sleeping program, not a shell that waits for it.
             yield ("/bin/sh", "-c", f"printf %s {shlex.quote(self._step.stall)}; exec sleep 1000000")
 
     def _run(self, argv: tuple[str, ...]) -> ExecutorOutcome | None:
@@ -258,4 +265,5 @@ def _crash_once(key: str, state_folder: Path) -> None:
     with suppress(FileExistsError):
         # The marker first: the attempt after the crash must find it and continue.
         (folder / f"{file_stem(key)}.crashed").touch(mode=0o600, exist_ok=False)
+        # Not `sys.exit`: no handler and no `finally` may run, as in a power loss.
         os.kill(os.getpid(), SIGKILL)

@@ -77,6 +77,7 @@ class SqliteOutbox:
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
         with self._transaction() as connection:
             connection.execute(
+                # A retried `hand_off` may render another order; the first one may already be at work.
                 "INSERT INTO delivery (key, episode_id, iteration, order_ref, state, queued_at) "
                 "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
                 (key, episode_id, iteration, order.model_dump_json(), DeliveryState.QUEUED, time.time()),
@@ -89,8 +90,9 @@ class SqliteOutbox:
 
     def claim(self, key: str, base_tree: str) -> None:
         with self._transaction() as connection:
+            # In one transaction with the claim, so that no report can come in between.
             if _existing(connection, key).state is DeliveryState.REPORTED:
-                raise DeliveryError(f"delivery {key!r} is reported already and must not be made again: read its report")
+                raise DeliveryError(f"delivery {key!r} was already reported and must not run again: read its report")
             connection.execute("UPDATE delivery SET state = ? WHERE key = ?", (DeliveryState.CLAIMED, key))
             connection.execute(
                 "INSERT INTO claim (key, claimed_at, base_tree, pid) VALUES (?, ?, ?, ?)",
@@ -107,12 +109,13 @@ class SqliteOutbox:
     def report(self, key: str, report: ExecutorReport) -> None:
         with self._transaction() as connection:
             earlier = _existing(connection, key).report
+            # A retry after a lost response reports the same again.
             if earlier == report:
                 return
             if earlier is not None:
                 raise DeliveryError(
-                    f"delivery {key!r} is reported as {earlier.status.value} already, not as {report.status.value}: "
-                    "the first report stays"
+                    f"delivery {key!r} was already reported as {earlier.status.value}, not as {report.status.value}: "
+                    "the first report is kept"
                 )
             connection.execute(
                 "UPDATE delivery SET state = ?, report = ?, reported_at = ? WHERE key = ?",
@@ -131,10 +134,12 @@ class SqliteOutbox:
                 # IMMEDIATE: a transaction that starts with a read fails without waiting if another writes first.
                 connection.execute("BEGIN IMMEDIATE")
                 with connection:
+                    # In every transaction, because a file that was moved away is created again at any time.
                     self._migrate(connection)
                     yield connection
         except sqlite3.OperationalError as error:
             # SQLite reports a full disk as a failed write as well.
+            # The low byte is the primary code; the rest says which operation failed.
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 raise StorageFullError.of(self._path, error) from error
             raise
@@ -160,7 +165,7 @@ class SqliteOutbox:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise DeliveryError(
-                f"the outbox {self._path} has schema {version}, this tightloop knows {SCHEMA_VERSION}: use a newer one"
+                f"the outbox {self._path} has schema {version}, newer than {SCHEMA_VERSION}: upgrade tightloop"
             )
         if version < SCHEMA_VERSION:
             for statement in _SCHEMA:

@@ -69,7 +69,9 @@ def read_increment(content: bytes, digest: str) -> Increment:
         ArtifactCorruptError: it is damaged: a digest or the name of a part does not match.
     """
     if digest_of(content) != digest:
-        raise ArtifactCorruptError(f"the copy {digest} in the remote store is damaged: its bytes have another digest")
+        raise ArtifactCorruptError(
+            f"the copy {digest} in the remote store is damaged: its bytes do not match its digest"
+        )
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         parts = {name: file.read(name) for name in file.namelist()}
     artifacts = {name[10:]: part for name, part in parts.items() if name.startswith("artifacts/")}
@@ -78,7 +80,7 @@ def read_increment(content: bytes, digest: str) -> Increment:
     wrong += [name for name in pack if not _PACK_NAME.fullmatch(name)]
     if wrong:
         raise ArtifactCorruptError(
-            f"the copy {digest} in the remote store is damaged: {wrong[0][:80]!r} is not what it says"
+            f"the copy {digest} in the remote store is damaged: {wrong[0][:80]!r} does not match its name"
         )
     return Increment(CheckpointRecord.model_validate_json(parts["checkpoint.json"]), pack, artifacts)
 
@@ -100,6 +102,7 @@ def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_di
             artifacts[digest] = store.get(ArtifactRef(sha256=digest, size_bytes=0))
         except ArtifactMissingError:
             continue  # a digest of something else, or an artifact that was deleted
+        # Found by pattern: models refer to artifacts in many fields, and a new field must not be forgotten.
         todo += (name.decode() for name in _DIGEST.findall(artifacts[digest]))
     return artifacts
 
@@ -236,12 +239,14 @@ class Copies:
             checkpoint = None
             with suppress(ArtifactMissingError):
                 checkpoint = find_model(store, newest.state, CheckpointFile) if newest is not None else None
+            # Claiming an episode without its data would stop it on the host that has the data.
             if newest is None or checkpoint is None:
                 raise WorkspaceError(
                     f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
                     "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
                 )
             return self._add(scope, newest, _Left(new_head, version, set()))
+        # Before the download: from here on the previous host cannot write, so the list of increments is final.
         self._write_head(scope, head, new_head, version)
         for name in new_head.increments:
             stored = self.bucket.read(f"{scope.episode_id}/{name}")
@@ -252,6 +257,7 @@ class Copies:
             with store.together() as together:
                 for digest, content in increment.artifacts.items():
                     together.put(content, name=digest)
+            # After its trees and artifacts: a checkpoint must not name data that is missing.
             adopt(new_head, increment.record)
         return new_head
 
@@ -267,6 +273,7 @@ class Copies:
         head, version = self._head(EpisodeScope(episode_id=episode_id, workspace="/"))
         if head is None or head.home not in self.homes:
             return 0
+        # The head first: without it the objects are unused, so a crash in between leaves only garbage.
         empty = head.with_no_increments()
         if empty != head and not self.bucket.swap(f"{episode_id}/head", empty.model_dump_json().encode(), version):
             return 0  # it is in use again
@@ -293,8 +300,8 @@ class Copies:
         if not written:
             now = self._head(scope)[0]
             raise FencedError(
-                f"the host of task queue {self._home(scope)!r} has not written its copy of {scope.episode_id} under "
-                f"epoch {head.epoch}: {now.home if now else 'somebody'!r} has changed it meanwhile"
+                f"the host of task queue {self._home(scope)!r} could not write its copy of {scope.episode_id} under "
+                f"epoch {head.epoch}: {now.home if now else 'another host'!r} has changed it since"
                 + (f" under epoch {now.epoch}" if now else "")
             )
         return written
@@ -302,9 +309,11 @@ class Copies:
     def _add(self, scope: EpisodeScope, record: CheckpointRecord, left: _Left) -> CopiesHead:
         head = left.head
         artifacts = gather(self.stores(Path(scope.workspace)), (record.state, scope.request), left.artifacts)
+        # Relative to the last copied tree, so that each copy has only what is new.
         pack = self.trees.pack(scope, record.tree, head.last.tree if head.last else "")
         content = Increment(record, pack, artifacts).to_bytes()
         name = increment_name(head.epoch, record, digest_of(content))
+        # The name holds a digest and the epoch, so a fenced host overwrites nothing.
         self.bucket.write(f"{scope.episode_id}/{name}", content)
         added = head.with_increment(name, record)
         version = self._write_head(scope, head, added, left.version)
@@ -320,8 +329,8 @@ def need_copies(copies: Copies | None) -> Copies:
     """
     if copies is None:
         raise SettingsError(
-            "this episode has copies in a remote store, and this worker knows none: it cannot see whether another host "
-            "has taken it over. Give the worker the section remote of the settings"
+            "this episode has copies in a remote store, but this worker has none configured: it cannot tell whether "
+            "another host has taken it over. Add the section remote to the worker's settings"
         )
     return copies
 
@@ -389,6 +398,7 @@ class RemoteActivities:
             ServiceUnavailableError: the store does not answer.
         """
         copies, scope = need_copies(self.copies), request.scope
+        # A host that never had the project has no folder yet, and `prepare` needs one.
         copies.trees.make_workspace(scope)
         notes = self.workspaces.prepare(scope, take_over=self.has_ended)
         ledger = self.ledgers(Path(scope.workspace))

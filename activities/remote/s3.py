@@ -82,6 +82,7 @@ class S3Bucket:
         except (AlreadyExistsError, NotFoundError, PreconditionError):
             raise
         except BaseError as error:
+            # The rest is a debug dump of many lines.
             why = shorten(str(error).partition("\n\nDebug source")[0], 300)
             raise ServiceUnavailableError(
                 f"the remote store ({self._where}) cannot be used: {why}. Check the server and the section remote of "
@@ -99,6 +100,7 @@ def _open(settings: RemoteSettings) -> "S3Store":
         ) from None
     config: S3Config = {"region": settings.region}
     if settings.endpoint:
+        # Servers other than AWS seldom have a DNS name for each bucket.
         config |= {"endpoint": settings.endpoint, "virtual_hosted_style_request": False}
     if settings.access_key:
         secret = settings.secret_key.get_secret_value()
@@ -124,12 +126,13 @@ def probe(bucket: Bucket, where: str) -> None:
         SettingsError: it ignores them.
         ServiceUnavailableError: it does not answer.
     """
+    # First without a condition, so that the object exists whatever earlier probes have left.
     bucket.write(PROBE, b"0")
     again = bucket.swap(PROBE, b"1", "")
     if again or bucket.swap(PROBE, b"2", '"00000000000000000000000000000000"'):
         ignored = "If-None-Match" if again else "If-Match"
         raise SettingsError(
-            f"the remote store ({where}) ignores conditional writes ({ignored}): two hosts could go on with the same "
+            f"the remote store ({where}) ignores conditional writes ({ignored}): two hosts could continue the same "
             "episode. Use AWS S3 or a server that honours them, or leave remote.bucket empty"
         )
 
@@ -169,6 +172,7 @@ class SealedBucket:
     def _seal(self, name: str, content: bytes) -> bytes:
         key, nonce = self.keys.current.encode(), os.urandom(NONCE_BYTES)
         head = _HEAD + bytes([len(key)]) + key
+        # The name is authenticated too: an object copied to another name must not open.
         sealed: bytes = self.keys.cipher(key.decode()).encrypt(nonce, content, head + name.encode())
         return head + nonce + sealed
 

@@ -78,6 +78,7 @@ class Bandit:
         key = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
         if (issues := self._found.get(key)) is not None:
             return issues
+        # CPU time, so that the result for the same code does not depend on the load of the host.
         until = time.thread_time() + bound.total_seconds()
         visitor = _visitor_class()(io.BytesIO(source.encode("utf-8", "replace")), until)
         with warnings.catch_warnings():
@@ -179,6 +180,7 @@ class CodeScanner:
                 before, after = (self._issues(file.path, text, until) for text in (file.before or "", file.after))
                 sides.append((file, after, _keys(before)))
         except OverTimeError:
+            # A file that was not scanned is a finding of its own: silence would look like a clean result.
             rest = files[len(sides) :]
             yield _not_read(rest, Layer.BANDIT, f"Bandit took longer than {BANDIT_BOUND.total_seconds():g} s")
         removed_keys = sum((before - _keys(after) for _, after, before in sides), Counter[tuple[str, str]]())
@@ -222,7 +224,7 @@ class CodeScanner:
 def question_of(review: CodeReview) -> Question:
     """Return the question about the findings that need approval.
 
-    The answer becomes a grant with the question's fingerprint, which `answered` reads.
+    The answer becomes a grant with the question's fingerprint, which `apply_grants` reads.
     """
     open_findings = tuple(finding for finding in review.findings if finding.verdict is Verdict.ASK)
     title, evidence = describe_findings(open_findings)
@@ -232,6 +234,7 @@ def question_of(review: CodeReview) -> Question:
 
 def apply_grants(facts: ProjectFacts, grants: Iterable[Grant]) -> ProjectFacts:
     """Return project facts with a person's decisions on findings added."""
+    # A later grant can allow what an earlier one refused, so the allowed ones win.
     allowed, refused = set(facts.allowed), set(facts.refused)
     for grant in grants:
         (allowed if grant.allowed else refused).update(grant.fingerprint.split())
@@ -280,6 +283,7 @@ def project_facts(
     before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content, rules: CodeRules
 ) -> ProjectFacts:
     """Return the project's dependencies before the change, and its own modules after it."""
+    # From the tree before: a change must not vouch for the dependencies that it adds.
     paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
     now = [path.decode("utf-8", "backslashreplace") for path in after]
     manifests = [path for path in paths if is_manifest(path, rules.manifests) and not GENERATED.search(path)]

@@ -105,6 +105,7 @@ class Gate:
         if not findings:
             return Weighed()
         left = unanswered_findings(findings, overruled)
+        # A judge decides only where the rules ask: what they deny is not negotiable for a model.
         open_findings = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
         answer = await self._ask(open_findings, briefing, planner) if open_findings else JudgeAnswer()
         # Without a judge there are no verdicts: nothing is cleared, and a person decides on everything.

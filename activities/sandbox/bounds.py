@@ -61,6 +61,7 @@ class Ahead:
             if self._making or self.ready is not None:
                 return
             self._making = True
+        # In the background, because making a group takes as long as it saves the next command.
         thread = threading.Thread(target=self._make, args=(hierarchy,), name="sandbox-ahead", daemon=True)
         # Thread creation fails during interpreter shutdown.
         with suppress(RuntimeError):
@@ -95,6 +96,7 @@ class Ahead:
                 self._timer = threading.Timer(IDLE_S, self.give_up)
                 self._timer.daemon = True
                 self._timer.start()
+        # Outside the lock, because removing a group can take seconds.
         if shim is None:
             group.close()
 
@@ -114,9 +116,9 @@ _SANDBOX_PROCESSES = 8
 """Processes of the sandbox program itself."""
 _SANDBOX_BYTES = 32 * MEBIBYTE
 _KILLED = {
-    Reason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was ended. Raise sandbox.memory_mb",
+    Reason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was killed. Raise sandbox.memory_mb",
     Reason.PROCESS_LIMIT: "it needed more than {processes} processes or threads. Raise sandbox.processes",
-    Reason.OUTPUT_LIMIT: "it wrote more than {output} MB of output and was ended. Reduce its output",
+    Reason.OUTPUT_LIMIT: "it wrote more than {output} MB of output and was killed. Reduce its output",
 }
 
 
@@ -210,6 +212,7 @@ def run_with_limits(
     hierarchy = find_hierarchy() if grouped else None
     if hierarchy is None:
         return result_of(run(request), spec, Use(), limits)
+    # A prepared supervisor has /dev/null as its input already.
     group, shim = AHEAD.take(hierarchy) if request.stdin is None else (ControlGroup(hierarchy), None)
     removed, began = False, time.monotonic()
     try:
@@ -224,11 +227,12 @@ def run_with_limits(
         if shim is not None:
             shim.abandon()
         removed = group.close()
+    # Short commands come in series, such as the checks of an episode.
     if time.monotonic() - began < WORTH_S:
         AHEAD.make(hierarchy)
     enforcement = {**limits, **dict.fromkeys(group.limits, Enforcement.HARD)}
     outcome = result_of(result, spec, use, enforcement)
-    left = "" if removed else f"control group {group.folders[0]} could not be removed: end what is in it by hand"
+    left = "" if removed else f"control group {group.folders[0]} could not be removed: kill its processes by hand"
     return replace(outcome, message="; ".join(filter(None, (outcome.message, left))))
 
 

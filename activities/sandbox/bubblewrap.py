@@ -83,6 +83,7 @@ def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
     lines = [
         (_LOAD_WORD, 0, 0, _ARCHITECTURE_AT),
         (_JUMP_EQUAL, 1, 0, architecture),
+        # ENOSYS and not EPERM: programs then take the code path for old kernels.
         (_RETURN, 0, 0, _ERROR | ENOSYS),
         (_LOAD_WORD, 0, 0, _NUMBER_AT),
         (_JUMP_FROM, 0, 1, _OTHER_NUMBERING),
@@ -114,7 +115,7 @@ HIDDEN_BYTES = 1024 * 1024
 FENCE_TEMPORARY_BYTES = 1024 * 1024 * 1024
 HOW_TO_GET = (
     "Install it: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). On Ubuntu 24.04 and "
-    "newer AppArmor forbids it namespaces: apt-get install apparmor-profiles, then link "
+    "newer AppArmor denies it namespaces: apt-get install apparmor-profiles, then link "
     "/usr/share/apparmor/extra-profiles/bwrap-userns-restrict into /etc/apparmor.d and reload AppArmor. In a container "
     "the runtime has to allow user namespaces"
 )
@@ -139,6 +140,7 @@ class BubblewrapSandbox:
             program = _program()
         except SandboxUnavailableError as error:
             return error.message
+        # A probe is repeated after an installation, also by the running worker.
         _version.cache_clear()
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
@@ -193,6 +195,7 @@ class BubblewrapFence:
             root = Path(folder).resolve()
             inner = ("--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", "true")
             request = ProcessRequest(program=_program(), arguments=inner, cwd=root, wall_limit_s=PROBE_S, inherit=False)
+            # Tried for real: whether namespaces nest depends on the kernel, AppArmor and the container around.
             with self.around(request, writable=(root,), nested=True) as fenced:
                 result = run_process(fenced, cancelled=lambda: False, started=lambda _pid: None)
         return result.exit_code == 0
@@ -280,6 +283,7 @@ def _tmpfs(target: str, size_bytes: int) -> tuple[str, ...]:
 
 def _mount_folders(access: Access) -> Iterator[str]:
     """Yield the command's folders, outer first, each with mounts that protect or hide parts of it."""
+    # Outer folders first: a later mount of an outer folder would hide the inner one.
     for folder, readable in sorted(
         {*((path, False) for path in access.writable), *((path, True) for path in access.readable)}
     ):
@@ -323,6 +327,7 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
         Limit.GIT: hard,
         Limit.NETWORK: hard,
     }
+    # Nothing is mounted over a symlink, so the command can replace it.
     if (access.root / ".git").is_symlink():
         limits[Limit.GIT] = Enforcement.MISSING
     if CALLS not in _files():
@@ -338,7 +343,7 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
 
 
 def _unusable(spec: SandboxSpec, path: str) -> str:
-    """Return why a command cannot start, phrased like `run_process` and without mentioning bubblewrap."""
+    """Return the reason why a command cannot start, phrased like `run_process` and without mentioning bubblewrap."""
     if not spec.argv or not spec.argv[0]:
         return "the command is empty"
     if not spec.root.is_dir():
@@ -348,7 +353,7 @@ def _unusable(spec: SandboxSpec, path: str) -> str:
         return f"program {program!r} was not found"
     paths = (*spec.readable, *spec.writable, *(source for source, _ in spec.mounts))
     missing = [location for location in paths if not location.exists()]
-    return f"{missing[0]} does not exist: correct the list of what commands may read and write" if missing else ""
+    return f"{missing[0]} does not exist: correct the paths that commands may read and write" if missing else ""
 
 
 @functools.cache

@@ -95,9 +95,10 @@ def choose_fence(settings: SandboxSettings) -> Fence:
     problem = sandbox.probe()
     if not problem:
         return BubblewrapFence(settings.network) if sys.platform == "linux" else SeatbeltFence(settings.network)
+    # Last: the setting allows running without a sandbox, but does not prefer it.
     if settings.unsafe_local:
         return NoFence()
-    raise SandboxUnavailableError(f"no fence for agents works on this host. {sandbox.name}: {problem}; {WITHOUT}")
+    raise SandboxUnavailableError(f"no sandbox for agents works on this host. {sandbox.name}: {problem}; {WITHOUT}")
 
 
 def examine_sandboxes(settings: SandboxSettings) -> tuple[Probed, ...]:
@@ -121,6 +122,7 @@ def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
             return (seatbelt,)
         case "auto":
             native: Sandbox = bubblewrap if sys.platform == "linux" else seatbelt
+            # A configured image shows that its tools are wanted, so it comes first.
             return (docker, native) if settings.image else (native,)
 
 
@@ -150,6 +152,7 @@ class _FirstThatWorks:
         return self._chosen().run(spec, **callbacks)
 
     def _chosen(self) -> Sandbox:
+        # One probe for all threads: each starts a process, or a container.
         with self._lock:
             tried: list[str] = []
             for backend in () if self._found else _backends(self._settings):

@@ -123,6 +123,7 @@ class ControlGroup:
     def close(self) -> bool:
         """Kill the remaining processes and delete the group; return whether it is gone."""
         deadline = time.monotonic() + REMOVE_S
+        # Killed again in each round: a process may have forked since its group was listed.
         while left := [folder for folder in self.folders if not _remove_folder(folder)]:
             if time.monotonic() > deadline:
                 return False
@@ -143,6 +144,7 @@ def _settings(
         Limit.MEMORY: (
             ("memory", "memory.max", str(memory_bytes or "max")),
             ("memory", "memory.swap.max", "0"),
+            # Without it the kernel kills one process, and the rest of the command hangs or reports a wrong result.
             ("memory", "memory.oom.group", "1"),
         )
         if unified
@@ -186,6 +188,7 @@ def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
     group = mount / path.lstrip("/")
     if not group.is_dir():
         return
+    # Upwards: a group with processes in it cannot enable controllers for its children (cgroup v2), but its parent may.
     for folder in (group, *group.parents):
         if not folder.is_relative_to(mount):
             return

@@ -96,7 +96,9 @@ class DockerSandbox:
             if not lives(owner):
                 _docker("rm", "--force", "--volumes", container)
         result = _docker("run", "--rm", *_isolation(), self._image, *_NOTHING, timeout_s=START_S)
-        return "" if result.returncode == 0 else f"no container runs: {result.stderr.strip()[-300:]}. {HOW_TO_GET}"
+        return (
+            "" if result.returncode == 0 else f"containers do not start: {result.stderr.strip()[-300:]}. {HOW_TO_GET}"
+        )
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         missing = [path for path in (spec.root, *spec.readable, *spec.writable) if not path.exists()]
@@ -126,6 +128,7 @@ class DockerSandbox:
         client = {key: value for key in CLIENT_VARIABLES if (value := os.environ.get(key))}
         passed = {key: value for key, value in inside.items() if not _is_clients(key) and key not in spec.secrets}
         arguments = tuple(_run_line(spec, name, self._image, inside, door))
+        # Variables of the client come last: a command must not choose the engine.
         request = request_of(spec, require_program(PROGRAM), arguments, {**passed, **client})
         # A command's secret must not choose the client's engine, plugins or libraries either.
         secrets = {key: value for key, value in spec.secrets.items() if not _is_clients(key)}
@@ -180,6 +183,7 @@ def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str
 
 
 def _isolation() -> Iterator[str]:
+    # `--init` reaps orphans and passes signals on; a pull would run an image that nobody has checked.
     yield from ("--init", "--pull", "never", "--network", "none", "--read-only", "--cap-drop", "ALL")
     yield from ("--security-opt", "no-new-privileges", "--ulimit", "core=0", "--log-driver", "none")
     yield from ("--stop-timeout", str(STOP_S), "--user", f"{os.getuid()}:{os.getgid()}", "--ipc", "private")
@@ -199,14 +203,16 @@ def _comma(*parts: str) -> str:
 
 def _end(name: str) -> _Ending:
     """Kill the container, remove it and return its final state."""
+    # Before the inspection, so that the state is final.
     _docker("kill", name)
     inspected = _docker("inspect", "--format", "{{json .State}}", name)
     removed = _docker("rm", "--force", "--volumes", name)
     if inspected.returncode != 0:
         return _Ending(error="" if "No such" in inspected.stderr else inspected.stderr.strip()[-300:])
     state = json.loads(inspected.stdout)
-    left = "" if removed.returncode == 0 else f"container {name} could not be removed: remove it by hand"
+    left = "" if removed.returncode == 0 else f"container {name} could not be removed: use docker rm --force"
     return _Ending(
+        # Go's zero time: the container never started.
         began=not state["StartedAt"].startswith("0001-"),
         exit_code=state["ExitCode"],
         out_of_memory=state["OOMKilled"],
@@ -219,6 +225,7 @@ def _result(
 ) -> SandboxResult:
     output = result.output.decode("utf-8", "replace").strip()[-300:]
     began = ending.began and _INIT_FAILED not in output
+    # The client uses these exit codes too, so the container's state has to confirm them.
     if result.reason is Reason.EXITED and not began and result.exit_code in _NOT_STARTED:
         why = ending.error or output
         missing = "executable file not found" in why or "no such file or directory" in why.lower()

@@ -68,6 +68,7 @@ async def judged_addresses(
     addresses = list(dict.fromkeys(resolved))[:ADDRESSES]
     if not addresses:
         raise OSError(f"the host {name} has no address")
+    # All are checked, not only the first: a name can have a public and a private address.
     inside = next((address for address in addresses if is_private(address)), None)
     if inside is not None and not allow_private:
         raise PrivateAddressError(name, inside)
@@ -122,7 +123,7 @@ class Door:
 def open_door(hosts: tuple[str, ...]) -> Iterator[Door]:
     """Open a proxy for a sandbox with its own network; leaving the context closes it.
 
-    `hosts` use the syntax of `policy.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
+    `hosts` use the syntax of `sandbox.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
     """
     local_ports = {host.port: host for rule in hosts if (host := loopback(rule))}
     proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(local_ports) + 1) if port not in local_ports)
@@ -231,6 +232,7 @@ class _Keeper:
             await asyncio.wait(self._tasks, timeout=SHUT_S)
 
     def _accept_connection(self, work: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A command must not use up the worker's descriptors.
         if len(self._tasks) >= CONNECTIONS:
             writer.transport.abort()
             return
@@ -266,7 +268,7 @@ class _Keeper:
             hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lower_header(entry))
             for entry in fields
         ):
-            raise _Refusal("407 Proxy Authentication Required", "the password of the proxy is missing")
+            raise _Refusal("407 Proxy Authentication Required", "the proxy password is missing")
         method, _, rest = line.decode("latin-1").partition(" ")
         target, _, version = rest.rpartition(" ")
         host = None
@@ -275,7 +277,7 @@ class _Keeper:
         elif target.lower().startswith("http://") and version.startswith("HTTP/1."):
             host = host_of(target)
         if host is None:
-            raise _Refusal("400 Bad Request", "this is a proxy for CONNECT and for http:// addresses")
+            raise _Refusal("400 Bad Request", "this proxy accepts only CONNECT and http:// URLs")
         if method == "CONNECT":
             return host, b""
         # One request per connection: the next one could be for another host.
@@ -290,6 +292,7 @@ class _Keeper:
         if ruling.refusal and ANY in self._hosts and host.port in PORTS.values():
             ruling = HostRuling()
         if ruling.refusal:
+            # On a usual port the name is enough as an entry; a private host needs its port in the list.
             entry = host.name if host.port in PORTS.values() and not is_private(host.name) else host.authority
             sentence = f"sandbox.network does not list {host.authority}. Add '{entry}' to allow it"
             raise _Refusal("403 Forbidden", sentence)
@@ -323,6 +326,7 @@ async def _relay(
     try:
         await asyncio.gather(_copy(reader, their_writer), _copy(their_reader, writer))
         their_writer.close()
+    # Aborted and not closed: a peer must see an error, not a complete answer.
     except BaseException:
         their_writer.transport.abort()
         raise
@@ -332,6 +336,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while chunk := await reader.read(_CHUNK_BYTES):
         writer.write(chunk)
         await writer.drain()
+    # Half-closed: a client may end its request and still wait for the answer.
     writer.write_eof()
 
 

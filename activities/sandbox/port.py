@@ -217,9 +217,11 @@ def this_process() -> str:
 def lives(owner: str) -> bool:
     """Return whether a process of this host still runs; True for names of any other form."""
     pid, _, started = owner.partition("-")
+    # Unknown names count as alive, because the caller deletes what belongs to the dead.
     if not (pid.isdigit() and started.isdigit()):
         return True
     try:
+        # A pid alone is not enough: the system gives it to another process after a while.
         return abs(psutil.Process(int(pid)).create_time() - int(started)) <= _CLOCK_SLACK_S
     except psutil.NoSuchProcess:
         return False

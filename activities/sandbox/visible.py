@@ -124,6 +124,7 @@ def project_python(root: Path) -> tuple[Path, ...]:
     prefix = program.parent.parent
     if program.is_relative_to(root.resolve()) or in_system(prefix) or _too_wide(prefix):
         return ()
+    # The state home stays hidden, whatever a tree links to.
     if prefix.is_relative_to(state_home().resolve()):
         return ()
     libraries = (path for path in (prefix / "lib").glob("python3.*") if _PYTHON_LIBRARY.match(path.name))
@@ -160,6 +161,7 @@ def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
 
     A program in the tree gets nothing: a symlink there could lead to any secret.
     """
+    # A relative path is resolved in the tree, where the command finds it anyway.
     executable = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
     if executable is None or Path(executable).is_relative_to(root):
         return ()
@@ -216,6 +218,7 @@ def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
     yielded too; elsewhere the command may have written such a file, so it is not followed.
     """
     git = folder / ".git"
+    # A mount at a symlink would protect its target, which may be any folder of the host.
     if git.is_symlink() or not git.exists():
         return
     yield git

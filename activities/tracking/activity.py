@@ -115,10 +115,12 @@ class TrackingActivities:
         store, moment = self.stores(workspace), moment_of(request, this_call())
         episode = find_model(store, request.scope.request, EpisodeRequest) or EpisodeRequest()
         with self.workspaces.hold(request.scope) as tree:
+            # The tree may have changed since the checks, for example by a person; the record says so.
             drift = tree.expect(request.state.tree)
             diff = self.differ.compare(store_folder_of(request.scope), request.base_tree, request.state.tree)
             before = request.base_lines
             if before is None:
+                # Counted only once per episode; each record then carries the number on.
                 before = self.differ.lines(store_folder_of(request.scope), request.base_tree)
             tracking = tracking_of(
                 request,
@@ -136,7 +138,9 @@ class TrackingActivities:
                 moment.key,
                 _draft(request, tracking, lines=before + diff.lines_added - diff.lines_removed).evolve(state=stored),
             )
+            # While the tree is held: a collection by `tightloop gc` needs the same lock.
             tree.keep(str(record.number), record.tree)
+        # Outside the lock: the rest reads only what is stored, and may wait for a judge.
         note_iteration(self.ledgers(workspace), request, tracking, record, moment)
         weighed = self._weigh(store, request, diff, episode, before)
         planned = request.state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
@@ -205,6 +209,7 @@ class TrackingActivities:
         )
         findings = review_change(change, self.gate.rubric, watch=watch)
         prompt_privacy = self.gate.prompt_privacy(str(Path(request.scope.workspace).resolve()))
+        # Four bytes are the longest UTF-8 character; decoding the whole patch would waste time.
         material = diff.patch[: 4 * MATERIAL_CHARACTERS].decode("utf-8", "replace")[:MATERIAL_CHARACTERS]
         briefing = JudgeBriefing(goal=episode.goal, about="a change", material=material, prompt_privacy=prompt_privacy)
         # A threaded activity has no event loop.
@@ -407,6 +412,7 @@ class RecordActivities:
     @activity.defn(no_thread_cancel_exception=True)
     def record(self, request: RecordRequest) -> Recorded:
         """Record a snapshot unless a newer one is known. Idempotent. Skips a project that was never opened."""
+        # Recording must not create a state folder for a project that only failed to start.
         if not state_folder_of(request.scope).is_dir():
             return Recorded(kept=False)
         keep_record(self.ledgers(Path(request.scope.workspace)), request)

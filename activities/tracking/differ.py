@@ -50,9 +50,11 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
         patch = patches.get(change.path)
         if patch is None:
             return None
+        # libgit2 shortens the ids, but patches made by git have them in full (`--full-index`).
         text = _INDEX.sub(b"index %s..%s" % (_id(change.before), _id(change.after)), patch.data, count=1)
         old = contents[change.before.id] if change.before is not None else b""
         new = contents[change.after.id] if change.after is not None else b""
+        # Applied by code of our own: an error of the library could hide itself in both directions.
         if _apply_patch(old, text) != new:
             return None
         parts.append(text)
@@ -105,6 +107,7 @@ def _apply_patch(old: bytes, patch: bytes) -> bytes | None:
     rows = [row + b"\n" for row in patch[begin.start() :].split(b"\n")[:-1]]
     for number, row in enumerate(rows):
         if (hunk := _HUNK.match(row)) is not None:
+            # For an empty range the number is that of the line before it.
             start = int(hunk[1]) - (hunk[2] != b"0")
             if start < position:
                 return None
@@ -211,6 +214,7 @@ def try_patch(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: time
         head, _, path = line.partition(b"\t")
         mode, blob, _ = head.split(b" ")
         entries[path] = Entry(int(mode, 8), blob.decode())
+    # A path that is in neither tree shows that the patch does more than the change.
     if entries.keys() - changes_by_path.keys():
         return None
     pairs = [(change, entries.get(change.path)) for change in changes_by_path.values()]
@@ -351,10 +355,11 @@ def _estimate(pair: _Pair, counted_files: list[_Counted]) -> TreeDiff:
         added=sum(number.added for number in counted_files) // max(1, len(counted_files)),
         removed=sum(number.removed for number in counted_files) // max(1, len(counted_files)),
     )
+    # The files that were counted in time are the best guess for those of unknown size.
     guessed = estimate_lines(pair.store, rest, pair.sizes, average=average, seconds=pair.time_left().total_seconds())
     numbers = counted_files + [_Counted(change.path, guess.added, guess.removed, False) for change, guess in guessed]
     files = format_count(len(rest), "file")
-    note = f"the time was too short to compare the lines of {files}: they are estimated, without a patch"
+    note = f"comparing {files} took too long: their line counts are estimated, and there is no patch"
     return _tree_diff(numbers, b"", note)
 
 
@@ -387,15 +392,16 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
             "diff-tree", *pair.options(), "-p", *form, pair.base, pair.tree,
             limit_bytes=PATCH_LIMIT_BYTES - HEAD_ROOM_BYTES, timeout=pair.time_left(),
         )  # fmt: skip
+        # Cut between two files, so that the rest still applies.
         patch = patch if whole else patch[: patch.rfind(b"\ndiff --git ") + 1]
         if not patch:
             return b"", f"no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes, or took too long"
         held_count = try_patch(pair.git, pair.changes, patch, pair.time_left())
         if held_count is not None and (held_count == len(pair.changes) or not whole):
             paths = len(pair.changes)
-            cut = f"the patch holds {held_count} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
+            cut = f"the patch contains {held_count} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
             return with_header(pair.base, pair.tree, patch, held_count=held_count, paths=paths), "" if whole else cut
-    return b"", "no patch: it could not be tried in time, or did not lead to the new tree"
+    return b"", "no patch: it could not be verified in time, or did not produce the new tree"
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:

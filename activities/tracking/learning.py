@@ -110,6 +110,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) ->
     for attempt in before:
         failed = next((result for result in attempt.before.failed if result.run == solved.run), None)
         steps = attempt.plan.steps
+        # Steps without commands cannot be repeated, so a longer pattern would have a gap.
         if failed is None or not pattern.commands or not all(step.run for step in steps):
             return
         if len(pattern.commands) + len(steps) > STEPS_LIMIT:
@@ -134,6 +135,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
         checks = find_model(store, plan.checks, CheckReport) if plan else None
         if plan is None or plan.message is None or checks is None:
             return
+        # An iteration that changed nothing did not contribute to the solution.
         if before is None or before.tree != record.tree:
             yield Earlier(plan.message, checks)
         record = before

@@ -87,6 +87,7 @@ class Leftovers:
         """Return unreferenced artifacts older than the horizon, with their sizes."""
         there = self._artifacts.all()
         marked: set[str] = set()
+        # Marked by pattern and not by field: this keeps too much at worst, never too little.
         todo = [digest for digest in self._named_by_kept(unneeded) if digest in there]
         while todo:
             digest = todo.pop()
@@ -133,6 +134,7 @@ class Leftovers:
         """Return the size of objects reachable only from these refs."""
         if not references:
             return 0
+        # Episodes share most objects of a project, so the sizes of their trees cannot be added up.
         kept_trees = {tree for name, tree in self._references() if name not in references}
         lines = [*(set(references.values()) - kept_trees), *(f"^{tree}" for tree in kept_trees)]
         return int(self._git("rev-list", "--objects", "--disk-usage", "--stdin", text="\n".join(lines).encode()))
@@ -150,6 +152,7 @@ class Leftovers:
             WorkspaceLockedError: one is in use.
         """
         with ExitStack() as stack:
+            # The lock of claims first, so that no further working tree appears while the others are locked.
             paths = [self._folder / "claims" / "lock", *sorted((self._folder / "locks").glob("*.lock"))]
             what = "a working tree of the project"
             yield tuple(stack.enter_context(hold_lock(path, wait=LOCK_WAIT, what=what)) for path in paths)
@@ -169,7 +172,7 @@ class Leftovers:
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
         """Delete refs, then unreachable objects; repack the rest, and keep objects younger than `horizon`.
 
-        The caller holds all trees through the locks of `held`, which git inherits because it outlives a killed
+        The caller holds all trees through the locks of `lock_trees`, which git inherits because it outlives a killed
         collection.
         """
         if not (self._store / "HEAD").exists():
@@ -186,6 +189,7 @@ class Leftovers:
         self.free_files((self._store / "states").glob("*"))
         oldest = f"{int(horizon.timestamp())} +0000"
         self._git("pack-refs", "--all", "--prune", locks=locks)
+        # -A and not -a: unreachable objects become loose, where `prune` judges them by their age.
         self._git("repack", "-A", "-d", "-q", f"--unpack-unreachable={oldest}", locks=locks)
         self._git("prune", f"--expire={oldest}", locks=locks)
 
@@ -195,6 +199,7 @@ class Leftovers:
             if path.parent.name == "worktrees":
                 path.with_name(f"{path.name}.ready").unlink(missing_ok=True)
                 key = tree_key(path)
+                # The user may have moved or deleted the repository; the worktree still has to go.
                 with contextlib.suppress(OSError, TightloopError):
                     workspace = Path(os.fsdecode((self._folder / "workspace").read_bytes()).rstrip("\n"))
                     remove_worktree(UserRepository(workspace), path)
@@ -203,6 +208,7 @@ class Leftovers:
             shutil.rmtree(doomed, ignore_errors=True)
             # The worktree's entry in the user's git is already deleted.
             if path.exists():
+                # A rename is atomic: after a crash no half-deleted records are taken for complete ones.
                 path.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
@@ -213,6 +219,7 @@ class Leftovers:
         if self._has("outbox.db", "delivery"):
             with self._open_database("outbox.db") as connection:
                 for key in sorted(unneeded):
+                    # One transaction for each episode, so that workers are not locked out for long.
                     connection.execute("BEGIN IMMEDIATE")
                     condition = "key IN (SELECT key FROM delivery WHERE episode_id = ?)"
                     connection.execute(f"DELETE FROM claim WHERE {condition}", (key,))  # noqa: S608
@@ -388,7 +395,7 @@ def collect(
             left.free_folders(left.folders(unneeded))
             left.free_rows(unneeded)
     except WorkspaceLockedError:
-        return replace(freed, busy="a working tree is in use; its trees are freed by a later run")
+        return replace(freed, busy="a working tree is in use; a later run will free the trees")
     return freed
 
 
@@ -443,6 +450,7 @@ def choose(
     while True:
         kept_ids = [key for key, end in ends.items() if end is None or end >= horizon]
         starts = [workflows[key].started for key in kept_ids if key in workflows]
+        # A kept workflow may use artifacts from its start on, so the horizon moves there, which can keep further ones.
         earliest = min([horizon, *starts])
         if earliest == horizon:
             return frozenset(active.keys() - set(kept_ids)), horizon

@@ -90,7 +90,7 @@ async def test_a_receiver_that_is_down_may_be_tried_again() -> None:
         port = free.getsockname()[1]
         error = await refusal(Webhook("ops", f"http://127.0.0.1:{port}/hook/T0PSECRET", SECRET))
     assert error.again
-    assert error.reason == "not reached (ConnectError)"
+    assert error.reason == "cannot be reached (ConnectError)"
 
 
 async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiver) -> None:
@@ -104,7 +104,7 @@ async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiv
 async def test_a_receiver_in_trouble_may_be_tried_again(receiver: Receiver, status: int) -> None:
     receiver.answers = [Answer(status)]
     error = await refusal(hook(receiver))
-    assert (error.again, error.after, error.reason) == (True, None, f"it answers {status}")
+    assert (error.again, error.after, error.reason) == (True, None, f"it answered {status}")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410])
@@ -147,7 +147,7 @@ async def test_an_alert_never_follows_a_redirect_to_another_host(receiver: Recei
             receiver.answers = [Answer(status, {"location": elsewhere.url})]
             error = await refusal(hook(receiver))
             assert not error.again
-            assert f"it answers {status} and points elsewhere" in error.reason
+            assert f"it answered {status}, a redirect" in error.reason
         assert elsewhere.came == []
 
 
@@ -305,7 +305,7 @@ async def test_the_last_try_tells_that_it_failed_in_place_of_asking_for_another(
 ) -> None:
     receiver.answers = [Answer(503)]
     sent = await send(post_of(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope, **info)
-    assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "it answers 503")
+    assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "it answered 503")
     (event,) = open_project(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert_failed"
 
@@ -321,7 +321,7 @@ async def test_a_channel_gets_only_the_kinds_it_is_for(receiver: Receiver, scope
 async def test_a_missing_secret_is_told_and_nothing_goes_out_unsigned(receiver: Receiver, scope: EpisodeScope) -> None:
     sent = await send(post_of(settings_with(receiver), {}), scope)
     assert receiver.came == []
-    assert "no environment variable HOOK_SECRET" in sent.deliveries[0].error
+    assert "the environment variable HOOK_SECRET is not set" in sent.deliveries[0].error
 
 
 async def test_a_full_alert_holds_the_reason_only_where_the_settings_say_so(

@@ -100,6 +100,7 @@ class Run:
 
     def must_stop(self) -> bool:
         """Return whether the agent must be stopped; polled several times a second."""
+        # Checked at every poll; the limits less often, because they read the counters of the gateway.
         if self._stop is None and self._control.is_cancelled():
             self._stop = Stop.CANCELLED
         now = time.monotonic()
@@ -115,6 +116,7 @@ class Run:
         text = self._redaction(line)
         if not text.strip():
             return
+        # Limits and crashes are printed as plain text, between the events or instead of them.
         if not text.lstrip().startswith("{"):
             self._status_lines.append(shorten(text, STATUS_CHARACTERS))
         events = self._reader.feed(text)
@@ -130,6 +132,7 @@ class Run:
         sessions = [event.session_id for event in events if event.session_id]
         if sessions:
             self._resume = self._token(sessions[-1])
+        # A new session is reported at once: it is lost if the worker dies before the next heartbeat.
         if sessions or time.monotonic() - self._reported >= PROGRESS_EVERY_S:
             self._report()
 
@@ -151,6 +154,7 @@ class Run:
         outcome = stopped or self._outcome_at_exit(result, counters)
         if errors := self._errors(result):
             self._transcript.add(f"[standard error]\n{errors}\n".encode("utf-8", "replace"))
+        # A token after success would make the next plan continue a conversation about the old one.
         resume = None if outcome.status in _WENT_WELL else self._resume
         started = result.reason is not Reason.NOT_STARTED
         usage = (
@@ -167,8 +171,9 @@ class Run:
         if self._stop is not Stop.FINISHED and (early := early_outcome(result, self._choice)):
             return early
         outcome = self._reader.read_outcome(self.ending(result))
+        # Exit code 0 is no proof: wrappers and killed agents exit with it too.
         if outcome.status is ExecutorStatus.COMPLETED and not self._reader.finished:
-            error = "the agent exited without saying that it is done"
+            error = "the agent exited without reporting that it is done"
             return outcome.evolve(status=ExecutorStatus.FAILED, error=error, error_kind=ErrorKind.PROTOCOL)
         if counters is None or outcome.status in _WENT_WELL:
             return outcome
@@ -226,11 +231,13 @@ class AgentExecutor(AgentHost, Executor):
         sweep_runs(state_folder)
         home = agent_home(self.homes, order.episode_id, self.adapter.name)
         run_order, note, token = order, "", order.resume
+        # Sessions are files in the agent's home on one host; another agent or host cannot read them.
         if token is not None and (token.adapter != self.adapter.name or token.host != host_identity().name):
             there = f"{token.adapter} on {token.host or 'another host'}"
-            run_order, note = order.evolve(resume=None), f"its session is with {there}, so it started a new one"
+            run_order, note = order.evolve(resume=None), f"its session belongs to {there}, so it started a new one"
         elif token is not None:
             run_order = order.evolve(prompt=f"{resume_preface()}{order.prompt}")
+        # One access for both runs, so that the limit of model calls covers them together.
         with self.open_access(self.adapter, order) as way:
             outcome = self._run(run_order, control, state_folder, home, way)
             if outcome is None:
@@ -277,9 +284,11 @@ class AgentExecutor(AgentHost, Executor):
                 resume=order.resume,
             )
             places = (Path(order.root, name) for name in launch.placeholders)
+            # Only folders that did not exist before: an empty folder of the user stays.
             stack.callback(_remove_empty, [folder for folder in places if not folder.exists()])
             result = run_process(request, cancelled=run.must_stop, started=run.note_start, on_output=run.take)
             run.close()
+        # Only if it exited by itself: a stopped agent may not have come as far as the session.
         if result.reason is Reason.EXITED and order.resume is not None and reader.unknown_session(run.ending(result)):
             return None
         outcome = run.outcome(result)

@@ -137,6 +137,7 @@ class CodexReader(EventReader):
         return not self._began and NO_SESSION in ending.output_end
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
+        # The log is on standard error, which is complete only now.
         self._denied.extend(f"a command: {match[1]}" for match in _VIOLATION.finditer(ending.output_end))
         denied = denied_lines(self._denied)
         # Measured: in a read-only sandbox the command fails, the model claims success, and codex exits with 0.
@@ -154,6 +155,7 @@ class CodexReader(EventReader):
         return outcome.evolve(
             summary=shorten(summary, SUMMARY_CHARACTERS),
             exit_code=ending.exit_code,
+            # codex counts the whole thread; the share of this run cannot be told.
             usage=Usage() if self._resumed else self._usage,
             denied=denied,
         )
@@ -202,17 +204,18 @@ class CodexReader(EventReader):
     def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
         """Return the outcome of a run that ended without a final event, from its status lines."""
         end = ending.output_end.strip()
+        # Once a thread has started, such a phrase may be output of a command.
         if not self._began and any(phrase in end for phrase in _CONFIG):
-            return _end(ExecutorStatus.FATAL, f"codex does not accept its settings: {end}", ErrorKind.CONFIG)
+            return _end(ExecutorStatus.FATAL, f"codex rejects its settings: {end}", ErrorKind.CONFIG)
         if SESSION_IN_USE in end:
             return _end(ExecutorStatus.FAILED, f"another codex still works on this thread: {end}", ErrorKind.CRASHED)
         signal = LimitSignal(text=end, body={"message": self._error})
         if limit := detect(signal, now=self._now()):
             return limited_outcome(limit, clip(self._error or end, SUMMARY_CHARACTERS))
-        error = self._error or end or "it said nothing"
+        error = self._error or end or "no output"
         return _end(
             ExecutorStatus.FAILED,
-            f"codex ended with {ending.exit_code} in the middle of its turn: {error}",
+            f"codex exited with {ending.exit_code} in the middle of its turn: {error}",
             ErrorKind.CRASHED,
         )
 
@@ -278,7 +281,7 @@ class CodexAdapter:
             return availability
         if (int(numbers[1]), int(numbers[2])) < OLDEST:
             minimum = ".".join(map(str, OLDEST))
-            reason = f"codex {availability.version} is too old, {minimum} is needed. {_HOW_TO_GET}@latest"
+            reason = f"codex {availability.version} is too old: {minimum} or newer is required. {_HOW_TO_GET}@latest"
             return Availability(usable=False, reason=reason, version=availability.version)
         return availability
 
@@ -299,6 +302,7 @@ class CodexAdapter:
             "exec",
             *self._settings.arguments,
             "--json",
+            # A working tree need not be a git repository; without this it refuses to start in other folders.
             "--skip-git-repo-check",
             *(("resume", resume.session_id) if resume is not None else ()),
             # The prompt is on standard input, because other users of the host can read command lines.
@@ -345,6 +349,7 @@ class CodexAdapter:
             "inherit": "all",
             "ignore_default_excludes": True,
             "exclude": [ACCESS_VARIABLE],
+            # A list of allowed names: the default patterns of codex miss keys with other names.
             "include_only": [*_SHELL_VARIABLES, *self._settings.environment],
             "set": command_path(Path(order.root), (home.parent.parent, *self._writable)),
         }
@@ -388,6 +393,7 @@ def _permissions(order: WorkOrder, home: Path) -> dict[str, Mapping[str, object]
     files = {str(path): "deny" for path in hidden if path.exists()}
     # Denied paths are restored only below a writable folder, so an empty one is put in between.
     files |= {str(home): "write", str(home / _OWN): "read"}
+    # codex itself reads the login outside of its sandbox; only its commands must not.
     if (home / _HOME / _LOGIN).exists():
         files[str(home / _HOME / _LOGIN)] = "deny"
     tree = {".": "write" if writes else "read", ".git": "read"}

@@ -96,10 +96,11 @@ class CursorReader(EventReader):
             # Some versions repeat their events, with the model's texts, on standard error.
             lines = [line for line in ending.output_end.splitlines() if decode_event(line) is None]
             end = "\n".join([*lines, words(result, "result")]).strip()
-            error = f"cursor ended with {ending.exit_code} and without a result: {end or 'it said nothing'}"
+            error = f"cursor exited with {ending.exit_code} without a result: {end or 'no output'}"
             if limit := detect(end, now=self._now()):
                 outcome = limited_outcome(limit, clip(end, SUMMARY_CHARACTERS))
             else:
+                # Exit code 0 without a result is a broken protocol, not a crash.
                 kind = ErrorKind.CRASHED if ending.exit_code else ErrorKind.PROTOCOL
                 outcome = failed_outcome(clip(error, SUMMARY_CHARACTERS), kind)
         return outcome.evolve(
@@ -116,6 +117,7 @@ class CursorReader(EventReader):
             return [event(EventKind.TOOL_START, description)]
         result = part(call, "result")
         if "rejected" in result:
+            # Some events of a rejected call have no arguments, but repeat them in the result.
             rejected = _describe(name, part(result, "rejected")) if description == name else description
             if len(self._denied) < DENIED_LINES:
                 self._denied.append(rejected)
@@ -161,7 +163,7 @@ PROGRAMS = ("cursor-agent", "agent")
 LOGIN_FILES = (".config/cursor/auth.json", ".cursor/cli-config.json")
 """Login files on Linux by version; on macOS the login is in the Keychain and cannot be copied."""
 
-_HOW_TO_GET = "Install Cursor's command line as https://cursor.com/cli says"
+_HOW_TO_GET = "Install Cursor's command line: see https://cursor.com/cli"
 
 
 class CursorAdapter:

@@ -184,10 +184,11 @@ class AgentHost:
         variable = settings.api_key_env or agent.default_key_env
         if settings.login or not variable or self.key(agent):
             return ""
+        # A service of one's own without a key is common, but a named variable shows that a key is expected.
         if settings.base_url and not settings.api_key_env:
             return ""
         return (
-            f"{agent.name} has no key: the variable {variable} is not set where the worker runs. Set it, or set "
+            f"{agent.name} has no key: the variable {variable} is not set for the worker. Set it, or set "
             f"executor.agents.{agent.name}.login to true to use {agent.name}'s own login"
         )
 
@@ -213,12 +214,14 @@ class AgentHost:
         upstream = settings.base_url or agent.default_base_url
         keyed = bool(key or settings.base_url) and not settings.login
         if self.gateways is None or not settings.gateway or agent.wire is None or not keyed:
+            # A limit that nobody enforces must fail at once: it exists to limit costs.
             if max_calls is not None and not own_bound:
                 raise ExecutorError(
-                    f"max_model_calls is {max_calls}, but only the model gateway can keep it and {agent.name} does not "
-                    f"go through it here. Leave it out, or give a key and set executor.agents.{agent.name}.gateway to "
+                    f"max_model_calls is {max_calls}, but only the model gateway can enforce it, and {agent.name} does "
+                    f"not use it here. Remove the limit, or give a key and set executor.agents.{agent.name}.gateway to "
                     "true"
                 )
+            # With its own login the agent knows its provider; our default URL could be the wrong one.
             base_url = upstream if keyed else settings.base_url
             hosts = _authority(settings.base_url) if settings.base_url else agent.hosts
             yield ModelAccess(base_url=base_url, key=key, model=model, login=settings.login, hosts=hosts), None
@@ -231,12 +234,12 @@ class AgentHost:
     def effects_of(self, agent: ModelUser, order: WorkOrder) -> str:
         """Return the agent's possible effects outside the working tree and its home; see `Executor.effects_outside`."""
         if order.executor.mode is AgentMode.FULL:
-            return "the mode full has no walls"
+            return "mode full has no sandbox"
         if self.gateways is None or not self.settings.gateway or self.settings.login or agent.wire is None:
             return "it talks to its provider itself, not through the gateway"
         try:
             if self.fence is None or self.fence.name == NoFence.name:
-                return "nothing fences it"
+                return "it runs without a sandbox"
         except SandboxUnavailableError as error:
             return error.message
         return f"it may reach {', '.join(self.open_to)}" if self.open_to else ""
@@ -254,6 +257,7 @@ class AgentHost:
         if program is None:
             raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it where the worker runs")
         outside = (root, self.homes, *self.writable)
+        # Otherwise a delivery could replace the program that the next one runs with the user's login.
         program.refuse_within(outside)
         passed = {name: os.environ[name] for name in self.settings.environment if name in os.environ}
         return ProcessRequest(
@@ -261,6 +265,7 @@ class AgentHost:
             arguments=launch.argv[1:],
             cwd=root,
             environment={
+                # Such an agent looks up its sandbox program in PATH, where the project's programs must not come first.
                 **({"PATH": trusted_path(*outside)} if launch.own_sandbox else search_path(root)),
                 "HOME": str(home),
                 EPISODE_VARIABLE: order.episode_id,
@@ -270,6 +275,7 @@ class AgentHost:
             inherit=False,
             stdin=stdin,
             wall_limit_s=order.executor.wall_limit_s + BEYOND_S,
+            # Sampled, because no platform limits the size of a folder for an ordinary user.
             growth=Growth(folders=(root, home), limit_bytes=self.disk_mb * MEBIBYTE),
             grace_s=self.grace_s,
             separate_errors=True,
@@ -293,13 +299,14 @@ class AgentHost:
         if launch.own_sandbox:
             with suppress(SandboxUnavailableError):
                 nested = self.fence is not None and self.fence.nests()
+        # Its own sandbox alone is better than ours alone: only its own can separate the commands from the key.
         if launch.own_sandbox and not nested:
             yield request, "own"
             return
         if self.fence is None:
             raise SandboxUnavailableError(
-                f"this worker has no sandbox, and neither has {order.executor.name}. Install one "
-                "(tightloop doctor names them), or use the mode full where the host itself is a throw-away"
+                f"this worker has no sandbox, and neither does {order.executor.name}. Install one "
+                "(tightloop doctor lists them), or use mode full on a disposable host"
             )
         root, program = Path(order.root), Path(launch.argv[0])
         # A sandbox that hides the user's home must expose the program, which may be there, and what it loads.
@@ -307,6 +314,7 @@ class AgentHost:
         modules = [folder for folder in real.parents if folder.name == "node_modules"]
         installed = dict.fromkeys([program.parent, modules[-1] if modules else real.parent])
         reads_only = order.executor.mode is AgentMode.READ_ONLY
+        # The home stays writable in any mode: sessions and settings are written there.
         writable, readable_roots = ((home,), (root,)) if reads_only else ((root, home), ())
         readable = (*installed, *readable_roots)
         sandboxed = self.fence.around(request, writable=writable, readable=readable, network=hosts, nested=nested)

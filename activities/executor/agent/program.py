@@ -50,6 +50,7 @@ def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
     """
     project = search_path(root)
     environment_bins = [str(Path(environment, "bin")) for name, environment in project.items() if name == "VIRTUAL_ENV"]
+    # The path of the worker comes last: a tool of the project must win over one of the host.
     folders = (*environment_bins, str(Path(sys.executable).parent), trusted_path(root, *outside))
     return {**project, "PATH": os.pathsep.join(folders)}
 
@@ -60,7 +61,7 @@ def check_program(program: str, looked_for: str, get_it: str) -> Availability:
         return Availability(usable=False, reason=f"the program {looked_for} was not found. {get_it}")
     version = version_of(program)
     if not version:
-        return Availability(usable=False, reason=f"{program} --version does not work. {get_it}")
+        return Availability(usable=False, reason=f"{program} --version failed. {get_it}")
     return Availability(version=version)
 
 
@@ -70,6 +71,7 @@ def version_of(program: str) -> str:
     Takes at most `VERSION_LIMIT_S`. The result is cached until the program file changes.
     """
     try:
+        # The mtime is part of the cache key, so that an update is noticed without a restart.
         return _ask_version(program, Path(program).stat().st_mtime_ns)
     except (OSError, _NoVersionError):
         return ""
@@ -88,6 +90,7 @@ def _ask_version(program: str, changed_ns: int) -> str:
     request = ProcessRequest(
         program=trusted,
         arguments=("--version",),
+        # An agent may read settings of its working folder, or create files in it.
         cwd=Path("/"),
         inherit=False,
         wall_limit_s=VERSION_LIMIT_S,
@@ -123,9 +126,12 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
     """
     for name, text in files.items():
         relative, target = PurePosixPath(name), home / name
+        # The agent can write in its home, also a symlink where our next settings file belongs.
         inside = target.parent.resolve().is_relative_to(home.resolve())
         if relative.is_absolute() or ".." in relative.parts or not inside:
-            raise ExecutorError(f"the settings file {name!r} leads out of the agent's home {home}. Remove that folder")
+            raise ExecutorError(
+                f"the settings file {name!r} points outside the agent's home {home}. Remove that folder"
+            )
         try:
             write_atomically(target, text.encode(), durable=True)
         except OSError as error:
@@ -144,6 +150,7 @@ def copy_login(source: Path, target: Path) -> None:
     """
     try:
         read = source.stat()
+        # A symlink is replaced: the agent could have pointed it at a file of the user.
         if target.is_file() and not target.is_symlink() and target.stat().st_mtime >= read.st_mtime:
             return
         write_atomically(target, source.read_bytes(), durable=True)
@@ -183,6 +190,7 @@ def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Ma
     top: dict[str, object] = {"check_for_update_on_startup": False}
     if access.model:
         top["model"] = access.model
+    # Without a URL the provider stays built in, and with it the login.
     if not access.base_url:
         return top, {}
     provider: dict[str, object] = {
@@ -222,6 +230,7 @@ def decode_event(line: str) -> dict[str, Any] | None:
     """Return the event of a line; None if it is not a JSON object."""
     try:
         value = json.loads(line)
+    # Deeply nested brackets in a line exceed the parser's recursion limit.
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

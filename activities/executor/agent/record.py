@@ -92,6 +92,7 @@ class Redaction:
         """Return about the last `limit` characters of output whose start may be cut inside a secret."""
         whole = output.decode("utf-8", "replace")
         cut = _CUT.match(whole)
+        # With the remark in front, the start of the text could not be compared with the rest of a secret.
         text = self(whole[cut.end() :] if cut else whole)
         for secret in self._secrets:
             # The cut may have split a secret, whose rest would not match the full text.
@@ -114,6 +115,7 @@ class Record:
     def add(self, line: str, *, needed: bool) -> None:
         """Append a line; a `needed` one, which tells the end of the run, is kept even beyond the limit."""
         content = f"{line}\n".encode("utf-8", "replace")
+        # A talkative agent must not fill the disk; the end of the run still has to be found after a crash.
         if len(content) > self._left and not needed:
             if not self._full:
                 self._full = True
@@ -140,6 +142,7 @@ class RunRecord:
         self.clean = Redaction(secrets)
         self._folder = run_folder(state_folder, key)
         self._transcript = BoundedOutput()
+        # An outcome left from the earlier attempt would be taken for this one's after the next crash.
         shutil.rmtree(self._folder, ignore_errors=True)
         self._events = Record(self._folder / EVENTS_FILE)
 
@@ -201,6 +204,7 @@ def kept_session(state_folder: Path, key: str) -> str:
         lines = (run_folder(state_folder, key) / EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
+    # The last session counts: a lost one is replaced by a new one within the same delivery.
     for line in reversed(lines):
         with suppress(ValidationError):
             event = ExecutorEvent.model_validate_json(line)
@@ -260,6 +264,7 @@ class Bounds:
             self._alive = max(self._alive, counters.moved)
             if (limit := counters.limit) is not None:
                 wait = limit.retry_after
+                # A usage limit without a time lasts for hours; other limits without one pass in seconds.
                 is_spent = wait is None and limit.kind == LimitKind.USAGE_EXHAUSTED
                 if is_spent or (wait is not None and wait.total_seconds() > LONGEST_WAIT_S):
                     self.limit = limit
@@ -278,13 +283,13 @@ def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) 
         case Stop.IDLE_LIMIT:
             return idle_outcome(choice, "sign of life")
         case Stop.LIMIT if limit is not None:
-            return limit_outcome(limit, "ended: the agent would have waited for its provider without a word")
+            return limit_outcome(limit, "stopped: the agent would have waited silently for its provider")
         case Stop.EVENTS:
-            events = f"more than {choice.max_events} events, as if it ran in circles"
-            return failed_outcome(f"{events}: ended. Raise executor.max_events or plan less.", ErrorKind.BUDGET)
+            events = f"stopped after {choice.max_events} events, as if it were looping"
+            return failed_outcome(f"{events}. Raise executor.max_events or plan less.", ErrorKind.BUDGET)
         case Stop.MODEL_CALLS:
-            calls = f"all {choice.max_model_calls} model calls of this delivery are spent"
-            return failed_outcome(f"{calls}: ended. Raise executor.max_model_calls or plan less.", ErrorKind.BUDGET)
+            calls = f"all {choice.max_model_calls} model calls of this delivery are used up"
+            return failed_outcome(f"{calls}. Raise executor.max_model_calls or plan less.", ErrorKind.BUDGET)
         case _:
             return None
 

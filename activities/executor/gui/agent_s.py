@@ -41,7 +41,7 @@ class AgentS:
     def problem(self) -> str:
         python = find_trusted_program(self.python)
         if python is None:
-            return f"window.agent_s.python is {self.python!r}, which is not a program (docs/macos.md sets it up)"
+            return f"window.agent_s.python is {self.python!r}, which is not a program (see docs/macos.md)"
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('gui_agents') is None)"
         try:
             completed = subprocess.run(
@@ -49,15 +49,14 @@ class AgentS:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"window.agent_s.python does not start: {error}"
-        return "" if completed.returncode == 0 else f"{self.python} has no gui-agents (docs/macos.md sets it up)"
+        return "" if completed.returncode == 0 else f"gui-agents is not installed in {self.python} (see docs/macos.md)"
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
         width, height = size_of(png)
         point = self._ask(png, width, height)
         if not (0 <= point[0] < width and 0 <= point[1] < height):
-            raise DriverError(
-                f"Agent S points to {point}, outside of the window ({width} x {height}): nothing is clicked"
-            )
+            raise DriverError(f"Agent S points to {point}, outside the window ({width} x {height}): not clicked")
+        # On a Retina display the screenshot has more pixels than the frame has points.
         return (frame.x + point[0] * frame.width // width, frame.y + point[1] * frame.height // height)
 
     def _ask(self, png: bytes, width: int, height: int) -> tuple[int, int]:
@@ -71,6 +70,7 @@ class AgentS:
             "base_url": self.settings.base_url or OPENAI_URL,
             "timeout_s": self.model_s,
         }
+        # Not the worker's environment, whose keys a package that evaluates model output must not see.
         variables = {name: self.environ[name] for name in PASSED if name in self.environ}
         variables["PATH"] = trusted_path()
         variables["AGENT_S_KEY"] = self.environ.get(self.settings.api_key_env, "")
@@ -94,7 +94,7 @@ class AgentS:
             raise DriverError(f"{self.python} cannot be started: {error.strerror}") from error
         if completed.returncode != 0:
             message = (completed.stderr.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
-            raise DriverError(f"Agent S does not find the chat box: {shorten(message, 400)}")
+            raise DriverError(f"Agent S did not find the chat box: {shorten(message, 400)}")
         point = json.loads(completed.stdout)
         return int(point["x"]), int(point["y"])
 
@@ -107,6 +107,6 @@ def size_of(png: bytes) -> tuple[int, int]:
     """
     # PNG specification, 11.2.2: IHDR comes first.
     if not png.startswith(b"\x89PNG\r\n\x1a\n") or png[12:16] != b"IHDR":
-        raise DriverError("the picture of the window is not PNG")
+        raise DriverError("the screenshot of the window is not a PNG")
     width, height = struct.unpack(">II", png[16:24])
     return width, height

@@ -67,6 +67,7 @@ def read_messages(path: Path) -> Iterator[Said]:
             lines = file.read(MOST_BYTES).splitlines()
     except OSError:
         return
+    # After a seek the first line is most likely cut.
     for line in lines[1 if start else 0 :]:
         try:
             decoded = json.loads(line)
@@ -176,6 +177,7 @@ class CursorEvents:
             records = [_read(path) or {} for path in files]
             handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
             conversation = str(records[-1].get("conversation", ""))
+            # Another episode's agent works in another context, and perhaps in another window.
             if handed and conversation and episode_of(handed[-1]) == episode_of(message.id):
                 offered = {"handoff_id": message.id, "prompt": message.text, "at": time.time()}
                 folder = private_folder(self._folder / "next")
@@ -188,6 +190,7 @@ class CursorEvents:
         for path in _files(folder):
             if (_read(path) or {}).get("handoff_id") == handoff_id:
                 path.unlink(missing_ok=True)
+        # After the deletion: the hook renames the offer, so only one of the two can succeed.
         return (folder / f"{file_stem(handoff_id)}.taken").exists()
 
     def after(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
@@ -249,7 +252,7 @@ def hook_command() -> str:
 
 
 def hooks_problem() -> str:
-    """Return why Cursor does not run the current version of our hook for every event, or ""."""
+    """Return the reason why Cursor does not run our current hook for every event, or ""."""
     try:
         hooks = _read_hooks(hooks_file()).get("hooks")
     except SettingsError as error:
@@ -263,8 +266,8 @@ def hooks_problem() -> str:
         is_current = (gui_folder() / SCRIPT).read_bytes() == Path(cursor_hook.__file__).read_bytes()
     if not lacking and is_current:
         return ""
-    what = ", ".join(lacking) or "its script is missing or of another version"
-    return f"Cursor has not the hooks that tell of a hand-off ({what}). Run: {INSTALL}"
+    what = ", ".join(lacking) or "the script is missing or outdated"
+    return f"Cursor lacks the hooks that report a hand-off ({what}). Run: {INSTALL}"
 
 
 def render_hooks(*, remove: bool = False) -> str:
@@ -279,6 +282,7 @@ def render_hooks(*, remove: bool = False) -> str:
         raise SettingsError(f"'hooks' in {hooks_file()} is not an object. Correct it by hand")
     content.setdefault("version", VERSION)
     for name in EVENTS:
+        # By the script's name: an earlier version, or another Python, has a different command line.
         other_entries = [entry for entry in _entries(lists.get(name)) if SCRIPT not in str(entry.get("command", ""))]
         lists[name] = other_entries if remove else [*other_entries, {"command": hook_command()}]
         if not lists[name]:
@@ -300,6 +304,7 @@ def install(*, remove: bool = False) -> Path | None:
             replace_file(folder / SCRIPT, Path(cursor_hook.__file__).read_bytes())
         backup = None
         if path.exists():
+            # Without this, a second run would replace the backup of the user's own file.
             if path.read_text(encoding="utf-8") == content:
                 return None
             backup = path.with_name("hooks.json.before-tightloop")

@@ -27,8 +27,8 @@ MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
 MOST_ROOTS = 5
 PROMPT, STOP = "beforeSubmitPrompt", "stop"
-REFUSAL = "tightloop: the agent has had this plan already, so it is not run a second time."
-UNCHECKED = "tightloop: this plan could not be checked, so it is not run. Look at the output of Cursor's hooks."
+REFUSAL = "tightloop: the agent already received this plan, so it is not run again."
+UNCHECKED = "tightloop: this plan could not be checked, so it is not run. Check the output of Cursor's hooks."
 
 
 def stem(name: str) -> str:
@@ -44,6 +44,7 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(content, file)
             file.flush()
+            # A receipt lost in a power failure would allow a second run of the plan.
             os.fsync(file.fileno())
         # Unlike a rename this fails if the name is taken: of two concurrent hooks, one is rejected.
         os.link(temporary, target)
@@ -69,24 +70,24 @@ def is_folder(root: Any, expected: dict[str, Any]) -> bool:
 
 
 def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
-    """Return why a hand-off must not run in the window of an event, or "" for the right window."""
+    """Return the reason why a hand-off must not run in an event's window, or "" for the right one."""
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return f"nothing on this host says which folder the plan {identity} is for"
+        return f"this host has no record of the folder that the plan {identity} is for"
     roots = event.get("workspace_roots")
     if not isinstance(roots, list) or not roots:
         if expected.get("allow_unknown_roots"):
             return ""
         return (
-            f"the plan is for {expected['root']}, and the editor does not say which folder this window has open. To "
-            "hand over all the same, set window.allow_unknown_roots: true"
+            f"the plan is for {expected['root']}, but the editor does not report which folder this window has open. "
+            "To hand it over anyway, set window.allow_unknown_roots: true"
         )
     # All roots: the agent of a multi-folder window may work in any of them.
     if all(is_folder(root, expected) for root in roots):
         return ""
     opened = " and ".join(str(root) for root in roots[:MOST_ROOTS])
-    return f"the plan is for {expected['root']}, and this window has {opened} open"
+    return f"the plan is for {expected['root']}, but this window has {opened} open"
 
 
 def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
@@ -99,12 +100,14 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
     if match:
         record["handoff_id"] = match[1]
         receipt = folder / "acks" / f"{stem(match[1])}.json"
+        # An accepted plan that is submitted again must get the answer about repetition, not one about folders.
         if not receipt.exists() and (problem := misplacement(folder, match[1], event)):
             write_new(folder / "refused" / f"{stem(match[1])}.json", {"handoff_id": match[1], "reason": problem})
-            return {"continue": False, "user_message": f"tightloop: {problem}. So it is not run here."}
+            return {"continue": False, "user_message": f"tightloop: {problem}. It was not run here."}
         version = str(event.get("cursor_version", ""))
         if not write_new(receipt, {**record, "version": version}):
             return {"continue": False, "user_message": REFUSAL}
+    # A conversation becomes ours with its first hand-off; others are private.
     if match or events.is_dir():
         record["text"] = str(event.get("text", ""))[-MOST_TEXT:]
         record["status"] = str(event.get("status", ""))
@@ -140,6 +143,7 @@ def main() -> None:
     # Top level: the user's prompt must pass in any case.
     except Exception as error:  # noqa: BLE001
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        # The event could not be parsed, so the raw text has to show whether it is a hand-off.
         if PROMPT in text and MARKER.search(text):
             answer = {"continue": False, "user_message": UNCHECKED}
     sys.stdout.write(json.dumps(answer) + "\n")

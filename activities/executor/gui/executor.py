@@ -106,6 +106,7 @@ class Waiting:
                 last, changed = news, self.now()
             quiet = self.now() - changed
             patience = HOOKED_QUIET_S if self.receipt.source == "hook" else self.quiet_s
+            # Reading the screen is slow and of low trust, so it is done only when nothing else happens.
             if quiet >= patience and self.now() - checked_at >= self.quiet_s:
                 checked_at = self.now()
                 limit = self._limit_on_screen(_answers(events) or [self._transcript()])
@@ -115,9 +116,10 @@ class Waiting:
             if quiet >= self.transcript_quiet_s and (answer := self._transcript()):
                 return ExecutorOutcome(
                     status=ExecutorStatus.COMPLETED,
-                    summary=shorten(f"from the transcript, which has no end: {answer}", 400),
+                    summary=shorten(f"from the transcript, which has no end marker: {answer}", 400),
                     transcript=answer.encode(),
                 )
+            # A person is asked instead of a failure: the agent may be at work where we cannot see it.
             if quiet >= self.order.executor.idle_limit_s:
                 return self._ask(quiet)
             if self.now() - started_at >= self.order.executor.wall_limit_s:
@@ -144,7 +146,7 @@ class Waiting:
         transcript = "\n\n".join(answers).encode()
         if stop.status in ("completed", ""):
             return ExecutorOutcome(
-                status=ExecutorStatus.COMPLETED, summary=summary or "the agent says nothing", transcript=transcript
+                status=ExecutorStatus.COMPLETED, summary=summary or "the agent gave no answer", transcript=transcript
             )
         what = "stopped in the editor" if stop.status == "aborted" else f"the agent's turn ended with {stop.status!r}"
         return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)
@@ -162,6 +164,7 @@ class Waiting:
         """
         try:
             windows = [window for window in self.driver.windows() if self.target.matches(window.app, window.title)]
+            # With two matching windows it is unknown which one the agent works in.
             texts = self.driver.texts(windows[0]) if len(windows) == 1 else ()
         except DriverError:
             return None
@@ -169,6 +172,7 @@ class Waiting:
         mine = [number for number, text in enumerate(texts) if name in text]
         below = texts[mine[-1] + 1 :] if mine else texts[-SCREEN_TEXTS:]
         answered = " ".join(" ".join(answers).split())
+        # The window wraps and indents an answer, so both sides are compared without layout.
         lines = [" ".join(text.split()) for text in below]
         answer_lines = [
             number for number, line in enumerate(lines) if len(line) >= SHORTEST_ANSWER and line in answered
@@ -176,18 +180,19 @@ class Waiting:
         limit = detect("\n".join(below[answer_lines[-1] + 1 :] if answer_lines else below), now=local_now())
         if limit is None:
             return None
-        evidence = f"on the screen (low trust): {limit.evidence}"
+        evidence = f"on the screen (low confidence): {limit.evidence}"
         return limit.evolve(source=LimitSource.SCREEN.value, confidence=min(limit.confidence, 0.5), evidence=evidence)
 
     def _limit_outcome(self, limit: LimitHit) -> ExecutorOutcome:
         self.cursor.note_limit(self.receipt)
+        # With a token the next delivery sends only "continue" to the same conversation.
         token = ResumeToken(adapter=NAME, session_id=self.receipt.conversation or "window", host=host_identity().name)
         return limited_outcome(limit, limit.evidence).evolve(resume=token)
 
     def _ask(self, quiet_s: float) -> ExecutorOutcome:
         question = work_question(
-            f"the agent in the window has had the plan and has told nothing for {quiet_s:.0f} s. Has it done its work?",
-            f"Look at the chat of {self.target.project}.\nThe hand-off: {marker(self.receipt.handoff_id)}",
+            f"the agent in the window got the plan but has reported nothing for {quiet_s:.0f} s. Has it finished?",
+            f"Check the chat of {self.target.project}.\nHand-off: {marker(self.receipt.handoff_id)}",
         )
         return ExecutorOutcome(
             status=ExecutorStatus.NEEDS_PERSON, summary="the agent in the window has not reported", question=question
@@ -212,8 +217,9 @@ def write_plan(root: Path, name: str, content: str) -> str:
     try:
         # A hostile repository may contain a symlink here.
         if Path(os.path.realpath(folder)) != Path(os.path.realpath(root)).joinpath(*FOLDER):
-            raise ExecutorError(f"{folder} is a link that leads out of the working tree. Remove it")
+            raise ExecutorError(f"{folder} is a symlink that points outside the working tree. Remove it")
         folder.mkdir(parents=True, exist_ok=True)
+        # Keeps the plan out of `git status` and of the user's commits.
         replace_file(folder / _IGNORE, b"*\n")
         replace_file(folder / name, content.encode())
         for earlier in folder.glob("*.md"):
@@ -273,7 +279,7 @@ class CursorGuiExecutor(Executor):
 
     def effects_outside(self, order: WorkOrder) -> str:
         del order
-        return "the agent in the editor's window works without a fence of ours"
+        return "the agent in the editor's window works outside our sandbox"
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
         """Return whether the hand-off has started: the ledger then allows continuing without a second one."""
@@ -311,6 +317,7 @@ class CursorGuiExecutor(Executor):
             return inline_message(identity, CONTINUE)
         if inline:
             return inline_message(identity, order.prompt)
+        # An agent that has the plan may be reading the file at this moment.
         if entry is None or entry.state is not HandOffState.ACKED:
             write_plan(root, name, order.prompt)
         return file_message(identity, f".tightloop/handoff/{name}", order.prompt)
@@ -350,8 +357,8 @@ class CursorGuiExecutor(Executor):
                 return cancelled_outcome()
             case HandOffEnd.WRONG_WINDOW:
                 return fatal_outcome(
-                    f"the plan was submitted in a wrong window, where Cursor's hook refused it: {result.reason}. The "
-                    f"agent there did not get it. Open {order.root} in the editor, and close the other window",
+                    f"the plan was submitted in the wrong window, where Cursor's hook rejected it: {result.reason}. "
+                    f"The agent there did not get it. Open {order.root} in the editor, and close the other window",
                     ErrorKind.CONFIG,
                 )
             case HandOffEnd.NOT_TAKEN | HandOffEnd.AMBIGUOUS:
@@ -386,7 +393,7 @@ class CursorGuiExecutor(Executor):
         return handoff_id(order.key, order.episode_id, order.iteration)
 
     def _no_way_back(self) -> tuple[str, ...]:
-        """Return why no hook or transcript would report the agent's folder and progress; empty if one does."""
+        """Return the reasons why no hook or transcript would report the agent's work; empty if one does."""
         if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()
         problem = hooks_problem()

@@ -142,7 +142,7 @@ class Locator(Protocol):
     """Finds the chat box in a screenshot."""
 
     def problem(self) -> str:
-        """Return why it is unavailable and how to fix that, or ""."""
+        """Return the reason why it is unavailable, with a fix, or ""."""
         ...
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
@@ -175,7 +175,7 @@ class Receipts(Protocol):
         ...
 
     def refusal(self, handoff_id: str) -> str:
-        """Return why the hook rejected a hand-off in its window, or ""."""
+        """Return the reason why the hook rejected a hand-off in its window, or ""."""
         ...
 
     def busy(self) -> bool:
@@ -245,13 +245,14 @@ class FileLedger:
             return None
         except (OSError, ValidationError) as error:
             raise ExecutorError(
-                f"the ledger entry {path} of hand-off {handoff_id} cannot be read ({type(error).__name__}): nothing "
-                "tells whether it was submitted. Look at the chat; then remove the file to hand it over again"
+                f"the ledger entry {path} of hand-off {handoff_id} cannot be read ({type(error).__name__}): it is "
+                "unknown whether it was submitted. Check the chat; then remove the file to hand it over again"
             ) from None
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
         entry = Entry(id=message.id, state=state, text=message.text, receipt=receipt)
         write_durably(private_folder(self._folder) / self._path(message.id).name, entry.model_dump_json().encode())
+        # Only at its first state: once per hand-off is enough.
         if state is HandOffState.PREPARED:
             for _, old in self._newest()[self._kept :]:
                 old.unlink(missing_ok=True)
@@ -269,5 +270,6 @@ class FileLedger:
         if not self._folder.is_dir():
             return []
         with os.scandir(self._folder) as entries:
+            # By time and not by name: the names are hashes.
             files = [(entry.stat().st_mtime_ns, Path(entry.path)) for entry in entries if entry.name.endswith(".json")]
         return sorted(files, reverse=True)

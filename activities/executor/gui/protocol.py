@@ -51,11 +51,11 @@ _REMOVABLE = (BoxState.OURS, BoxState.LEFTOVER)
 _UNDECIDED = {
     NextStep.NOT_TAKEN: (
         HandOffEnd.NOT_TAKEN,
-        "the text is in the chat box, and the agent does not take it: it may be busy, or another window in front",
+        "the text is in the chat box, but the agent does not take it: it may be busy, or another window in front",
     ),
     NextStep.AMBIGUOUS: (
         HandOffEnd.AMBIGUOUS,
-        "Enter was pressed, the agent has not acknowledged it, and the text is not in the chat box any more",
+        "Enter was pressed, but the agent has not acknowledged it, and the text is no longer in the chat box",
     ),
 }
 
@@ -102,6 +102,7 @@ class HandOff:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
 
     def _deliver(self, message: Message) -> HandOffResult:
+        # Under the lock: another process may be handing over the same message.
         entry = self.ledger.get(message.id)
         if entry is not None and entry.state is HandOffState.ACKED:
             return HandOffResult(end=HandOffEnd.ACKED, receipt=entry.receipt)
@@ -111,8 +112,10 @@ class HandOff:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
         if entry is None or entry.state is HandOffState.PREPARED:
             self.receipts.expect(message, self.target.root)
+        # The hook may have given it to the agent at the end of its turn: then it counts as submitted.
         if entry is not None and entry.state is HandOffState.PREPARED and self.receipts.taken(message.id):
             entry = self.ledger.record(message, HandOffState.ENTER)
+        # Enter may have been pressed before the crash, so from here on nothing is pasted any more.
         if entry is not None and entry.state is HandOffState.ENTER:
             return self._submit(message, enters=1)
         try:
@@ -125,6 +128,7 @@ class HandOff:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=refused.reason, retryable=refused.retryable)
         except DriverError as error:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
+        # Before the key: a crash in between must look like a submission, never like the opposite.
         self.ledger.record(message, HandOffState.ENTER)
         result = self._submit(message, enters=0)
         # Only now: a pending paste would insert this text.
@@ -142,7 +146,7 @@ class HandOff:
             # Before the offer: once it is taken, nothing may be pasted.
             self.ledger.record(message, HandOffState.PREPARED)
             self.receipts.offer(message)
-            raise Refused("the agent is still at work on an earlier hand-off. Wait for it, or stop it", retryable=True)
+            raise Refused("the agent is still working on an earlier hand-off. Wait for it, or stop it", retryable=True)
 
     # -- the window and the box -----------------------------------------------------------------------
 
@@ -157,6 +161,7 @@ class HandOff:
         )
         if matches:
             titles = ", ".join(repr(shorten(window.title, 80)) for window in matches[:TITLES_SHOWN])
+            # Not retryable: the window that is meant does not become clear by waiting.
             raise Refused(f"{len(matches)} windows could be meant: {titles}. Leave one of them open")
         raise Refused(f"{description} is not open. Open the folder of the project in the editor", retryable=True)
 
@@ -166,7 +171,7 @@ class HandOff:
         if not self._is_active(window):
             self.driver.activate(window)
             if not self._until(lambda: self._is_active(window), ACTIVATE_S):
-                raise Refused(f"the window {shorten(window.title, 80)!r} does not come to the front", retryable=True)
+                raise Refused(f"the window {shorten(window.title, 80)!r} did not come to the front", retryable=True)
         # The shortcut may be a toggle: if the first press closes the chat, the second opens it.
         for press in range(3):
             wait_s = FOCUS_S if press else 0.0
@@ -177,7 +182,7 @@ class HandOff:
         if element := self._click_box(window):
             return window, element
         focus = self.driver.focused_element()
-        what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "nothing that the platform names"
+        what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
         raise Refused(
             f"the focus is not in the chat box after {self.target.chat_key}, but in {what}. Open the chat; if it is "
             f"open, check window.box and the permissions of the accessibility tree: tightloop doctor{self._located}",
@@ -186,6 +191,7 @@ class HandOff:
 
     def _click_box(self, window: Window) -> Element | None:
         """Click where the locator sees the chat box; return the box if it got the focus."""
+        # Once per hand-off, because each look costs a model call.
         if self.locator is None or self._located or not self._is_active(window):
             return None
         try:
@@ -194,10 +200,10 @@ class HandOff:
             # Locating took seconds: another window may be there now.
             if self._is_active(window) and self.driver.frame(window) == frame:
                 self.driver.click(x, y)
-                self._located = f". A click at ({x}, {y}), where it was seen in a picture, did not help"
+                self._located = f". A click at ({x}, {y}), where the locator saw it, did not help"
                 self._until(lambda: self._box() is not None, FOCUS_S)
             else:
-                self._located = ". While a picture was searched for it, the window moved"
+                self._located = ". The window moved while the locator searched for it"
         except DriverError as error:
             self._located = f". {error.message}"
         return self._box()
@@ -217,7 +223,7 @@ class HandOff:
         if not self._is_active(window) or (element := self._box()) is None:
             return None
         if element.text is None:
-            raise Refused("the accessibility tree does not tell what is in the chat box, so nothing can be checked")
+            raise Refused("the accessibility tree does not show the text of the chat box, so nothing can be checked")
         # Checked twice: another window may have come to the front in between.
         return look_at_box(element.text, message, self.ledger.texts()) if self._is_active(window) else None
 
@@ -243,6 +249,7 @@ class HandOff:
                 self.sleep(LOOK_S)
                 continue
             state = self._look(window, message)
+            # After one paste the text is final; only a second one can still arrive and double it.
             if state is BoxState.OURS and (not again or self._stays(window, message)):
                 return
             again = again or pasted
@@ -261,6 +268,7 @@ class HandOff:
                 # A late paste must not collide with another one.
                 if pasted and self._until(lambda: self._look(window, message) is not BoxState.EMPTY, PASTE_S):
                     return True
+                # A paste that came too late stays possible, whatever the new one does.
                 return self._paste(window, message) or pasted
             case BoxState.LEFTOVER:
                 self._clear(window, message)
@@ -271,7 +279,7 @@ class HandOff:
                 self.sleep(SETTLE_S)
                 return False
             case BoxState.FOREIGN:
-                raise Refused("there is a draft in the chat box that is not ours. Send it or remove it", retryable=True)
+                raise Refused("the chat box contains a draft that is not ours. Send it or remove it", retryable=True)
             case _:
                 self.sleep(POLL_S)
                 return pasted
@@ -297,6 +305,7 @@ class HandOff:
         # A slow box still shows the submitted text, and clears itself.
         if self._until(lambda: self._look(window, message) not in _REMOVABLE, PASTE_S):
             return
+        # Checked again between the two keys: a person may have begun to type.
         if self._press(window, "mod+a") and self._look(window, message) in _REMOVABLE:
             self._press(window, "backspace")
             self.sleep(SETTLE_S)
@@ -327,6 +336,7 @@ class HandOff:
             if step is NextStep.DONE:
                 self.ledger.record(message, HandOffState.ACKED, receipt)
                 return HandOffResult(end=HandOffEnd.ACKED, receipt=receipt)
+            # After the receipt: a hook of the right window may have accepted what another one refused.
             if refusal := self.receipts.refusal(message.id):
                 return self._take_back(message, refusal)
             if step in _UNDECIDED:
@@ -342,6 +352,7 @@ class HandOff:
             # Leave the window alone while the receipt may be on its way.
             if self.now() - since >= (ACK_S if enters else 0) and self.now() - checked_at >= LOOK_S:
                 box = None
+                # If the box cannot be read, its state stays unknown, and no second Enter is pressed.
                 with suppress(Refused, DriverError):
                     box = self._look(self._focus_box()[0], message)
                 checked_at = self.now()
@@ -352,6 +363,7 @@ class HandOff:
             window, _element = self._focus_box()
             if self._look(window, message) is BoxState.OURS:
                 self._clear(window, message)
+        # The hook has blocked the prompt, so another attempt cannot submit it twice.
         self.ledger.record(message, HandOffState.PREPARED)
         return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
 

@@ -223,7 +223,7 @@ def test_a_flood_of_events_is_told_seldom_and_ended_at_its_bound(run: Run) -> No
     assert len(control.told) < 30
     circles = run("while True: tell('work'); time.sleep(0.001)", max_events=200)
     assert (circles.status, circles.error_kind) == (ExecutorStatus.FAILED, ErrorKind.BUDGET)
-    assert "more than 200 events" in circles.error
+    assert "after 200 events" in circles.error
 
 
 def test_the_record_is_bounded_and_still_tells_how_the_run_ended(run: Run, root: Path, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_an_attempt_that_died_in_the_middle_tells_nothing(run: Run, root: Path, 
 def test_a_session_of_another_host_is_not_asked_for(run: Run) -> None:
     token = ResumeToken(adapter="sample", session_id="s1", host="elsewhere")
     outcome = run("tell('done', text='fresh')", resume=token)
-    assert outcome.summary == "[its session is with sample on elsewhere, so it started a new one] fresh"
+    assert outcome.summary == "[its session belongs to sample on elsewhere, so it started a new one] fresh"
 
 
 def test_a_program_that_is_not_there_is_fatal(root: Path, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_program_that_is_not_there_is_fatal(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_bound_of_model_calls_that_nobody_keeps_is_refused(run: Run) -> None:
-    with pytest.raises(ExecutorError, match="max_model_calls is 3, but only the model gateway can keep it"):
+    with pytest.raises(ExecutorError, match="max_model_calls is 3, but only the model gateway can enforce it"):
         run("tell('done')", max_model_calls=3)
 
 
@@ -310,7 +310,7 @@ def test_settings_never_leave_the_home_even_by_a_link_of_the_agents(tmp_path: Pa
     (home / "link").symlink_to(tmp_path / "victim")
     (home / "config.toml").symlink_to(tmp_path / "victim" / "file")
     for name in ("../x", "/tmp/x", "link/x"):
-        with pytest.raises(ExecutorError, match="leads out of the agent's home"):
+        with pytest.raises(ExecutorError, match="points outside the agent's home"):
             write_files(home, {name: "x"})
     write_files(home, {"config.toml": "ours", "a/b/c.json": "{}"})
     assert list((tmp_path / "victim").iterdir()) == []

@@ -57,11 +57,11 @@ def test_point_comes_from_one_question_with_the_picture(
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (says("(900, 100)"), "outside of the window"),
-        (says("I see 2 boxes: one at (10, 20)"), "is not one point"),
-        (says("(0.5, 0.9)"), "is not one point"),
-        (says("There is no chat box."), "is not one point"),
-        (says(""), "is not one point"),
+        (says("(900, 100)"), "outside the window"),
+        (says("I see 2 boxes: one at (10, 20)"), "instead of one point"),
+        (says("(0.5, 0.9)"), "instead of one point"),
+        (says("There is no chat box."), "instead of one point"),
+        (says(""), "instead of one point"),
         (fails(500), "did not answer"),
         (fails(429), "did not answer"),
         (fails(404, code="model_not_found"), "did not answer"),

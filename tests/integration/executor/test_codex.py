@@ -661,7 +661,7 @@ def test_an_agent_that_runs_in_circles_is_ended(bench: Bench) -> None:
         outcome = bench.run(model, max_events=20)
     assert outcome.status is ExecutorStatus.FAILED
     assert outcome.error_kind is ErrorKind.BUDGET
-    assert "more than 20 events" in outcome.error
+    assert "after 20 events" in outcome.error
 
 
 def test_the_bound_of_model_calls_is_kept(bench: Bench) -> None:

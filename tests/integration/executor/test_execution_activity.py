@@ -244,7 +244,7 @@ def test_a_full_disk_and_a_forbidden_folder_are_told_with_what_to_do(bench: Benc
         bench.execute(agent=failing(errno.ENOSPC))
     report = bench.execute(agent=failing(errno.EACCES))
     assert (report.status, report.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
-    assert "runs: Permission denied. Give the user of the worker the right to" in report.error
+    assert "runs: Permission denied. Give the worker's user access to it" in report.error
 
 
 def test_nothing_is_delivered_over_an_edit_of_a_stranger(bench: Bench) -> None:

@@ -54,7 +54,7 @@ def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -
         ("sandbox: {write: [/srv]}", "command", {}, "it may reach /srv"),
         ("", "claude", {}, ""),
         ("", "codex", {}, ""),
-        ("", "claude", {"mode": "full"}, "the mode full has no walls"),
+        ("", "claude", {"mode": "full"}, "mode full has no sandbox"),
         ("sandbox: {network: ['*']}", "claude", {}, "it may reach *"),
         ("executor: {agents: {claude: {login: true}}}", "claude", {}, "it talks to its provider itself"),
         ("executor: {agents: {codex: {gateway: false}}}", "codex", {}, "it talks to its provider itself"),

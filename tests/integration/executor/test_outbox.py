@@ -80,7 +80,7 @@ def test_each_claim_is_counted(outbox: SqliteOutbox, tmp_path: Path) -> None:
 def test_what_is_reported_is_not_delivered_again(outbox: SqliteOutbox) -> None:
     outbox.add(KEY, "episode-1", 1, ORDER)
     outbox.report(KEY, report())
-    with pytest.raises(DeliveryError, match="reported already"):
+    with pytest.raises(DeliveryError, match="already reported"):
         outbox.claim(KEY, "base")
     found = outbox.get(KEY)
     assert found is not None
@@ -92,7 +92,7 @@ def test_the_first_report_stays(outbox: SqliteOutbox) -> None:
     outbox.claim(KEY, "base")
     outbox.report(KEY, report())
     outbox.report(KEY, report())
-    with pytest.raises(DeliveryError, match="reported as completed already, not as outcome_unknown"):
+    with pytest.raises(DeliveryError, match="already reported as completed, not as outcome_unknown"):
         outbox.report(KEY, report(ExecutorStatus.OUTCOME_UNKNOWN))
     found = outbox.get(KEY)
     assert found is not None

@@ -187,10 +187,10 @@ def test_a_link_is_deleted_itself(root: Path) -> None:
         ({"steps": [{"usage": {"tokens": 3}}]}, "unknown field 'steps.usage.tokens'"),
         ({"steps": [{}], "repaet": True}, "unknown field 'repaet'. Did you mean 'repeat'?"),
         ({"script": "no.yaml"}, "the script 'no.yaml' cannot be read"),
-        ({"script": "../no.yaml"}, "leads out of the working tree"),
+        ({"script": "../no.yaml"}, "points outside the working tree"),
         ({"script": "bad.yaml"}, "the script 'bad.yaml' cannot be read"),
-        ({"script": "a.yaml", "repeat": True}, "must be one path, and stand alone"),
-        ({"script": 3}, "must be one path, and stand alone"),
+        ({"script": "a.yaml", "repeat": True}, "must be one path, and the only option"),
+        ({"script": 3}, "must be one path, and the only option"),
     ],
 )
 def test_a_wrong_script_is_refused_with_a_sentence(root: Path, options: dict[str, Any], sentence: str) -> None:
@@ -204,7 +204,7 @@ def test_a_disk_that_refuses_is_a_failure_not_an_exception(root: Path) -> None:
     (root / "file").touch()
     outcome = execute(scripted(root, {"write": [{"path": "file/below.txt"}]}))
     assert outcome.status is ExecutorStatus.FAILED
-    assert "cannot go on" in outcome.error
+    assert "the script failed" in outcome.error
 
 
 def test_a_stalled_program_is_ended_by_the_idle_limit_and_its_words_are_kept(root: Path) -> None:
@@ -236,5 +236,5 @@ def test_a_process_that_works_in_a_tree_is_seen(root: Path) -> None:
 
 
 def test_an_orphan_of_a_script_may_not_write_outside(root: Path) -> None:
-    with pytest.raises(ExecutorError, match="leads out of the working tree"):
+    with pytest.raises(ExecutorError, match="points outside the working tree"):
         execute(scripted(root, {"orphan": {"path": "../late.txt"}}))

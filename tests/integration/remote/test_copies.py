@@ -167,7 +167,7 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
 
     slow = Copies(OvertakenBucket(bucket, KEYS), ("first",), PackedTrees(), open_local_store)
     record = first.checkpoint(1, epoch)
-    with pytest.raises(FencedError, match="'second' has changed it meanwhile under epoch 2"):
+    with pytest.raises(FencedError, match="'second' has changed it since under epoch 2"):
         slow.add(first.scope(epoch), record)
     head = second.copies.check(second.scope(epoch + 1))
     assert head.last is not None

@@ -120,8 +120,8 @@ HUNGRY = """for n in 1 2 3 4 5; do python3 -c 'b=bytearray(b"x")*(60<<20); impor
 @pytest.mark.parametrize(
     ("command", "settings", "said"),
     [
-        (HUNGRY, {"memory_mb": 100}, b"more than 100 MiB of memory and was ended. Raise sandbox.memory_mb]"),
-        ("while :; do echo 0123456789012345678901234567890123456789; done", {}, b"MB of output and was ended"),
+        (HUNGRY, {"memory_mb": 100}, b"more than 100 MiB of memory and was killed. Raise sandbox.memory_mb]"),
+        ("while :; do echo 0123456789012345678901234567890123456789; done", {}, b"MB of output and was killed"),
     ],
 )
 @pytest.mark.parametrize("walls", [True, False])

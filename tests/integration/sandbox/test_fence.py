@@ -180,7 +180,7 @@ ask("http://user@localhost:{site}/")
         "tightloop: sandbox.network does not list example.org:443. Add 'example.org' to allow it",
         "tightloop: the host api.open.test was not found",
         "tightloop: localhost has the private address 127.0.0.1. Add 'localhost:443' to sandbox.network",
-        "tightloop: this is a proxy for CONNECT and for http:// addresses",
+        "tightloop: this proxy accepts only CONNECT and http:// URLs",
         f"/ of localhost:{site} None",
     ]
 

@@ -124,7 +124,7 @@ def test_patch_that_git_cannot_read_back_is_left_out_and_said(bare: Path) -> Non
     found = PATIENT.compare(bare / ".git", base, tree)
     assert [change.path for change in found.files] == ["space /empty"]
     assert (found.patch, found.approximate) == (b"", True)
-    assert "did not lead to the new tree" in found.note
+    assert "did not produce the new tree" in found.note
 
 
 def history() -> list[tuple[str, str]]:
@@ -232,7 +232,7 @@ def test_patch_with_a_part_of_the_files_is_refused_with_a_way_out(tmp_path: Path
     git(root, "add", "-A")
     tree = git(root, "write-tree").decode().strip()
     found = PATIENT.compare(root / ".git", base, tree)
-    assert found.note == "the patch holds 1 of 2 changed paths: it was cut at 2000000 bytes"
+    assert found.note == "the patch contains 1 of 2 changed paths: it was cut at 2000000 bytes"
     with pytest.raises(InvalidRequestError, match=f"holds 1 of 2 changed paths only.* {tree} is kept"):
         apply_patch(root / ".git", base, found.patch)
 

@@ -27,7 +27,9 @@ def test_a_file_that_is_too_large_for_the_patch_is_left_to_a_person(episode: Epi
     tracking = episode.iterate({"data/big.txt": LARGE, "app.py": "a = 1\n"}, plan("add data"))
     (item,) = [finding for finding in episode.state.findings if finding.rule == "change_not_read"]
     assert (item.verdict, item.where) == (Verdict.ASK, "data/big.txt")
-    assert item.evidence.startswith("201 of 90201 changed lines were read by the rules: the patch holds 1 of 2 changed")
+    assert item.evidence.startswith(
+        "201 of 90201 changed lines were read by the rules: the patch contains 1 of 2 changed"
+    )
     assert "cut at 2000000 bytes" in tracking.note
     events = open_project(episode.root).events("course")
     assert "cut at 2000000 bytes" in events[-1].text

@@ -210,7 +210,7 @@ def test_an_agent_that_died_is_read_for_limits() -> None:
     )
     assert (
         crash_outcome(None, "", now=NOW).error
-        == "the agent closed the connection in the middle of its work and said nothing"
+        == "the agent closed the connection in the middle of its work without output"
     )
 
 

@@ -104,7 +104,7 @@ def _complete_opencode(start: Start, launch: Launch) -> Launch:
     config: dict[str, object] = {"autoupdate": False, "share": "disabled"}
     if base_url and not model:
         raise ExecutorError(
-            "opencode needs the name of a model. Set executor.agents.opencode.model or give one with the order"
+            "opencode needs the name of a model. Set executor.agents.opencode.model or name one in the order"
         )
     if base_url:
         provider = {
@@ -115,6 +115,7 @@ def _complete_opencode(start: Start, launch: Launch) -> Launch:
             "models": {model: {"name": model}},
         }
         model_ref = f"tightloop/{model}"
+        # It uses a small model for titles: unset, that call would go to its default provider.
         config |= {"provider": {"tightloop": provider}, "model": model_ref, "small_model": model_ref}
     elif model:
         config["model"] = model
@@ -147,6 +148,7 @@ def _complete_claude(start: Start, launch: Launch) -> Launch:
     access, options = start.access, start.options
     # --bare shortens a request from about 88 kB to 5 kB, but ignores the login.
     extra = {"safe-mode" if access.login else "bare": ""}
+    # On the adapter's own command line the operator's arguments would not reach `claude`.
     extra |= {
         name.removeprefix("--"): value for name, _, value in (argument.partition("=") for argument in start.arguments)
     }

@@ -73,7 +73,9 @@ class PipeTransport:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
         source, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(stdout_fd), "rb")
+            # Copies, because asyncio closes what it is given, and the process session still owns the pipes.
+            lambda: asyncio.StreamReaderProtocol(reader),
+            os.fdopen(os.dup(stdout_fd), "rb"),
         )
         # `StreamWriter.drain` needs flow control; the only public protocol with it is StreamReaderProtocol.
         pipe, protocol = await loop.connect_write_pipe(
@@ -93,6 +95,7 @@ class PipeTransport:
             self._writer.write(text.encode() + b"\n")
             await self._writer.drain()
         except ConnectionError:
+            # The end of the agent is then reported by the request that waits for it.
             if "method" in message:
                 raise
 
@@ -104,6 +107,8 @@ class PipeTransport:
                 message = decode_event(text)
                 if text:
                     self._line("!" if message is None else "<", text)
+                # Updates are handled here and not in `_answer`: the library runs each handler in a task of its own, so
+                # updates could overtake each other, and the answer that ends the turn.
                 if message is not None and not self._came(message):
                     return message
             chunk = await self._reader.read(_CHUNK_BYTES)
@@ -165,6 +170,7 @@ class AcpClient:
         """
         transport = await PipeTransport.open(stdin_fd, stdout_fd, came=self._came, line=self._listener.line)
         self._connection = Connection(self._answer, transport)
+        # Agents then use their own file access inside the sandbox: through us they would bypass it.
         capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
         self._offer = await self._request(
             "initialize",
@@ -172,8 +178,8 @@ class AcpClient:
         )
         if self._offer.get("protocolVersion") != PROTOCOL_VERSION:
             raise AcpError(
-                f"the agent speaks version {self._offer.get('protocolVersion')!r} of the Agent Client Protocol, and "
-                f"not {PROTOCOL_VERSION}. Install a version of it that does"
+                f"the agent speaks version {self._offer.get('protocolVersion')!r} of the Agent Client Protocol, "
+                f"not {PROTOCOL_VERSION}. Install a version of the agent that speaks it"
             )
         self.version = str(part(self._offer, "agentInfo").get("version", ""))
 
@@ -196,7 +202,7 @@ class AcpClient:
                 session = await self._request("session_new", params)
             self.session_id = str(session.get("sessionId") or "")
         if not self.session_id:
-            raise AcpError("the agent began a session without an id. Install another version of it")
+            raise AcpError("the agent started a session without an id. Install another version of the agent")
         if switch := mode_among(session, mode):
             await self._request("session_set_mode", {"sessionId": self.session_id, "modeId": switch})
         self._listener.event(ExecutorEvent(kind=EventKind.SESSION, session_id=self.session_id))
@@ -214,6 +220,7 @@ class AcpClient:
             return await self._send("session_prompt", {"sessionId": self.session_id, "prompt": blocks})
         finally:
             self._prompting = False
+            # The last message has no end of its own; the end of the turn completes it.
             for event in self.turn.flush():
                 self._listener.event(event)
 
@@ -223,7 +230,9 @@ class AcpClient:
             return False
         try:
             await asyncio.wait_for(
-                self._connection.send_notification(AGENT_METHODS["session_cancel"], {"sessionId": self.session_id}), 1.0
+                # Bounded: an agent that does not read its input would block the write.
+                self._connection.send_notification(AGENT_METHODS["session_cancel"], {"sessionId": self.session_id}),
+                1.0,
             )
         except (ConnectionError, TimeoutError):
             return False
@@ -265,7 +274,7 @@ class AcpClient:
                 continue
             self.session_id = session_id
             return session
-        warning = "; ".join([*problems, "the earlier session cannot be resumed, a new one begins"])
+        warning = "; ".join([*problems, "the earlier session cannot be resumed; starting a new one"])
         self._listener.event(ExecutorEvent(kind=EventKind.WARNING, text=shorten(warning, 500)))
         return None
 
@@ -279,12 +288,12 @@ class AcpClient:
         if method_id is None:
             ways = ", ".join(offered) or "none"
             raise SignInError(
-                f"the agent is not signed in ({error}), and of its ways to sign in ({ways}) none works alone"
+                f"the agent is not signed in ({error}), and none of its sign-in methods ({ways}) works without a person"
             )
         try:
             await self._request("authenticate", {"methodId": method_id})
         except RequestError as refused:
-            raise SignInError(f"the agent could not be signed in by {method_id!r}: {refused}") from None
+            raise SignInError(f"signing in with {method_id!r} failed: {refused}") from None
 
     async def _request(self, method: str, params: Message, *, seconds: float = ANSWER_S) -> Mapping[str, Any]:
         try:
@@ -300,6 +309,7 @@ class AcpClient:
         if is_notification:
             return None
         if method == CLIENT_METHODS["session_request_permission"]:
+            # Outside of a turn there is no work that a permission could belong to.
             if not self._prompting:
                 return _UNANSWERED
             rule = self._listener.decide(permission_of(mapping(params)))
@@ -367,11 +377,13 @@ class Delivery:
     async def run(self, pipes: tuple[int, int], process: "Watched", *, resume: str, mode: str) -> Talk:
         """Run until the turn is over or must be ended; does not end the agent's process."""
         self._process = process
+        # Two tasks, so that the limits also hold while the agent does not answer.
         talk = asyncio.create_task(self._talk(pipes, resume, mode))
         watch = asyncio.create_task(self._watch(process))
         try:
             await asyncio.wait({talk, watch}, return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
+                # An error of the watcher must not be lost: without it the delivery would have no limits.
                 watch.result()
             # Ignore messages after a stop request: the agent may report success for unfinished work.
             finished = talk.done()
@@ -396,6 +408,7 @@ class Delivery:
         self._record.line(arrow, text)
 
     def event(self, event: ExecutorEvent) -> None:
+        # The pipe may still hold thousands of events.
         if self._stop is Stop.EVENTS:
             return
         self.bounds.events += 1
@@ -438,6 +451,7 @@ class Delivery:
 
     async def _watch(self, process: "Watched") -> None:
         exited_at = 0.0
+        # Listing all descendants costs milliseconds, so it is not done at every tick.
         next_look = time.monotonic() + LOOK_S
         while self._stop is None:
             now = time.monotonic()

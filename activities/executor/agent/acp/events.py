@@ -83,11 +83,13 @@ class Turn:
         match kind:
             case "tool_call":
                 call = _call(update)
+                # Some agents send `tool_call` again when they know the arguments.
                 if call not in self._open:
                     self.tools += 1
                     events.append(ExecutorEvent(kind=EventKind.TOOL_START, text=_title(update)))
                 self._open[call] = (str(update.get("kind") or "other"), _title(update))
                 if len(self._open) > TOOLS_KEPT:
+                    # A call without an end stays open; the oldest goes, so that memory is bounded.
                     self._open.pop(next(iter(self._open)))
                 return [*events, *self._end(update)]
             case "tool_call_update":
@@ -153,13 +155,14 @@ def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
     """Return the permission request in `session/request_permission`."""
     call = part(params, "toolCall")
     raw_input = part(call, "rawInput")
+    # Agents do not agree on the field, nor on text or list.
     command = raw_input.get("command") or raw_input.get("cmd") or ""
     argv = (
         [str(argument) for argument in command]
         if isinstance(command, Sequence) and not isinstance(command, str)
         else []
     )
-    title = _title(call) or str(call.get("kind") or "something without a title")
+    title = _title(call) or str(call.get("kind") or "an action without a title")
     paths = [words(location, "path") for location in parts(call, "locations")[:PATHS]]
     return PermissionRequest(
         kind=str(call.get("kind") or ("execute" if command else "other")),
@@ -176,6 +179,7 @@ def option_for(rule: Verdict, options: object) -> str:
     """
     offered = {
         str(option.get("kind")): str(option.get("optionId"))
+        # Reversed, so that the first of several options of a kind wins.
         for option in reversed(options if isinstance(options, list) else [])
         if isinstance(option, Mapping) and option.get("optionId")
     }
@@ -244,10 +248,10 @@ def turn_outcome(
                 _typed_limit(LimitKind.TOOL_CALL_LIMIT, reason), "the agent stopped with max_turn_requests"
             )
         case "refusal":
-            detail = clip(turn.message or "it gave no text", 300)
+            detail = clip(turn.message or "no reason given", 300)
             return ExecutorOutcome(status=ExecutorStatus.REFUSED, error=f"the agent refused the task: {detail}")
         case "cancelled":
-            return failed_outcome("the agent cancelled the turn by itself")
+            return failed_outcome("the agent cancelled the turn on its own")
         case _:
             error = f"the agent stopped with {shorten(reason, 80)!r}, which this version does not know"
             return failed_outcome(error, ErrorKind.PROTOCOL)
@@ -266,17 +270,20 @@ def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
     code = next((str(fields[name]) for name in _ERROR_FIELDS if fields.get(name)), "")
     signal = LimitSignal(
         text=message,
+        # JSON-RPC codes are negative; this range can only be an HTTP status.
         status_code=error.code if 400 <= error.code < 600 else None,
         error_type=code,
         body={"message": str(error), "error": data},
     )
+    # Before `detect`, which would take the agent's own limit for one of the provider, and wait.
     if budget := _SPENT.search(message):
         field = _BUDGETS[budget[1].lower()]
-        return failed_outcome(f"{message}: ended. Raise {field} of the executor or plan less", ErrorKind.BUDGET)
+        return failed_outcome(f"{message}. Raise {field} of the executor or plan less", ErrorKind.BUDGET)
     if limit := detect(signal, now=now):
         return limit_outcome(limit, message)
     if code == "model_not_found":
         return fatal_outcome(f"{message}. Set another model", ErrorKind.CONFIG)
+    # The code alone is not enough: agents use it for any server error.
     if error.code == AUTH_REQUIRED and "auth" in message.lower():
         return fatal_outcome(f"the agent is not signed in: {message}", ErrorKind.AUTH)
     # JSON-RPC: parse error, invalid request, unknown method, invalid parameters.
@@ -290,7 +297,7 @@ def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> Execu
     if limit := detect(end, now=now):
         return limit_outcome(limit, clip(end, SUMMARY_CHARACTERS))
     how = "closed the connection" if exit_code is None else f"exited with {exit_code}"
-    detail = f": {clip(end, 400)}" if end else " and said nothing"
+    detail = f": {clip(end, 400)}" if end else " without output"
     return failed_outcome(f"the agent {how} in the middle of its work{detail}", ErrorKind.CRASHED)
 
 

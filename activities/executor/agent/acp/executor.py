@@ -93,6 +93,7 @@ class AcpRun:
 
     def deliver(self, request: ProcessRequest, control: Control, fence: str) -> ExecutorOutcome:
         """Start the agent, run the turn, kill its process tree and return the outcome."""
+        # Stays if something below raises: such an outcome is not kept for a later attempt.
         outcome, errors = ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN), ""
         try:
             talk, result = self._process(request, control)
@@ -102,6 +103,7 @@ class AcpRun:
             summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
             failures = client.turn.failures
             noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
+            # The gateway counts what the provider charged; an agent's own numbers may leave out calls.
             usage = counters.usage
             if not counters.calls:
                 reported = usage_of(talk.answer) if talk is not None and talk.answer is not None else Usage()
@@ -141,6 +143,7 @@ class AcpRun:
                     mode=self.agent.modes.get(self.order.executor.mode, ""),
                 )
             )
+            # An agent that ignores the end of its input gets a signal at once instead of the grace period.
             polite = Reason.EXITED if self.agent.ends_at_eof else Reason.CANCELLED
             return talk, session.end(polite if talk.stop is None else _REASONS.get(talk.stop, Reason.CANCELLED))
 
@@ -159,6 +162,7 @@ class AcpRun:
         )
 
     def _outcome(self, talk: Talk | None, result: ProcessResult, *, cancelled: bool) -> ExecutorOutcome:
+        # A request to stop wins over any answer: the agent may have given up halfway.
         if cancelled or (talk is not None and talk.stop is Stop.CANCELLED):
             return cancelled_outcome()
         ended = early_outcome(result, self.order.executor) if result.reason in _OUT_OF_BOUNDS else None
@@ -169,6 +173,7 @@ class AcpRun:
         outcome = self._outcome_of_talk(talk, result)
         counters = self.delivery.seen
         turn = self.delivery.client.turn
+        # A limit that the agent overcame by its own retries is no reason to repeat its work.
         if outcome.status is ExecutorStatus.COMPLETED and turn.successes and not self.agent.reads_text:
             return outcome
         if counters.budget_spent:
@@ -278,6 +283,7 @@ class AcpExecutor(AgentHost, Executor):
                 request = self.build_request(order, launch, home)
             except ExecutorError as error:
                 return fatal_outcome(error.message, ErrorKind.MISSING_PROGRAM)
+            # Only now: creating it deletes the traces that `reconcile` reads.
             record = RunRecord(state_folder, order.key, self.secrets_of(self.agent, request, launch))
             try:
                 fenced = self.behind_fence(request, order, launch, home=home, hosts=access.hosts)
@@ -310,5 +316,5 @@ class AcpExecutor(AgentHost, Executor):
         how = f"Install it ({self.agent.get_it})" if self.agent.get_it else "Install it"
         return (
             f"the program {program_name!r} of the executor {self.agent.name} was not found. {how}, or set "
-            f"executor.agents.{self.agent.name}.program to where it is"
+            f"executor.agents.{self.agent.name}.program to its path"
         )

@@ -31,8 +31,8 @@ def choose_driver(settings: WindowSettings) -> Driver:
     if name == "applescript":
         if settings.agent_s.python:
             raise DriverError(
-                "window.agent_s needs pictures and clicks, which the driver applescript has not: pip install "
-                "pyobjc-framework-ApplicationServices for the driver mac, or leave window.agent_s out"
+                "window.agent_s needs screenshots and clicks, which the applescript driver cannot do. Use the mac "
+                "driver (pip install pyobjc-framework-ApplicationServices), or remove window.agent_s"
             )
         from activities.executor.gui.drivers.mac import AppleScriptDriver
 
@@ -41,9 +41,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
         from activities.executor.gui.drivers.x11 import X11Driver
 
         return X11Driver()
-    raise DriverError(
-        f"no driver for windows on {sys.platform}: it takes macOS, or Linux with an X11 display (DISPLAY)"
-    )
+    raise DriverError(f"no window driver for {sys.platform}: use macOS, or Linux with an X11 display (DISPLAY)")
 
 
 def release_keys(settings: WindowSettings) -> None:
@@ -53,6 +51,7 @@ def release_keys(settings: WindowSettings) -> None:
     """
     if not any(key_journals()):
         return
+    # Without waiting: whoever holds the lock is handing over, and releases its own keys.
     lock = hold_lock(gui_folder() / "screen.lock", wait=timedelta(0), what="the screen")
     with suppress(DriverError, WorkspaceLockedError), lock:
         driver = choose_driver(settings)

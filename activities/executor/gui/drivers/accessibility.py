@@ -35,6 +35,7 @@ class Accessibility:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
+        # The bindings belong to the system's Python and cannot be installed from PyPI without a compiler.
         python = own_python() if importlib.util.find_spec("gi") else SYSTEM_PYTHON
         helper = resources.files("activities.executor.gui.drivers") / "atspi.py"
         try:
@@ -43,6 +44,7 @@ class Accessibility:
                 env=own_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                # GLib may print many warnings there, and a full pipe would block the helper.
                 stderr=subprocess.DEVNULL,
             )
         except OSError as error:
@@ -97,9 +99,10 @@ class Accessibility:
                 left = end - time.monotonic()
                 if left <= 0 or not selector.select(left):
                     raise DriverError(f"no answer within {seconds:g} s")
+                # Not `stdout.readline`: its buffer would hide from the selector that data is there.
                 chunk = os.read(descriptor, _CHUNK)
                 if not chunk:
-                    raise DriverError("the helper has ended")
+                    raise DriverError("the helper has exited")
                 self._rest += chunk
         line, _, self._rest = self._rest.partition(b"\n")
         return line

@@ -40,7 +40,7 @@ class AppleScriptDriver:
 
     def preflight(self) -> Health:
         if find_trusted_program("osascript") is None:
-            return Health(problems=("osascript is not there: this driver is for macOS",))
+            return Health(problems=("osascript was not found: this driver is for macOS",))
         try:
             state = self._json("state")
         except DriverError as error:
@@ -81,13 +81,13 @@ class AppleScriptDriver:
 
     def set_clipboard(self, text: str) -> None:
         if _command(("pbcopy",), CLIPBOARD_S, text.encode()).returncode != 0:
-            raise DriverError("pbcopy cannot put a text on the clipboard")
+            raise DriverError("pbcopy could not put the text on the clipboard")
 
     def press(self, chord: str, window: Window | None = None) -> None:
         *modifiers, key = chord.split("+")
         unknown = [name for name in modifiers if name not in _MODIFIERS]
         if unknown or (key not in _KEY_CODES and len(key) != 1):
-            raise DriverError(f"the keys {chord!r} are not known: use mod, ctrl, alt, shift and one key")
+            raise DriverError(f"unknown keys {chord!r}: use mod, ctrl, alt, shift and one key")
         state = self._json("state")
         if reasons := keyboard_problems(
             locked=bool(state.get("locked")), secure_input=int(state.get("secure_input") or 0)
@@ -97,20 +97,20 @@ class AppleScriptDriver:
         target = ("", "") if window is None else (str(window.pid), window.title)
         code, character = (str(_KEY_CODES[key]), "") if key in _KEY_CODES else ("", key)
         if self._run("press", code, character, modifier_flags, *target) == "elsewhere":
-            raise NotPressedError(f"the window {target[1]!r} has not the keyboard any more")
+            raise NotPressedError(f"the window {target[1]!r} no longer has the keyboard")
 
     def release_keys(self) -> None:
         """Do nothing: System Events releases keys itself, even if this process dies."""
 
     def frame(self, window: Window) -> Frame:
         """Raise an error: only clicks need the frame."""
-        raise DriverError(f"the driver applescript does not say where {window.title!r} is")
+        raise DriverError(f"the applescript driver cannot locate {window.title!r}")
 
     def picture(self, frame: Frame) -> bytes:
-        raise DriverError(f"the driver applescript takes no picture of {frame}")
+        raise DriverError(f"the applescript driver cannot take a screenshot of {frame}")
 
     def click(self, x: int, y: int) -> None:
-        raise DriverError(f"the driver applescript does not click at ({x}, {y})")
+        raise DriverError(f"the applescript driver cannot click at ({x}, {y})")
 
     def close(self) -> None:
         """Do nothing."""
@@ -132,7 +132,7 @@ class AppleScriptDriver:
         if completed.returncode != 0:
             message = " ".join(completed.stderr.decode("utf-8", "replace").split())[:300]
             number = next((code for code in _ADVICE if f"({code})" in message or f" {code}" in message), "")
-            advice = f". Then: {_ADVICE[number]}" if number else ""
+            advice = f". To fix it: {_ADVICE[number]}" if number else ""
             raise DriverError(f"osascript {name} failed: {message or f'exit code {completed.returncode}'}{advice}")
         return completed.stdout.decode("utf-8", "replace").strip()
 
@@ -145,7 +145,7 @@ def problems(
     obstacles = []
     if not trusted:
         obstacles.append(
-            "the worker's program may not use the accessibility API, which tells the windows and the chat box: "
+            "the worker's program may not use the accessibility API, which finds the windows and the chat box: "
             f"{privacy}, Accessibility, and restart it"
         )
     if not may_post:
@@ -156,8 +156,8 @@ def problems(
         )
     if not may_take_pictures:
         obstacles.append(
-            "the worker's program may not take pictures of the screen, in which window.agent_s looks for the chat box: "
-            f"{privacy}, Screen & System Audio Recording, and restart it; or leave window.agent_s out"
+            "the worker's program may not take screenshots, in which window.agent_s looks for the chat box: "
+            f"{privacy}, Screen & System Audio Recording, and restart it; or remove window.agent_s"
         )
     return (*obstacles, *keyboard_problems(locked=locked, secure_input=secure_input))
 
@@ -168,7 +168,7 @@ def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
     if locked:
         reasons.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")
     if secure_input:
-        reasons.append(f"process {secure_input} keeps the keyboard secure (a password field?): leave it, or end it")
+        reasons.append(f"process {secure_input} holds secure keyboard input (a password field?): leave it, or end it")
     return tuple(reasons)
 
 
@@ -234,7 +234,7 @@ def _native(call: _Call) -> _Call:
         except ExecutorError:
             raise
         except Exception as error:
-            raise DriverError(f"macOS did not do it: {type(error).__name__}: {error}") from error
+            raise DriverError(f"macOS reported an error: {type(error).__name__}: {error}") from error
 
     return cast(_Call, wrapper)
 
@@ -292,6 +292,7 @@ class MacDriver:
         if program is None:
             raise DriverError(f"the program of the window {window.title!r} has ended")
         element = self._element(program, window)
+        # Raised first: activating the program shows the window that was in front last.
         self._ax.AXUIElementPerformAction(element, "AXRaise")
         self._ax.AXUIElementSetAttributeValue(element, "AXMain", True)
         program.activateWithOptions_(self._kit.NSApplicationActivateIgnoringOtherApps)
@@ -301,6 +302,7 @@ class MacDriver:
         program = self._kit.NSWorkspace.sharedWorkspace().frontmostApplication()
         if program is None:
             return None
+        # Of the frontmost program only: each program has a focused window of its own, also in the background.
         element = self._read(self._application(program.processIdentifier()), "AXFocusedWindow")
         return self._window(program, element) if element is not None else None
 
@@ -360,12 +362,12 @@ class MacDriver:
         before = board.changeCount()
         board.clearContents()
         if not board.setString_forType_(text, self._kit.NSPasteboardTypeString) or board.changeCount() == before:
-            raise DriverError("the clipboard does not take the text")
+            raise DriverError("the clipboard did not accept the text")
 
     def press(self, chord: str, window: Window | None = None) -> None:
         self._require_keyboard()
         if window is not None and ((active := self.active()) is None or active.id != window.id):
-            raise NotPressedError(f"the window {window.title!r} has not the keyboard any more")
+            raise NotPressedError(f"the window {window.title!r} no longer has the keyboard")
         with self._journal.pressing(names_of(chord)):
             press(chord)
 
@@ -410,8 +412,8 @@ class MacDriver:
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
-                "this process is in no desktop session: start the worker as a LaunchAgent of the user, not by ssh and "
-                "not as a daemon (docs/macos.md)"
+                "this process is not in a desktop session: start the worker as a LaunchAgent of the user, not by ssh "
+                "and not as a daemon (docs/macos.md)"
             )
         state = dict(session)
         locked, secure_input = state.get("CGSSessionScreenIsLocked"), state.get("kCGSSessionSecureInputPID")
@@ -478,5 +480,5 @@ class MacDriver:
         value = self._read(element, attribute)
         is_valid, result = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
         if not is_valid:
-            raise DriverError(f"the window does not tell its {attribute}")
+            raise DriverError(f"the window does not report its {attribute}")
         return result

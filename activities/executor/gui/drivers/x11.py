@@ -85,7 +85,7 @@ def _x11(call: _Call) -> _Call:
         # The library raises many error classes, even OSError and TypeError if an answer is missing.
         except Exception as error:
             self.disconnect()
-            raise DriverError(f"the X server did not do it: {type(error).__name__}: {error}") from error
+            raise DriverError(f"the X server reported an error: {type(error).__name__}: {error}") from error
 
     return cast(_Call, wrapper)
 
@@ -128,6 +128,7 @@ class X11Driver:
             yield
         finally:
             display.ungrab_server()
+            # Sends the buffered requests and waits until the server has handled them.
             display.sync()
 
     @_x11
@@ -157,7 +158,7 @@ class X11Driver:
         while not isinstance(focus, int) and str(focus.id) != window.id:
             focus = focus.query_tree().parent
         if isinstance(focus, int) or active is None or active.id != window.id:
-            raise NotPressedError(f"the window {window.title!r} has not the keyboard any more")
+            raise NotPressedError(f"the window {window.title!r} no longer has the keyboard")
 
     def _key_code(self, name: str) -> int:
         """Return the key code of a symbol in the current layout."""
@@ -169,7 +170,7 @@ class X11Driver:
         rows = display.get_keyboard_mapping(first, last - first + 1)
         key_code = next((code for code, row in enumerate(rows, first) if symbol and row and row[0] == symbol), None)
         if key_code is None:
-            raise NotPressedError(f"no key of the keyboard layout of display {self._name} gives {name!r}")
+            raise NotPressedError(f"the keyboard layout of display {self._name} has no key for {name!r}")
         return key_code
 
     @_x11
@@ -216,7 +217,7 @@ class X11Driver:
         """Put a text on the clipboard; xclip serves it until the clipboard changes."""
         # No inherited pipe: xclip stays in the background, and a reader would wait for its end.
         if self._xclip("-in", stdin=text.encode()).returncode != 0:
-            raise DriverError(f"xclip cannot put a text on the clipboard of display {self._name}")
+            raise DriverError(f"xclip could not put the text on the clipboard of display {self._name}")
 
     @_x11
     def press(self, chord: str, window: Window | None = None) -> None:
@@ -224,6 +225,7 @@ class X11Driver:
         from Xlib.ext import xtest
 
         display = self._connect()
+        # Before the server is grabbed: reading the layout takes a round trip, and a missing key must press nothing.
         codes = [self._key_code(name) for name in chord.split("+")]
         with self._journal.pressing(codes), self._alone():
             self._require_safe_pointer()
@@ -364,6 +366,7 @@ def keyboard() -> Any:
             f"pyautogui cannot be used: {type(error).__name__}: {' '.join(str(error).split())}. Install it: "
             "pip install pyautogui"
         ) from None
+    # Its default pause of 0.1 s per call would leave time for the focus to move.
     pyautogui.PAUSE = 0.0
     return pyautogui
 

@@ -93,7 +93,7 @@ def test_notice_below_the_answer_is_a_limit_of_low_trust(watched: Watched) -> No
     assert outcome.status is ExecutorStatus.LIMIT_HIT
     assert outcome.limit is not None
     assert (outcome.limit.source, outcome.limit.confidence) == ("screen", 0.5)
-    assert outcome.limit.evidence.startswith("on the screen (low trust): By default, we stop")
+    assert outcome.limit.evidence.startswith("on the screen (low confidence): By default, we stop")
 
 
 @pytest.mark.parametrize("text", [NOTICE, USAGE])

@@ -160,7 +160,7 @@ def test_script_of_an_earlier_version_is_no_installation(home: Path) -> None:
     cursor.install()
     script = home / "state" / "gui" / cursor.SCRIPT
     script.write_text(script.read_text().replace("misplacement", "nothing"))
-    assert "of another version" in cursor.hooks_problem()
+    assert "outdated" in cursor.hooks_problem()
     cursor.install()
     assert cursor.hooks_problem() == ""
 

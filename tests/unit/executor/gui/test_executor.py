@@ -185,7 +185,7 @@ def test_link_of_a_hostile_repository_is_not_followed(stage: Stage, tmp_path: Pa
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (stage.root / ".tightloop").symlink_to(elsewhere)
-    with pytest.raises(ExecutorError, match="leads out of the working tree"):
+    with pytest.raises(ExecutorError, match="points outside the working tree"):
         stage.run()
     assert list(elsewhere.iterdir()) == []
     assert stage.desktop.submitted == []
@@ -259,7 +259,7 @@ def test_turn_of_another_episode_takes_nothing(stage: Stage) -> None:
 def test_what_was_not_taken_in_time_is_taken_back(stage: Stage) -> None:
     agent = Busy(stage)
     outcome = stage.run()
-    assert (outcome.status, "still at work" in outcome.error) == (ExecutorStatus.FATAL, True)
+    assert (outcome.status, "still working" in outcome.error) == (ExecutorStatus.FATAL, True)
     assert agent.stop() == {}
 
 

@@ -69,7 +69,7 @@ def test_click_beside_the_box_hands_nothing_over_and_is_not_tried_again(tmp_path
     begun = hand_off(desktop, locator, tmp_path)
     for result in (begun.deliver(MESSAGE), begun.deliver(MESSAGE)):
         assert (result.end, result.retryable) == (HandOffEnd.REFUSED, True)
-        assert "A click at (110, 60), where it was seen in a picture, did not help" in result.reason
+        assert "A click at (110, 60), where the locator saw it, did not help" in result.reason
     assert (desktop.submitted, desktop.leaked, desktop.file) == ([], [], "print('mine')\n")
     assert locator.asked == 1
 
@@ -89,7 +89,7 @@ def test_window_that_moved_meanwhile_is_not_clicked(tmp_path: Path) -> None:
         desktop.frame = desktop.frame.evolve(x=900)
 
     result = deliver(desktop, PointsAt(desktop.chat_at, meanwhile=move), tmp_path)
-    assert (result.end, "the window moved" in result.reason) == (HandOffEnd.REFUSED, True)
+    assert (result.end, "The window moved" in result.reason) == (HandOffEnd.REFUSED, True)
     assert desktop.leaked == []
 
 
@@ -119,7 +119,7 @@ def test_pixels_of_the_picture_become_points_of_the_window(tmp_path: Path) -> No
 @pytest.mark.parametrize("point", [(800, 10), (10, 600), (-1, 10), (10, 99_999)])
 def test_point_outside_of_the_window_is_refused(tmp_path: Path, point: tuple[int, int]) -> None:
     there = agent_s(tmp_path, f"print(json.dumps({{'x': {point[0]}, 'y': {point[1]}}}))")
-    with pytest.raises(DriverError, match="outside of the window"):
+    with pytest.raises(DriverError, match="outside the window"):
         there.locate(PICTURE, FRAME)
 
 
@@ -129,7 +129,7 @@ def test_helper_that_hangs_is_ended(tmp_path: Path) -> None:
 
 
 def test_helper_that_fails_is_quoted(tmp_path: Path) -> None:
-    with pytest.raises(DriverError, match="does not find the chat box: no such model"):
+    with pytest.raises(DriverError, match="did not find the chat box: no such model"):
         agent_s(tmp_path, "sys.exit('no such model')").locate(PICTURE, FRAME)
 
 
@@ -145,7 +145,7 @@ def test_helper_sees_its_key_and_no_other_secret_and_no_display(tmp_path: Path) 
 def test_what_is_no_picture_is_refused() -> None:
     assert size_of(PICTURE) == (800, 600)
     for wrong in (b"", b"JFIF", struct.pack(">II", 800, 600) * 3):
-        with pytest.raises(DriverError, match="not PNG"):
+        with pytest.raises(DriverError, match="not a PNG"):
             size_of(wrong)
 
 
@@ -153,8 +153,8 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="needs model"):
         parse_settings("window: {agent_s: {python: python3}}", {})
     asked = WindowSettings(driver="applescript", agent_s=AgentSSettings(python="python3", model="m"))
-    with pytest.raises(DriverError, match="which the driver applescript has not"):
+    with pytest.raises(DriverError, match="which the applescript driver cannot do"):
         choose_driver(asked)
     missing = AgentS(AgentSSettings(python=str(tmp_path / "none"), model="m"), {})
     assert "which is not a program" in missing.problem()
-    assert "has no gui-agents" in AgentS(AgentSSettings(python=sys.executable, model="m"), {}).problem()
+    assert "gui-agents is not installed" in AgentS(AgentSSettings(python=sys.executable, model="m"), {}).problem()

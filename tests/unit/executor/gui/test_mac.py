@@ -79,7 +79,7 @@ def test_chords_are_key_codes_or_one_character(mac: FakeMac, chord: str, argumen
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 keeps")]
+    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 holds")]
 )
 def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: dict[str, object], words: str) -> None:
     mac.answer(state={"out": json.dumps(state)})
@@ -91,7 +91,7 @@ def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: di
 def test_key_for_a_window_that_is_not_in_front_is_not_pressed(mac: FakeMac) -> None:
     window = Window(id="7", pid=7, app=CURSOR, title=HOSTILE)
     mac.answer(state={"out": "{}"}, press={"out": "elsewhere\n"})
-    with pytest.raises(NotPressedError, match="not the keyboard any more"):
+    with pytest.raises(NotPressedError, match="no longer has the keyboard"):
         AppleScriptDriver().press("enter", window)
     assert mac.calls[-1]["argv"][-2:] == ["7", HOSTILE]
     assert HOSTILE not in mac.calls[-1]["script"]
@@ -99,7 +99,7 @@ def test_key_for_a_window_that_is_not_in_front_is_not_pressed(mac: FakeMac) -> N
 
 @pytest.mark.parametrize("chord", ["hello", "hyper+v", ""])
 def test_text_is_never_typed(mac: FakeMac, chord: str) -> None:
-    with pytest.raises(DriverError, match="not known"):
+    with pytest.raises(DriverError, match="unknown keys"):
         AppleScriptDriver().press(chord)
     assert mac.calls == []
 

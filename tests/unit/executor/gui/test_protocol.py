@@ -123,7 +123,7 @@ def test_fault_at_any_step_never_submits_twice_nor_leaks(deliver: Deliver, fault
 
 
 def test_plan_that_the_hook_refused_is_taken_out_of_the_box_and_may_be_handed_over_again(deliver: Deliver) -> None:
-    desktop = Desktop(refuses="the plan is for /a/demo, and this window has /b/demo open")
+    desktop = Desktop(refuses="the plan is for /a/demo, but this window has /b/demo open")
     result = deliver(desktop)
     assert (result.end, result.reason, result.retryable) == (HandOffEnd.WRONG_WINDOW, desktop.refuses, False)
     assert (desktop.submitted, desktop.box, desktop.clipboard) == ([], "", "what the user copied")
@@ -312,8 +312,8 @@ def test_late_acknowledgement_is_found_by_the_next_attempt(deliver: Deliver) -> 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tells_text": False}, "does not tell what is in the chat box"),
-        ({"tells_focus": False}, "nothing that the platform names"),
+        ({"tells_text": False}, "does not show the text of the chat box"),
+        ({"tells_focus": False}, "an unknown element"),
         ({"health": Health(problems=("the screen is locked. Unlock it",))}, "the screen is locked"),
     ],
 )
@@ -345,5 +345,5 @@ def test_draft_whose_last_page_is_empty_is_found_and_kept(deliver: Deliver) -> N
     desktop = Desktop(box=draft, page_lines=500)
     result = deliver(desktop)
     assert result.end is HandOffEnd.REFUSED
-    assert "a draft in the chat box that is not ours" in result.reason
+    assert "a draft that is not ours" in result.reason
     assert (desktop.box, desktop.submitted, desktop.leaked) == (draft, [], [])
