@@ -71,6 +71,7 @@ def budget_line(spent: Any, budget: Any) -> str:
 
     parts = [f"iterations {of(spent.iterations, budget.max_iterations)}"]
     if (tokens := spent.input_tokens + spent.output_tokens) or budget.max_tokens is not None:
+        # Some agents do not report their usage, so the sum is a lower bound.
         least = "at least " if spent.unreported_calls else ""
         parts.append(f"tokens {least}{of(tokens, budget.max_tokens)}")
     if spent.cost_usd or budget.max_cost_usd is not None:
@@ -93,6 +94,7 @@ def top_up_options(reason: str) -> str:
         reason: contains the exhausted bounds, such as `max_api_calls is 1` (plan) or `tokens 12 of 10` (episode).
     """
     reached = (option for name, option in _TOP_UPS.items() if re.search(rf"\bmax_{name} is\b|\b{name} \d", reason))
+    # Without repeats: `wall_s` and `wall_time` have the same option.
     return " ".join(dict.fromkeys(reached))
 
 
@@ -121,6 +123,7 @@ def work_problems(work: Any) -> str:
 def drift_files(drift: Any) -> str:
     """List the changed files, such as `2 files: a.txt, b.txt`."""
     paths = ", ".join(drift.paths[:PATHS_SHOWN])
+    # `paths` is bounded, `count` is not.
     more = drift.count - min(len(drift.paths), PATHS_SHOWN)
     names = f"{paths}{f' and {more} more' if more > 0 else ''}"
     return f"{format_count(drift.count, 'file')}: {names}" if names else f"the files of tree {drift.tree[:12]}"
@@ -128,15 +131,15 @@ def drift_files(drift: Any) -> str:
 
 def drift_text(drift: Any) -> str:
     """Describe how unexpected changes to files were handled."""
-    outcome = "undone" if drift.bring_back else "left as they are, beside what was delivered"
+    outcome = "undone" if drift.bring_back else "left in place, beside what was delivered"
     named = drift_files(drift)
     match drift.cause:
         case "interrupted":
-            return f"what was found after an attempt that was cut off was {outcome}: {named}"
+            return f"changes found after an interrupted attempt were {outcome}: {named}"
         case "during_checks":
-            return f"what changed while checks ran was {outcome}: {named}"
+            return f"changes made while checks ran were {outcome}: {named}"
         case "during_step":
-            return f"what changed while {drift.step} ran was undone with it: {named}"
+            return f"changes made while {drift.step} ran were undone with it: {named}"
         case _:
             return f"changes made outside a pause were {outcome}: {named}"
 

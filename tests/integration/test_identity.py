@@ -242,7 +242,7 @@ async def test_open_work_of_an_adopted_host_goes_on_here(
     assert finding["fix"].endswith("tightloop host adopt before")
     assert finding["ok"] is False
     told = await run_cli(client, "host", "adopt", "before")
-    assert "this host is after, and works for before. It counts once the workers" in told.stdout
+    assert "this host is after, and works for before. Restart the workers" in told.stdout
     host.processes[-1].terminate()
     await host.ended()
     await host.serve(home, "workspace")

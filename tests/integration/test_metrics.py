@@ -85,7 +85,7 @@ def test_a_range_without_episodes_has_no_figures() -> None:
     [
         (("--since", "yesterday"), "error: since 'yesterday' is not a time. Write it like 7d"),
         (("--since", "1d", "--until", "2d"), "is empty"),
-        (("--project", "nowhere"), "'nowhere' is no project here"),
+        (("--project", "nowhere"), "'nowhere' matches no project"),
     ],
 )
 def test_what_cannot_be_read_is_refused(arguments: tuple[str, ...], said: str) -> None:

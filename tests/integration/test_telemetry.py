@@ -399,7 +399,7 @@ def test_every_metric_is_in_the_documentation() -> None:
         ({}, {"payloads": (True, "encrypted and authenticated, current key KEY"), "telemetry": (False, "off")}),
         (
             {"TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"},
-            {"payloads": (False, "plain: whoever reaches"), "content in logs": (False, "may quote")},
+            {"payloads": (False, "plain text: anyone who reaches"), "content in logs": (False, "may quote")},
         ),
         (
             {"TIGHTLOOP_PRIVACY__ENCRYPT": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"},

@@ -93,7 +93,7 @@ def test_certificates_may_be_texts_and_a_key_is_never_shown(tmp_path: Path) -> N
         ("", {"TEMPORAL_TLS_CLIENT_CERT_PATH": "a"}, "tls_cert and tls_key belong together. Set both"),
         ("", {"TEMPORAL_ADDRESS": "cloud"}, "temporal.address is not allowed"),
         ("", {"TEMPORAL_ADDRESS": "c.example:1", "TEMPORAL_API_KEY": "k", "TEMPORAL_TLS": "false"},
-         "api_key would be sent in clear to c.example. Remove tls: false"),
+         "api_key would be sent in clear text to c.example. Remove tls: false"),
     ],
 )  # fmt: skip
 def test_wrong_configuration_gets_one_sentence(

@@ -207,12 +207,12 @@ async def test_resume_and_pause_claim_no_success_for_what_they_do_not_do(
         assert f"tightloop answer {episode_id} extend" in said
         code, said = await cli("top-up", episode_id)
         assert code == 2
-        assert "Give an amount, such as --iterations 5" in " ".join(said.split())
+        assert "Add one, such as --iterations 5" in " ".join(said.split())
         code, said = await cli("move", episode_id, "--to", "nowhere")
         assert code == 2
         assert "move: no workspace worker runs on 'nowhere'" in " ".join(said.split())
         code, said = await cli("pause", episode_id)
-        assert (code, said.splitlines()[0]) == (0, f"{episode_id} is paused already")
+        assert (code, said.splitlines()[0]) == (0, f"{episode_id} is already paused")
         await client.cancel(episode_id)
         await client.result(episode_id)
 

@@ -110,7 +110,7 @@ async def test_cancelled_plan_leaves_edits_where_they_are(
         status = await ended(client, plan_id)
     assert status.status == "cancelled"
     assert (workspace / "my notes.txt").exists()
-    assert "left as they are, beside what was delivered: 2 files" in "\n".join(end_lines(status))
+    assert "left in place, beside what was delivered: 2 files" in "\n".join(end_lines(status))
 
 
 class TestUndo:

@@ -48,7 +48,7 @@ def bring_back(told: list[str], workspace: Path, *, whole: bool = True) -> None:
 
 def names_all(status: RunStatus, step: str) -> None:
     told = "\n".join(end_lines(status))
-    assert f"what changed while {step} ran was undone with it: " in told
+    assert f"changes made while {step} ran were undone with it: " in told
     assert all(name in told for name in ("app.py", "docs/my notes.txt", "picture.bin", "log.txt")), told
 
 
@@ -170,7 +170,7 @@ async def test_edits_of_the_same_files_during_two_runs_of_the_checks_can_both_be
         timeline = [event.text for event in await client.timeline(plan_id)]
         await client.cancel(plan_id)
         await ended(client, plan_id)
-    assert sum("what changed while checks ran" in line for line in timeline) == 1
+    assert sum("changes made while checks ran" in line for line in timeline) == 1
 
 
 async def test_what_each_attempt_of_a_step_leaves_alike_is_told_once(
@@ -187,7 +187,7 @@ async def test_what_each_attempt_of_a_step_leaves_alike_is_told_once(
         timeline = [event.text for event in await client.timeline(plan_id)]
     assert status.status == "failed"
     assert timeline.count("write: transient: busy: exit code 75") == 3, timeline
-    assert sum("what changed while write ran" in line for line in timeline) == 1, timeline
+    assert sum("changes made while write ran" in line for line in timeline) == 1, timeline
     assert [drift.paths for drift in status.drifts] == [("log.txt",)]
 
 

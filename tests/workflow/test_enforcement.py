@@ -38,7 +38,7 @@ async def test_message_that_lacks_parts_comes_back_fixed_and_nobody_notices(
         result = await client.result(episode_id)
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
     assert len(planner.briefings) == 6
-    for words in ("has no action_items", "has no rationale", "A right message looks like this:"):
+    for words in ("has no action_items", "has no rationale", "A correct message looks like this:"):
         assert words in planner.briefings[1].sent_back
 
 

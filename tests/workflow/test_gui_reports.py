@@ -84,7 +84,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     seen = await client.status(episode_id)
     assert (seen.status, question.blocks) == ("running", "")
     assert ledger.inbox() == (), "a person has nothing to do"
-    assert todo_lines(seen)[0].startswith("No answer needed: the agent in the window is at work")
+    assert todo_lines(seen)[0].startswith("No answer needed: the agent in the window is working")
     done, again = await reported(served, workspace, episode_id, report(1), report(1))
     result = await client.result(episode_id)
     timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]

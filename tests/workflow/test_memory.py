@@ -134,7 +134,7 @@ async def test_server_in_a_wrong_state_costs_nothing_but_the_memory(
     expected = {
         "missing": "does not answer",
         "newer": "was written by a newer tightloop (migration v9999_later",
-        "older": "Bring it up to date: tightloop ledger upgrade",
+        "older": "Upgrade it: tightloop ledger upgrade",
     }
     with new_database(server) as address:
         database = postgres_database(address, MEMORY)

@@ -34,6 +34,7 @@ class Command(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters; loads the code."""
+        # Click asks for the parameters several times per call: for the parser, the usage line and the completion.
         if self.callback is None:
             module, _, function = self._code.partition(":")
             code = getattr(import_module(f"{__package__}.{module}"), function)
@@ -42,6 +43,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; repeatable parameters become a list, or None."""
+        # Click gives an empty tuple if a repeatable parameter was omitted; the commands expect None.
         ctx.params = {name: list(it) or None if isinstance(it, tuple) else it for name, it in ctx.params.items()}
         return super().invoke(ctx)
 
@@ -70,10 +72,12 @@ class Verb(Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, without loading code."""
+        # They come from the operation's fields: loading `steer` for them would slow down help and completion.
         return click.Command.get_params(self, ctx)
 
     def invoke(self, ctx: click.Context) -> None:
         """Send the message."""
+        # Lazy import: the client and its models are only needed by a command that runs.
         from tightloop.cli.steer import send
 
         send(ctx, self.operation, **ctx.params)
@@ -89,6 +93,7 @@ class Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the commands by panel, with their complete help."""
         panels: dict[str, list[tuple[str, str]]] = {}
+        # Click would sort the commands by name and cut each help text to one line.
         for name, command in self.commands.items():
             panels.setdefault(getattr(command, "panel", "") or "Commands", []).append((name, command.help or ""))
         for panel, rows in panels.items():
@@ -102,7 +107,7 @@ _CHECKPOINT = Field(
     "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint, such as ckpt-2 or 2."), default=REQUIRED
 )
 _Verdict, _OnCrash = Literal["allow", "ask", "deny"], Literal["ask", "retry", "verify"]
-_GATE = Field("question", Argument(metavar="GATE", help="Step or review window. Not needed where only one waits."))
+_GATE = Field("question", Argument(metavar="GATE", help="Step or review window. Not needed if only one waits."))
 
 
 def _amount(name: str, help: str, kind: Any = int) -> Field:
@@ -123,8 +128,8 @@ COMMANDS = (
     Command("inbox", "now:inbox", panel=LOOK),
     Command("digest", "look:digest", panel=LOOK),
     Command("metrics", "look:metrics", panel=LOOK),
-    Command("proof", "proof:proof", "Exit code 1: it was not.", PROOF),
-    Command("verify", "proof:verify", "Exit code 0: proven; 1: not; 2: wrong use.", PROOF),
+    Command("proof", "proof:proof", "Exit code 1: not proven.", PROOF),
+    Command("verify", "proof:verify", "Exit code 0: proven; 1: not proven; 2: usage error.", PROOF),
     Command("answer", "steer:answer", panel=ANSWER),
     Verb(
         "approve",
@@ -147,13 +152,13 @@ COMMANDS = (
         _amount("tokens", "More tokens."),
         _amount("cost_usd", "More dollars.", float),
         _amount("wall_minutes", "More minutes of work.", float),
-        _amount("iterations", "More iterations; of an episode."),
-        _amount("executor_failures", "More failures of the executor; of an episode."),
-        _amount("infrastructure_retries", "More retries after failures of the infrastructure; of an episode."),
-        _amount("attempts", "More attempts of steps; of a plan."),
-        _amount("api_calls", "More calls to models and hosts; of a plan."),
-        _amount("fan_out", "More steps of one template; of a plan."),
-        _amount("revisions", "More revisions; of a plan."),
+        _amount("iterations", "More iterations (episodes only)."),
+        _amount("executor_failures", "More failures of the executor (episodes only)."),
+        _amount("infrastructure_retries", "More retries after failures of the infrastructure (episodes only)."),
+        _amount("attempts", "More attempts of steps (plans only)."),
+        _amount("api_calls", "More calls to models and hosts (plans only)."),
+        _amount("fan_out", "More steps of one template (plans only)."),
+        _amount("revisions", "More revisions (plans only)."),
     ),
     Verb(
         "amend",
@@ -173,7 +178,7 @@ COMMANDS = (
     Verb(
         "move",
         Field("to", Option(help="Host to continue on, or its task queue; see tightloop doctor."), default=REQUIRED),
-        Field("workspace", Option(help="Absolute path of the workspace there. Default: as before.")),
+        Field("workspace", Option(help="Absolute path of the workspace there. Default: unchanged.")),
         _REASON,
     ),
     Verb("cancel", _REASON),
@@ -183,48 +188,48 @@ COMMANDS = (
     Command(
         "gc",
         "host.commands:gc",
-        "Free what closed episodes left on this host; what is open, or ended lately, is kept. Safe beside workers.",
+        "Free the data of closed episodes and plans on this host, except recent ones. Safe while workers run.",
         HOST,
     ),
     Command("keep", "host.commands:keep", panel=HOST),
     Command(
         "open",
         "host.commands:open_page",
-        "Open the page in a browser and sign it in; prints the link, which works once and for a minute.",
+        "Open the page in a browser, signed in. Prints the link, which works once, within a minute.",
         HOST,
     ),
     Command(
         "gateway",
         "host.commands:gateway",
-        "Run the page and the HTTP API alone, for a cluster; `tightloop up` runs them anyway.",
+        "Run only the page and the HTTP API, for a cluster; `tightloop up` already includes them.",
         HOST,
     ),
     Command("ui", "host.commands:ui", "Print a link to the Temporal Web UI that signs one browser in.", HOST),
     Command(
         "env",
         "host.commands:env",
-        'Print the variables with which the `temporal` command talks to this server: eval "$(tightloop env)".',
+        'Print the environment variables that connect the `temporal` command to this server: eval "$(tightloop env)".',
         HOST,
     ),
     Command(
         "replay",
         "host.commands:replay",
-        "Replay one or many histories against the current code; exit code 1 when it does not fit.",
+        "Replay one or more histories against the current code; exit code 1 if one does not fit.",
         HOST,
     ),
     Command(
         "doctor",
         "host.commands:doctor",
-        "Check this host and the Temporal server; exit code 1 when something needed is missing.",
+        "Check this host and the Temporal server; exit code 1 if something required is missing.",
         HOST,
     ),
     Command(
         "setup",
         "host.commands:setup",
-        "Set a namespace of Temporal up: search attributes, retention. What is there already stays.",
+        "Set up a Temporal namespace: search attributes, retention. Safe to repeat.",
         HOST,
     ),
-    Command("settings", "host.commands:settings", "Show the settings in force; secrets are masked.", HOST),
+    Command("settings", "host.commands:settings", "Show the effective settings, with secrets masked.", HOST),
     Group(
         "worker",
         "Workers for a Temporal server of your own.",
@@ -232,53 +237,51 @@ COMMANDS = (
         Command(
             "worker run",
             "host.commands:run",
-            "Run a worker for a Temporal server that is already there, until Ctrl-C or SIGTERM.",
+            "Run a worker for an existing Temporal server, until Ctrl-C or SIGTERM.",
         ),
         Command(
             "worker install",
             "host.launch_agent:install",
-            "Let macOS start a worker at each sign-in, for windows that only a session at the screen has.",
+            "Let macOS start a worker at each sign-in; only the session at the screen has windows.",
         ),
-        Command("worker uninstall", "host.launch_agent:uninstall", "End it, and start it no more."),
+        Command("worker uninstall", "host.launch_agent:uninstall", "Stop that worker, and no longer start it."),
     ),
     Group(
         "host",
-        "The name of this host, under which its workers get the work that only they can do.",
+        "The name of this host, by which its workers get the work that only they can do.",
         HOST,
-        Command("host show", "host.commands:show_host", "Show the name, and the hosts whose work goes on here."),
+        Command("host show", "host.commands:show_host", "Show the name, and the hosts whose work continues here."),
         Command(
             "host adopt",
             "host.commands:adopt_state",
-            "Have the open work of another host go on here, whose state home is this one now.",
+            "Continue the open work of a host whose state home is now on this host.",
         ),
     ),
     Group(
         "deploy",
-        "Builds of the workers, where worker.deployment is set: upgrade while episodes run.",
+        "Builds of the workers, if worker.deployment is set: upgrade while episodes run.",
         HOST,
-        Command(
-            "deploy status", "host.commands:show_builds", "Show the builds: state, what is open on each, live workers."
-        ),
+        Command("deploy status", "host.commands:show_builds", "Show the builds: state, open runs, live workers."),
         Command(
             "deploy promote",
             "host.commands:promote",
-            "Let new workflows start on this installation's build, once its workers live and it fits the histories.",
+            "Start new workflows on this installation's build, if it has live workers and replays the histories.",
         ),
         Command(
             "deploy ramp",
             "host.commands:ramp",
-            "Let only a share of new workflows start on it; the checks are the same.",
+            "Start only a share of new workflows on it, after the same checks.",
         ),
     ),
     Group(
         "plan",
-        "Plans: steps with their contracts, run as a graph. A first one: tightloop plan run plan.yaml. "
-        "The other commands (status, watch, answer, cancel, ...) take the id of a plan, too.",
+        "Plans: steps with contracts, run as a graph. Example: tightloop plan run plan.yaml. "
+        "The other commands (status, watch, answer, cancel, ...) also take the id of a plan.",
         START,
         Command(
             "plan run",
             "plan:run",
-            "Follow it; exit code 0 when it completed. Ctrl-C leaves it running.",
+            "Exit code 0 if it completes. Ctrl-C leaves it running.",
             panel=RUN,
         ),
         Verb(
@@ -289,22 +292,24 @@ COMMANDS = (
         ),
         Verb(
             "run_step",
-            Field("step", Argument(metavar="STEP", help="A step that is ready, or has failed."), default=REQUIRED),
+            Field("step", Argument(metavar="STEP", help="Step that is ready, or has failed."), default=REQUIRED),
             panel=RUN,
         ),
-        Command("plan validate", "plan:validate", "Exit code 1 when a file cannot run.", TEXT),
+        Command("plan validate", "plan:validate", "Exit code 1 if a file cannot run.", TEXT),
         Command(
             "plan graph",
             "plan:graph",
-            "Print a plan as a Mermaid flowchart, with the states of its steps once it was started.",
+            "Print a plan as a Mermaid flowchart, with the states of its steps once it has started.",
             TEXT,
         ),
-        Command("plan show", "plan:show_plan", "Also one of a file, with needs, budgets, rules and gates.", panel=TEXT),
+        Command(
+            "plan show", "plan:show_plan", "Also shows a plan file, with needs, budgets, rules and gates.", panel=TEXT
+        ),
     ),
     Group(
         "loop",
-        'Projects: inspect, plan, dispatch, verify. A first one: tightloop loop plan "Add rate limits". '
-        "The other commands (status, watch, list, pause, cancel, ...) take the id of such a plan, too.",
+        'Projects: inspect, plan, dispatch, verify. Example: tightloop loop plan "Add rate limits". '
+        "The other commands (status, watch, list, pause, cancel, ...) also take the id of such a plan.",
         START,
         Command("loop plan", "loop:plan"),
         Command("loop show", "loop:show_plan", "Show the tasks of a plan and its gates."),
@@ -317,52 +322,56 @@ COMMANDS = (
     ),
     Group(
         "ledger",
-        "The ledger: what was recorded of episodes and plans.",
+        "The ledger: the records of episodes and plans.",
         HOST,
         Command(
             "ledger rebuild",
             "host.commands:rebuild",
-            "Enter again what Temporal knows of this host's projects: after ledger.db was lost. Safe beside workers.",
+            "Restore the records of this host's projects from Temporal if ledger.db was lost. Safe while workers run.",
         ),
         Command(
             "ledger upgrade",
             "host.commands:upgrade",
-            "Bring the database of database.url, or this host's, with its memory to the newest migration. Stop older "
+            "Migrate the database at database.url, or this host's, and its memory to the newest schema. Stop older "
             "workers first.",
         ),
     ),
     Group(
         "memory",
-        "The memory of projects: failures, what solved them, and facts.",
+        "The memory of projects: failures, their solutions, and facts.",
         LOOK,
-        Command("memory search", "host.memory:search", "Find failures like one and what solved them; patterns; facts."),
-        Command("memory list", "host.memory:list_entries", "List what is remembered, the newest first."),
+        Command(
+            "memory search", "host.memory:search", "Find similar failures with their solutions, patterns, or facts."
+        ),
+        Command("memory list", "host.memory:list_entries", "List the entries, newest first."),
         Command("memory show", "host.memory:show_entry", "Show everything about one entry."),
-        Command("memory forget", "host.memory:forget", "Remove entries for good, or everything of a project."),
-        Command("memory export", "host.memory:export", "Write everything of a project as JSON, one entry a line."),
-        Command("memory stats", "host.memory:stats", "Show how much is remembered, and how often it helped."),
+        Command("memory forget", "host.memory:forget", "Delete entries, or everything about a project, for good."),
+        Command("memory export", "host.memory:export", "Write everything about a project as JSON, one entry per line."),
+        Command("memory stats", "host.memory:stats", "Show how many entries there are, and how often they helped."),
     ),
     Group(
         "hooks",
-        "Cursor's hooks, which tell of plans that were handed over through its window.",
+        "Cursor's hooks, which report on plans handed over through its window.",
         HOST,
         Command(
             "hooks show",
             "host.commands:show_hooks",
-            "Print what Cursor's file of hooks would hold; nothing is changed.",
+            "Print Cursor's hooks file as `hooks install` would write it; changes nothing.",
         ),
         Command(
-            "hooks install", "host.commands:install_hooks", "Add ours to it; those of others stay, and a copy is kept."
+            "hooks install",
+            "host.commands:install_hooks",
+            "Add our hooks to that file; other hooks stay, and a backup is made.",
         ),
-        Command("hooks remove", "host.commands:remove_hooks", "Take ours out of it again."),
+        Command("hooks remove", "host.commands:remove_hooks", "Remove our hooks from that file."),
     ),
     Group(
         "token",
         "Bearer tokens of the HTTP API and the page.",
         HOST,
-        Command("token create", "host.commands:create_token", "Make a token and print it; it cannot be shown again."),
-        Command("token list", "host.commands:list_tokens", "List the tokens, without what would let anybody in."),
-        Command("token revoke", "host.commands:revoke_token", "End a token and the sessions that were opened with it."),
+        Command("token create", "host.commands:create_token", "Create a token and print it; it cannot be shown again."),
+        Command("token list", "host.commands:list_tokens", "List the tokens, without their secrets."),
+        Command("token revoke", "host.commands:revoke_token", "Revoke a token, and end the sessions opened with it."),
     ),
     Group(
         "mcp",
@@ -379,12 +388,12 @@ COMMANDS = (
         "keys",
         "Keys that encrypt and authenticate what Temporal stores.",
         HOST,
-        Command("keys new", "host.commands:new_keys", "Make the key file with a first key."),
+        Command("keys new", "host.commands:new_keys", "Create the key file with a first key."),
         Command("keys list", "host.commands:list_keys", "List the ids of the keys, the current one first."),
         Command(
             "keys rotate",
             "host.commands:rotate_keys",
-            "Add a new current key; the old ones stay, for what they encrypted.",
+            "Add a new current key; the old ones stay, to read what they encrypted.",
         ),
     ),
 )

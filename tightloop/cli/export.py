@@ -28,6 +28,7 @@ _OWN_FILES = frozenset({"revisions", "records", "history", "children", "timeline
 """Document parts that a folder export writes as separate files."""
 
 Document = dict[str, Any]
+# A dict keeps the order and drops repeats: several parts often fail for the same reason.
 Problems = dict[str, None]
 
 
@@ -35,7 +36,8 @@ def export(
     context: click.Context,
     workflow: Id,
     out: Annotated[
-        Path | None, Option(help="A new folder, with all artifacts of a plan; or a file that ends with .json.")
+        Path | None,
+        Option(help="New folder, which also gets the artifacts of a plan, or a file whose name ends in .json."),
     ] = None,
     report: Annotated[
         bool, Option("--report", help="Only print the report of a closed plan: hand-off note and postmortem.")
@@ -48,6 +50,7 @@ def export(
         texts = session.on(workflow, _report, Kind.PLAN)
         click.echo(plain("\n".join(texts.values())), nl=False)
         return
+    # Histories of earlier runs are too large for memory; they go through files.
     with tempfile.TemporaryDirectory(prefix="tightloop-export-") as name:
         _export(session, workflow, out, Path(name))
 
@@ -55,6 +58,7 @@ def export(
 def _export(session: Session, workflow: str, out: Path | None, histories: Path) -> None:
     """Write the export; `histories` is an empty folder for the large histories of earlier runs."""
     document, store = session.on(workflow, lambda client, key: _document(client, key, histories))
+    # On stderr, so that the JSON on stdout can be parsed.
     for problem in document["problems"]:
         remark(problem)
     if out is None:
@@ -83,8 +87,9 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
     async def part(ask: Callable[[str], Awaitable[Any]]) -> Any:
         try:
             return as_plain_values(await ask(workflow_id))
+        # Queries need a worker; an export must also work if the workers are gone.
         except ServiceUnavailableError as error:
-            problems[f"some parts are missing, the history is complete: {error.message}"] = None
+            problems[f"some parts are missing, but the history is complete: {error.message}"] = None
             return None
 
     summary = await client.summary(workflow_id)
@@ -105,10 +110,12 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
     }
     if summary.kind is Kind.PLAN:
         document |= {"account": None, "report": {}, **_load_stored_data(store, problems)}
+        # An open plan has no report yet, which is not a problem.
         with contextlib.suppress(InvalidRequestError):
             account = await _account(client, summary, store, problems)
             document |= {"account": as_plain_values(account), "report": _texts(account, store, problems)}
         document["children"] = {child.workflow_id: _load_stored_data(child, problems) for child in store.children()}
+    # Temporal keeps one history per run, and each continue-as-new starts another run.
     runs = await client.runs(workflow_id)
     for run in runs[:-1]:
         # One at a time: a long episode has many histories, of 5 MB each when parsed.
@@ -157,10 +164,11 @@ async def _account(
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
-            f"{summary.id} is {summary.status}: its report is written at its end. See: tightloop status {summary.id}"
+            f"{summary.id} is {summary.status}: its report is written when it ends. See: tightloop status {summary.id}"
         )
     async with asyncio.timeout(RESULT_SECONDS):
         result = await client.result(summary.id)
+    # A terminated or timed-out plan wrote no record.
     if not isinstance(result, PlanResult) or result.record is None:
         return None
     try:
@@ -190,6 +198,7 @@ def _texts(account: PlanArchive | None, store: Store, problems: Problems | None 
 def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
     """Write a single JSON document, with a history in each earlier run."""
     rest = {name: part for name, part in document.items() if name != "runs"}
+    # The closing brace is cut off: the runs follow, with histories that are streamed into the text.
     stream.write(json.dumps(as_plain_values(rest), indent=1, ensure_ascii=False).removesuffix("\n}"))
     separator = ',\n "runs": ['
     for run in document["runs"]:
@@ -248,12 +257,14 @@ def _copy_artifacts(folder: Path, document: Document, store: Store) -> list[str]
     missing = []
     children = document.get("children", {}).values()
     named = [document.get("records"), document.get("account"), *(child["records"] for child in children)]
+    # Many steps refer to the same artifact.
     for ref in dict.fromkeys(_references(named)):
         try:
             content = store.artifact(ref)
         except ArtifactError as error:
             missing.append(error.message)
             continue
+        # Created late, so that an export without artifacts has no empty folder.
         folder.mkdir(exist_ok=True)
         (folder / ref.sha256).write_bytes(content)
     return missing

@@ -39,10 +39,11 @@ def follow(
         return session.run(
             lambda client: Follower(client, workflow_id, dry_run=dry_run, waits=waits).run(as_json=as_json)
         )
+    # `Session.run` turns Ctrl-C into this exit.
     except click.exceptions.Exit as left:
         if left.exit_code == INTERRUPTED:
             remark(
-                f"{workflow_id} goes on without you. Look: tightloop watch {workflow_id}   "
+                f"{workflow_id} keeps running. Follow it: tightloop watch {workflow_id}   "
                 f"Stop it: tightloop cancel {workflow_id}"
             )
         raise
@@ -72,9 +73,11 @@ class Follower:
         display = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
         live = display if on_terminal() and not as_json else None
         changes = self._client.watch(self._id, on_silence=self._tell_silence)
+        # An early return would otherwise leave the polling generator open until garbage collection.
         async with contextlib.aclosing(changes):
             with live or contextlib.nullcontext():
                 async for last in changes:
+                    # The next silence is a new one, which is reported at once.
                     self._silence = ""
                     if as_json:
                         click.echo(last.model_dump_json())
@@ -106,8 +109,10 @@ class Follower:
 
     async def _news(self, status: RunStatus) -> list[Text]:
         lines: list[Text] = []
+        # The timeline needs a worker; without one the status and its questions are still shown.
         with contextlib.suppress(TimeoutError, ServiceUnavailableError):
             async with asyncio.timeout(LAST_EVENTS_S if status.word in CLOSED_STATUSES else None):
+                # Unlimited after the first batch, so that no event is skipped.
                 limit = None if self._cursor else FIRST_EVENTS
                 events = await self._client.timeline(self._id, after=self._cursor, limit=limit)
                 self._cursor = events[-1].cursor if events else self._cursor

@@ -34,6 +34,7 @@ class Document:
         """
         parts = name.split("_")
         try:
+            # The API uses camelCase, the models snake_case.
             value = self.fields[parts[0] + "".join(map(str.title, parts[1:]))]
         except KeyError:
             raise AttributeError(name) from None
@@ -70,14 +71,17 @@ class Gateway(NamedTuple):
 
     def get(self, *path: str, **query: object) -> dict[str, Any] | None:
         """Return a response; None if there is none, or it is not usable."""
+        # The standard library's client: importing another one would take longer than the request.
         connection = http.client.HTTPConnection(self.address, timeout=SECONDS)
         target = "/".join(("/api", *(quote(part, safe="") for part in path)))
         try:
+            # The gateway refuses unknown host names, against DNS rebinding.
             headers = {"Host": self.host, "Cookie": self.cookie}
             connection.request("GET", f"{target}?{urlencode(query)}", headers=headers)
             answer = connection.getresponse()
             content = answer.read()
             document: Any = json.loads(content) if answer.status == http.client.OK else None
+        # Every failure falls back to Temporal, whose error explains the problem.
         except (OSError, http.client.HTTPException, ValueError):
             return None
         finally:
@@ -91,13 +95,16 @@ def gateway_here(options: dict[str, Any] | None) -> Gateway | None:
     Args:
         options: global options, which a gateway does not know.
     """
+    # They may name another installation than the gateway's.
     if any((options or {}).values()):
         return None
     try:
         note = read_note()
         if note is None or note["settings"] != settings_mark():
             return None
+        # The port in the note may have been taken by another user since; a session must not be sent there.
         check_listener(int(note["address"].rpartition(":")[2]))
+        # Signed here with the page's key, which only this user can read. It outlives no command by much.
         expires = time.time_ns() // 1_000_000 + _SESSION_MS
         session = session_of(page_key(), note["host"], "owner", expires)
         return Gateway(note["address"], note["host"], f"{cookie_name(note['host'])}={session}")

@@ -58,6 +58,7 @@ def rows_of_temporal(
     async def question(client: TightloopClient, workflow_id: str) -> RunStatus | None:
         try:
             return await within(QUESTION_SECONDS, client.status(workflow_id))
+        # A status that is encrypted with an unknown key must not hide the list.
         except SettingsError as error:
             unread.append(error)
             return None
@@ -95,15 +96,14 @@ def watch(context: click.Context, workflow: Id, wait: Wait = None, as_json: Json
 def timeline(
     context: click.Context,
     workflow: Id,
-    after: Annotated[
-        str, Option(metavar="CURSOR", help="Only what follows the event with this cursor; see --json.")
-    ] = "",
+    after: Annotated[str, Option(metavar="CURSOR", help="Only events after this cursor; see --json.")] = "",
     limit: Annotated[
         int | None, Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
     ] = None,
-    all_: Annotated[bool, Option("--all", help="All events, those of earlier runs included.")] = False,
+    all_: Annotated[bool, Option("--all", help="All events, including those of earlier runs.")] = False,
     as_json: AsJson = False,
 ) -> None:
+    # With a cursor everything after it is wanted, so the default limit does not apply.
     most = limit or (None if after or all_ else EVENTS_SHOWN)
 
     async def look(client: TightloopClient, key: str) -> tuple[str, tuple[Event, ...]]:
@@ -114,13 +114,13 @@ def timeline(
     if events and not as_json:
         if not after and len(events) == most:
             remark(f"earlier events: tightloop timeline {key} --all")
-        remark(f"later ones: tightloop timeline {key} --after {events[-1].cursor}")
+        remark(f"later events: tightloop timeline {key} --after {events[-1].cursor}")
 
 
 def checkpoints(
     context: click.Context,
     workflow: EpisodeId,
-    all_: Annotated[bool, Option("--all", help="Also discarded ones, which an earlier restore left.")] = False,
+    all_: Annotated[bool, Option("--all", help="Also show checkpoints that a restore discarded.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -135,10 +135,10 @@ def checkpoints(
     show(checkpoints_table(visible))
     if hidden := len(records) - len(visible):
         remark(
-            f"{format_count(hidden, 'discarded checkpoint')} not shown; see them with --all. They can be restored, too."
+            f"{format_count(hidden, 'discarded checkpoint')} not shown. See them with --all; they can be restored, too."
         )
     if reset := reset_command(key, records):
-        remark(f"to go back in Temporal, give run and event of a checkpoint (--json has both in full): {reset}")
+        remark(f"to reset in Temporal itself, use run and event of a checkpoint (in full with --json): {reset}")
 
 
 def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
@@ -167,7 +167,7 @@ def digest(
     ]:
         show(*lines)
     else:
-        show(f"nothing happened on {chosen_day}, and nothing waits")
+        show(f"nothing happened on {chosen_day}, and nothing is waiting")
 
 
 def _day(text: str) -> date:
@@ -190,7 +190,7 @@ def resolve_project(ledger: "Ledger", reference: str) -> str:
         project_id for project_id in ids if project_id.startswith(reference)
     ]
     if len(fitting) != 1:
-        named = f"fits {len(fitting)} projects: {', '.join(fitting[:5])}" if fitting else "is no project here"
+        named = f"matches {len(fitting)} projects: {', '.join(fitting[:5])}" if fitting else "matches no project"
         raise InvalidRequestError(f"{reference!r} {named}. Known: {', '.join(ids[:8]) or 'none yet'}")
     return fitting[0]
 
@@ -259,12 +259,14 @@ def _show_files(change: TreeChange, before: str, after: str, *, stat: bool, as_j
 
 
 Since = Annotated[
-    str, Option(metavar="TIME", help="Episodes that ended from then on: 7d, 12h, 2026-01-31, 2026-01-31T08:00.")
+    str, Option(metavar="TIME", help="Only episodes that ended since then: 7d, 12h, 2026-01-31, 2026-01-31T08:00.")
 ]
-Until = Annotated[str, Option(metavar="TIME", help="And before this time; as --since. Default: now.")]
+Until = Annotated[
+    str, Option(metavar="TIME", help="Only episodes that ended before then, in the same form. Default: now.")
+]
 Executor = Annotated[str, Option(help="Name of an executor. Default: all.")]
 Model = Annotated[str, Option(help="Name of a model. Default: all.")]
-By = Annotated[Division | None, Option(help="Show the figures for each of these, too.")]
+By = Annotated[Division | None, Option(help="Also show the figures for each of these.")]
 GROUP_COLUMNS = ("success", "iterations_to_success", "tokens", "cost_usd", "worked_s", "interventions", "answer_s")
 
 

@@ -22,22 +22,22 @@ from tightloop.operations import BY_NAME
 
 PLAN_SECONDS = 60.0
 """Maximum wait of `plan` for the tasks."""
-Watch = Annotated[bool, Option("--watch", help="Follow it until its end.")]
+Watch = Annotated[bool, Option("--watch", help="Follow it until it ends.")]
 
 
 def plan(
     context: click.Context,
-    goal: Annotated[str, Argument(help="What is to be reached. Default: what fails is to pass.")] = "",
+    goal: Annotated[str, Argument(help="The goal in plain words. Default: make what fails pass.")] = "",
     workspace: Workspace = None,
     episode: Annotated[str, Option(help="Inspect this ended episode instead of the project.")] = "",
-    packet: Annotated[str, Option(help="Use a packet that was made before.")] = "",
+    packet: Annotated[str, Option(help="Use this existing packet.")] = "",
     gate: Annotated[
         list[str] | None,
-        Option(help='Command that has to pass in the end, such as "pytest -q". Repeatable. Default: detected.'),
+        Option(help='Command that must pass in the end, such as "pytest -q". Repeatable. Default: detected.'),
     ] = None,
-    parallel: Annotated[int | None, Option(help="Tasks at the same time. Default: 4.")] = None,
+    parallel: Annotated[int | None, Option(help="Maximum number of concurrent tasks. Default: 4.")] = None,
     planner: Planner = None,
-    model: Annotated[str, Option(help="Model that divides the work.")] = "",
+    model: Annotated[str, Option(help="Model that divides the work into tasks.")] = "",
     executor: Executor = None,
     executor_model: Model = None,
     new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a new one.")] = None,
@@ -57,11 +57,12 @@ def plan(
 
     async def start(client: TightloopClient) -> tuple[str, LoopStatus | None]:
         started = await client.plan_project(request, new_id=new_id)
+        # A model may plan for minutes; by then the id is more useful than waiting.
         return started, await within(PLAN_SECONDS, _wait_for_draft(client, started))
 
     started, status = session.run(start)
     if status is None:
-        message = f"{started} is being planned. Look: tightloop status {started}"
+        message = f"{started} is being planned. See: tightloop status {started}"
         show_either({"id": started, "status": LoopState.DRAFT.value}, message, as_json=as_json)
         return
     if as_json:
@@ -97,6 +98,7 @@ async def _wait_for_draft(client: TightloopClient, plan_id: str) -> LoopStatus:
     async with contextlib.aclosing(client.watch(plan_id)) as changes:
         async for status in changes:
             assert isinstance(status, LoopStatus)
+            # A plan that failed during planning allows nothing any more.
             if "dispatch" in status.possible or not status.possible:
                 return status
     return await _status(client, plan_id)

@@ -51,12 +51,13 @@ def loop_todo_lines(status: LoopStatus) -> list[str]:
     for wait in status.children:
         lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
         lines.append(f"  {wait.command}")
+    # The workflow decides what is possible; repeating its rules here would let the two drift apart.
     possible, name = status.possible, status.plan_id
     if status.questions:
         lines.append(f"It is paused: {status.questions[0].title}")
         lines.append(f"  tightloop resume {name}")
     elif "dispatch" in possible:
-        lines += ["The plan is a draft. Look at its tasks, then start them:", f"  tightloop loop dispatch {name}"]
+        lines += ["The plan is a draft. Review its tasks, then start them:", f"  tightloop loop dispatch {name}"]
     elif "verify" in possible:
         lines += ["All tasks have ended. Run the gates:", f"  tightloop loop verify {name}"]
     return lines

@@ -35,6 +35,7 @@ class Sentences(Group):
 
 
 def _complain(*sentences: str) -> None:
+    # Lazy import: help and completion do not need Rich.
     from tightloop.cli.terminal import complain
 
     for sentence in sentences:
@@ -55,6 +56,7 @@ def _print_version(context: click.Context, _parameter: click.Parameter, requeste
     if requested:
         try:
             click.echo(f"tightloop {version('tightloop')}")
+        # A source tree on the path without an installation.
         except PackageNotFoundError:
             click.echo("tightloop (not installed)")
         context.exit()
@@ -83,6 +85,7 @@ def options(
     namespace: Annotated[str | None, Option(help="Temporal namespace.")] = None,
 ) -> None:
     """Store the global options for the command."""
+    # `main` passes the logging setup as `obj`; tests and completion pass nothing.
     if context.obj is not None:
         context.meta[LOG] = context.obj
     # Not a `Session` yet, and no logging setup: the help of a command needs neither.
@@ -102,6 +105,7 @@ for _name, _act, _help in (
     ("--install-completion", _install_completion, "Install completion for the current shell."),
     ("--show-completion", _show_completion, "Show completion for the current shell, to copy it or customize it."),
 ):
+    # Eager: handled before Click complains about a missing command.
     app.params.append(
         click.Option((_name,), is_flag=True, is_eager=True, expose_value=False, callback=_act, help=_help)
     )

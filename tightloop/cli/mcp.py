@@ -40,22 +40,29 @@ def bridge(path: Path) -> None:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
+            # Not `stat`: another user's link may lead to a socket of this user. A foreign server could read and
+            # answer all requests.
             file_status = path.lstat()
             if not stat.S_ISSOCK(file_status.st_mode) or file_status.st_uid not in (0, os.geteuid()):
-                raise ServiceUnavailableError(f"{path} is not a socket of this user. Name the one of `--socket`")
+                raise ServiceUnavailableError(
+                    f"{path} is not a socket of this user. Name the one given to `mcp serve --socket`"
+                )
             connection.connect(str(path))
         except OSError as error:
             raise ServiceUnavailableError(
                 f"no MCP server answers at {path}: {error.strerror or error}. "
                 f"Start one: tightloop mcp serve --socket {path}"
             ) from None
+        # A daemon: it blocks while reading stdin, and must not keep the process alive once the server has ended.
         threading.Thread(target=_send, args=(connection,), daemon=True).start()
         while content := connection.recv(_BYTES):
             sys.stdout.buffer.write(content)
+            # The client waits for each message.
             sys.stdout.buffer.flush()
 
 
 def _send(connection: socket.socket) -> None:
+    # `os.read` returns what is there; a buffered read would hold requests back until the buffer is full.
     while content := os.read(sys.stdin.fileno(), _BYTES):
         connection.sendall(content)
     # Pending requests are still answered.
@@ -105,7 +112,8 @@ def json_with(path: Path, text: str, entry: Entry) -> str:
         raise SettingsError(f"{path} is not valid JSON ({error}). Correct it, then install again") from None
     servers = document.setdefault("mcpServers", {}) if isinstance(document, dict) else None
     if not isinstance(servers, dict):
-        raise SettingsError(f"{path} has no object 'mcpServers' where it should. Correct it, then install again")
+        raise SettingsError(f"{path} must be a JSON object with an object 'mcpServers'. Correct it, then install again")
+    # The same text, so that a repeated installation does not reformat the user's file.
     if servers.get(SERVER) == entry:
         return text
     servers[SERVER] = dict(entry)
@@ -122,6 +130,7 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
     servers = before.get("mcp_servers", {})
     if isinstance(servers, dict) and servers.get(SERVER) == entry:
         return text
+    # Edited as text: the standard library cannot write TOML, and the user's comments must survive.
     remaining = _without_table(text).rstrip("\n")
     lines = [f"[{_TABLE}]"]
     for key, value in entry.items():
@@ -137,6 +146,7 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
         after = tomllib.loads(new_text)
     except tomllib.TOMLDecodeError:
         raise SettingsError(by_hand) from None
+    # The edit only knows tables. Inline tables and dotted keys of our server are noticed here.
     if _others(before) != _others(after) or after["mcp_servers"][SERVER] != entry:
         raise SettingsError(by_hand)
     return new_text
@@ -237,6 +247,7 @@ def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = 
     Raises:
         SettingsError: the file cannot be read, or is outside of the folder.
     """
+    # Configuration files are often links into a repository of dotfiles, which must stay links.
     real = Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(os.path.realpath(root)):
         raise SettingsError(f"{path} leads to {real}, outside of {root}. Remove the link, then install again")
@@ -260,6 +271,7 @@ def write(edit: Change) -> Path | None:
         SettingsError: it cannot be written; the old file is kept.
     """
     path, backup = edit.path, None
+    # In the same folder, because a rename across file systems is not atomic.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         if edit.old is not None:
@@ -267,6 +279,7 @@ def write(edit: Change) -> Path | None:
             backup = folder / f"{path.parent.name}-{path.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
             _write_new(backup, edit.old, 0o600)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # The configuration may contain keys of other servers, so a private file stays private.
         mode = stat.S_IMODE(path.stat().st_mode) if edit.old is not None else 0o644
         _write_new(temporary, edit.new, mode)
         # Atomic, because the client may read the file at any time.
@@ -279,6 +292,7 @@ def write(edit: Change) -> Path | None:
 
 
 def _write_new(path: Path, text: str, mode: int) -> None:
+    # O_EXCL: never write through a link that somebody else has put there.
     with os.fdopen(
         os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8", newline=""
     ) as file:
@@ -290,9 +304,9 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 RoleOption = Annotated[
-    Role, Option(help="What the connection may do. An agent that does the work is an agent, and decides nothing.")
+    Role, Option(help="What the connection may do. A coding agent gets the role agent, which decides nothing.")
 ]
-EpisodeOption = Annotated[str, Option(help="Id of the episode that it is about. Default: the only open one.")]
+EpisodeOption = Annotated[str, Option(help="Id of the episode. Default: the only open one.")]
 
 
 def serve(
@@ -300,11 +314,11 @@ def serve(
     role: RoleOption = Role.AGENT,
     episode: EpisodeOption = "",
     workspace: Annotated[
-        Path | None, Option(help="Only this project is seen. Default: of an agent the current folder, else all.")
+        Path | None, Option(help="Show only this project. Default: the current folder for an agent, otherwise all.")
     ] = None,
-    socket: Annotated[Path | None, Option(help="Serve at this Unix socket, for this user alone, until Ctrl-C.")] = None,
+    socket: Annotated[Path | None, Option(help="Serve at this Unix socket, for this user only, until Ctrl-C.")] = None,
     connect: Annotated[
-        Path | None, Option(help="Pass standard input and output on to the server at this Unix socket.")
+        Path | None, Option(help="Forward standard input and output to the server at this Unix socket.")
     ] = None,
 ) -> None:
     if connect is not None:
@@ -334,6 +348,7 @@ def install(
         raise InvalidRequestError("with --http the token decides the role: tightloop token create NAME --role ROLE")
     entry = _over_http(session, target, episode) if http else _command(session, client, folder, role, episode)
     config = target.config(folder)
+    # Codex's configuration is in the home folder, where the user may link as they like.
     root = folder if config.is_relative_to(folder) else None
     template = Template((Path(__file__).parent / "mcp_rules.md").read_text(encoding="utf-8"))
     rules = template.substitute(example=REQUEST_EXAMPLE)
@@ -350,7 +365,7 @@ def install(
             show(*edit.lines())
         else:
             backup = write(edit)
-            show(f"{edit.path}: written" + (f"; what was there: {backup}" if backup else ""))
+            show(f"{edit.path}: written" + (f"; backup: {backup}" if backup else ""))
 
 
 def _apply_rules(client: Client, path: Path, text: str, rules: str) -> str:
@@ -372,6 +387,7 @@ def _command(session: Session, client: ClientName, folder: Path, role: Role, epi
     # A single Codex configuration serves all projects; it starts servers in the folder of the session.
     where = [] if client is ClientName.CODEX or role is not Role.AGENT else ["--workspace", str(folder)]
     bound = ["--episode", episode] if episode else []
+    # Clients pass few variables of their environment on to servers.
     home = os.environ.get("TIGHTLOOP_HOME", "")
     environment = {"env": {"TIGHTLOOP_HOME": str(Path(home).absolute())}} if home else {}
     return {"command": command, "args": [*first, "mcp", "serve", "--role", role.value, *where, *bound], **environment}

@@ -32,9 +32,11 @@ def list_workflows(
     limit: Annotated[int, Option(min=1, help="Maximum number of rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
+    # Programs get Temporal's documents whether or not a gateway runs; an unknown status gets the client's error.
     gateway = None if as_json or status not in (None, *OPEN_STATUSES, *CLOSED_STATUSES) else gateway_here(context.obj)
     listing: Any = _list_rows(gateway, status, kind, limit) if gateway is not None else None
     if listing is None:
+        # Lazy import: loading Temporal's SDK and the models takes longer than asking the gateway.
         from tightloop.cli.look import rows_of_temporal
         from tightloop.cli.session import session_of
 
@@ -67,6 +69,7 @@ def _list_rows(
             return None
         rows += [_row(line, workspaces) for line in page]
     rows.sort(key=lambda row: row.started.timestamp() if row.started else 0.0, reverse=True)
+    # `_status` has no documents of project plans.
     waiting_rows = [row for row in rows[:limit] if row.pause_kind and row.kind != "loop"][:QUESTIONS_OF]
     waiting = [_status(gateway, row.id) for row in waiting_rows]
     return rows[:limit], [run_status for run_status in waiting if run_status is not None]
@@ -83,6 +86,7 @@ def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[d
 
 def _row(line: dict[str, Any], workspaces: dict[str, str]) -> Document:
     """Convert a ledger row to the form of Temporal's list."""
+    # A running episode may have an optional question, which is not a pause.
     waits = line["questions"] and (line["status"] == "paused" or line["kind"] != "episode")
     pause = line["questions"][0]["kind"] if waits else ""
     return Document({**line, "pauseKind": pause, "workspace": workspaces.get(line["project"], "")})
@@ -100,6 +104,7 @@ def status(
     steps: Annotated[bool, Option("--steps", help="Also list all steps of a plan.")] = False,
     as_json: AsJson = False,
 ) -> None:
+    # The gateway's documents do not contain the steps.
     gateway = None if as_json or steps else gateway_here(context.obj)
     run_status: Any = _status(gateway, workflow, fresh="true") if gateway is not None else None
     lines: Sequence[Any] = ()
@@ -118,6 +123,7 @@ def status(
 
 def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
     """Return the status of a run by its full id; None if it is unknown, or a project plan."""
+    # An id does not tell its kind; the prefix of generated plan ids avoids a second request in most cases.
     for noun in ("plans", "episodes") if workflow.startswith("plan") else ("episodes", "plans"):
         reply = gateway.get(noun, workflow, **query)
         if reply is not None:
@@ -126,6 +132,7 @@ def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
 
 
 def inbox(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
+    # The API takes complete project ids; a prefix is resolved with the ledger.
     gateway = None if project else gateway_here(context.obj)
     entries: Sequence[Any]
     items = gateway.get("inbox") if gateway is not None else None
@@ -135,6 +142,7 @@ def inbox(context: click.Context, project: Project = "", as_json: AsJson = False
 
         entries = ledger_inbox(session_of(context).settings, project)
     else:
+        # Links exist only in the API; the ledger's items have none.
         entries = [Document({name: it for name, it in item.items() if name != "answerHref"}) for item in items["items"]]
     if as_json:
         show_json([plain_names(item.fields) if isinstance(item, Document) else item for item in entries])

@@ -72,6 +72,7 @@ def parameter_of(
     name: str, kind: Any, declaration: Option | Argument, default: Any = inspect.Parameter.empty
 ) -> click.Parameter:
     """Return the Click parameter for a type; it is required without a default."""
+    # Click has no optional types; an omitted option is None anyway.
     kind = (
         next((member for member in get_args(kind) if member is not NoneType), kind)
         if NoneType in get_args(kind)
@@ -81,11 +82,13 @@ def parameter_of(
     kind = get_args(kind)[0] if repeated else kind
     required = default is REQUIRED
     options: dict[str, Any] = {"help": declaration.help, "metavar": declaration.metavar, "required": required}
+    # Click accepts only a sequence as default of a repeatable option, and gives an empty one without it.
     if not required and not repeated:
         options["default"] = default
     if isinstance(declaration, Argument):
         if declaration.complete is not None:
             options["shell_complete"] = _completing(declaration.complete)
+        # Click marks optional arguments only if it makes the placeholder itself.
         if declaration.metavar and not required:
             options["metavar"] = f"[{declaration.metavar}]{'...' if repeated else ''}"
         return click.Argument((name,), type=_type(kind), nargs=-1 if repeated else 1, **options)
@@ -124,6 +127,7 @@ COMPLETION_SECONDS = 2.0
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
     """Complete ids; no output if Temporal does not respond at once."""
+    # Lazy imports: every command loads this module, only the Tab key needs these.
     import asyncio
 
     async def rows() -> list[tuple[str, str]]:
@@ -141,7 +145,7 @@ def complete_id(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _id_of(what: str) -> Argument:
-    return Argument(metavar="ID", help=f"Id of {what}, its beginning, or 'last'.", complete=complete_id)
+    return Argument(metavar="ID", help=f"Id of {what}, a unique prefix of it, or 'last'.", complete=complete_id)
 
 
 _OF_ANY, _OF_EPISODE = _id_of("an episode or a plan"), _id_of("an episode")
@@ -157,11 +161,10 @@ Wait = Annotated[
     bool | None,
     Option(
         "--wait/--no-wait",
-        help="Whether to wait for people. --no-wait ends with exit code 3 when one is needed. "
-        "Default: wait on a terminal.",
+        help="Wait for people. With --no-wait, it exits with code 3 when one is needed. Default: wait on a terminal.",
     ),
 ]
-Project = Annotated[str, Option(help="Id of a project, or its unambiguous beginning. Default: all.")]
+Project = Annotated[str, Option(help="Id of a project, or a unique prefix of it. Default: all.")]
 BY = Option(help="Name of the person, for the record. Default: your user name.")
 By = Annotated[str | None, BY]
 
@@ -200,7 +203,8 @@ def install_completion(command: click.Command) -> str:
     """Install the completion script for the user's shell; return a confirmation."""
     shell = Path(os.environ.get("SHELL", "")).name
     text = completion_script(command, shell)
+    # Other shells were already rejected by `completion_script`.
     file = Path.home() / _FILES[shell]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-    return f"wrote {file}. {_HINTS.get(shell, '')}It counts in the next shell"
+    return f"wrote {file}. {_HINTS.get(shell, '')}It takes effect in the next shell"

@@ -63,6 +63,7 @@ def with_records(status: RunStatus) -> RunStatus:
     if not isinstance(status, PlanStatus) or not status.workspace:
         return status
     store = Store(Path(status.workspace), status.plan_id)
+    # Records are in order of time, so the last attempt of each step wins.
     records = {record.step: record for record in store.records() if not record.undone} if store.is_here else {}
     counts = Counter(record.result.status.value for record in records.values())
     failed = tuple(
@@ -85,10 +86,12 @@ async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
     if store.is_here and (revisions := store.revisions()):
         return revisions[-1]
     request = await client.request(status.plan_id)
+    # Later revisions exist only beside the workspace; Temporal has the text of the first one.
     if status.revision == 1 and isinstance(request, PlanRequest) and request.source:
         return StoredPlan(
             plan_id=status.plan_id, plan=read_plan(request.source).plan, inputs=request.inputs, source=request.source
         )
+    # The workspace is here, so the plan is not missing because of another host.
     if store.workspace.is_dir():
         raise InvalidRequestError(f"{status.plan_id} has no stored plan: it was not opened. {status.reason}".rstrip())
     store.require()
@@ -114,14 +117,14 @@ class Wanted:
     def check(self) -> None:
         """Reject options that exclude each other."""
         if bool(self.file) + bool(self.goal) > 1:
-            raise InvalidRequestError("a FILE and a --goal were given. The plan is either written or asked for")
+            raise InvalidRequestError("FILE and --goal exclude each other. Give a plan, or let a model write one")
         if not (self.file or self.goal or self.again):
             raise InvalidRequestError("the plan is missing. Name a file: tightloop plan run plan.yaml")
         if self.again and self.plan_id:
             raise InvalidRequestError("--again and --id exclude each other: a plan that runs again keeps its id")
         if self.again and self.options.get("dry_run"):
             raise InvalidRequestError(
-                "--dry-run would hide what the plan has done from its next run. Look at it under another id: "
+                "--dry-run would hide what the plan has done from its next run. Preview it under another id: "
                 f"tightloop plan show {self.again} --as yaml > plan.yaml; tightloop plan run plan.yaml --dry-run"
             )
 
@@ -134,8 +137,8 @@ def run(
         list[str] | None,
         Option(
             "--set",
-            help="Value of an input as name=value: a text where the plan's own value is one (version=1.10), else JSON "
-            "(3, true, [1, 2]), or a text where it is not JSON. Repeatable.",
+            help="Input as name=value: text if the plan's own value is text (version=1.10), otherwise JSON "
+            "(3, true, [1, 2]), or text if it is not JSON. Repeatable.",
         ),
     ] = None,
     again: Annotated[
@@ -154,10 +157,12 @@ def run(
     wait: Wait = None,
     as_json: JsonLines = False,
 ) -> None:
+    # False counts as omitted: with --again, the value of the earlier run then stays.
     options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
     arguments = Wanted(file, again, plan_id, workspace, values or [], goal, options)
     arguments.check()
     session = session_of(context)
+    # Before connecting: errors in the text need no server.
     text = load_valid_plan(file)[0] if file else None
     if text is not None:
         _remark_on(text)
@@ -184,11 +189,12 @@ def run(
 def _remark_on(text: Examined) -> None:
     for problem in text.warnings:
         remark(problem_line(problem))
+    # The difference, because the text itself may already contain such a mark.
     secrets = sorted(set(_SECRET.findall(scrub(text.text))) - set(_SECRET.findall(text.text)))
     if secrets:
         remark(
-            f"{text.name}: warning: it holds what looks like {', '.join(secrets)}, and its text is kept with the plan. "
-            "Put it into the worker's environment and name the variable: secret_headers of an http step"
+            f"{text.name}: warning: it contains what looks like {', '.join(secrets)}, and its text is stored with the "
+            "plan. Put it into the worker's environment and name the variable in secret_headers of an http step"
         )
 
 
@@ -204,6 +210,7 @@ async def _request(client: TightloopClient, arguments: Wanted, text: Examined | 
         # A dry run has to be requested each time; everything else is kept.
         fields = {name: getattr(before, name) for name in PlanRequest.model_fields if name != "dry_run"}
         folder = folder or before.workspace
+        # The newest revision, because the first text may have been replaced since.
         if text is None and not arguments.goal and before.source:
             stored = await newest(client, await plan_status(client, plan_id))
             fields["source"], plan_inputs = stored.source or before.source, dict(stored.plan.inputs)
@@ -220,6 +227,7 @@ async def _request(client: TightloopClient, arguments: Wanted, text: Examined | 
             name: value for name, value in fields["inputs"].items() if plan_inputs is None or name in plan_inputs
         }
         inputs = old_inputs | inputs
+    # Workers have another current folder.
     absolute = Path(folder or ".").expanduser().resolve()
     request = PlanRequest(**{**fields, "workspace": str(absolute), "inputs": inputs, **arguments.options})
     return request, plan_id
@@ -299,6 +307,7 @@ def graph(context: click.Context, what: FileOrId) -> None:
 def _readable(file: str) -> Plan:
     """Return the plan in a file and print its errors; only errors that prevent parsing are raised."""
     result = examine(file)
+    # This raises: a part that cannot be parsed would be missing from the output without notice.
     if result.read is None or result.read.left_out:
         load_valid_plan(file)
     for problem in result.errors:
@@ -356,7 +365,7 @@ async def _load_plan(
     try:
         states = _states(await client.steps(plan_id))
     except ServiceUnavailableError as error:
-        remark(f"the states of the steps are not known: {error.message}")
+        remark(f"the states of the steps are unknown: {error.message}")
     store = Store(Path(status.workspace), plan_id)
     if step is not None and not store.is_here:
         with contextlib.suppress(WorkspaceError):

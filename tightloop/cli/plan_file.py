@@ -57,6 +57,7 @@ def read_text(file: str) -> tuple[str, str]:
         return STDIN_NAME, decode(sys.stdin.buffer.read(TEXT_BYTES + 1), name=STDIN_NAME)
     path = Path(file).expanduser()
     try:
+        # Before reading, so that a huge file given by mistake is not loaded.
         if path.stat().st_size > TEXT_BYTES:
             raise InvalidRequestError(f"{file} is larger than {TEXT_BYTES} bytes. Split it into subplans with `file:`")
         return file, decode(path.read_bytes(), name=file)
@@ -78,6 +79,7 @@ def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
     root = next((folder for folder in file.parents if (folder / ".git").exists()), file.parent)
 
     def load(name: str) -> str | None:
+        # Links are resolved before the check: a subplan must not come from outside the tree.
         path = (root / name).resolve()
         if not path.is_relative_to(root) or not path.is_file() or path.stat().st_size > TEXT_BYTES:
             return None
@@ -164,6 +166,7 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
     positions = {step.id: number for number, step in enumerate(every)}
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(positions.values(), ()))
     for source, target in (edge for step in every for edge in _edges(step)):
+        # Unknown ids are reported by the validation; the view shows the remaining plan.
         if source in positions and target in positions:
             sorter.add(positions[target], positions[source])
     # A plan with a cycle is shown too; steps that depend on the cycle come last.
@@ -172,6 +175,7 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
     order: list[int] = []
     ready = sorted(sorter.get_ready())
     while ready:
+        # A heap, because steps that become ready later may come earlier in the text.
         order.append(heappop(ready))
         sorter.done(order[-1])
         for number in sorter.get_ready():
@@ -215,7 +219,7 @@ def step_text(step: Step, status: StepStatus | None = None) -> str:
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
     access = {"none": "leaves the tree alone", "reads": "reads the tree", "writes": "writes the tree"}
-    access["merges"] = "works in a worktree of its own"
+    access["merges"] = "works in its own worktree"
     title = f'  "{step.title}"' if step.title else ""
     state = f"  [{status.value}]" if status else ""
     head = f"{step.id}{title}  {step.kind.value}{how}, {access[step.tree_access.value]}{state}"
@@ -229,7 +233,7 @@ def _prose(text: str) -> list[str]:
 
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    waits = {"ask": "wait for a person", "fail": "end as failed", "compensate": "take everything back, end as failed"}
+    waits = {"ask": "wait for a person", "fail": "end as failed", "compensate": "undo everything, end as failed"}
     yield "steps", f"{len(plan.steps)}, at most {plan.max_parallel} at once"
     yield "after a failure", waits[plan.on_failure.value]
     yield "budget", _fields(plan.budget, all_=True)

@@ -30,7 +30,7 @@ def proof(
     output: Annotated[Path | None, Option(help="Write the signed proof to this file.")] = None,
     unsigned: Annotated[bool, Option("--unsigned", help="Do not sign it.")] = False,
     of_run: Annotated[
-        str, Option("--run", metavar="RUN", help="Of an earlier run; `tightloop export ID` names them.")
+        str, Option("--run", metavar="RUN", help="Id of an earlier run; `tightloop export ID` lists them.")
     ] = "",
     as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
@@ -48,6 +48,7 @@ def proof(
             remark(f"wrote {output}. Verify it: tightloop verify {output}")
     if not as_json:
         show("\n".join(proof_lines(statement)))
+    # After the output, because a failed proof is evidence, too.
     if statement.predicate.result is Result.FAILED:
         raise click.exceptions.Exit(FAILED)
 
@@ -55,15 +56,15 @@ def proof(
 def verify(
     context: click.Context,
     file: Annotated[Path, Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
-    repo: Annotated[Path, Option(help="Top of the git working tree that it has to be about.")] = Path(),
-    alone: Annotated[bool, Option("--alone", help="Look at the proof only, and at no files.")] = False,
+    repo: Annotated[Path, Option(help="Top of the git working tree that it must match.")] = Path(),
+    alone: Annotated[bool, Option("--alone", help="Check only the proof, not the files.")] = False,
     allowed_signers: Annotated[
         Path | None,
-        Option(help="Keys to trust, as ssh-keygen(1) has them. Default: those git trusts for you, and your own."),
+        Option(help="File of trusted keys, see ssh-keygen(1). Default: those that git trusts for you, and your own."),
     ] = None,
-    unsigned: Annotated[bool, Option("--unsigned", help="A proof without a signature will do.")] = False,
+    unsigned: Annotated[bool, Option("--unsigned", help="Accept a proof without a signature.")] = False,
     accepted: Annotated[
-        bool, Option("--accepted", help="So will one in which a person accepted what spoke against it.")
+        bool, Option("--accepted", help="Accept a proof whose findings a person has accepted.")
     ] = False,
     run: Annotated[
         bool,
@@ -96,6 +97,7 @@ def _seal_content(content: bytes, *, unsigned: bool) -> str:
     if not unsigned:
         try:
             envelope = seal(content, [sign(envelope.signed_bytes, signing_key())])
+        # Not an error: an unsigned proof can still be compared, and `verify --unsigned` accepts it.
         except NoSigningKeyError as error:
             remark(f"the proof is not signed: {error.message}")
     return to_json(envelope)
@@ -126,7 +128,7 @@ _DIGITS = 12
 _SHOWN = 12
 _RUNS = {
     TestsFrom.DELIVERED: "with the tests as delivered",
-    TestsFrom.BEGINNING: "with tests, test data and checker configuration of the beginning",
+    TestsFrom.BEGINNING: "with the original tests, test data and checker configuration",
 }
 
 
@@ -179,5 +181,5 @@ def _counts(check: CheckDetails) -> str:
 def _walls(check: CheckDetails) -> str:
     if not check.sandbox:
         return ""
-    missing = f", which did not hold: {', '.join(check.not_enforced)}" if check.not_enforced else ""
+    missing = f", which did not enforce: {', '.join(check.not_enforced)}" if check.not_enforced else ""
     return f" in {check.sandbox}{missing}"

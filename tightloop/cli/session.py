@@ -54,6 +54,7 @@ class Session:
         settings = self.settings
 
         async def connect_and_run() -> T:
+            # Exports pending spans here, because `main` leaves with `os._exit`, which skips exit hooks.
             with trace_calls(settings, FLUSH_SECONDS) as tracing:
                 interceptors = () if tracing is None else (tracing,)
                 return await work(
@@ -86,6 +87,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T | None:
 
 def session_of(context: click.Context) -> Session:
     """Return the session for the global options, and set up logging."""
+    # Removed when called, so that logging is set up once per command.
     context.meta.pop(LOG, lambda: None)()
     return Session(**(context.obj or {}))
 

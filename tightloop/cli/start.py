@@ -91,10 +91,12 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     Raises:
         InvalidRequestError: a value is invalid, or the request is incomplete.
     """
+    # Before the validation, whose message for the missing field has no example.
     if not any(layer.get("definition_of_done") for layer in layers):
-        raise InvalidRequestError(f"without a check nothing can be called done. Give at least one: {_EXAMPLE}")
+        raise InvalidRequestError(f"the definition of done has no check. Give at least one: {_EXAMPLE}")
     merged: dict[str, Any] = {}
     for layer in layers:
+        # The preset of a layer fills only that layer, so that explicit values of later layers still win.
         merged = merge_layers(merged, under_request(layer))
     try:
         request = EpisodeRequest.model_validate(merged)
@@ -168,13 +170,11 @@ Done = Annotated[
     Option(help='Command that passes when the goal is met, such as "pytest -q". Repeatable.'),
 ]
 CheckTimeout = Annotated[
-    float | None, Option(help="Seconds that each check may take, unless --file says otherwise. Default: 600.")
+    float | None, Option(help="Time limit of each check in seconds, unless --file sets one. Default: 600.")
 ]
 Planner = Annotated[str | None, Option(help="auto, openai or heuristic.")]
 Executor = Annotated[str | None, Option(help="Executor that does the work; see: tightloop doctor.")]
-Fallback = Annotated[
-    list[str] | None, Option(help="Executor to use where the previous one is not available. Repeatable.")
-]
+Fallback = Annotated[list[str] | None, Option(help="Executor to use if the previous one is not available. Repeatable.")]
 Model = Annotated[str | None, Option(help="Model for the executor.")]
 Mode = Annotated[AgentMode | None, Option(help="What an agent may do to this host. Default: workspace.")]
 Permissions = Annotated[Verdict | None, Option(help="Answer to an agent that asks for permission. Default: allow.")]
@@ -193,7 +193,7 @@ MaxIterations = Annotated[int | None, Option(help="Pause after this number of it
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
 EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a new one.")]
 Replace = Annotated[
-    bool, Option("--replace", help="With the --id of a closed episode: start again, and keep what it left.")
+    bool, Option("--replace", help="With the --id of a closed episode: start it again, and keep its data.")
 ]
 RequestFile = Annotated[Path | None, Option(help="Request as YAML or JSON; options override it.")]
 Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
@@ -228,7 +228,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     if replace and new_id is None:
-        raise InvalidRequestError("--replace starts again under the id of a closed episode. Name it: --id ID --replace")
+        raise InvalidRequestError("--replace needs the id of the closed episode to start again: --id ID --replace")
     session = session_of(context)
     choice = drop_none(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions)
     choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
@@ -303,6 +303,7 @@ async def start_and_wait(
         InvalidRequestError: it was rejected, with the reason.
     """
     started = await client.start(request, new_id=new_id, replace=replace)
+    # A bad workspace is rejected within this time; a start without a worker is valid anyway.
     if await within(OPENING_SECONDS, _begun(client, started)):
         return started, ""
     # Only a hint: a failure to list the workers must not fail the start.
@@ -319,6 +320,7 @@ async def _begun(client: TightloopClient, started: str) -> bool:
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)
+            # A plan with counts has been opened: its failure is a result and not a rejection.
             if status.status == "failed" and (isinstance(status, EpisodeStatus) or not status.counts):
                 raise InvalidRequestError(f"{started} could not start: {status.reason}")
             opened = status.phase is not EpisodePhase.OPENING if isinstance(status, EpisodeStatus) else status.counts

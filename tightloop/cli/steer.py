@@ -80,9 +80,7 @@ def answer(
 
 def _amounts(arguments: Asked) -> Asked:
     if not any(arguments.values()):
-        raise InvalidRequestError(
-            "nothing is added. Give an amount, such as --iterations 5, or of a plan --attempts 100"
-        )
+        raise InvalidRequestError("no amount was given. Add one, such as --iterations 5, or for a plan --attempts 100")
     return arguments
 
 
@@ -113,6 +111,7 @@ async def _approve(client: TightloopClient, key: str, arguments: Asked, by: str)
         questions = [
             question for question in status.questions if gate in ("", question.id, question.step, question.window)
         ]
+        # Without GATE the answer may reach any of them, so all must ask for this role.
         other = next((question for question in questions if question.role != role), None)
         if other is not None:
             expected = f"role {other.role!r}" if other.role else "no role"
@@ -123,10 +122,12 @@ async def _approve(client: TightloopClient, key: str, arguments: Asked, by: str)
 
 
 async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
+    # Read first: afterwards a run that was already paused looks like one paused by this command.
     before = await within(LOOK_SECONDS, client.status(key))
     await client.pause(key, **arguments, by=by)
     if before is not None and before.word == "paused":
-        return "\n".join([f"{key} is paused already", *todo_lines(before)])
+        return "\n".join([f"{key} is already paused", *todo_lines(before)])
+    # If no worker answered the first time, do not wait a second time.
     status = await within(LOOK_SECONDS, client.status(key)) if before is not None else None
     running = status.work if isinstance(status, EpisodeStatus) and not is_paused(status.questions) else None
     if running is None:
@@ -136,10 +137,13 @@ async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -
 
 
 async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
+    # Read first: the message may end the pause that the reply is about.
     status = await within(END_SECONDS, client.status(key))
     await client.resume(key, **arguments, by=by)
     checkpoint = arguments.get("checkpoint_id", "")
     is_paused_now = status is not None and status.word == "paused"
+    # A bare resume takes the default of a question. Without one the workflow stays paused, and silence would look
+    # like success.
     if (
         status is not None
         and is_paused_now
@@ -161,6 +165,7 @@ async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) 
     result = await within(END_SECONDS, client.result(key))
     if result is None:
         try:
+            # Tells work that is still stopping, which ends by itself, from a missing worker.
             await client.status(key)
         except ServiceUnavailableError as error:
             return f"{key} ends once a worker answers: {error.message}"

@@ -39,6 +39,7 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console that does not truncate piped output."""
     stream = sys.stderr if stderr else sys.stdout
     # Rich assumes 80 columns for a pipe.
+    # Rich's highlighter would colour numbers and paths inside texts of agents.
     return Console(width=None if stream.isatty() else PIPE_WIDTH, highlight=False, stderr=stderr)
 
 
@@ -72,6 +73,7 @@ def as_plain_values(value: Any) -> Any:
         return value.model_dump(mode="json")
     if isinstance(value, dict):
         return {name: as_plain_values(item) for name, item in value.items()}
+    # A string is a sequence of strings: this would recurse without end.
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [as_plain_values(item) for item in value]
     return value
@@ -102,6 +104,7 @@ def table(*headers: str) -> Table:
     """Return an empty table; its first column is never wrapped."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, header in enumerate(headers):
+        # The ids in the first column are copied into commands, so they stay in one piece.
         result.add_column(header, no_wrap=number == 0, overflow="fold")
     return result
 
@@ -113,6 +116,7 @@ def panel(title: str, rows: Iterable[tuple[str, str | Text]], todo: Sequence[str
     grid.add_column(overflow="fold")
     for name, value in rows:
         if str(value):
+            # As `Text`, because brackets in a goal would be parsed as markup.
             grid.add_row(name, value if isinstance(value, Text) else Text(plain(value)))
     parts: list[RenderableType] = [grid]
     if todo:

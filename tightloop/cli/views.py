@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 def is_episode(status: Any) -> bool:
     """Return whether this is the status of an episode."""
+    # By field, not by type: gateway documents have no type, and importing the models would take too long.
     return hasattr(status, "episode_id")
 
 
@@ -71,6 +72,7 @@ def todo_lines(status: Any) -> list[str]:
             what = f"{child_question.kind}: {' '.join(child_question.title.split())}"
             lines.append(f"{wait.step}: {where} waits for a person: {what}")
             lines += [*(f"  {line}" for line in child_question.evidence), f"  tightloop status {wait.workflow_id}"]
+        # Only these can be resolved by another text of the plan.
         if any(question.kind in ("failed_step", "unmet") for question in questions):
             commands = [f"plan replan {name} FILE"]
     elif any(question.options for question in questions):
@@ -110,6 +112,7 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
         command = ["answer", workflow_id, option.name]
         command += [_TEXTS[option.name]] if option.name in _TEXTS else []
         command += [] if alone else ["--question", question.id]
+        # Several people must answer: with the default user name they would count as one.
         command += ["--by", "NAME"] if question.count > 1 else []
         effect = "; ".join(
             part
@@ -221,6 +224,7 @@ def spent_line(spent: PlanSpent) -> str:
     if spent.tokens:
         parts.append(f"tokens {spent.tokens}")
     if spent.cost_usd or spent.unpriced_calls:
+        # Calls without a known price cost something, too, so the sum is a lower bound.
         parts.append(f"cost USD {'at least ' if spent.unpriced_calls else ''}{round(spent.cost_usd, 4):g}")
     if spent.api_calls:
         parts.append(f"calls {spent.api_calls}")
@@ -229,7 +233,7 @@ def spent_line(spent: PlanSpent) -> str:
 
 def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of the status panel."""
-    failed = ((line.id, line.failure.reason if line.failure else "no reason is known") for line in status.failed)
+    failed = ((line.id, line.failure.reason if line.failure else "unknown reason") for line in status.failed)
     return [
         ("status", apply_colour(status.status)),
         ("plan", status.title + (f", revision {status.revision}" if status.revision > 1 else "")),
@@ -336,6 +340,7 @@ def status_panel(status: Any) -> Panel:
     """Return the panel of a run, with everything that waits for a person."""
     rows: Callable[[Any], list[tuple[str, str | Text]]] = episode_rows if is_episode(status) else plan_rows
     if is_loop(status):
+        # Lazy import: it loads the models, which this module avoids.
         from tightloop.cli.loop_views import loop_rows
 
         rows = loop_rows
@@ -347,7 +352,7 @@ def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[
     """Return the rows; for a stored status, only the stored ones with their age."""
     if status.as_of is None:
         return rows
-    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; this is what is stored, because no worker answered"
+    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; stored status, because no worker answered"
     return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
 
 

@@ -80,13 +80,13 @@ class Tokens:
         """
         if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
             raise InvalidRequestError(
-                "a token of the role agent, and no other, is for an episode or a project. For example: "
+                "a token of the role agent needs an episode or a project; other roles take no episode. For example: "
                 "tightloop token create cursor-orders --role agent --episode ID"
             )
         if not NAME.fullmatch(name) or name in RESERVED:
             raise InvalidRequestError(
-                f"{name[:80]!r} cannot be the name of a token: it needs 1 to 40 of a-z, 0-9, '.', '_', '@' and '-', "
-                f"and not {', '.join(sorted(RESERVED))}. Name who has it, such as: anna, or ci-orders"
+                f"{name[:80]!r} cannot be the name of a token: use 1 to 40 of a-z, 0-9, '.', '_', '@' and '-', "
+                f"but not {', '.join(sorted(RESERVED))}. Name its holder, such as anna, or ci-orders"
             )
         now = datetime.now(UTC)
         # The id is part of the token's text and finds the row; only a digest of the secret is stored.
@@ -101,10 +101,11 @@ class Tokens:
             expires=None if lasts is None else now + lasts,
         )
         with self._database.writing() as connection:
+            # Not a unique index: revoked and expired tokens keep their rows, and their names can be used again.
             same = connection.execute(select(tokens).where(tokens.c.name == name)).mappings()
             if any(_read(row).is_valid(now) for row in same):
                 raise InvalidRequestError(
-                    f"a token named {name!r} is valid already. Choose another name, or: tightloop token revoke {name}"
+                    f"a valid token named {name!r} already exists. Choose another, or: tightloop token revoke {name}"
                 )
             row = token.model_dump() | {"projects": "\n".join(token.projects), "digest": _digest(secret)}
             connection.execute(insert(tokens).values(row))
@@ -129,6 +130,7 @@ class Tokens:
 
     def find(self, text: str) -> Token | None:
         """Return the valid token with this text, or None."""
+        # At most three parts, because the secret may contain underscores (URL-safe base64).
         parts = text.split("_", 2)
         if len(parts) != 3 or parts[0] != PREFIX:
             return None
@@ -172,7 +174,7 @@ ABANDONED = timedelta(minutes=2)
 KEY_CHARACTERS = 200
 UNANSWERED, GIVEN_UP = 0, -1
 """Status values: the request is in progress; it ended without a response and may be repeated."""
-OTHER_REQUEST = "this Idempotency-Key was sent with another request before. Take a new key"
+OTHER_REQUEST = "this Idempotency-Key was already used for another request. Use a new key"
 
 
 class KeyInUseError(TightloopError):
@@ -209,8 +211,10 @@ class IdempotencyKeys:
         now = datetime.now(UTC)
         row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)
         with self._database.writing() as connection:
+            # On each use, because no job would do it; the index on `created` makes it cheap.
             connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created < now - KEPT))
             stored_row = connection.execute(select(idempotency_keys).where(*row)).mappings().first()
+            # Writers are serialized: of two equal requests only one gets here.
             if stored_row is None:
                 claim = {"principal": principal, "key": key, "request": request, "created": now}
                 connection.execute(insert(idempotency_keys).values(**claim, status=UNANSWERED, body=""))
@@ -224,7 +228,7 @@ class IdempotencyKeys:
             is_alive = self._began <= stored_row["created"] and now - stored_row["created"] < ABANDONED
             if stored_row["status"] == UNANSWERED and is_alive:
                 raise KeyInUseError(
-                    "the first request with this Idempotency-Key is not answered yet. Wait, then send it again"
+                    "the first request with this Idempotency-Key is still in progress. Wait, then send it again"
                 )
             connection.execute(update(idempotency_keys).where(*row).values(created=now, status=UNANSWERED))
             return None
@@ -245,4 +249,5 @@ class IdempotencyKeys:
 
 def derived_id(prefix: str, *parts: str) -> str:
     """Return a deterministic id from its parts, such as sender, key and name."""
+    # As JSON, so that ("ab", "c") and ("a", "bc") differ.
     return f"{prefix}{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"

@@ -82,6 +82,7 @@ class Migrations:
 
     @cached_property
     def head(self) -> str:
+        # The zero-padded numbers make the order of the names that of the migrations.
         return max(path.stem for path in self.versions.glob("v*.py"))
 
     def revision_of(self, connection: Connection) -> str:
@@ -102,6 +103,7 @@ class Migrations:
         from alembic.config import Config
 
         config = Config()
+        # `%` starts an interpolation in Alembic's configuration, and its default separators occur in paths.
         config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
         config.set_main_option("version_locations", str(self.versions).replace("%", "%%"))
         config.set_main_option("path_separator", "newline")
@@ -114,7 +116,7 @@ LEDGER = Migrations(
     versions=FOLDER / "versions",
     table="alembic_version",
     metadata=METADATA,
-    when_damaged="Move it away, and restore it from a backup or make it again: tightloop ledger rebuild",
+    when_damaged="Move it away, then restore it from a backup or rebuild it: tightloop ledger rebuild",
 )
 
 
@@ -201,6 +203,7 @@ class Database:
     def upgrade(self) -> str:
         """Migrate to the newest revision; return the previous one, empty for a new database."""
         with self._translate_errors(), self._begun(Mode.DURABLE) as connection:
+            # Under the write lock, because another process may have migrated in the meantime.
             before = self._migrations.revision_of(connection)
             if before != self.head:
                 self._refuse_newer(before)
@@ -215,6 +218,8 @@ class Database:
             raw = self._engine.raw_connection()
             try:
                 cursor = raw.cursor()
+                # Each step is a transaction of its own, so that writers get their turn. SQLite frees pages only
+                # while the rows of the pragma are fetched.
                 while cursor.execute("PRAGMA freelist_count").fetchone()[0]:
                     cursor.execute(f"PRAGMA incremental_vacuum({FREED_AT_ONCE})").fetchall()
                 # Workers keep the file open, and the log never shrinks by itself.
@@ -230,12 +235,15 @@ class Database:
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
         with self._translate_errors(), contextlib.ExitStack() as stack:
             connection = stack.enter_context(self._begun(mode))
+            # Only for readers: writing to another schema could lose data.
             if mode is Mode.READ and time.monotonic() < connection.info.get(CHECKED, 0.0):
                 yield connection
                 return
             revision = self._migrations.revision_of(connection)
+            # `info` belongs to the connection: a new one, after a replaced file, is checked again.
             connection.info[CHECKED] = time.monotonic() + CHECKED_S if revision == self.head else 0.0
             if revision != self.head:
+                # The migration needs the write lock, which this transaction may hold.
                 stack.close()
                 self._bring_up(revision)
                 connection = stack.enter_context(self._begun(mode))
@@ -258,15 +266,15 @@ class Database:
             return
         self._refuse_newer(revision)
         raise WorkspaceError(
-            f"the {self._migrations.name} in {self} is at migration {revision}, this code at {self.head}. "
-            "Bring it up to date: tightloop ledger upgrade"
+            f"the {self._migrations.name} in {self} is at migration {revision}, this code needs {self.head}. "
+            "Upgrade it: tightloop ledger upgrade"
         )
 
     def _refuse_newer(self, revision: str) -> None:
         if revision > self.head:
             raise WorkspaceError(
                 f"the {self._migrations.name} {self} was written by a newer tightloop (migration {revision}, "
-                f"known is {self.head}). "
+                f"this code knows {self.head}). "
                 "Upgrade this worker"
             )
 
@@ -289,12 +297,14 @@ class Database:
             return WorkspaceError(
                 f"the {self._migrations.name} {self} is damaged: {reason}. {self._migrations.when_damaged}"
             )
-        return ServiceUnavailableError(f"the database {self} does not answer: {reason}. It is asked again")
+        return ServiceUnavailableError(f"the database {self} does not answer, retrying: {reason}")
 
 
 def lock_writers(connection: Connection) -> None:
     """Block until no other transaction of this database writes, and keep others from writing until this one ends."""
     if connection.dialect.name == "postgresql":
+        # Change numbers must become visible in their order, or a reader would skip those committed late: PostgreSQL's
+        # sequences do not guarantee that. The lock ends with the transaction, also if the connection breaks.
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": WRITERS_LOCK})
 
 
@@ -312,6 +322,7 @@ def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
 
     @event.listens_for(engine, "do_connect")
     def _make(*_: Any) -> None:
+        # SQLite itself would create the file with the permissions of the umask.
         make_database(path)
 
     @event.listens_for(engine, "connect")
@@ -377,13 +388,14 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
 
     name = url.render_as_string(hide_password=True).replace("+psycopg", "")
 
+    # Inserted before SQLAlchemy's own listener, which already runs queries.
     @event.listens_for(engine, "connect", insert=True)
     def _check_encoding(connection: Any, _: Any) -> None:
         encoding = connection.info.parameter_status("server_encoding")
         if encoding not in ("UTF8", None):  # None behind some proxies
             raise SettingsError(
-                f"the database {name} has the encoding {encoding}, in which not every text can be kept. Name another "
-                "one in database.url, made with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+                f"the database {name} has the encoding {encoding}, which cannot store every text. Name another "
+                "one in database.url, created with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
             )
 
     return Database(engine, name, upgrades=False, migrations=migrations)

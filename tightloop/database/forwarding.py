@@ -59,6 +59,7 @@ class Forwarder:
         """
         with self._source.reading() as connection:
             tick, origin = connection.execute(select(clock.c.tick, clock.c.origin)).one()
+        # The common case, which should not query the shared database.
         if self._known == (origin, tick):
             return False
         with self._target.reading() as connection:
@@ -87,6 +88,7 @@ class Forwarder:
         return not names <= {*self._hosts}
 
     def _spool(self, origin: str) -> str:
+        # A copied state home has the same origin; with the names of its host it has a position of its own.
         return f"{origin}@{'+'.join(self._hosts)}"
 
     def _read(self, since: int) -> tuple[int, Rows, list[dict[str, Any]]]:
@@ -103,6 +105,7 @@ class Forwarder:
             if first is None:
                 return tick, {}, []
             upto = min(tick, first + WINDOW)
+            # All, because a changed row may belong to a project whose own row was forwarded long ago.
             project_rows = _rows(connection, projects, 0, tick)
             return upto, {table.name: _rows(connection, table, since, upto) for table in tables}, project_rows
 
@@ -156,6 +159,7 @@ def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[s
         project: id on the host, derived from the path.
         hosts: names of the host, its own first; a project stored under any of them keeps its id.
     """
+    # A project keeps the id under which it was first stored, also under an earlier name of the host.
     candidate_ids = [project, *(id_beside(project, host) for host in reversed(hosts))]
     query = select(table.c.project, table.c.host).where(table.c.project.in_(candidate_ids))
     owners: dict[str, str] = dict(connection.execute(query).all())
@@ -247,6 +251,7 @@ class _Around:
         count, task = 1, question.step
         if question.step:
             count += len(_dependents(question.step, self._plans.get(workflow_id, {})))
+        # Bounded, because damaged rows could form a cycle.
         for _ in range(LEVELS):
             above = self._within.get(parent)
             if above is None:
@@ -266,6 +271,7 @@ def _waiting_tasks(task: str, tasks: Iterable[LoopTask]) -> tuple[str, ...]:
     """Return the unfinished tasks that depend on a task, directly or indirectly, in order."""
     waiting_ids = {task}
     all_tasks = tuple(tasks)
+    # Each round adds a task or nothing more, so that as many rounds as tasks are enough.
     for _ in all_tasks:
         waiting_ids |= {
             loop_task.task_id for loop_task in all_tasks if not waiting_ids.isdisjoint(loop_task.dependencies)

@@ -144,6 +144,7 @@ class Ledger:
         if cursor:
             at, *names = _read_cursor(cursor)
             # Keyset pagination: pages stay consistent while rows are added.
+            # The literal needs the column's type, which converts it to the database's form of a time.
             query = query.where(tuple_(*sort_columns) < tuple_(literal(at, Moment), *names))
         # One row more than shown reveals whether another page follows.
         query = query.order_by(*(column.desc() for column in sort_columns)).limit(limit + 1)
@@ -164,7 +165,7 @@ class Ledger:
             row = connection.execute(query.order_by(workflows.c.at.desc()).limit(1)).mappings().first()
         if row is None:
             raise EpisodeNotFoundError(
-                f"no episode, plan or loop {workflow_id!r} is recorded. See what there is: tightloop list"
+                f"no episode, plan or loop {workflow_id!r} is recorded. List what exists: tightloop list"
             )
         return workflow_line(row)
 
@@ -301,6 +302,7 @@ def _reason(details: str) -> str:
 
 
 def _cost_of(project: str, day: date) -> Select[Any]:
+    # Without the children of plans: a plan's own cost already contains theirs.
     parents = workflows.alias()
     row = and_(workflows.c.project == days.c.project, workflows.c.id == days.c.workflow_id)
     parent = and_(parents.c.project == days.c.project, parents.c.id == workflows.c.parent, parents.c.kind == "plan")
@@ -316,11 +318,12 @@ def _cursor(row: RowMapping) -> str:
 
 def _read_cursor(cursor: str) -> tuple[datetime, str, str]:
     try:
+        # The padding was removed, because `=` would have to be escaped in a URL.
         at, workflow_id, project = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         return datetime.fromisoformat(at), str(workflow_id), str(project)
     except (ValueError, TypeError, RecursionError):
         raise InvalidRequestError(
-            f"cursor {cursor[:80]!r} is not one that a page of the list gave. Begin again without a cursor"
+            f"cursor {cursor[:80]!r} is not from a page of this list. Start again without a cursor"
         ) from None
 
 
@@ -354,6 +357,7 @@ def local_ledger(home: Path | None = None) -> Ledger:
 def local_database(home: Path | None = None) -> Database:
     """Return the database in a state home; cached per process."""
     path = (home or state_home()) / FILE
+    # Two pools for one file would open twice the connections, and `close_ledgers` would miss one.
     with _OPENING:
         if path not in _OPEN:
             _OPEN[path] = sqlite_database(path)

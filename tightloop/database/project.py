@@ -32,7 +32,7 @@ from tightloop.ledger.model import FREED, KEPT, RELEASED, ProjectLine, StepRow, 
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
-FREED_TEXT = "what it kept on this host was freed: tightloop gc"
+FREED_TEXT = "its data on this host was freed: tightloop gc"
 
 
 class ProjectLedger:
@@ -59,12 +59,15 @@ class ProjectLedger:
             ServiceUnavailableError: the database was locked until the timeout. Retryable.
         """
         condition = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
+        # A workflow refers to the checkpoint once this returns, and it cannot be rebuilt from the history.
         with self._writing(durable=True) as connection:
             stored_record = connection.execute(
                 select(checkpoints.c.record).where(*condition, checkpoints.c.key == key)
             ).scalar()
+            # Temporal may run an activity again whose result was lost.
             if stored_record is not None:
                 return CheckpointRecord.model_validate_json(stored_record)
+            # Safe, because the transaction started as a writer: nobody else can take the number.
             last = connection.execute(select(func.max(checkpoints.c.number)).where(*condition)).scalar()
             number = 0 if last is None else last + 1
             new_record = record.evolve(id=checkpoint_id(number), title=scrub(record.title))
@@ -120,8 +123,10 @@ class ProjectLedger:
         condition = (workflows.c.project == self._project, workflows.c.id == snapshot.id)
         with self._writing() as connection:
             stored = connection.execute(select(workflows).where(*condition)).mappings().first()
+            # Activities can overlap: a late retry must not overwrite a newer snapshot.
             if stored is not None and (stored["at"], stored["run"]) > (snapshot.at, snapshot.run):
                 return
+            # Before the row is replaced: its stored cost tells what was spent since.
             book(connection, self._project, snapshot.id, at=snapshot.at, cost_usd=snapshot.cost_usd)
             row = workflow_row(self._project, snapshot)
             if stored is not None:
@@ -129,6 +134,7 @@ class ProjectLedger:
                 kept_fields = ("parent", "goal", "executor", "model", "started", "details")
                 row |= {name: row[name] or stored[name] for name in kept_fields}
                 row["placed"] = snapshot.started or stored["placed"]
+            # An unchanged row gets no change number, so that it is not forwarded again.
             unchanged = stored is not None and all(stored[name] == value for name, value in row.items())
             if not unchanged:
                 upsert(connection, workflows, [{**row, "changed": next_tick(connection)}])
@@ -229,6 +235,7 @@ class ProjectLedger:
 
     def free(self, ids: Iterable[str]) -> None:
         """Delete the rows of workflows; one event per workflow records it."""
+        # One transaction each, so that other writers never wait for all of them.
         for key in sorted(ids):
             with self._writing() as connection:
                 drop_rows(connection, self._project, key)
@@ -236,11 +243,13 @@ class ProjectLedger:
                 upsert(connection, freed, [{"project": self._project, "workflow_id": key, "changed": tick}])
                 line = TrailEvent(episode_id=key, kind=FREED, text=FREED_TEXT, key=f"{FREED}/{now:%s}", at=now)
                 self._add(connection, [line])
+        # Once, after all: it truncates the write-ahead log.
         self._database.shrink()
 
     @contextlib.contextmanager
     def _writing(self, *, durable: bool = False) -> Iterator[Connection]:
         with self._database.writing(durable=durable) as connection:
+            # Before any other row of the project, so that readers never meet an unknown project.
             stored_row = (
                 connection.execute(select(projects).where(projects.c.project == self._project)).mappings().first()
             )

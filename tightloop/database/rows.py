@@ -31,6 +31,7 @@ _QUESTIONS = TypeAdapter(tuple[Question, ...])
 
 def next_tick(connection: Connection, count: int = 1) -> int:
     """Reserve `count` change numbers and return the first; needs a write transaction."""
+    # Updated before it is read, so that the row is locked and no other writer gets the same numbers.
     connection.execute(_ADVANCE, {"count": count})
     last: int = connection.execute(_TICK).scalar_one()
     return last - count + 1
@@ -137,6 +138,7 @@ def book(connection: Connection, project: str, workflow_id: str, *, at: datetime
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()
     spent = cost_usd - (booked_cost or 0.0)
+    # A restore or reset can lower the total; money that was spent stays counted.
     if spent <= 0:
         return
     condition = (days.c.project == project, days.c.workflow_id == workflow_id, days.c.day == day_of(at))
@@ -164,6 +166,7 @@ def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -
             now = row if before is None else _after(before, row)
             if now is None or now == before:
                 continue
+            # A batch can contain several states of one step.
             stored_steps[row.step] = now
             changed.append(now)
             if before is None or (before.status, before.attempt) != (now.status, now.attempt):
@@ -282,6 +285,7 @@ def ended_episodes(
     which = (workflows.c.kind == "episode", is_visible, *_conditions(filters))
     query = select(metrics.c.project, metrics.c.workflow_id, metrics.c.value)
     query = query.select_from(workflows.join(metrics, _of_episode()))
+    # Read apart from the sums, because the median needs each answer.
     answers: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in connection.execute(query.where(metrics.c.kind == MetricKind.ANSWER_S.value, *which)):
         answers[row.project, row.workflow_id].append(row.value)
@@ -332,6 +336,7 @@ def _episodes(which: Iterable[ColumnElement[bool]]) -> Any:
         row.project, row.id, row.executor, row.model, row.closed, row.status, row.iteration, row.tokens, row.cost_usd,
         row.cost_known, row.worked_s, row.interventions,
     )  # fmt: skip
+    # One pass over the metrics; a subquery per kind would read them five times.
     sums = (
         func.sum(of_kind[MetricKind.SAFETY_FINDINGS]),
         func.sum(of_kind[MetricKind.BANDIT_FINDINGS]),

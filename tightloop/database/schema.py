@@ -32,6 +32,7 @@ class Moment(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
+        # `astimezone` would read a time without a zone as local time.
         utc = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 
@@ -53,6 +54,7 @@ class Prose(TypeDecorator[str]):
         return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
+# Named constraints, because a migration of SQLite copies the table and must find each constraint by name.
 METADATA = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -132,6 +134,7 @@ workflows = Table(
     text_column("questions", Text),
     text_column("details", Text),
     _changed_column(),
+    # In the sort orders of the lists, filtered or not; otherwise each page would sort all rows.
     Index(None, "project", "placed", "id"),
     Index(None, "project", "status", "placed", "id"),
     Index(None, "placed", "id", "project"),

@@ -26,19 +26,19 @@ DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
 IN_A_WINDOW = frozenset({"cursor-gui"})
 """Executors that only observe: their agent continues without them, and may report its own result."""
 _PERMISSION = (
-    Option(name=ALLOW, effect="the agent may do it, also again in this iteration"),
-    Option(name=DENY, effect="the agent may not, and is told so"),
+    Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration"),
+    Option(name=DENY, effect="the agent may not do it, and learns that it was denied"),
 )
 _CLARIFICATION = (
-    Option(name=ANSWER, effect="the agent is told the text of the answer"),
+    Option(name=ANSWER, effect="the agent receives the text of the answer"),
     Option(name=SKIP, effect="the agent decides by itself"),
 )
 _WORK = (
-    Option(name=DONE, effect="the checks look at what is on disk now"),
+    Option(name=DONE, effect="the checks run on the files on disk"),
     Option(name=FAILED, effect="the iteration counts as failed; the text tells the planner why"),
-    Option(name=REFUSED, effect="nobody is going to do it; the text tells the planner why"),
+    Option(name=REFUSED, effect="the work will not be done; the text tells the planner why"),
 )
-_CONTINUE = Option(name=LIMIT, effect="a limit has stopped the agent: it is told to continue, after the back-off")
+_CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff")
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
@@ -62,7 +62,7 @@ def work_question(title: str, detail: str = "") -> Question:
 
 def report_question() -> Question:
     """Return the question through which an agent in a window reports while the executor watches it."""
-    question = work_question("the agent in the window is at work; it reports itself, or answer when it has ended")
+    question = work_question("the agent in the window is working and reports its end itself; or answer when it is done")
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
 
@@ -77,6 +77,7 @@ def executor_question(kind: QuestionKind, title: str, detail: str, options: tupl
 
 def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
     """Return the report on work that a person did, from their answer and the resulting tree."""
+    # The tree decides, because people also answer `done` without having changed a file.
     default_status = ExecutorStatus.COMPLETED if tree != report.new_tree else ExecutorStatus.NO_CHANGE
     reported = report.evolve(status=_STATUS_OF.get(answer.option, default_status), question=None, new_tree=tree)
     answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
@@ -90,6 +91,7 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
     answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
+    # Low confidence: only the agent's own word, which no provider confirms.
     limit = LimitHit(kind=LimitKind.TOOL_CALL_LIMIT, evidence=answer_text, source=LimitSource.REPORT, confidence=0.5)
     token = ResumeToken(adapter=executor, session_id="window")
     return report.evolve(status=ExecutorStatus.LIMIT_HIT, limit=limit, resume=token, new_tree=tree)
@@ -114,6 +116,7 @@ class PermissionRequest(Value):
     @property
     def fingerprint(self) -> str:
         """Id that is equal for repeated requests."""
+        # Sorted, because an agent may list the same paths in another order.
         text = json.dumps([self.kind, self.command or self.title, sorted(self.paths)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -141,12 +144,12 @@ MOST_CLAIMS = 5
 _OPTIONS = (
     Option(
         name=VERIFY,
-        effect="it is not delivered again; the checks look at what is on disk, and the next plan knows",
+        effect="it is not delivered again; the checks run on the files on disk, and the next plan learns of it",
     ),
     Option(
         name=RETRY,
-        effect="the same plan is delivered again, on what is on disk now",
-        cons="what the first delivery did outside the working tree is done twice",
+        effect="the same plan is delivered again, on the files on disk",
+        cons="effects of the first delivery outside the working tree happen twice",
     ),
     Option(name="cancel", effect="end the episode; the files stay as they are"),
 )
@@ -174,16 +177,14 @@ class Crash(Value):
     def sentences(self) -> tuple[str, ...]:
         """Facts, one sentence each."""
         ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
-        running = (
-            f"{ended} of it still ran and had to be ended" if self.processes_ended else "no process of it was left"
-        )
-        records_text = "it left records without an end" if self.can_tell else "it left no report"
+        running = f"killed {ended} that still ran" if self.processes_ended else "no process was left"
+        records_text = "its records have no end" if self.can_tell else "it left no report"
         return (
             "files changed since it began" if self.moved else "no file changed since it began",
             running,
             records_text + (f"; its session {self.session} can be resumed" if self.session else ""),
-            f"outside the working tree: {self.effects_outside or 'it declares that it changes nothing there'}",
-            f"it was begun {'once' if self.claims == 1 else f'{self.claims} times'}",
+            f"outside the working tree: {self.effects_outside or 'it declares no changes there'}",
+            f"it was started {'once' if self.claims == 1 else f'{self.claims} times'}",
         )
 
 
@@ -223,7 +224,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
     """Return the question about an unconfirmed hand-off; a bare `resume` verifies."""
-    question_text = f"{reason}. Look at the chat: hand the plan over again? {title}"
+    question_text = f"{reason}. Check the chat: hand the plan over again? {title}"
     return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _OPTIONS).evolve(
         default=VERIFY
     )

@@ -147,6 +147,7 @@ def digest(text: str) -> str:
 
 def handoff_id(key: str, episode_id: str, iteration: int) -> str:
     """Return the hand-off id of a delivery; equal for equal keys."""
+    # Only characters that `MARKER` accepts; the hash of the key keeps shortened ids apart.
     episode = re.sub(r"[^\w.:-]", "-", episode_id, flags=re.ASCII)[:100] or "episode"
     return f"{episode}/{iteration}/{digest(key)[:8]}"
 
@@ -210,6 +211,7 @@ def after_enter(
     if acked:
         return NextStep.DONE
     patient = waited_s < patience_s
+    # Bounded, because a box that never changes would otherwise be pressed and watched for ever.
     if box is BoxState.OURS and waited_s < 2 * patience_s:
         # A lagging box still shows submitted text: without the guard only waiting can tell.
         settled = enters == 0 or waited_s >= (ACK_S if guarded else patience_s)
@@ -218,5 +220,6 @@ def after_enter(
         return NextStep.WAIT if patient else NextStep.NOT_TAKEN
     if patient:
         return NextStep.WAIT
+    # Only a visible text, or an Enter that was never pressed, proves that nothing was submitted.
     untouched = box is BoxState.OURS or (box is None and enters == 0)
     return NextStep.NOT_TAKEN if untouched else NextStep.AMBIGUOUS

@@ -132,6 +132,7 @@ class Phrases:
         data = yaml.safe_load((resources.files("tightloop.executor") / "limit_phrases.yaml").read_text("utf-8"))
 
         def pattern(text: str) -> re.Pattern[str]:
+            # Screens wrap lines and drop spaces, so each space of a phrase is optional.
             return re.compile(text.replace("{end}", data["end"]).replace(" ", r"\s*"), re.IGNORECASE)
 
         self.texts: list[tuple[LimitKind, float, re.Pattern[str]]] = [
@@ -213,6 +214,7 @@ class Facts:
 
     def collect(self, value: object, field: str = "", depth: int = 0) -> None:
         """Collect the facts of a value, recursively."""
+        # Foreign fields quote tool calls or results, where any text can occur.
         self._nodes_left -= 1
         if self._nodes_left < 0 or depth > MAXIMUM_DEPTH or field in phrases().fields["foreign"]:
             return
@@ -226,6 +228,7 @@ class Facts:
         elif isinstance(value, list):
             for item in value:
                 self.collect(item, field, depth + 1)
+        # `bool` is an `int`, but neither a status nor a wait.
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             self._collect_leaf(value, field, depth)
 
@@ -241,12 +244,14 @@ class Facts:
             if field in fields["code"]:
                 self.codes.append(value)
             if field in fields["message"]:
+                # Gateways put the provider's error as JSON text into their own message.
                 if value.lstrip().startswith("{") and (inner := decode(value)) is not None:
                     self.collect(inner, "", depth + 1)
                 else:
                     message = normalise(value[:LINE_CHARACTERS])
                     self.messages.append(message)
                     self.statuses += [int(head[1]) for head in phrases().status_head.finditer(message)]
+        # Other numbers in a status field are no HTTP errors, such as exit codes.
         elif field in fields["status"] and 400 <= value < 600:
             self.statuses.append(int(value))
 
@@ -296,6 +301,7 @@ def _match_headers(headers: Mapping[str, str]) -> Match | None:
     for name, _, used_up in _reset_headers(headers):
         if used_up:
             return Match(LimitKind.RATE_LIMITED, 0.8, f"{name}: {headers[name]}")
+    # Last, because it does not tell the kind of limit.
     for name in ("retry-after-ms", "retry-after"):
         if name in headers:
             return Match(LimitKind.RATE_LIMITED, 0.6, f"{name}: {headers[name]}")
@@ -327,6 +333,7 @@ def _header_wait(headers: Mapping[str, str], clock: Clock) -> timedelta | None:
     for group in (values, [v for _, v, used_up in resets if used_up], [v for _, v, _ in resets]):
         waits = [wait for value in group if (wait := read_wait(value, clock)) is not None]
         if waits:
+            # A request only succeeds once all windows have reset.
             return max(waits)
     return None
 

@@ -59,6 +59,7 @@ class PlannedStep(Value):
     @model_validator(mode="before")
     @classmethod
     def _name_a_bare_command(cls, value: Any) -> Any:
+        # Models often give a command without a title, and an empty title would drop the step.
         if (
             isinstance(value, dict)
             and isinstance(value.get("run"), list | tuple)
@@ -137,17 +138,19 @@ def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section,
         answer = sections[Section.ALIGNMENT_CHECK].strip()[:40]
         faults.append(f"{check} says {answer!r}: it must be yes or no, then ' // ' and why")
     else:
+        # The reflection was judged above; a flawless one adds no faults.
         faults.extend(problems_of(_FLAWLESS, alignment))
     if faults:
         problems = "\n".join(f"- {problem}" for problem in faults)
         raise MessageError(
-            f"the message does not follow the template:\n{problems}\nA right message looks like this:\n{example}"
+            f"the message does not follow the template:\n{problems}\nA correct message looks like this:\n{example}"
         )
     parts = ((part, sections.get(section, "")) for section, part in _PARTS.items())
     return kind(**{part.field: part.read(body) for part, body in parts if part.field in kind.model_fields})
 
 
 def _number(text: str) -> int:
+    # Bounded: Python raises an error for numbers with thousands of digits.
     match = re.search(r"(?:(?<!\w)-)?[0-9]{1,18}", text)
     return int(match.group()) if match else 0
 
@@ -170,6 +173,7 @@ def _render_step(step: PlannedStep) -> str:
 
 def _parse_step(item: str) -> PlannedStep:
     lines = item.strip().split("\n")
+    # The last one: earlier ones belong to a title with several lines.
     at = max((number for number, line in enumerate(lines) if _is_run_line(line)), default=None)
     run: tuple[str, ...] = ()
     if at is not None:
@@ -249,6 +253,7 @@ def parse_plan(text: str) -> PlanMessage:
         MessageError: a required section is missing or invalid; the message names it with an example.
     """
     sections = split_sections(text)
+    # A plan that claims to be done may have nothing left to do.
     steps = {} if _claims_done(sections.get(Section.CLAIM, "")) else {Section.PLAN: _STEPS_NEEDED}
     return _parse(PlanMessage, sections, {**_NEEDED, **steps}, _PLAN_EXAMPLE)
 
@@ -263,6 +268,7 @@ def parse_plan_request(text: str) -> PlanRequestMessage:
     return _parse(PlanRequestMessage, split_sections(text), needed, REQUEST_EXAMPLE)
 
 
+# Not validated, because every client builds these examples at import.
 _FLAWLESS = Reflection.model_construct(
     diagnosis="two tests fail because parse() drops the last line", action_items=("keep the last line in parse()",)
 )

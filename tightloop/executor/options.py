@@ -34,6 +34,7 @@ class Orphan(Document):
 class ScriptedUsage(Usage):
     """Simulated usage of a step."""
 
+    # `Usage` ignores unknown fields; in a script a misspelt one must be an error.
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

@@ -69,6 +69,7 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
         for trigger in _TRIGGER.finditer(form):
             try:
                 wait = _read_time_at(form, trigger.end(), clock)
+            # Such as 25:00; a later phrase may still have a time.
             except (ValueError, OverflowError):
                 continue
             if wait is not None:
@@ -78,6 +79,7 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
 
 def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:
     """Parse a header or field: a number of `unit` seconds, `6m0s`, RFC 3339 or an RFC 9110 date."""
+    # Bounded before the patterns run, because the sender controls it.
     text = str(value)[:80].strip()
     if _NUMBER.fullmatch(text):
         return _read_number(float(text) * unit, clock)
@@ -102,6 +104,7 @@ def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
     Raises:
         ValueError, OverflowError: it resembles a time but is invalid, such as 25:00.
     """
+    # The most specific form first: the start of a date also matches a lone number.
     if match := _ISO.match(text, position):
         return _read_iso(match, clock)
     for pattern in _CALENDAR:
@@ -128,6 +131,7 @@ def _read_duration(match: re.Match[str]) -> timedelta:
     total = 0.0
     for number, unit_name in _DURATION_PART.findall(match[0]):
         unit = unit_name.lower()
+        # One letter is not enough: months and milliseconds start like minutes.
         short = next((s for s in ("ms", "mo") if unit.startswith(s)), "ms" if unit.startswith("mil") else unit[0])
         total += float(number) * _UNIT_S[short]
     return _bound(total)
@@ -145,6 +149,7 @@ def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
     named = match.groupdict().get("name")
     month = _MONTHS.index(named[:3].lower()) + 1 if named else int(match["month"])
     moment = datetime(int(match["year"] or local_now.year), month, int(match["day"]), hour, minute, tzinfo=zone)
+    # Up to a day ago it means now, because the message may be older than its detection.
     if not match["year"] and moment < local_now - timedelta(days=1):
         moment = moment.replace(year=local_now.year + 1)
     return clock.wait_until(moment)

@@ -85,7 +85,7 @@ def escape_lines(text: str, special: Callable[[str], bool]) -> str:
 
 
 def unescape_lines(text: str, special: Callable[[str], bool]) -> str:
-    """Reverse `escaped`."""
+    """Reverse `escape_lines`."""
     return "\n".join(
         line[1:] if line.startswith("\\") and special(line.lstrip("\\")) else line for line in text.split("\n")
     )
@@ -111,6 +111,7 @@ def split_sections(text: str) -> dict[Section, str]:
         header = header_of(line)
         if header is not None:
             section, rest = header
+            # A repeated header continues its section: models sometimes split one.
             current = sections.setdefault(section, [])
             current.extend([rest] if rest else [])
         elif current is not None:
@@ -135,6 +136,7 @@ def parse_items(body: str) -> tuple[str, ...]:
     indent: int | None = None
     for line in body.split("\n"):
         bullet = _BULLET.match(line)
+        # Deeper bullets belong to the item above, because models nest lists.
         if bullet is not None and (indent is None or len(bullet["indent"]) <= indent):
             indent = len(bullet["indent"]) if indent is None else indent
             items.append([bullet["text"] or ""])
@@ -151,11 +153,12 @@ def quote_text(text: str) -> str:
 
 
 def unquote_text(text: str) -> str:
-    """Reverse `quoted`; text without quotes is returned unchanged."""
+    """Reverse `quote_text`; text without quotes is returned unchanged."""
     value = read_json(text)
     if isinstance(value, str):
         return value
     quote, inner = text[:1], text[1:-1]
+    # A text such as "a" and "b" is not one quoted text.
     return inner if inner and quote in ('"', "'") and text[-1] == quote and quote not in inner else text
 
 
@@ -207,6 +210,7 @@ def render_reflection(reflection: Reflection) -> str:
 
 def parse_reflection(body: str) -> Reflection:
     """Parse the body of the section, or a JSON object instead of it; missing parts stay empty."""
+    # Models put JSON into a code block.
     whole = read_json(re.sub(r"^\s*```\w*\n|```\s*$", "", body))
     if isinstance(whole, dict):
         diagnosis, raw_items = whole.get("diagnosis"), whole.get("action_items")

@@ -67,7 +67,7 @@ class AgentSSettings(Section):
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
         if self.python and not self.model:
-            raise ValueError("needs model: name the grounding model that looks at the window")
+            raise ValueError("needs model: name the grounding model that finds the chat box")
         return self
 
 
@@ -240,7 +240,7 @@ class CoderSettings(Section):
         if self.keep_tokens > self.context_tokens / 2:
             raise ValueError(
                 f"keep_tokens {self.keep_tokens} must not be above half of context_tokens {self.context_tokens}: "
-                "otherwise every few turns pay for a new prompt"
+                "otherwise a new summary, and an uncached prompt, is needed every few turns"
             )
         for name, role in self.roles.items():
             if name not in known_roles():
@@ -259,6 +259,7 @@ class CoderSettings(Section):
         """
         role = known_roles()[name]
         over = self.roles.get(name, RoleSettings())
+        # Empty means not set, so that a partial override keeps the rest of the role's file.
         overrides = {field: value for field, value in over if value not in (None, ())}
         return Role.model_validate({**dict(role), "models": role.models or self.models, **overrides})
 
@@ -278,6 +279,7 @@ class PlannerSettings(Section):
     """`auto`: `responses` for OpenAI itself, `chat` for any other `base_url`."""
     timeout_s: Seconds = 120.0
     """Time limit of one call."""
+    # Below the activity's own time limit, which must not end it first: see `workflows/run/activities.py`.
     plan_timeout_s: Annotated[float, Field(gt=0, le=7_000)] = 600.0
     """Time limit of all calls and attempts for one plan, excluding waits that the service requests. A person is asked
     afterwards.
@@ -357,6 +359,7 @@ class PlanSettings(Section):
             programs: further programs that need no approval.
             rubric: its bounds on deletions also apply to plans.
         """
+        # Lazy imports, see `Caution` above.
         from tightloop.plan.document import Deletions, PlanBudget
         from tightloop.plan.guard import Caution, policy_for
 
@@ -386,6 +389,7 @@ class GateSettings(Section):
 
     def for_project(self, workspace: str) -> tuple[Check, ...]:
         """Return the configured gates of a project; empty if they are to be detected."""
+        # Compared as text: settings do not access files, and the workspace may be on another host.
         path = posixpath.normpath(workspace)
         checks_by_folder = {posixpath.normpath(folder): checks for folder, checks in self.projects.items()}
         return checks_by_folder.get(path, self.checks)

@@ -60,6 +60,7 @@ class _Layers:
 
     def put(self, section: str, content: Any, *, origin: str) -> None:
         """Merge a section over the earlier layers; an empty section changes nothing."""
+        # For errors about the section as a whole.
         self.origins[section,] = origin
         if not isinstance(content, dict):
             self.values[section] = {} if content is None else content
@@ -78,6 +79,7 @@ class _Layers:
             origin = self.origins.get(path) or self.origins.get(path[:1], "")
             section, above, rest = _walk(self.model, error["loc"])
             sentence = self._sentence(section, above, rest, error)
+            # A union reports an error for each alternative; one sentence per setting is enough.
             first.setdefault((*above, *rest[:1]), (f"{origin}: " if origin else "") + sentence)
         return list(first.values())
 
@@ -184,6 +186,7 @@ def _from_text(schema: Mapping[str, Any], text: str) -> Any:
         return [part.strip() for part in text.split(",") if part.strip()]
     if schema.get("type") == "object":
         return _read(text)
+    # Optional settings: an environment variable cannot be null.
     if "anyOf" in schema and text.strip().lower() in ("", "none", "null"):
         return None
     return text
@@ -196,6 +199,7 @@ def _read(text: str) -> Any:
 
     try:
         return load_yaml(text)
+    # Left as text, so that the error names the setting and its allowed values instead of a position.
     except yaml.YAMLError:
         return text
 
@@ -281,6 +285,7 @@ class Settings(Document):
         values = {"address": address, "namespace": namespace}
         changes = {name: value for name, value in values.items() if value is not None}
         try:
+            # Validated as a whole: another address can conflict with `tls` or the key.
             temporal = TemporalSettings.model_validate(dict(self.temporal) | changes)
         except ValidationError as error:
             [problem, *_] = error.errors()
@@ -288,7 +293,9 @@ class Settings(Document):
                 raise SettingsError(f"temporal: {problem['msg'].removeprefix('Value error, ')}") from None
             name = str(problem["loc"][0])
             example = {"address": "127.0.0.1:7233", "namespace": "default"}.get(name, "")
-            raise SettingsError(f"the {name} of Temporal is {changes.get(name)!r}. For example: {example}") from None
+            raise SettingsError(
+                f"the Temporal {name} {changes.get(name)!r} is invalid. For example: {example}"
+            ) from None
         return self.evolve(temporal=temporal)
 
     def with_defaults(self, request: Request) -> Request:
@@ -297,6 +304,7 @@ class Settings(Document):
         Nested models are merged too: a budget with one bound gets its other bounds from the settings.
         """
         if isinstance(request, EpisodeRequest | LoopRequest):
+            # Only what the caller has set: a default of the model must not win over the settings.
             explicit = request.model_dump(exclude_unset=True)
             defaults = {name: value for name, value in _defaults(self).items() if name in type(request).model_fields}
             request = type(request).model_validate(merge_layers(defaults, explicit))
@@ -310,6 +318,7 @@ class Settings(Document):
 
         # Keep the declaration order of the sections.
         text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        # `SecretStr` masks whole fields; a URL in another field may still contain a password.
         return _URL_PASSWORD.sub("://**********@", text)
 
 

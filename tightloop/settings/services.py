@@ -111,20 +111,22 @@ class TemporalSettings(Section):
     @model_validator(mode="after")
     def _not_in_clear(self) -> "TemporalSettings":
         host = self.address.rpartition(":")[0]
+        # On this machine nobody can listen on the wire, and a local proxy may add TLS.
         if not self.encrypted and self.api_key.get_secret_value() and host not in LOOPBACK_HOSTS:
-            raise ValueError(f"api_key would be sent in clear to {host}. Remove tls: false")
+            raise ValueError(f"api_key would be sent in clear text to {host}. Remove tls: false")
         useless = [*self.tls_files, *(["tls_server_name"] if self.tls_server_name else [])]
         if not self.encrypted and useless:
-            raise ValueError(f"tls is false, so {useless[0]} would not be used. Remove one of them")
+            raise ValueError(f"tls is false, so {useless[0]} would be ignored. Remove one of the two")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key belong together. Set both, or neither")
         for name in self.metadata:
             if not _METADATA_NAME.fullmatch(name):
-                raise ValueError(f"metadata has the name {name!r}. Use lower-case letters, digits, - _ and . only")
+                raise ValueError(f"metadata name {name!r} is invalid. Use only lower-case letters, digits, - _ and .")
         return self
 
     @field_serializer("tls_key")
     def _mask_key(self, key: str) -> str:
+        # The field holds either a path, which helps when shown, or the key itself.
         return "**********" if key.startswith(PEM) else key
 
 
@@ -240,7 +242,7 @@ class DatabaseSettings(Section):
     def _is_postgresql(self) -> "DatabaseSettings":
         url = self.url.get_secret_value()
         if url and not url.startswith(("postgresql://", "postgres://")):
-            raise ValueError("url has to begin with postgresql://, such as postgresql://db.example.com/tightloop")
+            raise ValueError("url must begin with postgresql://, such as postgresql://db.example.com/tightloop")
         return self
 
 
@@ -429,7 +431,7 @@ class RetentionSettings(Section):
     @model_validator(mode="after")
     def _collects(self) -> "RetentionSettings":
         if self.is_bounded and self.every_h is None:
-            raise ValueError("max_gb and min_free_gb need collections. Set every_h, such as 24")
+            raise ValueError("max_gb and min_free_gb need scheduled collections. Set every_h, such as 24")
         return self
 
     @property
@@ -454,6 +456,7 @@ class RetentionSettings(Section):
         if self.max_gb is not None:
             shares.append(held_bytes / (self.max_gb * GB))
         if self.min_free_gb is not None:
+            # At least 1: a bound above the size of the disk counts as exceeded instead of dividing by zero.
             shares.append((disk_bytes - free_bytes) / max(disk_bytes - self.min_free_gb * GB, 1.0))
         return max(shares)
 

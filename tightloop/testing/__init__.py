@@ -178,6 +178,7 @@ def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> b
     if run.outcome is not Outcome.FAILED or not run.honest:
         return False
     if run.assertion:
+        # An exception that the passing run did not see was swallowed: the assertion may only follow from it.
         return run.place == "test" and run.reached <= green.reached
     return run.line in expecting and run.line in green.raised
 
@@ -226,6 +227,7 @@ def touched_bodies(tree: ast.Module, changed: Changed) -> frozenset[int]:
     for function in functions_of(tree):
         body = frozenset(range(function.body[0].lineno, (function.end_lineno or 0) + 1))
         whole = frozenset(range(function.lineno, (function.end_lineno or 0) + 1))
+        # Lines removed right above `def` do not belong to the function.
         if whole & changed.lines or body & changed.gaps:
             body_lines |= body
     return frozenset(body_lines)

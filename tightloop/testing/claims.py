@@ -25,10 +25,10 @@ _EQUAL = frozenset({"assertEqual", "assertIs", "assertListEqual", "assertDictEqu
 class Claim(StrEnum):
     """Strength of an assertion; if all are weak, the first one in this order is the reported reason."""
 
-    NAMED = "It asserts only that a name is there: call it, and assert what it returns or does."
+    NAMED = "It asserts only that a name exists: call it, and assert what it returns or does."
     SAME = "It compares a call with itself: assert what the result is."
     SURE = "It asserts only constants, which holds whatever the code does: assert what the code returns or does."
-    THERE = "It asserts only that there is a result, or of which type: assert what the result is."
+    THERE = "It asserts only that there is a result, or its type: assert what the result is."
     STRONG = ""
     """Asserts something about the result."""
 
@@ -163,6 +163,7 @@ def _find_assignments(test: FunctionNode) -> dict[str, ast.expr]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             values_by_name.setdefault(node.targets[0].id, []).append(node.value)
         elif isinstance(node, ast.AugAssign | ast.For) and isinstance(node.target, ast.Name):
+            # Twice, so that the name never counts as assigned once.
             values_by_name.setdefault(node.target.id, []).extend((node.target, node.target))
     once = {name: values[0] for name, values in values_by_name.items() if len(values) == 1}
     return {
@@ -244,6 +245,7 @@ def read_tests(path: str, source: str, known_code: Known) -> dict[str, Reading]:
     tests = dict(_tests(path, tree.body))
     helpers = {node.name: node for node in functions_of(tree) if node not in tests.values()}
     rest = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    # Module level and helpers run for every test, so what they do counts for all.
     everywhere = _machinery([*rest, *helpers.values()])
     return {name: _read(test, helpers, everywhere, known_code) for name, test in tests.items()}
 
@@ -291,6 +293,7 @@ def _machinery(nodes: Sequence[ast.AST]) -> str:
         for node in ast.walk(top):
             texts = [getattr(node, name, "") for name in ("id", "attr", "name", "module", "value")]
             for text in texts:
+                # /proc shows the command line and the open files of the runner.
                 if isinstance(text, str) and (not _MACHINERY.isdisjoint(text.split(".")) or text.startswith("/proc")):
                     return text
     return ""

@@ -78,6 +78,7 @@ def find_copied_function(
             long = (tokens[block.a : block.a + block.size] for block in blocks if block.size >= LONG_TOKENS)
             if any(_computes(block, LONG_COMPUTATIONS) for block in long):
                 return pattern.name
+        # Also the other way round: a short helper may be a complete part of a long function.
         for tokens in parts[1:]:
             is_long = len(tokens) >= BODY_TOKENS and _computes(tokens)
             if is_long and _share(tokens, pattern.body) >= BODY_SHARE:
@@ -103,6 +104,7 @@ def _body(function: FunctionNode) -> Iterator[str]:
 def _tokens(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Name() | ast.Constant() | ast.arg():
+            # Names and constants are equal here: renaming does not hide a copy.
             yield "leaf"
             return
         case ast.Call(func=ast.Name(id=name)):
@@ -132,6 +134,7 @@ def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozens
         match node:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
                 operations.add(name)
+            # Arithmetic on constants alone, such as 60 * 60, is not a computation.
             case ast.BinOp(op=op) if any(isinstance(operand, ast.Name) for operand in ast.walk(node)):
                 operations.add(type(op).__name__)
             case ast.AugAssign(op=op):

@@ -28,7 +28,7 @@ _NOT_RUN = {
     Outcome.SKIPPED: "It is skipped ({text}): a test has to run to count.",
     Outcome.XFAIL: "It is marked as expected to fail: a test of the change has to pass on it.",
     Outcome.TIMEOUT: "It takes longer than {limit:g} s: make it smaller.",
-    Outcome.CRASHED: "It ends Python before it is over.",
+    Outcome.CRASHED: "It ends Python before it finishes.",
     Outcome.FAILED: "It fails on the tree with the change: {text}. Correct the test, or the code.",
 }
 
@@ -109,6 +109,7 @@ class _Test:
         )
 
     def _make_refusal(self, reason: str) -> RefusedTest:
+        # The reason may quote output of the test, and with it a secret.
         return RefusedTest(
             test=shorten(self._name, TEXT_CHARACTERS), reason=shorten(scrub(reason), TEXT_CHARACTERS + 100)
         )
@@ -123,12 +124,12 @@ class _Test:
         skips = [run for run in runs if run.outcome is Outcome.SKIPPED]
         bad = [run for run in runs if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
         if any(len({run.outcome for run in test_runs}) > 1 for test_runs in self._runs.values()):
-            return f"It does not end the same way each time: {next((run.text for run in bad), 'once it was skipped')}."
+            return f"Its outcome varies between runs: {next((run.text for run in bad), 'once it was skipped')}."
         if bad or (skips and not self._green):
             first = (bad or skips)[0]
             return _NOT_RUN[first.outcome].format(text=first.text.rstrip("."), limit=self._evidence.test_limit_s)
         if not all(run.honest for run in runs):
-            return "Hooks of the project change what tests tell: no test counts with them."
+            return "Hooks of the project alter test results: no test counts with them."
         return ""
 
     def _before(self) -> list[Run]:
@@ -175,7 +176,7 @@ class _Test:
             return "It asserts nothing: it passes as long as nothing is raised. Assert what the code returns or does."
         earlier = evidence.before.runs(self._green).values() if evidence.before else ()
         if any(len({run.outcome for run in runs}) > 1 for runs in earlier):
-            return "Before the change it does not end the same way each time: that proves nothing."
+            return "Before the change its outcome varies between runs, which proves nothing."
         tried = [run for runs in evidence.after.mutated.values() for run in runs if run.id in self._green]
         tried += [run for runs in earlier for run in runs[:1]]
         crashes = [run for run in tried if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
@@ -185,7 +186,7 @@ class _Test:
         if crashes:
             what = crashes[0].text or crashes[0].outcome.value
             return (
-                f"It fails only by an error and never by an assertion of its own ({shorten(what, 120).rstrip('.')}): "
+                f"It fails only with an error, never by its own assertion ({shorten(what, 120).rstrip('.')}): "
                 "assert what the code returns or does."
             )
         where = [*(["before the change"] if evidence.before and evidence.before.collected else [])]
@@ -230,6 +231,7 @@ def _coverage(evidence: Evidence, collected: Collected, counting: set[str]) -> C
     total, covered, missing = 0, 0, []
     for path, changed in sorted(evidence.changed.items()):
         lines = changed & collected.executable.get(path, frozenset())
+        # Importing alone covers nothing: some test has to count.
         executed = set(collected.imported.get(path, ())) if counting else set[int]()
         for run in evidence.after.plain:
             if run.id in counting:
@@ -253,7 +255,7 @@ def _notes(evidence: Evidence, collected: Collected, accepted: int, refused: int
     if evidence.before is not None and not evidence.before.collected:
         notes.append("The tests could not be run on the tree before the change.")
     if evidence.after.collected is not None and not evidence.after.ended:
-        notes.append("The run was ended before it was over.")
+        notes.append("The run was stopped before it finished.")
     if accepted > TESTS_LIMIT or refused > TESTS_LIMIT:
         notes.append(f"Of {accepted} accepted and {refused} refused tests, {TESTS_LIMIT} of each are listed.")
     return notes

@@ -77,6 +77,7 @@ def others(node: ast.AST) -> Iterator[Other]:
             yield Other(node, repr("mutated"), Weight.TEXT)
         case ast.Call():
             yield from _calls(node)
+        # Before `ast.stmt`, which also matches statements with a condition.
         case ast.If() | ast.While() | ast.IfExp():
             yield from _negate(node.test)
         case ast.For() | ast.AsyncFor():
@@ -126,6 +127,7 @@ def _negate(test: ast.expr) -> Iterator[Other]:
 def _calls(node: ast.Call) -> Iterator[Other]:
     match node.func:
         case ast.Name(id=name) if name in _FUNCTIONS and len(node.args) > 0:
+            # `list` takes neither `key` nor `reverse`.
             keywords = [keyword for keyword in node.keywords if _FUNCTIONS[name] in _FUNCTIONS]
             args = node.args[:1] if _FUNCTIONS[name] == "list" else node.args
             yield _rewritten(node, func=ast.Name(_FUNCTIONS[name]), args=args, keywords=keywords)
@@ -181,6 +183,7 @@ def _rewritten(node: ast.AST, **fields: object) -> Other:
 
 
 def _rewrite(node: N, **fields: object) -> N:
+    # Shallow copy: all mutants share the tree, which must not change.
     other = copy.copy(node)
     for name, value in fields.items():
         setattr(other, name, value)
@@ -247,6 +250,7 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
             mutant = Mutant(path, first, position.lines, start, end, text, what, weight)
             # A module instead of a result would fail on every following line.
             if text.strip("()\n") != old and other.code not in modules:
+                # Two rules can give the same edit, which counts once.
                 mutants.setdefault((start, end, text), mutant)
     return tuple(sorted(mutants.values(), key=lambda one: one.start))
 

@@ -143,7 +143,7 @@ async def work_of_agent(agent: Client, client: TightloopClient, workspace: Path,
     assert "iteration 1" in await refused(agent, "record_checkpoint", iteration=7, role="executor", scratchpad="x")
     said = await refused(agent, "send_message", target="planner", message="I am done!")
     assert "[🪞 REFLECTION] is missing" in said
-    assert "A right message looks like this" in said
+    assert "A correct message looks like this" in said
     assert "it must be one of" in await refused(
         agent, "send_message", target="planner", message=report(1, outcome="great")
     )

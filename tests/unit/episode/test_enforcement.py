@@ -59,7 +59,7 @@ async def test_planner_is_told_exactly_what_its_message_lacks_and_gets_an_exampl
     assert [line for line in told.split("\n") if line.startswith("- [")] == [
         next(line for line in told.split("\n") if words in line)
     ]
-    example = told.partition("A right message looks like this:\n")[2]
+    example = told.partition("A correct message looks like this:\n")[2]
     assert parse_plan(example).steps
     assert got.message == WHOLE
     assert got.usage == Usage(input_tokens=20, output_tokens=2)

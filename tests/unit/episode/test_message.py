@@ -132,7 +132,7 @@ def parsed_or_refusal(text: str) -> PlanMessage | str:
 @given(texts)
 def test_any_text_is_parsed_or_refused_with_an_example(text: str) -> None:
     answer = parsed_or_refusal(f"{text}\n{ENDING}")
-    assert answer.goal if isinstance(answer, PlanMessage) else "A right message looks like this:" in answer
+    assert answer.goal if isinstance(answer, PlanMessage) else "A correct message looks like this:" in answer
 
 
 def test_plan_message_reads_like_the_template() -> None:
@@ -325,7 +325,7 @@ def test_example_in_a_refusal_is_itself_a_right_message() -> None:
     for parse in (parse_plan, parse_plan_request):
         with pytest.raises(MessageError) as refused:
             parse("")
-        example = refused.value.message.partition("A right message looks like this:\n")[2]
+        example = refused.value.message.partition("A correct message looks like this:\n")[2]
         assert parse(example).alignment.rationale
 
 

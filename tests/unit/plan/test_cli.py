@@ -180,7 +180,7 @@ def test_show_writes_every_form_so_that_it_reads_back(plan_file: str, form: str)
     ("arguments", "said"),
     [
         ((), "the plan is missing"),
-        (("p.yaml", "--goal", "x"), "either written or asked for"),
+        (("p.yaml", "--goal", "x"), "FILE and --goal exclude each other"),
         (("--again", "a", "--id", "b"), "exclude each other"),
         (("--again", "a", "--dry-run"), "hide what the plan has done"),
         (("none.yaml",), "cannot be read"),

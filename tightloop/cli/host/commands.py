@@ -49,9 +49,9 @@ def up(
 def gc(
     context: click.Context,
     older_than: Annotated[
-        str | None, Option(help="Time since the end, such as 30d or 12h. Default: server.retention_days.")
+        str | None, Option(help="Minimum time since the end, such as 30d or 12h. Default: server.retention_days.")
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would be freed.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be freed.")] = False,
 ) -> None:
     options = ["--older-than", str(read_days(older_than))] if older_than is not None else []
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
@@ -64,6 +64,7 @@ def keep(
 ) -> None:
     from tightloop.database.ledger import local_ledger
 
+    # Not the shared database: `tightloop gc` reads the marks of its own host.
     ledger = local_ledger()
     line = ledger.workflow(workflow)
     ledger.of(line.project).mark(line.id, protect=not release)
@@ -112,7 +113,7 @@ def run(
 def ui(
     context: click.Context,
     reference: Annotated[
-        str, Argument(metavar="ID", help="Id of an episode or plan, or a unique part of it, or last.")
+        str, Argument(metavar="ID", help="Id of an episode or a plan, a unique prefix of it, or 'last'.")
     ] = "",
 ) -> None:
     session = session_of(context)
@@ -127,6 +128,7 @@ def open_page(
     show: Annotated[bool, Option("--print", help="Only print the link; open no browser.")] = False,
 ) -> None:
     link = page_link(session_of(context).settings)
+    # Always printed, for a browser on another machine.
     click.echo(link)
     if not show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"):
         _open_browser(link)
@@ -163,21 +165,25 @@ def replay(
     what: Annotated[str, Argument(metavar="FILE|ID", help="History or export file, or id of an episode or plan.")] = "",
     query: Annotated[
         str | None,
-        Option(help="Instead: all workflows that match a Temporal query, such as 'TaskQueue=\"q\"'."),
+        Option(help="Replay all workflows that match a Temporal query, such as 'TaskQueue=\"q\"'."),
     ] = None,
     days: Annotated[
-        int | None, Option(min=0, help="Only what is open, or ended in so many days. Without --query: all of it.")
+        int | None, Option(min=0, help="Replay the workflows that are open, or ended within this many days.")
     ] = None,
-    junit: Annotated[Path | None, Option(metavar="FILE", help="Write a test report (JUnit XML) of the many.")] = None,
+    junit: Annotated[
+        Path | None, Option(metavar="FILE", help="With --query or --days: write a test report (JUnit XML).")
+    ] = None,
 ) -> None:
     session = session_of(context)
     if bool(what) == (query is not None or days is not None):
         raise InvalidRequestError("name one file or id, or several with --query or --days: tightloop replay --days 7")
     if junit is not None and what:
-        raise InvalidRequestError("--junit goes with --query or --days")
+        raise InvalidRequestError("--junit needs --query or --days")
     if not what:
         many = {"--query": query, "--days": days, "--junit": junit}
+        # With `=`, because a query may start with a dash.
         become_worker(session, "replay", *(f"{name}={value}" for name, value in many.items() if value is not None))
+    # A missing .json file is a mistyped path, and reported as such by the server part.
     if not Path(what).exists() and Path(what).suffix != ".json":
         what = session.run(lambda client: _resolve_run(client, what))
     become_worker(session, "replay", what)
@@ -213,12 +219,12 @@ def setup(
     context: click.Context,
     namespace: Annotated[
         str | None,
-        Option(help="Namespace, made if it is missing. Default: that of the settings, which must exist."),
+        Option(help="Namespace, created if it is missing. Default: that of the settings, which must exist."),
     ] = None,
     retention: Annotated[
-        int | None, Option(min=1, help="Days for which histories of closed episodes are kept. Default: as it is.")
+        int | None, Option(min=1, help="Days to keep the histories of closed episodes. Default: unchanged.")
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be made.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would change.")] = False,
     as_json: AsJson = False,
 ) -> None:
     session = session_of(context)
@@ -242,7 +248,7 @@ def settings(context: click.Context, as_json: AsJson = False) -> None:
         click.echo(session_settings.as_yaml(), nl=False)
 
 
-Days = Annotated[int, Option(min=0, help="Replay first what is open, or ended in so many days.")]
+Days = Annotated[int, Option(min=0, help="First replay the workflows that are open, or ended within this many days.")]
 
 
 def show_builds(context: click.Context) -> None:
@@ -253,7 +259,7 @@ def promote(
     context: click.Context,
     days: Days = 7,
     unversioned: Annotated[
-        bool, Option("--unversioned", help="Send them back to workers without a version (no worker.deployment).")
+        bool, Option("--unversioned", help="Send new workflows to workers without a version (no worker.deployment).")
     ] = False,
 ) -> None:
     more = ("--unversioned",) if unversioned else ()
@@ -272,7 +278,7 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
     settings = session_of(context).settings
     identity = read_identity(settings)
     if identity is None:
-        raise InvalidRequestError("this host has no name yet: the first worker makes it. Start one: tightloop up")
+        raise InvalidRequestError("this host has no name yet; its first worker creates one. Start it: tightloop up")
     document = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
     show_either(document, _line(identity), as_json=as_json)
 
@@ -280,11 +286,13 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
 def adopt_state(
     context: click.Context,
     name: Annotated[str, Argument(metavar="HOST", help="Name of the other host, or its task queue.")],
-    release: Annotated[bool, Option("--release", help="Leave its work to it again.")] = False,
+    release: Annotated[bool, Option("--release", help="Give its work back to that host.")] = False,
 ) -> None:
     session = session_of(context)
+    # Both forms are accepted: the name, and the task queue that `doctor` shows.
     queue = queue_of(session.settings, name.removeprefix(queue_of(session.settings, "")))
     old_identity = read_identity(session.settings)
+    # The queues of this host are polled by its own workers: adopting again is harmless.
     if not release and (old_identity is None or queue not in old_identity.queues(session.settings)):
 
         async def ask(client: TightloopClient) -> tuple[Poller, ...]:
@@ -292,11 +300,11 @@ def adopt_state(
 
         if pollers := session.run(ask):
             raise InvalidRequestError(
-                f"worker {pollers[0].process} works as {name!r}: two hosts would do its work. Stop it first; Temporal "
-                "may list it for a minute after it was killed"
+                f"worker {pollers[0].process} still works as {name!r}, so two hosts would do the same work. Stop it "
+                "first; Temporal may list a killed worker for another minute"
             )
     identity = adopt_host(session.settings, name, release=release)
-    click.echo(f"{_line(identity)}. It counts once the workers of this host were started again")
+    click.echo(f"{_line(identity)}. Restart the workers of this host to apply it")
 
 
 def _line(identity: HostIdentity) -> str:
@@ -311,7 +319,7 @@ def new_keys(context: click.Context) -> None:
     privacy = _of_a_file(session_of(context).settings.privacy)
     path, ring = key_file(privacy), new_ring()
     write_ring(path, ring)
-    show(f"made key {ring.current} in {path}. {_KEEP}")
+    show(f"created key {ring.current} in {path}. {_KEEP}")
 
 
 def list_keys(context: click.Context, as_json: AsJson = False) -> None:
@@ -328,7 +336,7 @@ def rotate_keys(context: click.Context) -> None:
     path, ring = key_file(privacy), read_ring(privacy).with_new_key()
     write_ring(path, ring, replace=True)
     show(
-        f"key {ring.current} is current now, {len(ring.keys) - 1} older kept in {path}. {_KEEP}. "
+        f"key {ring.current} is now current; {path} also has {len(ring.keys) - 1} older. {_KEEP}. "
         "Copy the file to the other hosts, then restart the workers: until then they encrypt with the old key"
     )
 
@@ -348,15 +356,16 @@ def create_token(
     role: Annotated[SealRole, Option(help="What it may do; each role includes those before it.")] = SealRole.VIEWER,
     project: Annotated[
         list[str] | None,
-        Option(help="Id of a project that it sees, or how the id begins; several: repeat it. Default: all."),
+        Option(help="Id of a visible project, or a unique prefix of it. Repeatable. Default: all."),
     ] = None,
-    episode: Annotated[str, Option(help="Of an agent: the id of the episode that it works for.")] = "",
-    expires: Annotated[str, Option(help="Time until it expires, such as 90d or 12h; 'never'.")] = "90d",
+    episode: Annotated[str, Option(help="For an agent: id of the episode that it works on.")] = "",
+    expires: Annotated[str, Option(help="Lifetime, such as 90d or 12h, or 'never'.")] = "90d",
     as_json: AsJson = False,
 ) -> None:
     lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))
     ledger = require_ledger(session_of(context).settings)
     projects = [resolve_project(ledger, reference) for reference in project or ()]
+    # An agent sees no more than the project of its episode.
     if episode and not projects:
         projects = [ledger.workflow(episode).project]
     token, text = _tokens(session_of(context)).create(name, role, projects, episode=episode, lasts=lasts)
@@ -379,16 +388,17 @@ def list_tokens(context: click.Context, as_json: AsJson = False) -> None:
             ", ".join(token.projects) or "all",
             token.episode,
         )
-    show(tokens_table if tokens else "no token yet. Make one: tightloop token create NAME --role operator")
+    show(tokens_table if tokens else "no token yet. Create one: tightloop token create NAME --role operator")
 
 
 def revoke_token(context: click.Context, name: Annotated[str, Argument(help="Name of a valid token.")]) -> None:
     _tokens(session_of(context)).revoke(name)
-    show(f"{name} opens nothing any more")
+    show(f"{name} is revoked")
 
 
 def _tokens(session: Session) -> "Tokens":
     ledger = require_ledger(session.settings)
+    # After `require_ledger`, which explains that the server part is missing.
     from tightloop.database.access import Tokens
 
     return Tokens(ledger.database)

@@ -60,6 +60,7 @@ def examine(session: Session) -> list[Finding]:
         _program("git", needed=True, fix="apt install git, or brew install git"),
         _python(),
         *_started_programs(),
+        # The program is only needed to start a server.
         _temporal(needed=not answers),
         *service,
         _model_key(settings),
@@ -107,8 +108,8 @@ def _started_programs() -> list[Finding]:
     trusted_folders = trusted_path().split(os.pathsep)
     left_out = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder not in trusted_folders]
     if left_out:
-        problem = f"no program is looked for in {', '.join(folder or 'the current folder' for folder in left_out)}"
-        fix = "a command in a sandbox could write there. Take them out of PATH"
+        problem = f"programs are not searched in {', '.join(folder or 'the current folder' for folder in left_out)}"
+        fix = "sandboxed commands could write there. Remove them from PATH"
         rows.append(Finding("PATH", False, problem, fix, needed=False))
     return rows
 
@@ -128,6 +129,7 @@ def _temporal(*, needed: bool) -> Finding:
 async def _service(settings: Settings) -> list[Finding]:
     address = settings.temporal.address
     try:
+        # Missing keys are a finding of their own, and must not hide the others.
         client = await TightloopClient.connect(settings=settings, compare_keys=False)
     except TightloopError as error:
         return [Finding("Temporal server", False, error.message, "tightloop up, or correct temporal.address")]
@@ -143,7 +145,7 @@ async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
     try:
         missing = await client.missing_search_attributes()
     except TightloopError as error:
-        return Finding(name, False, error.message, "ask who runs the namespace", needed=False)
+        return Finding(name, False, error.message, "ask the operator of the namespace", needed=False)
     if missing:
         fix = setup_command(settings.temporal.address, settings.temporal.namespace)
         return Finding(name, False, f"missing, or of another type: {', '.join(missing)}", fix)
@@ -158,7 +160,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         return [Finding("workers", False, error.message, "tightloop up")]
     by_queue = {topology.main_queue: topology.workflows, **topology.named}
     rows = [
-        Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "nobody", "tightloop up")
+        Finding(f"workers on {queue}", bool(pollers), _names(pollers) or "none", "tightloop up")
         for queue, pollers in by_queue.items()
     ]
     rows += [Finding(f"new work on {queue}", False, why.reason, why.fix) for queue, why in topology.idle.items()]
@@ -169,7 +171,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         fix = "copy the key file of that worker, or: privacy.keys_file"
         rows.append(Finding("keys of the workers", False, topology.stranger, fix))
     hosts = ", ".join(f"{home}{' (this host)' if home in topology.here else ''}" for home in topology.homes)
-    rows.append(Finding("workers for workspaces", bool(topology.homes), hosts or "nobody", "tightloop up"))
+    rows.append(Finding("workers for workspaces", bool(topology.homes), hosts or "none", "tightloop up"))
     return rows + (await _check_open_work(client) if topology.workflows else [])
 
 
@@ -181,7 +183,7 @@ async def _check_open_work(client: TightloopClient) -> list[Finding]:
         return [Finding("open work", False, error.message, "tightloop up", needed=False)]
     problems = [f"{len(host.ids)} on {host.queue}, such as {host.ids[0]}" for host in hosts]
     name = host_of(hosts[0].queue) if hosts else ""
-    fix = f"start the worker of that host; if its state home is this one now: tightloop host adopt {name}"
+    fix = f"start the worker of that host, or if its state home is now on this host: tightloop host adopt {name}"
     return [
         Finding(
             "open work",
@@ -198,7 +200,7 @@ def _names(pollers: tuple[Poller, ...]) -> str:
 
 def _limits(worker: Poller) -> str:
     if not worker.gets_new_work:
-        return f" (no new work{', only what is open on ' if worker.version else ''}{worker.version})"
+        return f" (no new work{', only runs that are open on ' if worker.version else ''}{worker.version})"
     return " (all slots taken)" if worker.free_slots == 0 else ""
 
 
@@ -206,7 +208,7 @@ def _model_key(settings: Settings) -> Finding:
     variable = settings.planner.api_key_env
     needed = settings.planner.kind == "openai"
     present = bool(os.environ.get(variable))
-    without = "" if needed else "; without it the heuristic planner works"
+    without = "" if needed else "; without it the heuristic planner is used"
     return Finding(
         "model key", present, f"{variable} is set" if present else "", f"export {variable}=...{without}", needed
     )
@@ -217,16 +219,18 @@ def _payloads(settings: Settings) -> list[Finding]:
     logs = "kept out" if privacy.encrypt else "the workers' logs may quote texts and paths"
     content = Finding("content in logs", privacy.encrypt, logs, "tightloop up --encrypt", needed=False)
     if not settings.seals_payloads:
-        plain = "plain: whoever reaches Temporal reads them, and commands the workers"
+        plain = "plain text: anyone who reaches Temporal can read them and command the workers"
         return [Finding(name, False, plain, "temporal.authenticate: true", needed=False), content]
-    sealed = "encrypted and authenticated" if strict else "encrypted; anybody's are accepted (temporal.authenticate)"
+    sealed = (
+        "encrypted and authenticated" if strict else "encrypted, but senders are not checked (temporal.authenticate)"
+    )
     try:
         ring = present_ring(settings)
     except SettingsError as error:
         fix = "copy the key file of the host that has it, or: tightloop keys new"
         return [Finding(name, False, error.message, fix), content]
     if not ring.current:
-        return [Finding(name, True, f"{sealed}; the first use makes the key"), content]
+        return [Finding(name, True, f"{sealed}; the key is created on first use"), content]
     older = f", {len(ring.ids) - 1} older" if len(ring.ids) > 1 else ""
     return [Finding(name, True, f"{sealed}, current key {ring.current}{older}"), content]
 
@@ -252,6 +256,7 @@ def _exporter_is_here() -> bool:
 
 def _state_folder() -> Finding:
     folder = state_home()
+    # The first worker creates the folder; a diagnosis changes nothing.
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     fix = "make room there, or name another folder: export TIGHTLOOP_HOME=..."
     try:
@@ -260,13 +265,14 @@ def _state_folder() -> Finding:
             free = shutil.disk_usage(nearest).free
     except OSError as error:
         return Finding("state folder", False, f"{folder} cannot be written: {error.strerror}", fix)
+    # Whoever can write there can replace programs and records that the workers trust.
     if folder.is_dir() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022):
         problem = f"{folder} belongs to another user, or others may write to it"
         return Finding(
             "state folder",
             False,
             problem,
-            f"look at what is in it, then: chown {os.geteuid()} {folder}; chmod 700 {folder}",
+            f"inspect what is in it, then: chown {os.geteuid()} {folder}; chmod 700 {folder}",
         )
     project_folder = f"projects/{state_folder(Path.cwd()).name}"
     return Finding(
@@ -279,7 +285,7 @@ def _work(session: Session) -> list[Finding]:
     try:
         description = describe_host(session)
     except TightloopError as error:
-        fix = "ask on the host of the worker: tightloop doctor"
+        fix = "run this on the host of the worker: tightloop doctor"
         return [Finding("executors", False, error.message, fix, needed=False)]
     default, sandbox = session.settings.executor.default, session.settings.sandbox
     rows = [

@@ -46,10 +46,11 @@ def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
         path.write_bytes(content)
     except OSError as error:
         raise SettingsError(f"{error.filename} cannot be written: {error.strerror}. Make it writable") from None
+    # launchd keeps the old property list of a loaded agent until it is booted out.
     _end(role)
     _load(path)
     click.echo(f"{PREFIX}.{role.value} runs now, and after each sign-in. Its log: {log_file(role)}")
-    click.echo("Allow its program under Privacy & Security: Accessibility. What is missing: tightloop doctor")
+    click.echo("Allow its program under Privacy & Security > Accessibility. See what is missing: tightloop doctor")
     click.echo(f"The program: {sys.executable}")
 
 
@@ -59,11 +60,12 @@ def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run
         click.echo(f"launchctl bootout {_domain()}/{PREFIX}.{role.value}\nrm {path}")
         return
     if not path.exists():
-        raise SettingsError(f"there is no {path}, so nothing was taken out. Another role? Say it with --role")
+        raise SettingsError(f"{path} does not exist, so nothing was removed. For another role, use --role")
     _check_screen()
     _end(role)
+    # Last, so that a second try after a failure of launchctl still finds the file.
     path.unlink()
-    click.echo(f"{PREFIX}.{role.value} has ended, and is not started again. Its log stays: {log_file(role)}")
+    click.echo(f"{PREFIX}.{role.value} has stopped and will not start again. Its log: {log_file(role)}")
 
 
 def agent_file(role: Role) -> Path:
@@ -89,6 +91,7 @@ def property_list(session: Session, role: Role) -> bytes:
         {
             "Label": f"{PREFIX}.{role.value}",
             "ProgramArguments": [
+                # -P: modules in the working folder must not replace ours.
                 sys.executable, "-P", "-m", "tightloop.cli.main", *settings, "worker", "run", "--role", role.value,
             ],
             "EnvironmentVariables": {
@@ -123,12 +126,12 @@ def _check_screen() -> None:
     """
     if os.uname().sysname != "Darwin":
         raise ServiceUnavailableError(
-            "launchd belongs to macOS. Here, run the worker in the session of the screen: tightloop worker run "
-            "--role gui. What would be written: --dry-run"
+            "launchd exists only on macOS. Here, run the worker in the session at the screen: tightloop worker run "
+            "--role gui. To see what would be written, use --dry-run"
         )
     if _run("print", _domain()).returncode != 0:
         raise ServiceUnavailableError(
-            f"user {os.getuid()} is not signed in at the screen, so there are no windows. Sign in there, then again"
+            f"user {os.getuid()} is not signed in at the screen, so there are no windows. Sign in there, then try again"
         )
 
 

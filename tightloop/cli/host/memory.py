@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TEXT_CHARACTERS = 100
 
-Project = Annotated[str, Option(help="Id of a project, or its unambiguous beginning. Default: the one of this folder.")]
+Project = Annotated[str, Option(help="Id of a project, or a unique prefix of it. Default: the one of this folder.")]
 Limit = Annotated[int, Option(min=1, max=1_000, help="Maximum number of entries.")]
 
 
@@ -49,7 +49,7 @@ def search(
     if as_json:
         show_json(results)
     elif not results:
-        show(f"nothing like that is remembered of {name}")
+        show(f"the memory of {name} has nothing similar")
     elif kind is KindOption.FAILURE:
         show(*(line for result in results for line in (*_recollection_lines(Recollection.model_validate(result)), "")))
     else:
@@ -71,7 +71,7 @@ def list_entries(
     elif entries:
         _show_entries(entries)
     else:
-        show(f"nothing is remembered of {name} yet")
+        show(f"the memory of {name} is empty")
 
 
 def show_entry(
@@ -90,19 +90,19 @@ def show_entry(
 
 def forget(
     context: click.Context,
-    ids: Annotated[list[str] | None, Argument(metavar="ID", help="What to forget.")] = None,
+    ids: Annotated[list[str] | None, Argument(metavar="ID", help="Entries to delete.")] = None,
     project: Project = "",
-    everything: Annotated[bool, Option("--all", help="Everything that is remembered of the project.")] = False,
+    everything: Annotated[bool, Option("--all", help="Delete everything about the project.")] = False,
     as_json: AsJson = False,
 ) -> None:
     if bool(ids) == everything:
-        raise InvalidRequestError("name the ids to forget, or --all for everything of the project. Not both")
+        raise InvalidRequestError("name the ids to delete, or use --all for everything about the project, not both")
     memory = _memory(session_of(context))
     name = _project(memory, project)
     removed = memory.forget(name, None if everything else ids)
     if not removed and ids:
         raise InvalidRequestError(
-            f"the memory of {name} has no entry {ids[0][:60]!r}. See what there is: tightloop memory list"
+            f"the memory of {name} has no entry {ids[0][:60]!r}. List the entries: tightloop memory list"
         )
     show_either({"project": name, "forgotten": removed}, f"{format_count(removed, 'entry')} forgotten", as_json=as_json)
 
@@ -118,6 +118,7 @@ def export(
         sys.stdout.writelines(_json_lines(rows))
         return
     try:
+        # Never overwrites: after `forget`, an earlier export may be the only copy.
         with out.open("x", encoding="utf-8") as file:
             file.writelines(_json_lines(rows))
     except OSError as error:
@@ -133,11 +134,11 @@ def stats(context: click.Context, project: Project = "", as_json: AsJson = False
     models = ", ".join(f"{name} {count}" for name, count in sorted(statistics.embedders.items()))
     stats_table = table("PROJECT", statistics.project)
     for name, value in (
-        ("failures", f"{statistics.failures}, {statistics.solved} of them solved"),
+        ("failures", f"{statistics.failures}, {statistics.solved} solved"),
         ("patterns", str(statistics.patterns)),
         ("facts", str(statistics.facts)),
-        ("uses of patterns", f"{statistics.tried}, {statistics.worked} of them worked"),
-        ("failures by model of their vectors", models or "none"),
+        ("uses of patterns", f"{statistics.tried}, {statistics.worked} worked"),
+        ("failures by embedding model", models or "none"),
         ("database", str(memory.database)),
     ):
         stats_table.add_row(name, plain(value))
@@ -157,6 +158,7 @@ def _memory(session: Session) -> "MemoryStore":
             "the memory cannot be read here: only the client is installed, without the server part. Build and install "
             "tightloop-server: docs/operate/install.md"
         ) from None
+    # No embedder: only the search needs one, and it runs in the server part.
     return MemoryStore(memory_database(session.settings), None, session.settings.memory)
 
 
@@ -173,13 +175,16 @@ def _project(memory: "MemoryStore", reference: str) -> str:
         ]
         if len(fitting) == 1:
             return fitting[0]
-        what = f"{reference!r} fits {len(fitting)} projects" if fitting else f"nothing is remembered of {reference!r}"
+        what = (
+            f"{reference!r} matches {len(fitting)} projects" if fitting else f"the memory has no project {reference!r}"
+        )
     else:
         current_folder = Path.cwd()
+        # In a subfolder, the project around it is meant.
         for folder in (current_folder, *current_folder.parents):
             if (name := state_folder(folder).name) in projects:
                 return name
-        what = f"nothing is remembered of {current_folder}"
+        what = f"the memory has no project for {current_folder}"
     raise InvalidRequestError(f"{what}. Name a project: --project, one of {', '.join(projects[:8]) or '(none yet)'}")
 
 

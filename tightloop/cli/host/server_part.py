@@ -51,6 +51,7 @@ def describe_host(session: Session) -> dict[str, Any]:
     Raises:
         ServiceUnavailableError: the server part is not installed, or does not respond.
     """
+    # Asked in a process of its own, because finding executors and sandboxes needs packages that a client lacks.
     command = own_python().command(*_module("worker"), *_options(session), "describe")
     try:
         result = subprocess.run(
@@ -61,7 +62,7 @@ def describe_host(session: Session) -> dict[str, Any]:
     if result.returncode != 0:
         # The server part prints its error last, after warnings of libraries.
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ServiceUnavailableError(f"the server part cannot be asked: {last.removeprefix('error: ')}")
+        raise ServiceUnavailableError(f"the server part failed: {last.removeprefix('error: ')}")
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer
 
@@ -93,6 +94,7 @@ def _call_server_part(session: Session, command: str, request: str, failed: str)
     )
     try:
         results: list[dict[str, Any]] = json.loads(process.stdout)
+    # A command that fails prints no JSON.
     except json.JSONDecodeError:
         last = (process.stderr.strip().splitlines() or ["no output"])[-1]
         raise ServiceUnavailableError(f"{failed}: {last.removeprefix('error: ')}") from None
@@ -115,5 +117,6 @@ def _options(session: Session) -> list[str]:
 
 def environment_of(session: Session) -> dict[str, str]:
     """Return the environment for the server part: this process's, with the global options."""
+    # As variables, so that processes that the server part starts use the same server.
     options = drop_none(ADDRESS=session.address, NAMESPACE=session.namespace)
     return {**own_environment(), **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

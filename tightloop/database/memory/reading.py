@@ -262,6 +262,7 @@ def near(connection: Connection, space: Space, vector: "array[float]", limit: in
             order = distance
             # Set per transaction. By default a filtered search ends with the first vectors the index visits.
             settings = {"hnsw.iterative_scan": "strict_order", "hnsw.max_scan_tuples": str(SCANNED_LIMIT)}
+            # A search returns at most this many rows; 40 is pgvector's default.
             settings |= {"hnsw.ef_search": str(max(limit, 40))}
             for name, value in settings.items():
                 connection.execute(select(func.set_config(name, value, True)))
@@ -289,6 +290,7 @@ def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", 
     query_vector = np.frombuffer(vector, dtype=np.float32)
     best: dict[str, float] = {}
     query = select(space.owner, type_coerce(space.table.c.embedding, LargeBinary)).where(*space.condition)
+    # In batches with a running best list, so that memory does not grow with the project.
     for rows in connection.execution_options(yield_per=AT_ONCE).execute(query).partitions():
         owners, blobs = zip(*rows, strict=True)
         matrix = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), space.dimension)
@@ -328,6 +330,7 @@ def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[st
         *word_condition, memory_words.c.word.in_(used)
     )
     postings: dict[str, list[Posting]] = {term: [] for term in used}
+    # A single word alone may exceed the limit.
     for term, owner, count, length in connection.execute(columns.limit(POSTINGS_LIMIT)):
         postings[term].append(Posting(owner, count, length))
     scores = bm25(postings, frequencies, documents=row.documents, average=average)

@@ -145,6 +145,7 @@ memory_words = Table(
     Column("count", Integer, nullable=False),
     Column("length", Integer, nullable=False),
     Index(None, "project", "kind", "owner"),
+    # The primary key covers each lookup: without a rowid, SQLite stores the rows once instead of twice.
     sqlite_with_rowid=False,
 )
 """Inverted index of failures, patterns and facts."""

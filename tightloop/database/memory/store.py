@@ -79,6 +79,7 @@ def write_failure(connection: Connection, project: str, failure: SeenFailure, ve
         connection.execute(failures.insert(), {**row, **vectored.columns})
         write_words(connection, project, Kind.FAILURE, failure.signature, failure.line)
         return True
+    # Retries, and several checks of one iteration, count once.
     same = stored_row["workflow_id"] == failure.workflow_id and stored_row["iteration"] >= failure.iteration
     values: dict[str, Any] = {"last": max(failure.at, stored_row["last"])}
     if not same:
@@ -194,6 +195,7 @@ def _settle(connection: Connection, project: str) -> None:
 
 def _drop_words(connection: Connection, project: str, kind: Kind, owners: Sequence[str]) -> None:
     condition = (memory_words.c.project == project, memory_words.c.kind == kind.value, memory_words.c.owner.in_(owners))
+    # Each row of a document repeats its length.
     lengths = (
         select(memory_words.c.owner, func.max(memory_words.c.length)).where(*condition).group_by(memory_words.c.owner)
     )
@@ -253,6 +255,7 @@ class MemoryStore:
             WorkspaceError: it is damaged, or its migration differs from this code's.
         """
         clean = [clean_failure(failure) for failure in seen_failures]
+        # Before the transaction: a remote embedder takes seconds, and other writers would wait for it.
         vectors = self._embed_texts([failure.line for failure in clean])
         if not clean:
             return
@@ -345,7 +348,7 @@ class MemoryStore:
             entry_details = details(connection, name, entry_id)
         if entry_details is None:
             raise InvalidRequestError(
-                f"the memory of {project} has no entry {entry_id[:60]!r}. See what there is: tightloop memory list"
+                f"the memory of {project} has no entry {entry_id[:60]!r}. List the entries: tightloop memory list"
             )
         return entry_details
 
@@ -395,6 +398,7 @@ class MemoryStore:
         vectors = near(connection, space, vector)
         missing = spoken.scores.keys() - vectors.keys()
         if missing:
+            # Matches on words outside the nearest vectors need their cosine, too, or they would rank too low.
             vectors |= cosines(connection, space, vector, missing)
         return fuse_scores(vectors, spoken.scores, prepared_query.profile, highest=spoken.highest)
 
@@ -413,6 +417,7 @@ class MemoryStore:
         try:
             vectors = self._embedder.embed(texts)
         except TightloopError as error:
+            # No error: a briefing from words alone is better than none.
             logger.warning("%s; the memory compares words only", error.message)
             return [Vectored(text) for text in texts]
         name = self._embedder.name

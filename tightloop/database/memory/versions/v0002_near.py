@@ -23,12 +23,13 @@ def upgrade() -> None:
         query = sa.text("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
         if connection.execute(query).scalar() is None:
             raise WorkspaceError(
-                "the PostgreSQL of database.url lacks the extension vector, which the memory needs. Install pgvector "
+                "the PostgreSQL at database.url lacks the extension vector, which the memory needs. Install pgvector "
                 "there, or keep the memory on each host: memory.store: local"
             )
         op.execute("CREATE EXTENSION IF NOT EXISTS vector")
     TABLES.create_all(connection, checkfirst=False)
     for table in ("memory_failures", "memory_patterns") if is_postgresql else ():
+        # HNSW needs a fixed dimension, but the column holds several: one partial index each.
         for dimension in sorted(INDEXED):
             op.execute(
                 f"CREATE INDEX ix_{table}_near_{dimension} ON {table} USING hnsw "
