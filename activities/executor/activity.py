@@ -204,9 +204,9 @@ class ExecutionActivities:
             if delivery.state is DeliveryState.CLAIMED:
                 new_tree = tree.snapshot()
                 # A claim in the memory of this process shows that the worker survived and only the attempt failed.
-                cause = "the delivery broke off" if delivery.key in self._claimed else WORKER_DIED
+                cause = "the delivery was interrupted" if delivery.key in self._claimed else WORKER_DIED
                 if delivery.broke_off:
-                    cause = f"the delivery broke off ({delivery.broke_off.removesuffix('.')})"
+                    cause = f"the delivery was interrupted ({delivery.broke_off.removesuffix('.')})"
                 crash = Crash(
                     cause=cause,
                     moved=new_tree != delivery.base_tree,

@@ -156,7 +156,7 @@ class Compensator:
             more = len(undone.conflicts) - CONFLICTS_SHOWN
             return _fail_compensation(
                 request,
-                f"step {record.step!r} cannot be taken back: later steps changed the same places of {paths}"
+                f"step {record.step!r} cannot be undone: later steps changed the same places of {paths}"
                 f"{f' and {more} more' if more > 0 else ''}. Nothing was changed. Take those steps back first",
             )
         trees, before = self._ports.trees, request.expected_tree
@@ -182,12 +182,12 @@ class Compensator:
         try:
             if forbidden := check_command(work):
                 return _fail_compensation(
-                    request, f"step {record.step!r} cannot be taken back: {forbidden}"
+                    request, f"step {record.step!r} cannot be undone: {forbidden}"
                 ), RunnerResult()
             run_result = self._run_command(work)
         except (InvalidRequestError, ExpressionError) as error:
             return _fail_compensation(
-                request, f"step {record.step!r} cannot be taken back: {error.message}"
+                request, f"step {record.step!r} cannot be undone: {error.message}"
             ), RunnerResult()
         after = tree.snapshot()
         paths = self._ports.trees.changed_paths(store_folder_of(request.scope), before, after)
@@ -197,7 +197,7 @@ class Compensator:
             result = _fail_compensation(request, f"the command that takes step {record.step!r} back failed: {why}")
         # A compensation obeys the policy too; only its result shows which files the command wrote.
         elif refusal := check_changes(work.plan, paths):
-            result = _fail_compensation(request, f"step {record.step!r} cannot be taken back: {refusal}")
+            result = _fail_compensation(request, f"step {record.step!r} cannot be undone: {refusal}")
         else:
             return CompensationResult(tree=after, files_changed=len(paths)), run_result
         undone = tree.ensure(before, DriftCause.DURING_STEP, step=f"undo-{record.step}")
@@ -211,7 +211,7 @@ def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult 
         return None
     if name not in work.loaded.steps:
         return _fail_compensation(
-            request, f"step {request.step!r} is taken back by step {name!r}, which is not in the plan"
+            request, f"step {request.step!r} is undone by step {name!r}, which is not in the plan"
         )
     result = run_step(
         RunStepRequest(

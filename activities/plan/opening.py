@@ -164,7 +164,7 @@ class PlanOpener:
         diff = diff_plans(old.plan, plan)
         problems = find_refusals(diff, fixed=request.fixed, running=request.busy)
         if diff.empty or problems:
-            text = "\n".join(problems) or "nothing is different from the current revision. Change the plan, or resume"
+            text = "\n".join(problems) or "it does not differ from the current revision. Change the plan, or resume"
             return RevisedPlan(problem=shorten(text, PROBLEM_CHARACTERS))
         # Only values given at the start stay: for the others, a default that the revision changes must take effect.
         defaults = old.plan.inputs

@@ -195,7 +195,7 @@ class References:
         outputs = self._find_outputs(step)
         if outputs is None:
             raise ReferenceMissingError(
-                f"${{{name}}} has no value: step {step!r} has not completed, was skipped, or was taken back"
+                f"${{{name}}} has no value: step {step!r} has not completed, was skipped, or was undone"
             )
         return outputs
 

@@ -107,7 +107,7 @@ class ModelPlanWriter:
             problems = [*refusals, *find_gate_bypasses(new, plan)]
             # Compared by steps: a revision that only rewords its title would fail in the same way.
             if new.steps == plan.steps:
-                problems.append("nothing is different: what failed would fail again")
+                problems.append("it does not differ from the failed plan, and would fail again")
             if problems:
                 raise Unusable(*problems)
             return new, why

@@ -154,7 +154,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
         section("Steps", [f"{status}: {count}" for status, count in sorted(archive.counts.items())]),
         section("Done", [_line(record, titles) for record in completed]),
         section("Open", _steps(archive, titles, settled=False)),
-        section("Skipped, taken back or recovered", _steps(archive, titles, settled=True)),
+        section("Skipped, undone or recovered", _steps(archive, titles, settled=True)),
         section(
             "Decisions",
             [describe_answer(step, answer) for step, answers in archive.answers.items() for answer in answers],
@@ -183,7 +183,7 @@ def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRe
         f"# Postmortem: {archive.title}",
         f"Outcome: {archive.outcome.value.lower()}" + (f": {archive.reason}" if archive.reason else "."),
         section("What failed", [_failure(record, titles) for record in failed]),
-        section("What was taken back", [_line(record, titles) for record in taken_back]),
+        section("What was undone", [_line(record, titles) for record in taken_back]),
         section("Evidence", evidence),
         section("Revisions", [f"{len(archive.revisions)} in all"] if len(archive.revisions) > 1 else []),
         section("Left open", _steps(archive, titles, settled=False)),

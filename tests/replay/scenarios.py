@@ -483,7 +483,7 @@ async def plan_completed(stage: Stage) -> str:
 
 
 async def plan_gate_and_compensation(stage: Stage) -> str:
-    """Two people approve, then a step fails and everything is taken back."""
+    """Two people approve, then a step fails and everything is undone."""
     script: Script = {"pack": [fails("busy", "transient"), done()], "ask": asks(count=2), "deploy": fails("no route")}
     async with stage.planning(script) as plan:
         await plan.start(RELEASE, workspace=str(stage.workspace))

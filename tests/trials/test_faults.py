@@ -38,7 +38,7 @@ SETTLE_S = 20.0
 """The workers are killed in the end: what they had started is gone a moment later. An orphan would stay longer."""
 APPEND = {"append": [{"path": "log.txt", "text": "{n}\n"}]}
 ORPHAN = {**APPEND, "orphan": {"path": "late.txt", "after_s": 60}}
-GIVEN_UP = "hangs that crashes broke off five times"
+GIVEN_UP = "hangs that crashes was interrupted five times"
 DONE = "test $(cat log.txt | wc -l) -ge 2"
 
 

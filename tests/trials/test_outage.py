@@ -34,7 +34,7 @@ from worker.connect import connect
 from worker.server import free_port, temporal_binary, tuning_arguments
 
 ROOT = Path(__file__).parents[2]
-FALSE = ("died", "has ended", "broke off", "unknown")
+FALSE = ("died", "has ended", "was interrupted", "unknown")
 
 
 class Server:

@@ -46,7 +46,7 @@ GIVES_UP = [(step, moment) for step in TAKEN_BACK for moment in MOMENTS]
 
 
 def refactoring(*, recovers: bool) -> Plan:
-    """Return the example, with a step that is taken back by a command of its own.
+    """Return the example, with a step that is undone by a command of its own.
 
     Without `recovers` there is no alternate: the failed test ends the plan, which takes everything back.
     """

@@ -77,7 +77,7 @@ def test_a_notice_holds_ids_kinds_and_counts_alone(kind: AlertKind) -> None:
     body = (
         notice_of(alert(kind), link=episode_link("http://127.0.0.1:8233/", "default", "episode-1")).as_json().decode()
     )
-    for private in (GOAL, "ACME", "acme", "/srv", "RATE", "rates.py", "went off course"):
+    for private in (GOAL, "ACME", "acme", "/srv", "RATE", "rates.py", "in a row"):
         assert private not in body
     told = json.loads(body)
     assert told["kind"] == kind.value

@@ -183,7 +183,7 @@ async def test_definition_of_done_decides_whether_the_plan_is_completed(playing:
     async with playing(source, verifications=[no]) as stage:
         result = await stage.result()
     assert result.outcome is PlanOutcome.FAILED
-    assert result.reason == "the definition of done does not hold: pytest -q: 2 failed"
+    assert result.reason == "the definition of done is not met: pytest -q: 2 failed"
 
 
 async def test_person_fixes_the_files_where_the_definition_of_done_does_not_hold(playing: Playing):

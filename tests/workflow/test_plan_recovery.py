@@ -142,7 +142,7 @@ async def test_what_cannot_be_taken_back_is_told_and_the_rest_goes_on(playing: P
     assert result.outcome is PlanOutcome.FAILED
     assert stage.scripted.taken_back == ["one"]
     assert result.reason == "three: no disk. Not undone: two: a later step changed the same lines of app.py"
-    assert "not taken back two: a later step changed the same lines of app.py" in told
+    assert "not undone two: a later step changed the same lines of app.py" in told
 
 
 async def test_running_steps_are_stopped_before_anything_is_taken_back(playing: Playing):

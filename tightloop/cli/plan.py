@@ -142,7 +142,7 @@ def run(
         ),
     ] = None,
     again: Annotated[
-        str | None, Option(metavar="ID", help="Run a closed plan again; completed steps are taken over.")
+        str | None, Option(metavar="ID", help="Run a closed plan again; completed steps are reused.")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Preview each step; change nothing.")] = False,
     worktree: Annotated[bool, Option("--worktree", help="Work in a new git worktree.")] = False,

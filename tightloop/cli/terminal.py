@@ -20,7 +20,7 @@ _COLOURS = {
         "yellow": ("paused", "overdue", "asked", "MEDIUM"),
         "bold yellow": ("NEEDS RESPONSE", "waits", "waiting"),
         "green": ("succeeded", "completed", "recovered", "approved", "HIGH", "ok"),
-        "red": ("failed", "rejected", "refused", "blocked", "stuck", "not taken back", "LOW", "missing"),
+        "red": ("failed", "rejected", "refused", "blocked", "stuck", "not undone", "LOW", "missing"),
         "magenta": ("cancelled", "compensated"),
         "dim": ("skipped", "abandoned"),
     }.items()

@@ -87,7 +87,7 @@ def drift_lines(drifts: Iterable[Drift]) -> list[str]:
     return [
         line
         for drift in drifts
-        for line in (drift_text(drift), *([f"  bring them back: {drift.bring_back}"] if drift.bring_back else []))
+        for line in (drift_text(drift), *([f"  restore them: {drift.bring_back}"] if drift.bring_back else []))
     ]
 
 
@@ -273,7 +273,7 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
     ]
     if status.status == "completed":
         return lines
-    return [*lines, f"Run it again, with what is done taken over: tightloop plan run --again {status.plan_id}"]
+    return [*lines, f"Run it again, reusing completed steps: tightloop plan run --again {status.plan_id}"]
 
 
 def record_lines(record: StepRecord, workspace: Path) -> list[str]:
@@ -281,7 +281,7 @@ def record_lines(record: StepRecord, workspace: Path) -> list[str]:
     result = record.result
     took = f", {(record.ended - record.started).total_seconds():.1f} s" if record.started and record.ended else ""
     when = f" at {record.ended.astimezone():%Y-%m-%d %H:%M:%S}" if record.ended else ""
-    marks = [label for label, holds in (("taken over", result.reused), ("taken back", record.undone)) if holds]
+    marks = [label for label, holds in (("taken over", result.reused), ("undone", record.undone)) if holds]
     marked = f" ({', '.join(marks)})" if marks else ""
     rows = [("command", record.command), ("summary", result.summary)]
     if result.failure is not None:

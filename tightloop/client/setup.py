@@ -368,7 +368,7 @@ class Topology:
                 f"no worker runs workflows on task queue {self.main_queue!r}. Start a worker of role workflows or all"
             )
         if not self.homes:
-            problems.append("no worker opens workspaces. Start one of role workspace or all on the host that has them")
+            problems.append("no worker serves workspaces. Start one of role workspace or all on the host that has them")
         problems += [
             f"no worker polls task queue {queue!r}, which the settings name under queues. Start a worker for it, "
             "or remove it from the settings"

@@ -40,7 +40,7 @@ PARKED = timedelta(seconds=70)
 """Longer than Temporal's long poll, which returns after 20 s even without events."""
 # A closed run changes only if a person restores or restarts it.
 _CLOSED_WAIT = timedelta(seconds=5)
-# Followers must not wait forever for a poll that broke off without an error.
+# Followers must not wait forever for a poll that was interrupted without an error.
 _LOOK_ANYWAY = PARKED + timedelta(seconds=10)
 # Query results only change with a workflow task; the other event types start or end a run.
 _MOVES = frozenset(

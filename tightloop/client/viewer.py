@@ -278,7 +278,7 @@ class Viewer:
 
         Raises:
             InvalidRequestError: the path is not absolute, or it is not on this host and no other host has a worker.
-            ServiceUnavailableError: no worker opens workspaces (retryable).
+            ServiceUnavailableError: no worker serves workspaces (retryable).
         """
         if not workspace.startswith("/") or "\0" in workspace:
             raise InvalidRequestError(
@@ -288,7 +288,7 @@ class Viewer:
         topology = await self.topology()
         if not topology.homes:
             raise ServiceUnavailableError(
-                "no worker opens workspaces. Start one on the host that has the project: tightloop up, or tightloop "
+                "no worker serves workspaces. Start one on the host that has the project: tightloop up, or tightloop "
                 "worker run"
             )
         if any(home not in topology.here for home in topology.homes):

@@ -156,7 +156,7 @@ _OPTIONS = (
 
 
 class Crash(Value):
-    """Facts about a delivery that broke off."""
+    """Facts about a delivery that was interrupted."""
 
     cause: str = WORKER_DIED
     """Cause, as far as it is known."""

@@ -58,7 +58,7 @@ class AgentMode(StrEnum):
 
 
 class OnCrash(StrEnum):
-    """Reaction to a delivery that broke off without a trace of its end."""
+    """Reaction to a delivery that was interrupted without a trace of its end."""
 
     ASK = "ask"
     """A person decides."""
@@ -159,7 +159,7 @@ class ExecutorStatus(StrEnum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """The delivery broke off: its result is unknown, and it was not delivered again."""
+    """The delivery was interrupted: its result is unknown, and it was not delivered again."""
     NEEDS_PERSON = "needs_person"
     """A person has to act or decide first; see `question`."""
     PAUSED = "paused"

@@ -81,7 +81,7 @@ TITLES = {
     AlertKind.GATE: "waits for an approval",
     AlertKind.POLICY: "waits for an approval",
     AlertKind.FAILED_STEP: "asks about a failed step",
-    AlertKind.UNMET: "asks what to do: its definition of done does not hold",
+    AlertKind.UNMET: "asks what to do: its definition of done is not met",
     AlertKind.CLARIFICATION: "asks a question",
     AlertKind.NO_EXECUTOR: "waits: no worker is connected for its next step",
     AlertKind.FAILED: "failed",

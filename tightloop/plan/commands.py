@@ -238,7 +238,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
             f"'{excerpt}' is not an http or https address. Write the full URL, such as https://example.org/page"
         )
     parts = urlsplit(url)
-    # They would be stored in the history, and `https://example.org@evil.test` hides the real host from a reader.
+    # They would be stored in the history, and a user name that looks like a host hides the real one from a reader.
     if parts.username or parts.password:
         return HostRuling(
             "a URL must not contain a user name or password. Name an environment variable in secret_headers instead"

@@ -52,7 +52,7 @@ class QuestionKind(StrEnum):
     """The plan's policy requires a person's approval before a step acts."""
     FAILED_STEP = "failed_step"
     UNMET = "unmet"
-    """All steps are done, but the definition of done does not hold."""
+    """All steps are done, but the definition of done is not met."""
     CLARIFICATION = "clarification"
 
 

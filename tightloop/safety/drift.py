@@ -71,7 +71,7 @@ class Drift(Value):
     @property
     def report(self) -> tuple[str, ...]:
         """Reaction to the drift, and the command to restore undone changes."""
-        return (self.sentence, *((f"  bring them back: {self.bring_back}",) if self.bring_back else ()))
+        return (self.sentence, *((f"  restore them: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:

@@ -50,7 +50,7 @@ class EpisodeCommands(Commands):
     def refuse_late(self) -> None:
         """Refuse messages to an episode that is closing."""
         if not self._record.is_running:
-            raise InvalidRequestError(f"the episode is closing ({self._record.status}) and takes no more messages")
+            raise InvalidRequestError(f"the episode is closing ({self._record.status}) and accepts no more messages")
 
     def pause(self, remark: Remark) -> None:
         """Request a pause. It has no effect if one is requested or a question is open already."""
@@ -271,7 +271,7 @@ class EpisodeWorkflow(RunWorkflow):
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
         """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
-        episode_input = request or EpisodeInput(problem=f"the input is missing. A right input: {RIGHT_INPUT}")
+        episode_input = request or EpisodeInput(problem=f"the input is missing. Valid input: {RIGHT_INPUT}")
         self._run = self._record = record = EpisodeRecord(episode_input, run_id=workflow.info().workflow_id)
         # Here and not in `run`: the seed of a reset run changes while its first task is being replayed.
         record.watch_resets()

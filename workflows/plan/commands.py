@@ -46,7 +46,7 @@ class PlanCommands(Commands):
     def refuse_late(self) -> None:
         """Refuse messages to a plan that is ending."""
         if not self._context.is_running:
-            raise InvalidRequestError(f"the plan is closing ({self._context.status}) and takes no more messages")
+            raise InvalidRequestError(f"the plan is closing ({self._context.status}) and accepts no more messages")
         if self._context.is_ending:
             raise InvalidRequestError(ENDING)
 

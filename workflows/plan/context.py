@@ -33,7 +33,7 @@ from workflows.run.kernel import ContinueAsNew, Meter, Run
 from workflows.run.workflow import is_other_build_wanted
 
 REASON_CHARACTERS = 600
-ENDING = "the plan is ending and takes no more messages"
+ENDING = "the plan is ending and accepts no more messages"
 
 
 class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error

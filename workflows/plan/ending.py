@@ -232,7 +232,7 @@ class PlanProof:
         if not verification.passed and self._context.is_nothing_left:
             failed, policy = "; ".join(verification.failed) or "no check passed", context.failure_policy
             if policy is not OnPlanFailure.ASK:
-                reason = f"the definition of done does not hold: {failed}"
+                reason = f"the definition of done is not met: {failed}"
                 raise PlanEnd(reason, compensate=policy is OnPlanFailure.COMPENSATE)
             self._questions.ask_about_unmet(failed)
         return verification.passed

@@ -363,7 +363,7 @@ class ProjectWorkflow(GraphWorkflow):
     @workflow.init
     def __init__(self, request: ProjectInput | None = None) -> None:
         """Start as a draft without tasks, or restore the state of the previous Temporal run."""
-        project_input = request or ProjectInput(problem=f"the input is missing. A right input: {RIGHT_LOOP_INPUT}")
+        project_input = request or ProjectInput(problem=f"the input is missing. Valid input: {RIGHT_LOOP_INPUT}")
         self._set_up(ProjectContext(project_input, run_id=workflow.info().workflow_id))
         self._claiming = asyncio.Lock()
 

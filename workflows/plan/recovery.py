@@ -89,7 +89,7 @@ class Compensation:
         for entry in entries:
             problem = await self._take_one_back(entry)
             if problem:
-                self._context.log("not taken back", problem, entry.step)
+                self._context.log("not undone", problem, entry.step)
                 problems.append(f"{entry.step}: {problem}")
         return problems
 

@@ -88,11 +88,11 @@ class PlanQuestions:
         self._ask("asked", question)
 
     def ask_about_unmet(self, failed: str) -> None:
-        """Ask how to continue if all steps are done and the definition of done does not hold."""
+        """Ask how to continue if all steps are done and the definition of done is not met."""
         question = Question(
             id="",
             kind=QuestionKind.UNMET,
-            title=f"the definition of done does not hold: {failed}",
+            title=f"the definition of done is not met: {failed}",
             options=(RETRY, *self._replan, CANCEL),
             default=RETRY.name,
             blocks=THE_PLAN,

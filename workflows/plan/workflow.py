@@ -225,7 +225,7 @@ class PlanWorkflow(GraphWorkflow):
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
         """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
-        plan_input = request or PlanInput(problem=f"the input is missing. A right input: {RIGHT_PLAN_INPUT}")
+        plan_input = request or PlanInput(problem=f"the input is missing. Valid input: {RIGHT_PLAN_INPUT}")
         self._set_up(PlanContext(plan_input, run_id=workflow.info().workflow_id))
 
     @workflow.run

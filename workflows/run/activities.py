@@ -336,7 +336,7 @@ class ActivityRunner:
         homes = [queues.home] if queues.home else [str(home) for home in cause.details]
         if not homes:
             raise ActivityFailedError(
-                f"{cause.message}, and no worker opens workspaces. Start one of role workspace or all on the host of "
+                f"{cause.message}, and no worker serves workspaces. Start one of role workspace or all on the host of "
                 "this one, then resume",
                 no_worker=True,
             )
@@ -409,7 +409,7 @@ def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedEr
         # The server only knows that heartbeats are missing. A worker that finds another one dead reports that itself.
         is_found = cause.failure is not None and cause.failure.source == FOUND_BY_WORKER
         lost = "heartbeats stopped: its worker or its host died, or could not reach Temporal"
-        return ActivityFailedError(f"{error.activity_type} broke off: {cause.message if is_found else lost}")
+        return ActivityFailedError(f"{error.activity_type} was interrupted: {cause.message if is_found else lost}")
     if isinstance(cause, ApplicationError):
         is_drift = cause.type == DriftError.__name__ and bool(cause.details)
         drift = Drift.model_validate(cause.details[0]) if is_drift else None

@@ -134,7 +134,7 @@ def readable(content: bytes, media_type: str) -> Readable:
 
 
 def _decode(content: bytes, media_type: str) -> str:
-    # Browsers look for the encoding in the first 1 024 bytes too (HTML Standard, 13.2.3.2).
+    # Browsers look for the encoding in the first kilobyte too, as the HTML Standard demands.
     named = _CHARSET.search(media_type) or _CHARSET.search(content[:1_024].decode("latin-1"))
     try:
         return content.decode(named[1] if named else "utf-8", "replace")

@@ -306,7 +306,7 @@ class TestRevision:
         server.queue(plans(same), plans(same + "  - {id: more, run: ls}\n"))
         found = self.revised(plan)
         assert found.changed == ("more",)
-        assert "nothing is different" in server.requests[1].text
+        assert "does not differ from" in server.requests[1].text
 
     def test_only_what_is_different_is_written_and_what_is_done_stays_in_any_case(
         self, root: Path, server: ModelServer

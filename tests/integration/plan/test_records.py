@@ -174,7 +174,7 @@ class TestRevision:
         [
             ('{"id": "p", "steps": [{"id": "one", "shell": {"run": "false"}}]}', "completed and cannot be changed"),
             ('{"id": "p", "steps": [{"id": "one", "needs": ["x"]}]}', "x"),
-            ('{"id": "p", "steps": [{"id": "one", "shell": {"run": "true"}}]}', "nothing is different"),
+            ('{"id": "p", "steps": [{"id": "one", "shell": {"run": "true"}}]}', "does not differ from"),
             ("", "agent_planning"),
         ],
     )

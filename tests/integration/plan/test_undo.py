@@ -1,4 +1,4 @@
-"""Steps are taken back exactly: by path, by lines where others changed the same file, or not at all."""
+"""Steps are undone exactly: by path, by lines where others changed the same file, or not at all."""
 
 import os
 import random

@@ -299,7 +299,7 @@ class PlanDraw:
         return {"id": "drawn", "on_failure": on_failure, "max_parallel": 1, "steps": self.steps}
 
     def chain(self, count: int) -> dict[str, Any]:
-        """Return steps that all write, one after the other; the last one fails, and they are taken back."""
+        """Return steps that all write, one after the other; the last one fails, and they are undone."""
         draw = self._draw
         for number in range(count):
             name, needs = f"s{number}", [f"s{number - 1}"] if number else []
@@ -308,7 +308,7 @@ class PlanDraw:
                 self.script[f"undo {name}"] = (_crash(draw, {"cannot": True} if draw.chance(0.5) else {}, 0.5),)
         self.script[f"step s{count - 1}"] = ({"s": "fail", "class": "logic"},) * 3
         if draw.chance(0.25):
-            # Another step does the work, once some were taken back.
+            # Another step does the work, once some were undone.
             undo = [f"s{number}" for number in range(count - 1) if draw.chance(0.7)]
             self.steps[-1]["on_failure"] = {"to": "other", "recovers": True, "compensate": undo}
             self.steps.append({"id": "other", "shell": {"run": "true"}, "retry": {"attempts": 1}})

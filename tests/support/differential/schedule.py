@@ -106,7 +106,7 @@ class Observation(Data):
     deliveries: tuple[str, ...] = ()
     """Orders that had an effect, in their order; where several run at the same time, sorted."""
     undone: tuple[str, ...] = ()
-    """Steps that were taken back, in their order."""
+    """Steps that were undone, in their order."""
     proven: bool = False
     """A proof, or a person's acceptance, belongs to the final tree."""
     broken: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 The parent keeps one worker alive for each file in a folder: its name is the task queue, its lines say where the worker
 dies, such as `rename-uses acted`. It forks, so that a new one is there at once, and ends those whose file is gone.
 
-A step is named by its id, `undo-`, `prepare-` or `settle-` and its id where it is taken back or starts workflows; all
+A step is named by its id, `undo-`, `prepare-` or `settle-` and its id where it is undone or starts workflows; all
 else by its activity, with `@build.1` behind it in the workflow that attempt 1 of step `build` started. An episode has
 the scripted executor with the script in `SCRIPT` of its workspace.
 """

@@ -1,4 +1,4 @@
-"""What is done about a delivery that broke off."""
+"""What is done about a delivery that was interrupted."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -339,7 +339,7 @@ def test_an_attempt_is_shown_with_what_it_left() -> None:
         undone=True,
     )
     lines = "\n".join(record_lines(record, Path()))
-    assert "attempt 3: failed (taken back)" in lines
+    assert "attempt 3: failed (undone)" in lines
     assert "2.0 s, revision 2" in lines
     assert "failure: transient: no answer" in lines
     assert "output status: 503" in lines

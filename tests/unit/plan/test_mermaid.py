@@ -48,7 +48,7 @@ flowchart TD
   end
   s0 -->|"success"| s3
   s0 -.->|"failure"| s1
-  s1 -.->|"taken back by"| s2
+  s1 -.->|"undone by"| s2
   s3 -->|"ship it"| s4
   s0 --> s5
   s5 --> s6

@@ -1,4 +1,4 @@
-"""Which way out of a failure is taken, circuit breakers, and what is taken back."""
+"""Which way out of a failure is taken, circuit breakers, and what is undone."""
 
 from datetime import timedelta
 

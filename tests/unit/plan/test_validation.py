@@ -62,7 +62,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: look-*, for_each: [1]}\n- {id: look-1}",
             "p:4:8: 'look-1' clashes with an instance of template 'look-*'.",
         ),
-        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' clashes with the record that 'a' was taken back."),
+        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' clashes with the record that 'a' was undone."),
         ("- {id: status}", "p:3:8: 'status' cannot be a step id"),
         ("- {id: a-*}", "p:3:8: 'a-*' is a template without items. Add `for_each: ${step.output}`, or remove the '*'."),
         ("- {id: a, for_each: [1]}", "p:3:8: 'a' has 'for_each' but is not a template. Write `id: a-*`."),
@@ -102,7 +102,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
         ),
         (
             "- {id: a, compensate: {run: x, none: true}}",
-            "p:3:11: 'a' must be taken back in one way: `run`, `step` or `none`.",
+            "p:3:11: 'a' must be undone in one way: `run`, `step` or `none`.",
         ),
         ("- {id: a, gate: {}}", "p:3:11: gate 'a' has neither checks nor an approval."),
         ("- {id: a, gate: {checks: [{name: x}]}}", "p:3:27: check 1 of gate 'a' has no way to check."),
@@ -116,10 +116,10 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
         ),
         ("- {id: a, http: {url: 'http://x'}}", "p:3:11: 'a' uses the network, but the policy allows no host."),
         ("- {id: a, evidence: [{hypothesis: H1}]}", "p:3:35: 'a' has evidence for 'H1', which is not a hypothesis"),
-        ("- {id: a, compensate: {step: b}}", "p:3:30: 'a' is taken back by 'b', which is not a step."),
+        ("- {id: a, compensate: {step: b}}", "p:3:30: 'a' is undone by 'b', which is not a step."),
         (
             "- {id: a, compensate: {step: b}}\n- {id: b}",
-            "p:3:30: 'a' is taken back by 'b', which is not of kind compensation.",
+            "p:3:30: 'a' is undone by 'b', which is not of kind compensation.",
         ),
         (
             "- {id: a, compensate: {step: b}}\n- {id: b, kind: compensation, needs: [a]}",

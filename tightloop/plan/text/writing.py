@@ -236,4 +236,4 @@ def _mermaid_arrows(step: Step) -> Iterator[tuple[str, str, str]]:
     for choice in step.choices():
         yield from ((step.id, target, f'-->|"{_escape(choice.label)}"|') for target in choice.to)
     if step.compensate and step.compensate.step:
-        yield step.id, step.compensate.step, '-.->|"taken back by"|'
+        yield step.id, step.compensate.step, '-.->|"undone by"|'

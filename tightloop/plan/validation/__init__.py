@@ -99,7 +99,7 @@ def _index(scope: Scope) -> dict[str, int]:
             scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         taken_back = step.id.removeprefix(UNDO)
         if taken_back != step.id and taken_back in index and step.kind is not StepKind.COMPENSATION:
-            message = f"'{step.id}' clashes with the record that '{taken_back}' was taken back"
+            message = f"'{step.id}' clashes with the record that '{taken_back}' was undone"
             scope.report.error(
                 "double-id", scope.at(number, "id"), message, "Rename it, or make it `kind: compensation`"
             )

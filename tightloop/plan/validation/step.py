@@ -132,7 +132,7 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     yield from _branch_faults(step)
     undo = step.compensate
     if undo and bool(undo.run) + bool(undo.step) + undo.none > 1:
-        yield ("compensate",), f"'{step.id}' must be taken back in one way: `run`, `step` or `none`", ""
+        yield ("compensate",), f"'{step.id}' must be undone in one way: `run`, `step` or `none`", ""
 
 
 def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -277,10 +277,10 @@ def _check_names(scope: Scope, index: int, step: Step) -> None:
     if undo:
         path = scope.at(index, "compensate", "step")
         if undo not in scope.index:
-            message = f"'{step.id}' is taken back by '{undo}', which is not a step"
+            message = f"'{step.id}' is undone by '{undo}', which is not a step"
             report.error("unknown-step", path, message, report.closest(undo, scope.index, but=step.id))
         elif scope.steps[scope.index[undo]].kind is not StepKind.COMPENSATION:
-            message = f"'{step.id}' is taken back by '{undo}', which is not of kind compensation"
+            message = f"'{step.id}' is undone by '{undo}', which is not of kind compensation"
             report.error("compensation-kind", path, message, f"Write `kind: compensation` in '{undo}'")
 
 

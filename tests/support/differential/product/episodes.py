@@ -44,7 +44,7 @@ ASKS = {
     "permission": lambda key: permission_question("run it", "run", f"run {key}"),
     "clarification": lambda key: clarifying_question("which one?", "it is open", f"which {key}"),
     "work": lambda _key: work_question("do it by hand"),
-    "crash": lambda key: hand_off_question("it broke off", "the plan", key),
+    "crash": lambda key: hand_off_question("it was interrupted", "the plan", key),
 }
 _HARM = Violation("deletes_files", Topic.DAMAGE, Verdict.ASK, "keep them")
 
@@ -242,7 +242,7 @@ class EpisodeFolder:
         return Delivery(key=f"{self.name}/{request.iteration}.{request.delivery}", attempt=attempt)
 
     def execute(self, step: Step, request: ExecuteRequest, attempt: int) -> ExecutorReport:
-        """Work once under each key; what broke off is not repeated."""
+        """Work once under each key; what was interrupted is not repeated."""
         key, order = request.key, request.key.rpartition("/")[2]
         if key in self.reports:
             if attempt == 1 and self.name not in self.world.cancelled:
