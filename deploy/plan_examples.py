@@ -1,13 +1,35 @@
-"""Examples of all plan models, shown in `docs/reference/plan.md` and validated by a test."""
+"""Sections of `docs/reference/plan.md`: the models of a plan, each with an example that a test validates."""
+
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.plan import action, document, step
+from tightloop.settings import AgentSSettings
 
-EXAMPLES: dict[type[BaseModel], str] = {
-    document.Plan: """\
+
+class Section(NamedTuple):
+    """Table and example of some models."""
+
+    title: str
+    models: dict[str, type[BaseModel]]
+    """Models by the path of their fields from the plan or the step, such as `gate.checks`."""
+    example: str
+    """Plan or part of one that shows all fields of these models."""
+
+
+SECTIONS = [
+    Section(
+        "Plan",
+        {
+            "": document.Plan,
+            "artifacts": document.ArtifactDeclaration,
+            "hypotheses": document.Hypothesis,
+            "definition_of_done": Check,
+        },
+        """\
 id: release
 title: Release the client
 description: Builds, checks and tags.
@@ -18,13 +40,40 @@ inputs: {version: "1.0.1"}
 assumptions: [nobody else releases today]
 risks: [the mirror may be slow]
 memory: [last-release]
+hypotheses: [{id: H1, statement: The cache is stale, prior: 0.4}]
+artifacts: [{name: report, from_step: build, output: text, type: markdown}]
 max_parallel: 4
 on_failure: compensate
 seed: 7
 steps:
-  - {id: build, run: "make VERSION=${plan.version}"}
-definition_of_done: [make test]""",
-    step.Step: """\
+  - {id: build, run: "make VERSION=${plan.version}", outputs: {text: stdout}}
+definition_of_done: [make lint, {run: make test, name: tests, timeout_s: 300}]""",
+    ),
+    Section(
+        "`budget` and `policy` of a plan",
+        {
+            "budget": document.PlanBudget,
+            "policy": document.Policy,
+            "policy.commands": document.CommandRule,
+            "policy.deletions": document.Deletions,
+        },
+        """\
+budget:
+  {max_wall_s: 2h, max_cost_usd: 5, max_tokens: 1000000, max_api_calls: 200, max_attempts: 100, max_depth: 2,
+   max_fan_out: 20, max_revisions: 3}
+policy:
+  write: [src/**, tests/**]
+  protect: ["**/.env", "**/*.pem"]
+  commands: [{match: git push **, verdict: deny, reason: people publish}]
+  network: [api.example.org, "*.example.com", "127.0.0.1:8080"]
+  shell_network: false
+  approve: [deploy]
+  deletions: {files: 10, lines: 200, share: 0.3}""",
+    ),
+    Section(
+        "Step",
+        {"": step.Step, "expect": step.Prose},
+        """\
 steps:
   - {id: lint, run: make lint, access: reads}
   - id: build
@@ -53,39 +102,70 @@ steps:
     on_success: [publish]
   - {id: publish, run: make publish}
   - {id: check-*, needs: [build], for_each: [small, large], run: "make check SIZE=${item}"}""",
-    step.ProjectAction: """\
+    ),
+    Section(
+        "Failures, budget and evidence of a step",
+        {
+            "retry": step.Retry,
+            "watchdog": step.Watchdog,
+            "failure_modes": step.FailureMode,
+            "on_failure": step.OnFailure,
+            "compensate": step.Compensation,
+            "budget": step.StepBudget,
+            "evidence": step.EvidenceRule,
+        },
+        """\
+hypotheses: [H1]
 steps:
-  - {id: look, project: {stage: inspect, given: {goal: "Add rate limits", gates: []}}}""",
-    step.Prose: "steps: [{id: a, run: make, expect: [{prose: The text reads well}]}]",
-    step.Retry: "steps: [{id: a, run: make, retry: {attempts: 5, initial_s: 2, factor: 2, maximum_s: 1m}}]",
-    step.Watchdog: "steps: [{id: a, run: make, watchdog: {after_s: 5m, escalate: pause}}]",
-    step.FailureMode: """\
-steps:
-  - id: a
-    run: make
+  - id: install
+    run: make install
+    retry: {attempts: 5, initial_s: 2, factor: 2, maximum_s: 1m}
+    watchdog: {after_s: 5m, escalate: pause}
     failure_modes:
-      - {name: busy, detect: "${exit_code} == 75", failure_class: transient, recover: retry, advice: wait}""",
-    step.OnFailure: """\
-steps:
-  - {id: a, run: make, on_failure: {to: b, recovers: true, compensate: [a]}}
-  - {id: b, run: make slowly}""",
-    step.Compensation: """\
-steps:
-  - {id: a, run: make install, compensate: {run: make uninstall}}
-  - {id: b, run: make publish, compensate: {step: withdraw}}
-  - {id: c, run: make report, compensate: {none: true}}
+      - {name: busy, detect: "${exit_code} == 75", failure_class: transient, recover: retry, advice: wait}
+    on_failure: {to: slowly, recovers: true, compensate: [install]}
+    compensate: {run: make uninstall}
+    budget: {max_cost_usd: 0.5, max_tokens: 20000}
+    evidence: [{hypothesis: H1, when: "'stale' in ${outputs.stdout}", verdict: supports, strength: strong, note: x}]
+  - {id: slowly, run: make slowly, compensate: {none: true}}
+  - {id: publish, run: make publish, compensate: {step: withdraw}}
   - {id: withdraw, kind: compensation, run: make withdraw}""",
-    step.EvidenceRule: """\
-hypotheses: [{id: H1, statement: The cache is stale, prior: 0.4}]
+    ),
+    Section(
+        "`shell`, `git`, `search`, `model`, `checkpoint`, `project`",
+        {
+            "shell": action.ShellAction,
+            "git": action.GitAction,
+            "search": action.SearchAction,
+            "model": action.ModelAction,
+            "checkpoint": action.CheckpointAction,
+            "project": step.ProjectAction,
+        },
+        """\
+steps:
+  - {id: a, shell: {run: make, environment: {MODE: fast}, folder: src}}
+  - {id: b, git: {branch: fix/add, commit: "fix: ${title}", paths: [src], pull_request: Fix add}}
+  - {id: c, search: {query: retries, where: project, paths: [docs/**], limit: 5}}
+  - id: d
+    model:
+      prompt: Which methods may be repeated?
+      schema: {type: object, properties: {methods: {type: array}}}
+      model: gpt-5-mini
+      max_output_tokens: 500
+  - {id: e, kind: checkpoint, checkpoint: {name: before-the-change}}
+  - {id: f, project: {stage: inspect, given: {goal: "Add rate limits", gates: []}}}""",
+    ),
+    Section(
+        "`edit`",
+        {"edit": action.EditAction, "edit.files": action.FileEdit},
+        """\
 steps:
   - id: a
-    run: make probe
-    evidence: [{hypothesis: H1, when: "'stale' in ${outputs.stdout}", verdict: supports, strength: strong, note: x}]""",
-    step.StepBudget: "steps: [{id: a, model: Say why, budget: {max_cost_usd: 0.5, max_tokens: 20000}}]",
-    action.ShellAction: "steps: [{id: a, shell: {run: make, environment: {MODE: fast}, folder: src}}]",
-    action.EditAction: """\
-steps:
-  - {id: a, edit: {files: [{path: a.py, search: old, replace: new}]}}
+    edit:
+      files:
+        - {path: a.py, search: old, replace: new}
+        - {path: b.txt, content: "the whole file"}
+        - {path: c.txt, delete: true}
   - id: b
     edit:
       diff: |
@@ -94,18 +174,11 @@ steps:
         @@ -1 +1 @@
         -old
         +new""",
-    action.FileEdit: """\
-steps:
-  - id: a
-    edit:
-      files:
-        - {path: a.py, search: old, replace: new}
-        - {path: b.txt, content: "the whole file"}
-        - {path: c.txt, delete: true}""",
-    action.GitAction: """\
-steps:
-  - {id: a, git: {branch: fix/add, commit: "fix: ${title}", paths: [src], pull_request: Fix add}}""",
-    action.HttpAction: """\
+    ),
+    Section(
+        "`http`",
+        {"http": action.HttpAction},
+        """\
 policy: {network: [api.example.org, docs.example.org]}
 steps:
   - id: ask
@@ -117,23 +190,17 @@ steps:
       body: {title: Broken}
       expect_status: [201]
   - {id: read, http: {urls: [https://docs.example.org/a], max_age_s: 1d, at_least: 1}}""",
-    action.SearchAction: "steps: [{id: a, search: {query: retries, where: project, paths: [docs/**], limit: 5}}]",
-    action.ModelAction: """\
-steps:
-  - id: a
-    model:
-      prompt: Which methods may be repeated?
-      schema: {type: object, properties: {methods: {type: array}}}
-      model: gpt-5-mini
-      max_output_tokens: 500""",
-    action.GateAction: """\
-steps:
-  - {id: build, run: make}
-  - id: a
-    kind: gate
-    needs: [build]
-    gate: {checks: ["${build.exit_code} == 0"], approval: maintainer, window: night, evidence: ["${build.stdout}"]}""",
-    action.GateCheck: """\
+    ),
+    Section(
+        "`gate`",
+        {
+            "gate": action.GateAction,
+            "gate.checks": action.GateCheck,
+            "gate.checks.diff": action.DiffReview,
+            "gate.approval": action.Approval,
+            "gate.approval.options": action.Option,
+        },
+        """\
 steps:
   - {id: facts, run: cat facts.json, outputs: {claims: json}}
   - id: a
@@ -141,45 +208,36 @@ steps:
     needs: [facts]
     gate:
       checks:
+        - "${facts.exit_code} == 0"
         - {name: tests, command: make test}
         - {invariant: "len(${facts.claims}) > 0"}
         - {artifact: "${facts.claims}", schema: {type: array}}
         - {artifact: "${facts.claims}", confirmations: 2}
-        - {diff: {max_lines: 200}}
+        - {diff: {since: facts, max_files: 10, max_lines: 200, only: [src/**], never: ["**/*.lock"]}}
         - {prose: the names are good}
-      approval: maintainer""",
-    action.DiffReview: """\
-steps:
-  - {id: build, run: make}
-  - id: a
-    kind: gate
-    needs: [build]
-    gate: {checks: [{diff: {since: build, max_files: 10, max_lines: 200, only: [src/**], never: ["**/*.lock"]}}]}""",
-    action.Approval: """\
-steps:
-  - id: a
-    kind: gate
-    gate: {approval: {role: maintainer, count: 2, question: Which way?, options: [{name: fast}, {name: safe}]}}""",
-    action.Option: """\
-steps:
-  - id: a
-    kind: gate
-    gate:
       approval:
         role: maintainer
+        count: 2
+        question: Which way?
         options:
           - {name: fast, pros: [done today], cons: [no tests], cost: 1 hour, to: [quick]}
           - {name: safe, to: [slow]}
+      evidence: ["${facts.claims}"]
+  - {id: b, kind: gate, gate: {approval: maintainer, window: night}}
   - {id: quick, run: make quick}
   - {id: slow, run: make slow}""",
-    action.DecisionAction: """\
+    ),
+    Section(
+        "`decision`",
+        {"decision": action.DecisionAction, "decision.rules": action.Rule},
+        """\
 hypotheses: [H1, H2]
 steps:
   - {id: look, run: wc -l < log, outputs: {lines: json}}
   - id: by-rules
     kind: decision
     needs: [look]
-    decision: {rules: [{when: "${look.lines} > 100", to: [split]}], otherwise: [keep]}
+    decision: {rules: [{when: "${look.lines} > 100", to: [split], note: too long}], otherwise: [keep]}
   - id: by-hypotheses
     kind: decision
     decision: {hypotheses: {H1: [fix-cache], H2: [fix-lock]}, min_confidence: 0.8}
@@ -191,15 +249,11 @@ steps:
   - {id: fix-cache, run: make cache}
   - {id: fix-lock, run: make lock}
   - {id: alert, run: make alert}""",
-    action.Rule: """\
-steps:
-  - id: a
-    kind: decision
-    decision: {rules: [{when: "${seed} > 0", to: [b], note: seeded}], otherwise: [c]}
-  - {id: b, run: make b}
-  - {id: c, run: make c}""",
-    action.CheckpointAction: "steps: [{id: a, kind: checkpoint, checkpoint: {name: before-the-change}}]",
-    action.EpisodeAction: """\
+    ),
+    Section(
+        "`episode`",
+        {"episode": action.EpisodeAction, "episode.merge": action.MergeStart, "episode.budget": Budget},
+        """\
 steps:
   - id: a
     kind: episode
@@ -208,93 +262,49 @@ steps:
       definition_of_done: [make test]
       executor: codex
       planner: heuristic
-      budget: {max_iterations: 10}
-      worktree: true
-      merge: {base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904, tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba}""",
-    action.MergeStart: """\
-steps:
-  - id: a
-    kind: episode
-    episode:
-      goal: Resolve the conflict between a and b
-      worktree: true
-      definition_of_done: ["! grep -qE '^(<{7}|>{7})' app.py"]
-      merge:
-        base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904
-        tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba""",
-    Budget: """\
-steps:
-  - id: a
-    kind: episode
-    episode:
-      goal: Make the tests pass
       budget:
         {max_iterations: 10, warn_at_iteration: 8, max_executor_failures: 3, max_infrastructure_retries: 50,
-         max_tokens: 1000000, max_cost_usd: 5, max_wall_time: 2h}""",
-    Check: "definition_of_done: [{run: make test, name: tests, timeout_s: 300}]",
-    step.SubplanAction: """\
+         max_tokens: 1000000, max_cost_usd: 5, max_wall_time: 2h}
+      worktree: true
+      merge: {base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904, tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba}""",
+    ),
+    Section(
+        "`subplan`, `branch`",
+        {"subplan": step.SubplanAction, "branch": step.BranchAction, "branch.alternatives": step.Alternative},
+        """\
 steps:
   - id: a
     subplan:
       inputs: {size: large}
       max_parallel: 2
       steps: [{id: one, run: "make SIZE=${plan.size}"}]
-  - {id: b, subplan: {file: plans/report.yaml}}""",
-    step.BranchAction: """\
-steps:
-  - id: a
-    branch:
-      alternatives:
-        - {name: cache, steps: [{id: one, run: make cache}]}
-        - {name: index, steps: [{id: one, run: make index}]}
-      checks: [make test]
-      score: ./measure.sh
-      max_cost_usd: 2""",
-    step.Alternative: """\
-steps:
-  - id: a
+  - {id: b, subplan: {file: plans/report.yaml}}
+  - id: c
     branch:
       alternatives:
         - {name: cache, note: less work, steps: [{id: one, run: make cache}]}
-        - {name: index, note: faster, steps: [{id: one, run: make index}]}""",
-    document.PlanBudget: """\
-budget:
-  {max_wall_s: 2h, max_cost_usd: 5, max_tokens: 1000000, max_api_calls: 200, max_attempts: 100, max_depth: 2,
-   max_fan_out: 20, max_revisions: 3}""",
-    document.Policy: """\
-policy:
-  write: [src/**, tests/**]
-  protect: ["**/.env", "**/*.pem"]
-  commands: [{match: git push **, verdict: ask}]
-  network: [api.example.org, "*.example.com", "127.0.0.1:8080"]
-  shell_network: false
-  approve: [deploy]
-  deletions: {files: 10}""",
-    document.CommandRule: "policy: {commands: [{match: git push **, verdict: deny, reason: people publish}]}",
-    document.Deletions: "policy: {deletions: {files: 10, lines: 200, share: 0.3}}",
-    document.Hypothesis: "hypotheses: [{id: H1, statement: The cache is stale, prior: 0.4}]",
-    document.ArtifactDeclaration: """\
-artifacts: [{name: report, from_step: a, output: text, type: markdown}]
-steps: [{id: a, run: cat report.md, outputs: {text: stdout}}]""",
-}
-"""Plan or part of one for each model, with all of its fields."""
+        - {name: index, note: faster, steps: [{id: one, run: make index}]}
+      checks: [make test]
+      score: ./measure.sh
+      max_cost_usd: 2""",
+    ),
+]
+EXAMPLES = {model: section.example for section in SECTIONS for model in section.models.values()}
 INTERNAL = frozenset({"within"})
 """Fields set by programs, not by people."""
-TITLES: dict[type[BaseModel], str] = {
-    document.Plan: "Plan", step.Step: "Step", step.Prose: "`prose`", step.Retry: "`retry`", step.Watchdog: "`watchdog`",
-    step.FailureMode: "`failure_modes`", step.OnFailure: "`on_failure`", step.Compensation: "`compensate`",
-    step.EvidenceRule: "`evidence`", step.StepBudget: "`budget` of a step", action.ShellAction: "`shell`",
-    action.EditAction: "`edit`", action.FileEdit: "`edit.files`", action.GitAction: "`git`",
-    action.HttpAction: "`http`",
-    action.SearchAction: "`search`", action.ModelAction: "`model`", action.GateAction: "`gate`",
-    action.GateCheck: "`gate.checks`", action.DiffReview: "`gate.checks.diff`", action.Approval: "`gate.approval`",
-    action.Option: "`options`", action.DecisionAction: "`decision`", action.Rule: "`decision.rules`",
-    action.CheckpointAction: "`checkpoint`", action.EpisodeAction: "`episode`",
-    action.MergeStart: "`episode.merge`", Budget: "`episode.budget`",
-    Check: "`definition_of_done`, `checks`",
-    step.SubplanAction: "`subplan`", step.BranchAction: "`branch`", step.Alternative: "`branch.alternatives`",
-    step.ProjectAction: "`project`",
-    document.PlanBudget: "`budget` of a plan", document.Policy: "`policy`", document.CommandRule: "`policy.commands`",
-    document.Deletions: "`policy.deletions`", document.Hypothesis: "`hypotheses`",
-    document.ArtifactDeclaration: "`artifacts`",
-}  # fmt: skip
+EXPLAINED = frozenset(
+    {action.FileEdit, action.GateCheck, AgentSSettings, Budget, Check, document.Deletions, step.Prose}
+)
+"""Inner models whose own meaning follows that of the field that holds them."""
+MERGED: dict[type[BaseModel], dict[tuple[str, ...], str]] = {
+    document.Plan: {
+        ("title", "description", "owner", "created_at"): "For readers.",
+        ("labels", "assumptions", "risks"): "For readers.",
+    },
+    step.Step: {
+        ("title", "description"): "For readers and for the models that do the work.",
+        ("effects", "assumptions", "risks"): "In prose, for readers.",
+    },
+    action.Option: {("pros", "cons"): "Arguments for and against it; for readers."},
+}
+"""Fields of one type and default that share a row, with its meaning."""

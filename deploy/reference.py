@@ -15,7 +15,7 @@ import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from deploy.plan_examples import EXAMPLES, INTERNAL, TITLES
+from deploy.plan_examples import EXPLAINED, INTERNAL, MERGED, SECTIONS, Section
 from tightloop.cli.main import app
 from tightloop.ledger.metrics import MEANINGS
 from tightloop.settings import Settings
@@ -26,6 +26,7 @@ _ABOUT_SETTINGS = (
     "Where the file is, and what wins over what: [settings.md](../operate/settings.md). "
     "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`."
 )
+_ABOUT_SMALL = "Sections of few keys: `server.http_port` is the key `http_port` of the section `server`."
 _ABOUT_METRICS = (
     "`tightloop metrics`, the page `/metrics` and `GET /api/metrics` show these of the episodes that ended in a time "
     "range and are still in the ledger. Each has the number `n` of known values, and how many are not known: these are "
@@ -34,8 +35,15 @@ _ABOUT_METRICS = (
 )
 _ABOUT_PLANS = (
     "What they do together: [plans.md](../plans.md). Fields that end with `_s`, and durations, take seconds, or `90s`, "
-    "`5m`, `2h`, `1d`. A list takes a bare text as its only item. What is left out has its default."
+    "`5m`, `2h`, `1d`. A list takes a bare text as its only item. What is left out has its default. "
+    "`gate.checks.name` is the field `name` of `gate.checks`, or of each item if that is a list."
 )
+_ABOUT_IDS = (
+    '`ID` is the id of an episode or of a plan, its beginning, or `last`. "Also" names '
+    "[options of many commands](#options-of-many-commands)."
+)
+_ALSO = "Also {}."
+_AS_START = "As for [`start`](#tightloop-start-goal): {}."
 _EXIT_CODES = {
     0: "Done. Of a command that follows (`watch`, `plan run`, `start --watch`): the episode succeeded, the plan is "
     "completed.",
@@ -50,8 +58,12 @@ _EXIT_CODES = {
 }
 _SECTION = re.compile(r"\bsection(?: ([A-Z]\w+))?")
 _CHOICE = re.compile(r"\^\(([a-z_|]+)\)\$")
-COMMON = 8
+COMMON = 4
 """An option that is equal in so many commands is explained once."""
+SMALL = 3
+"""A section of settings with so many keys has no table of its own."""
+FOLDED = 5
+"""An inner model of settings with so many fields has no table of its own."""
 _WORDS = {
     "null": "null",
     "number": "number",
@@ -81,71 +93,128 @@ def metrics_page() -> str:
 
 def settings_page() -> str:
     """Return the page of all settings: section, key, allowed values, default, meaning."""
-    parts = [
-        "# All settings",
-        GENERATED,
-        _ABOUT_SETTINGS,
-    ]
+    parts = ["# All settings", GENERATED, _ABOUT_SETTINGS]
+    small: dict[str, list[str]] = {}
     for name, field in Settings.model_fields.items():
         section = field.annotation
         assert isinstance(section, type)
         assert issubclass(section, BaseModel)
-        parts += [f"## {name}", inspect.getdoc(section) or "", _table(section)]
-        for inner in _inner_models(section):
-            parts += [f"### {inner.__name__}", inspect.getdoc(inner) or "", _table(inner)]
-    return "\n\n".join(parts) + "\n"
+        inner = _inner_models(section)
+        if not inner and len(section.model_fields) <= SMALL:
+            small[name] = [f"| `{name}` | section | | {_about(section)} |", *_rows(section, f"{name}.")]
+            continue
+        rows = _rows(section)
+        for model in inner:
+            rows = _with_inner(rows, model) if len(model.model_fields) <= FOLDED else rows
+        parts += [f"## {name}", _paragraph(section), _table(rows)]
+        for model in (model for model in inner if len(model.model_fields) > FOLDED):
+            parts += [f"### {model.__name__}", _paragraph(model), _table(_rows(model))]
+    parts += [f"## {', '.join(small)}", _ABOUT_SMALL, _table(row for rows in small.values() for row in rows)]
+    linked = _SECTION.sub(
+        lambda match: f"[{match[1]}](#{match[1].lower()})" if match[1] else "section", "\n\n".join(parts)
+    )
+    return linked + "\n"
+
+
+def _with_inner(rows: list[str], model: type[BaseModel]) -> list[str]:
+    """Return rows of settings; the first one that holds a model is followed by the keys of that model."""
+    name = f"section {model.__name__}"
+    place = next(place for place, row in enumerate(rows) if name in row)
+    key = rows[place].split("`")[1]
+    path = f"{key}.NAME." if "by name" in rows[place] else f"{key}."
+    rows = [row.replace(name, f"`{path}*`") for row in rows]
+    rows[place] = _explained_row(rows[place], model)
+    return [*rows[: place + 1], *_rows(model, path), *rows[place + 1 :]]
+
+
+def _explained_row(row: str, model: type[BaseModel]) -> str:
+    """Return the row of a field that holds a model, with the meaning of the model where that adds something."""
+    return f"{row.removesuffix(' |')} {_about(model)} |" if model in EXPLAINED else row
 
 
 def plan_page() -> str:
-    """Return the page of all plan models, with their fields and an example."""
-    parts = [
-        "# All fields of a plan",
-        GENERATED,
-        _ABOUT_PLANS,
-    ]
-    for model, example in EXAMPLES.items():
-        table = _SECTION.sub(_linked, _table(model, without=INTERNAL))
-        parts += [f"## {TITLES[model]}", inspect.getdoc(model) or "", table, f"```yaml\n{example}\n```"]
+    """Return the page of all plan models, with their fields and examples."""
+    parts = ["# All fields of a plan", GENERATED, _ABOUT_PLANS]
+    for section in SECTIONS:
+        outer = [model for path, model in section.models.items() if "." not in path]
+        about = [_paragraph(outer[0])] if outer[0] is section.models.get("") or len(outer) == 1 else []
+        rows = [_linked(row, section) for row in _plan_rows(section)]
+        parts += [f"## {section.title}", *about, _table(rows), f"```yaml\n{section.example}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
-def _about(annotation: Any) -> str:
-    """Return the first paragraph of the docstring of the model in a field's annotation."""
-    held = annotation if isinstance(annotation, type) else None
-    held = held or next((each for each in get_args(annotation) if isinstance(each, type)), None)
-    if held is None or not issubclass(held, BaseModel):
-        return next((said for each in get_args(annotation) if (said := _about(each))), "") if held is None else ""
-    return " ".join((inspect.getdoc(held) or "").split("\n\n", maxsplit=1)[0].split()).replace("|", "\\|")
+def _plan_rows(section: Section) -> list[str]:
+    """Return the rows of a section; those of an inner model follow the row that holds it."""
+    rows: list[str] = []
+    for path, model in section.models.items():
+        mine = _rows(model, f"{path}." if path else "")
+        holder = next((place for place, row in enumerate(rows) if row.startswith(f"| `{path}` |")), len(rows))
+        if holder < len(rows):
+            rows[holder] = _explained_row(rows[holder], model)
+        rows[holder + 1 : holder + 1] = mine
+    return rows
 
 
-def _linked(found: re.Match[str]) -> str:
-    title = next((title for model, title in TITLES.items() if model.__name__ == found[1]), "")
-    if not title:
+def _linked(row: str, section: Section) -> str:
+    def link(found: re.Match[str]) -> str:
+        for other in SECTIONS:
+            for path, model in other.models.items():
+                if model.__name__ == found[1]:
+                    name = f"`{path}.*`" if path else other.title
+                    return name if other is section and path else f"[{name}](#{_anchor(other.title)})"
         return "values by name"
-    anchor = re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-")
-    return f"[{title}](#{anchor})"
+
+    return _SECTION.sub(link, row)
 
 
-def _table(model: type[BaseModel], without: frozenset[str] = frozenset()) -> str:
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-")
+
+
+def _paragraph(model: type[BaseModel]) -> str:
+    """Return the docstring of a model as one line."""
+    return " ".join((inspect.getdoc(model) or "").split())
+
+
+def _about(annotation: Any) -> str:
+    """Return the docstring of the model in a field's annotation, for a table."""
+    if isinstance(annotation, type):
+        return _paragraph(annotation).replace("|", "\\|") if issubclass(annotation, BaseModel) else ""
+    return next((meaning for part in get_args(annotation) if (meaning := _about(part))), "")
+
+
+def _table(rows: Iterable[str]) -> str:
+    return "\n".join(["| key | is | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _rows(model: type[BaseModel], path: str = "") -> list[str]:
+    """Return a row for each field of a model; `path` precedes their names."""
     meanings, properties = field_meanings(model), model.model_json_schema(mode="validation")
     if "$ref" in properties:
         # A recursive model.
         properties = {**properties, **properties["$defs"][model.__name__]}
-    rows = ["| key | is | default | meaning |", "|---|---|---|---|"]
+    merged = {names[0]: (names, meaning) for names, meaning in MERGED.get(model, {}).items()}
+    later = {name for names, _ in merged.values() for name in names[1:]}
+    cells: dict[str, str] = {}
     for plain, field in model.model_fields.items():
         name = field.alias or plain
-        if name in without:
-            continue
         default = field.get_default(call_default_factory=True)
         shown = "required" if default is PydanticUndefined else f"`{_shown(default)}`"
-        allowed = _allowed(properties["properties"][name], properties.get("$defs", {}))
-        rows.append(f"| `{name}` | {allowed} | {shown} | {meanings.get(plain) or _about(field.annotation)} |")
-    return "\n".join(rows)
+        cells[name] = f"{_allowed(properties['properties'][name], properties.get('$defs', {}))} | {shown}"
+        meanings[name] = meanings.get(plain) or _about(field.annotation)
+    rows = []
+    for name in (name for name in cells if name not in later | INTERNAL):
+        names, meaning = merged.get(name, ((name,), meanings[name]))
+        assert {cells[other] for other in names} == {cells[name]}, f"{names} differ in type or default"
+        rows.append(f"| {', '.join(f'`{path}{other}`' for other in names)} | {cells[name]} | {meaning} |")
+    return rows
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, BaseModel):
-        return "{}"
+        return _shown(value.model_dump(exclude_defaults=True))
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_shown(part)}' for name, part in value.items())}}}"
     if isinstance(value, tuple | list | frozenset):
         return f"[{', '.join(str(each) for each in value)}]"
     if value is None:
@@ -214,14 +283,16 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """Return the page of all commands with their arguments and options."""
+    """Return the page of all commands with their arguments and options; a group of commands is one list."""
     commands = list(_commands("tightloop", app))
+    start = [_option(param) for param in _parameters_of(app.commands["start"])]
     counts = Counter(_option(param) for _, command in commands for param in _parameters_of(command))
-    common = [option for option, count in counts.items() if count >= COMMON]
+    common = [option for option, count in counts.items() if count >= COMMON and not _is_id(option)]
+    common = [option for option in common if option not in start or "`--json`" in option]
     parts = [
         "# The command line",
         GENERATED,
-        "`ID` is the id of an episode or of a plan, its beginning, or `last`.",
+        _ABOUT_IDS,
         "## Options before the command",
         "\n".join(_option(param) for param in _parameters_of(app)),
         "## Options of many commands",
@@ -230,17 +301,44 @@ def cli_page() -> str:
         "\n".join(["| | |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES.items())]),
         "With `--json` they are the same; errors are sentences on standard error in any case.",
     ]
+    groups: dict[str, list[str]] = {}
     for path, command in commands:
-        context, params = click.Context(command), _parameters_of(command)
-        arguments = [param.make_metavar(context) for param in params if param.param_type_name == "argument"]
-        options = [option for param in params if (option := _option(param)) not in common]
-        shared = [
-            f"`{param.opts[0]}`" for param in params if _option(param) in common and param.opts[0].startswith("-")
-        ]
-        if shared:
-            options.append(f"- {', '.join(shared)}: see [above](#options-of-many-commands).")
-        parts += [f"## {' '.join([path, *arguments])}", "\n".join([_paragraphs(command.help), *options])]
+        usage, about, options = _explained(path, command, common, [] if path == "tightloop start" else start)
+        group = path.rpartition(" ")[0]
+        if group == "tightloop":
+            parts += [f"## {usage}", "\n".join([about, *options])]
+        else:
+            entry = [f"- `{usage}`: {about}", *(f"  {option}" for option in options)]
+            groups.setdefault(group, []).append("\n".join(entry))
+    parts += [text for group, entries in groups.items() for text in (f"## {group}", "\n".join(entries))]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _explained(path: str, command: click.Command, common: list[str], start: list[str]) -> tuple[str, str, list[str]]:
+    """Return usage, meaning and own options of a command; the meaning ends with the options explained elsewhere."""
+    params = _parameters_of(command)
+    context = click.Context(command)
+    arguments = [param.make_metavar(context) for param in params if param.param_type_name == "argument"]
+    about, options = [" ".join(inspect.cleandoc(command.help or "").split())], []
+    elsewhere: dict[str, list[str]] = {_ALSO: [], _AS_START: []}
+    for param in params:
+        option = _option(param)
+        if kind := _is_id(option):
+            about += [f"`ID`: {kind[1]}."] if kind[1] != "an episode or a plan" else []
+        elif option in common:
+            elsewhere[_ALSO].append(option)
+        elif option in start:
+            elsewhere[_AS_START].append(option)
+        else:
+            options.append(option)
+    for words, shared in elsewhere.items():
+        if shared:
+            about.append(words.format(", ".join(f"`{option.split('`')[1]}`" for option in shared)))
+    return " ".join([path, *arguments]), " ".join(about), options
+
+
+def _is_id(option: str) -> re.Match[str] | None:
+    return re.fullmatch(r"- `ID`: Id of (.+), its beginning, or 'last'\.", option)
 
 
 def _commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
@@ -257,10 +355,6 @@ def _parameters_of(command: click.Command) -> list[click.Parameter]:
     # `get_params` loads them lazily; `--help` is not among `command.params`.
     command.get_params(click.Context(command))
     return [each for each in command.params if each.name not in ("install_completion", "show_completion")]
-
-
-def _paragraphs(text: str | None) -> str:
-    return "\n\n".join(" ".join(each.split()) for each in inspect.cleandoc(text or "").split("\n\n"))
 
 
 def _option(param: click.Parameter) -> str:
