@@ -289,7 +289,7 @@ def test_the_report_carries_what_the_executor_said_within_bounds(bench: Bench) -
 async def test_the_way_back_of_a_delivery_that_broke_off_reaches_the_next_attempt(
     client, working: Working, request_for, workspace: Path
 ) -> None:
-    """Through a real server: heartbeats bring it back, also past an attempt that was interrupted before it told anything."""
+    """Through a real server: heartbeats bring it back, also past an attempt that ended before it told anything."""
     attempts = itertools.count(1)
 
     def act(order: WorkOrder, control: Control) -> ExecutorOutcome:
