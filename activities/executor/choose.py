@@ -55,7 +55,7 @@ class ExecutorRegistry:
                 return self._made[name]
             # An optional dependency must not keep the worker from starting or break the other executors.
             except ImportError as error:
-                return NoExecutor(f"it needs {error.name}, which is not installed: pip install tightloop-server")
+                return NoExecutor(f"it needs {error.name}, which is not installed. It comes with tightloop-server")
 
 
 @dataclass(frozen=True)
