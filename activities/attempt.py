@@ -21,7 +21,7 @@ def should_stop() -> bool:
     return activity.is_cancelled() if cancellation is None else cancellation() is not None
 
 
-def is_unwanted() -> bool:
+def is_cancelled_by_workflow() -> bool:
     """Return whether the workflow itself cancelled the activity."""
     # A worker that shuts down cancels its activities too, but another attempt follows then.
     cancellation = current_cancellation.get(activity.cancellation_details)

@@ -8,7 +8,7 @@ from temporalio import activity
 from tightloop.value import Value
 
 
-class Collected(Value):
+class CollectionTotals(Value):
     """Data freed by one collection, over all projects of a host."""
 
     workflows: int = 0
@@ -28,7 +28,7 @@ class Collected(Value):
     used_share: float = 0.0
     """Used share of the tighter disk limit after the collection; 0 without limits."""
 
-    def __add__(self, other: "Collected") -> "Collected":
+    def __add__(self, other: "CollectionTotals") -> "CollectionTotals":
         """Return the sum of both; the share is taken from the later one."""
         # Every collection counts marked and busy ones again, so a sum would count them several times.
         counts = {
@@ -41,11 +41,11 @@ class Collected(Value):
 class RetentionActivities:
     """Collects on the host where it runs."""
 
-    collect: Callable[[], Awaitable[Collected]]
+    collect: Callable[[], Awaitable[CollectionTotals]]
     """Asks Temporal for open workflows, and frees what the host's settings allow."""
 
     @activity.defn
-    async def collect_leftovers(self) -> Collected:
+    async def collect_leftovers(self) -> CollectionTotals:
         """Free data that no open or kept workflow needs. Idempotent; all parameters come from the host's settings.
 
         Raises:

@@ -12,7 +12,7 @@ from tightloop.episode.checkpoint import choose_successor
 from tightloop.value import Value
 
 
-class Staff(Protocol):
+class PollerRegistry(Protocol):
     """Workers of all hosts, as known to Temporal."""
 
     async def count(self, queue: str) -> int:
@@ -35,7 +35,7 @@ class Staff(Protocol):
         ...
 
 
-class LookRequest(Value):
+class CheckWorkersRequest(Value):
     """Request to look for workers on the task queue of a waiting step."""
 
     scope: EpisodeScope
@@ -43,7 +43,7 @@ class LookRequest(Value):
     waited: timedelta = timedelta()
 
 
-class Staffing(Value):
+class WorkerAvailability(Value):
     """Workers of a task queue, and how long to wait for them."""
 
     workers: int = 0
@@ -64,10 +64,10 @@ class ChildRequest(Value):
 
 
 @dataclass(frozen=True)
-class StaffingActivities:
+class WorkerCheckActivities:
     """Activities that know all workers, and how long to wait for them."""
 
-    staff: Staff
+    pollers: PollerRegistry
     no_worker_wait: timedelta
     busy_wait: timedelta
     move_after: timedelta | None = None
@@ -81,20 +81,20 @@ class StaffingActivities:
     @activity.defn
     async def is_child(self, request: ChildRequest) -> bool:
         """Return whether the requesting workflow started the other one, in this run or an earlier one."""
-        return await self.staff.parent_of(request.workflow_id) == request.scope.episode_id
+        return await self.pollers.parent_of(request.workflow_id) == request.scope.episode_id
 
     @activity.defn
-    async def look_for_workers(self, request: LookRequest) -> Staffing:
+    async def look_for_workers(self, request: CheckWorkersRequest) -> WorkerAvailability:
         """Return the workers of a task queue and the time to wait; busy workers are not missing."""
-        workers = await self.staff.count(request.queue)
-        result = Staffing(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
+        workers = await self.pollers.count(request.queue)
+        result = WorkerAvailability(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
         is_home = request.queue == request.scope.home
         if self.move_after is None or not is_home or not request.scope.epoch:
             return result
-        successor = choose_successor(request.scope.home, await self.staff.homes(), request.scope.episode_id)
+        successor = choose_successor(request.scope.home, await self.pollers.homes(), request.scope.episode_id)
         if not successor:
             return result
-        last_seen = await self.staff.last_seen(request.queue)
+        last_seen = await self.pollers.last_seen(request.queue)
         # Only silence during this wait counts: a host that was off before did not delay the step.
         # Without data, assume that it worked until the step began to wait.
         silent = request.waited if last_seen is None else min(request.waited, datetime.now(UTC) - last_seen)

@@ -69,13 +69,13 @@ async def serve(settings: Settings, *, embedded: bool = False, settings_id: str 
         ledger = open_ledger(settings)
         # Checked now instead of with the first request: with a database of another release the gateway must not start.
         await asyncio.to_thread(ledger.last_event)
-        doors = application(ledger, client, settings)
+        app = application(ledger, client, settings)
         if tracing is not None:
             # Imported here: it loads OpenTelemetry, which is an optional dependency.
             from gateway.access.site import CallersTrace
 
-            doors = CallersTrace(doors)
-        await _run(settings, http_server(doors, CONNECTIONS), listener, embedded=embedded, settings_id=settings_id)
+            app = CallersTrace(app)
+        await _run(settings, http_server(app, CONNECTIONS), listener, embedded=embedded, settings_id=settings_id)
 
 
 async def _connect(settings: Settings, tracing: Interceptor | None) -> TightloopClient:

@@ -49,7 +49,7 @@ def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> 
     """Return the complete application behind its guard."""
     services, hub = Services(ledger, client, settings), Hub(ledger)
     http = api(services, hub, IdempotencyKeys(ledger.database))
-    doors = _Doors(http, web_app(services), services, hub)
+    doors = _Router(http, web_app(services), services, hub)
     return Guard(doors, gateway_access(settings, Tokens(ledger.database)))
 
 
@@ -86,7 +86,7 @@ def gateway_access(settings: Settings, tokens: Tokens) -> Access:
     )
 
 
-class _Doors:
+class _Router:
     """Routes each request to the API, MCP or the web page."""
 
     def __init__(self, http: ASGIApp, web: ASGIApp, services: Services, hub: Hub) -> None:

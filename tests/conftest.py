@@ -31,7 +31,7 @@ from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeRequest
 from tightloop.settings import Settings, parse_settings
-from worker.build import Adapters, build_adapters, build_workers, surroundings
+from worker.build import Adapters, build_adapters, build_executor_dependencies, build_workers
 
 MOST_PROCESSES = 8
 """Each has a Temporal server of its own."""
@@ -228,7 +228,7 @@ def registry(settings: Settings) -> Callable[..., dict[str, Any]]:
     """The executors of a worker with more of the test's own."""
 
     def build(**more: Any) -> dict[str, Any]:
-        return {"executors": executors(surroundings(settings), more)}
+        return {"executors": executors(build_executor_dependencies(settings), more)}
 
     return build
 

@@ -256,7 +256,7 @@ OPENAI = Profile(threshold=0.6, loose=0.35)
 """Not measured; usual values for `text-embedding-3-large`."""
 
 
-class Found(NamedTuple):
+class SearchHit(NamedTuple):
     """Search result with its score."""
 
     id: str
@@ -265,7 +265,7 @@ class Found(NamedTuple):
 
 def fuse_scores(
     vectors: Mapping[str, float], word_scores: Mapping[str, float], profile: Profile | None, *, highest: float
-) -> list[Found]:
+) -> list[SearchHit]:
     """Return the results above the thresholds, best first.
 
     Args:
@@ -275,7 +275,7 @@ def fuse_scores(
         highest: BM25 score of the query against itself.
     """
     shares = {name: min(score / highest, 1.0) if highest > 0 else 0.0 for name, score in word_scores.items()}
-    results: list[Found] = []
+    results: list[SearchHit] = []
     for name in {*vectors, *shares}:
         cosine, share = vectors.get(name, 0.0), shares.get(name, 0.0)
         if share < LEXICAL_FLOOR and (profile is None or cosine < profile.threshold):
@@ -285,11 +285,11 @@ def fuse_scores(
             weight = profile.lexical_weight
             # A sum instead of fused ranks: RRF lowers the mean reciprocal rank of prose from 0.71 to 0.40 on MiniLM.
             score = (cosine + weight * share) / (1 + weight)
-        results.append(Found(name, round(score, 4)))
+        results.append(SearchHit(name, round(score, 4)))
     return in_order(results)
 
 
-def in_order(results: Iterable[Found]) -> list[Found]:
+def in_order(results: Iterable[SearchHit]) -> list[SearchHit]:
     """Sort results by descending score; ties are ordered by id."""
     return sorted(results, key=lambda one: (-one.score, one.id))
 

@@ -25,14 +25,14 @@ from tightloop.settings import Settings
 from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 from worker import deployment
-from worker.build import Role, model_service, surroundings
+from worker.build import Role, build_executor_dependencies, model_service
 from worker.composition import host_executors, need_bucket, print_recollections
 from worker.connect import connect, turn_on
-from worker.deployment import account_of, failed_outcomes, find_runs, query_of, replay_runs, write_junit
+from worker.deployment import failed_outcomes, find_runs, format_outcomes, query_of, replay_runs, write_junit
 from worker.ledger.stores import rebuild
-from worker.replay import account, fetch_history, print_rerun, read_history, replay
-from worker.retention import account as freed_account
+from worker.replay import fetch_history, format_replay, print_rerun, read_history, replay
 from worker.retention import forget_failures, free
+from worker.retention import format_freed_items as freed_account
 from worker.up import collect_less_often, run_demo, run_up, run_worker
 
 AT_ONCE = 4
@@ -40,7 +40,7 @@ AT_ONCE = 4
 
 def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
     """Probe all executors, sandboxes and the remote store. Takes up to about half a minute."""
-    registry = host_executors(settings, surroundings(settings))
+    registry = host_executors(settings, build_executor_dependencies(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         availabilities = list(pool.map(lambda name: _availability(registry, name), registry.names))
     buckets = []
@@ -162,7 +162,7 @@ async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
         outcomes = await asyncio.to_thread(replay_runs, settings, runs)
         if arguments.junit:
             write_junit(outcomes, arguments.junit)
-        print(account_of(outcomes))
+        print(format_outcomes(outcomes))
         return 1 if failed_outcomes(outcomes) else 0
     path = Path(what)
     # A folder without a history is no export; its name only happens to equal the episode id.
@@ -171,7 +171,7 @@ async def _replay(arguments: argparse.Namespace, settings: Settings) -> int:
     else:
         history = await fetch_history(await connect(settings), what)
     result = await replay(history, data_converter(settings), namespace=settings.temporal.namespace)
-    print(account(result))
+    print(format_replay(result))
     return 1 if result.failure else 0
 
 

@@ -16,13 +16,13 @@ from temporalio.worker import Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.alerts.activity import AlertActivities
-from activities.alerts.channels import TrailMemory, post_of
+from activities.alerts.channels import SentAlerts, make_alert_delivery
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import VerificationActivities
 from activities.checks.runner import ProcessCheckRunner
 from activities.coder.model import OpenAIModel
 from activities.executor.activity import ExecutionActivities
-from activities.executor.choose import FenceWhenNeeded, Surroundings, open_gateway
+from activities.executor.choose import ExecutorDependencies, LazyAgentSandbox, open_gateway
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.loop.tasks import task_planners
 from activities.model.client import OPENAI_URL, ModelService
@@ -33,10 +33,10 @@ from activities.planner.reflectors import reflectors
 from activities.proof.activity import ProofActivities
 from activities.remote.activity import RemoteActivities
 from activities.retention import RetentionActivities
-from activities.safety.gate import Gate
+from activities.safety.gate import AlignmentChecker
 from activities.safety.openai import judges
 from activities.sandbox.choose import choose_sandbox
-from activities.staffing import StaffingActivities
+from activities.staffing import WorkerCheckActivities
 from activities.tracking.activity import RecordActivities, TrackingActivities
 from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
@@ -64,10 +64,10 @@ from worker.composition import (
 )
 from worker.connect import ended_episodes
 from worker.hosting.interceptor import ActivityInterceptor
-from worker.hosting.presence import Presence, TemporalStaff
+from worker.hosting.presence import Presence, WorkerQueries
 from worker.hosting.startup import LeanRunner, deployment_config, tuner_of, version_of
-from worker.hosting.tenure import Home
-from worker.retention import Collecting
+from worker.hosting.tenure import HostScope
+from worker.retention import GarbageCollector
 from worker.telemetry import measuring
 from workflows.coder import CoderWorkflow
 from workflows.episode.workflow import EpisodeWorkflow
@@ -200,13 +200,13 @@ def model_service(
     )
 
 
-def surroundings(settings: Settings) -> Surroundings:
+def build_executor_dependencies(settings: Settings) -> ExecutorDependencies:
     """Return the dependencies that the executors of this host share."""
-    return Surroundings(
+    return ExecutorDependencies(
         settings=settings,
         homes=agent_homes(),
         sandbox=choose_sandbox(settings.sandbox),
-        fence=FenceWhenNeeded(settings.sandbox),
+        agent_sandbox=LazyAgentSandbox(settings.sandbox),
         gateways=open_gateway,
     )
 
@@ -219,7 +219,7 @@ def agent_homes() -> Path:
 def build_adapters(client: Client, settings: Settings) -> Adapters:
     """Return the adapters that the settings configure. Must be called from the client's event loop."""
     service = model_service(settings.planner, os.environ, settings.privacy.strictest)
-    host_surroundings = surroundings(settings)
+    host_surroundings = build_executor_dependencies(settings)
     judging = judges(service, enabled=settings.alignment.judge)
     return Adapters(
         workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
@@ -236,12 +236,12 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         reflectors=reflectors(service),
         task_planners=task_planners(service),
         has_ended=ended_episodes(client),
-        post=post_of(settings, os.environ),
+        post=make_alert_delivery(settings, os.environ),
         plan_runners=model_runners(service, settings.privacy.prompt_privacy_of),
         plan_writer=plan_writer(service, settings),
         plan_secrets=settings.plans.secrets,
         settings=settings,
-        gate=Gate(settings.alignment.rubric, judging, settings.privacy.prompt_privacy_of),
+        gate=AlignmentChecker(settings.alignment.rubric, judging, settings.privacy.prompt_privacy_of),
         memories=memories(settings, service),
         copies=copies_of(settings, client),
         programs=settings.executor.programs,
@@ -273,13 +273,13 @@ def build_workers(
     """
     use = adapters or build_adapters(client, settings)
     specs = worker_specs(settings, role, _work(client, settings, use))
-    staff = TemporalStaff(client, settings.temporal.task_queue, version_of(settings.worker))
+    staff = WorkerQueries(client, settings.temporal.task_queue, version_of(settings.worker))
     mine = host_identity(settings).queues(settings)
-    home = Home(mine, role is not Role.WORKFLOWS, staff.homes, use.copies)
+    home = HostScope(mine, role is not Role.WORKFLOWS, staff.homes, use.copies)
     patience = (timedelta(seconds=settings.worker.no_worker_wait_s), timedelta(seconds=settings.worker.busy_wait_s))
     move_after = settings.remote.move_after_s
     allowed = timedelta(seconds=move_after) if move_after is not None else None
-    staffing = StaffingActivities(staff, *patience, allowed)
+    staffing = WorkerCheckActivities(staff, *patience, allowed)
     presence = Presence(state_home() / "workers", client, tenure, _key_of(client))
     version = deployment_config(settings.worker)
     return [
@@ -343,7 +343,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     )
     remote = RemoteActivities(use.copies, use.workspaces, use.ledgers, use.has_ended)
     # Workers of workflows send alerts too, because they may be the only ones running.
-    alerting = AlertActivities(use.post, TrailMemory(use.ledgers))
+    alerting = AlertActivities(use.post, SentAlerts(use.ledgers))
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
         workspace.adopt_workspace,
@@ -359,7 +359,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         RecordActivities(use.ledgers).record,
         remote.copy_checkpoint,
         remote.take_over,
-        RetentionActivities(Collecting(client, settings).collect).collect_leftovers,
+        RetentionActivities(GarbageCollector(client, settings).collect).collect_leftovers,
         *activities_of(plan_activities(use)),
         alerting.send_alerts,
     ]

@@ -12,25 +12,25 @@ from typing import Any
 from pydantic import ValidationError
 from temporalio.client import Client
 
-from activities.alerts.activity import Post
+from activities.alerts.activity import AlertDelivery
 from activities.artifacts.port import ArtifactStores
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import CheckRunner
 from activities.coder.activity import CoderActivities
-from activities.coder.calls import Toolbox
+from activities.coder.calls import ToolExecutor
 from activities.coder.executor import CoderExecutor
 from activities.coder.port import CoderMemory, TurnModel
 from activities.coder.reviewing import ChangedTests, CodeReviewer
 from activities.coder.tools import make_tools
 from activities.coder.turns import TurnTaker
-from activities.executor.choose import ExecutorRegistry, Surroundings, executors
+from activities.executor.choose import ExecutorDependencies, ExecutorRegistry, executors
 from activities.executor.port import Executors, Outboxes
 from activities.loop.inspection import InspectionActivities
 from activities.loop.packet import last_commits, open_packets
 from activities.loop.project import ProjectRunner, grown_plan
 from activities.loop.tasks import TaskPlanners
 from activities.memory.embedders import choose_embedder
-from activities.memory.port import Memories, SparedMemories, ToldMemory, no_memories
+from activities.memory.port import BestEffortMemories, Memories, TextMemory, no_memories
 from activities.model.client import OPENAI_URL, ModelService, load_client
 from activities.plan.activity import PlanActivities, PlanPorts
 from activities.plan.attempts.trees import GitTrees
@@ -47,11 +47,11 @@ from activities.plan.runners.search import SearchRunner
 from activities.plan.runners.shell import ShellRunner
 from activities.planner.activity import Planners
 from activities.planner.reflection import Reflectors
-from activities.proof.bench import LocalBench
+from activities.proof.bench import LocalCheckouts
 from activities.remote.activity import Copies
-from activities.remote.s3 import S3Bucket, SealedBucket, probe
+from activities.remote.s3 import EncryptedBucket, S3Bucket, probe
 from activities.safety.code import CodeScanner
-from activities.safety.gate import Gate
+from activities.safety.gate import AlignmentChecker
 from activities.sandbox.port import Sandbox
 from activities.testing import SandboxedTestGate
 from activities.workspace.port import OpenEpisodes, Workspaces
@@ -99,7 +99,7 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
     return CoderExecutor(problem, (*settings.sandbox.network, *settings.sandbox.write))
 
 
-def host_executors(settings: Settings, host_surroundings: Surroundings) -> ExecutorRegistry:
+def host_executors(settings: Settings, host_surroundings: ExecutorDependencies) -> ExecutorRegistry:
     """Return the executors of this host, including the coder."""
     return executors(host_surroundings, {CODER: coder_executor(settings, host_surroundings.sandbox)})
 
@@ -220,11 +220,11 @@ class Adapters(PlanAdapters):
     executors: Executors
     planners: Planners
     reflectors: Reflectors
-    post: Post = field(default_factory=Post)
+    post: AlertDelivery = field(default_factory=AlertDelivery)
     """Alert channels."""
-    bench: LocalBench = field(default_factory=LocalBench)
+    bench: LocalCheckouts = field(default_factory=LocalCheckouts)
     """Runs proofs of success."""
-    gate: Gate = field(default_factory=Gate)
+    gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     """Alignment rubric."""
     coder_model: TurnModel
     memories: Memories = no_memories
@@ -239,18 +239,18 @@ def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
 
     def memory_of(scope: EpisodeScope) -> CoderMemory | None:
         memory = use.memories(Path(scope.workspace))
-        return ToldMemory(memory, scope.holder) if memory.wanted else None
+        return TextMemory(memory, scope.holder) if memory.is_enabled else None
 
     rules, coder = settings.alignment.code_rules(), settings.coder
     reviewer = CodeReviewer(rules, CodeScanner(rules))
-    toolbox = Toolbox(make_tools(use.checks, settings.alignment.rubric), review=reviewer.review)
+    toolbox = ToolExecutor(make_tools(use.checks, settings.alignment.rubric), review=reviewer.review)
     gate = SandboxedTestGate(use.sandbox, use.sandbox_settings, use.bench)
     return CoderActivities(
         workspaces=use.workspaces,
         stores=use.stores,
         outboxes=use.outboxes,
         turns=TurnTaker(model=use.coder_model, tools=toolbox, settings=coder, privacy=settings.privacy),
-        toolbox=toolbox,
+        tool_executor=toolbox,
         tests=ChangedTests(gate, reviewer.review),
         reviewer=reviewer,
         checks=use.checks,
@@ -304,7 +304,7 @@ def memories(settings: Settings, service: ModelService) -> Memories:
         leaves = settings.memory.embedder == "openai" and level is PromptPrivacy.SUMMARY
         return open_memory(settings, None if leaves else embedder())
 
-    return SparedMemories(
+    return BestEffortMemories(
         open_workspace_memory, lambda workspace: state_folder(workspace).name, max_recollections=settings.memory.shown
     )
 
@@ -341,7 +341,7 @@ def copies_of(settings: Settings, client: Client) -> Copies | None:
         return None
     bucket, codec = S3Bucket(settings.remote), client.data_converter.payload_codec
     # Copies leave the host, so they are protected with the same keys as payloads.
-    sealed = SealedBucket(bucket, codec.keys) if isinstance(codec, SealingCodec) else bucket
+    sealed = EncryptedBucket(bucket, codec.keys) if isinstance(codec, SealingCodec) else bucket
     return Copies(sealed, host_identity(settings).queues(settings), PackedTrees(), open_local_store)
 
 

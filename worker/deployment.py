@@ -114,7 +114,7 @@ def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
     if not processes:
         return []
     # Spawn, because the replayer's native threads do not survive a fork.
-    with ProcessPoolExecutor(processes, get_context("spawn"), _leave_quietly) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), _exit_quietly) as pool:
         return [
             outcome
             for batch_outcomes in pool.map(_replay_batch, [settings] * len(batches), batches)
@@ -122,7 +122,7 @@ def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
         ]
 
 
-def _leave_quietly() -> None:
+def _exit_quietly() -> None:
     # The SDK's native threads can abort the interpreter during finalization.
     atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(0)))
 
@@ -163,7 +163,7 @@ def failed_outcomes(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if outcome.failure]
 
 
-def account_of(outcomes: Sequence[Outcome]) -> str:
+def format_outcomes(outcomes: Sequence[Outcome]) -> str:
     """Return a printable report with the failures, skipped types and totals."""
     bad = failed_outcomes(outcomes)
     lines = []
@@ -376,8 +376,8 @@ class Deployment:
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
         if failed_outcomes(outcomes):
-            raise InvalidRequestError(f"{self.target} gets no new workflows:\n\n{account_of(outcomes)}")
-        return account_of(outcomes)
+            raise InvalidRequestError(f"{self.target} gets no new workflows:\n\n{format_outcomes(outcomes)}")
+        return format_outcomes(outcomes)
 
     # -- changes ----------------------------------------------------------------------------------------
 

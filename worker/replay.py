@@ -40,7 +40,7 @@ from worker.build import WORKFLOW_TYPES, WORKFLOWS, workflow_runner
 from worker.connect import DATA_CONVERTER
 
 # A global, because the SDK takes a class as the interceptor and creates the instance itself.
-_SEEN: list["_Seen"] = []
+_SEEN: list["_CapturedInstance"] = []
 # Messages of Temporal's core (1.35) for a command that does not match the history.
 _MESSAGE = re.compile(r'message: "((?:[^"\\\\]|\\\\.)*)"')
 _OTHER_ACTIVITY = re.compile(r"scheduled event '(?P<had>[^']*)' does not match .* command '(?P<wants>[^']*)'")
@@ -50,32 +50,32 @@ _OTHER_COMMAND = re.compile(
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _CapturedInstance:
     """Instance of a workflow that is being replayed."""
 
     instance: Any
     runtime: Any
 
 
-class _Grab(WorkflowInboundInterceptor):
+class _InstanceCapture(WorkflowInboundInterceptor):
     """Captures the workflow instance, so that its timeline can be read after the replay."""
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
         with workflow.unsafe.sandbox_unrestricted():
-            _SEEN.append(_Seen(workflow.instance(), workflow._Runtime.current()))
+            _SEEN.append(_CapturedInstance(workflow.instance(), workflow._Runtime.current()))
         return await super().execute_workflow(input)
 
 
-class _Grabber(Interceptor):
+class _CaptureInterceptor(Interceptor):
     def workflow_interceptor_class(
         self, input: WorkflowInterceptorClassInput
     ) -> type[WorkflowInboundInterceptor] | None:
         del input
-        return _Grab
+        return _InstanceCapture
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """Replay result."""
 
     workflow_id: str
@@ -143,7 +143,7 @@ async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
 
 async def replay(
     history: WorkflowHistory, converter: DataConverter = DATA_CONVERTER, *, namespace: str = "default"
-) -> Replayed:
+) -> ReplayResult:
     """Replay a history against the current code.
 
     Args:
@@ -161,7 +161,7 @@ async def replay(
         data_converter=await _reader(history, converter, namespace),
         namespace=namespace,
         workflow_runner=workflow_runner(),
-        interceptors=[_Grabber()],
+        interceptors=[_CaptureInterceptor()],
         # The core would log the nondeterminism that `account` reports more readably.
         runtime=_quiet_runtime(),
     )
@@ -173,7 +173,7 @@ async def replay(
     # On a mismatch the core cancels the run, at time zero.
     timeline = tuple(entry for entry in entries if entry.at.timestamp() > 0)
     failure = _explain_mismatch(history, str(result.replay_failure), captured) if result.replay_failure else ""
-    return Replayed(history.workflow_id, len(history.events), timeline, failure)
+    return ReplayResult(history.workflow_id, len(history.events), timeline, failure)
 
 
 @cache
@@ -181,7 +181,7 @@ def _quiet_runtime() -> Runtime:
     return Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR")))
 
 
-def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _Seen | None) -> str:
+def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _CapturedInstance | None) -> str:
     """Return the position of the mismatch, and the event and the command there."""
     mismatch = _MESSAGE.search(failure)
     message = (
@@ -219,7 +219,7 @@ def _event_text(event: HistoryEvent) -> str:
     return f"{name} ({summary})" if summary else name
 
 
-def _checkpoint_text(captured: _Seen | None) -> str:
+def _checkpoint_text(captured: _CapturedInstance | None) -> str:
     checkpoints = captured.instance.checkpoints() if captured and hasattr(captured.instance, "checkpoints") else []
     last = next((checkpoint for checkpoint in reversed(checkpoints) if not checkpoint.discarded), None)
     if last is None:
@@ -265,7 +265,7 @@ async def _check_readable(history: WorkflowHistory, converter: DataConverter) ->
         raise SettingsError(f"{where}: {error.message}") from None
 
 
-def account(replayed: Replayed) -> str:
+def format_replay(replayed: ReplayResult) -> str:
     lines = [f"{entry.at:%Y-%m-%d %H:%M:%S}  {entry.kind:<10} {entry.text}" for entry in replayed.timeline]
     if replayed.failure:
         lines += [
@@ -283,7 +283,7 @@ TAIL_CHARACTERS = 600
 MOST_COMMANDS = 100
 
 
-class Rerun(Document):
+class RerunRequest(Document):
     """Rerun request."""
 
     root: Path
@@ -293,7 +293,7 @@ class Rerun(Document):
     commands: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
 
 
-class Reran(Value):
+class RerunResult(Value):
     """Result of one command."""
 
     run: str
@@ -310,7 +310,7 @@ def print_rerun(settings: Settings) -> bool:
         SandboxUnavailableError: no sandbox works on this host.
     """
     try:
-        request = Rerun.model_validate_json(sys.stdin.buffer.read())
+        request = RerunRequest.model_validate_json(sys.stdin.buffer.read())
     except ValidationError as error:
         raise InvalidRequestError(f"rerun: {first_problem(error)}") from None
     results = rerun(request, settings)
@@ -318,7 +318,7 @@ def print_rerun(settings: Settings) -> bool:
     return all(result.status is CheckStatus.PASSED for result in results)
 
 
-def rerun(request: Rerun, settings: Settings) -> list[Reran]:
+def rerun(request: RerunRequest, settings: Settings) -> list[RerunResult]:
     """Run all commands and return their results."""
     present = [name for name in sorted(ENVIRONMENTS) if (request.root / name).is_dir()]
     for name in present:
@@ -341,5 +341,5 @@ def rerun(request: Rerun, settings: Settings) -> list[Reran]:
             output=result.output.decode("utf-8", "replace"),
         )
         tail = clip(scrub(judged.tail), TAIL_CHARACTERS)
-        results.append(Reran(run=command, status=judged.status, sandbox=result.sandbox, tail=tail))
+        results.append(RerunResult(run=command, status=judged.status, sandbox=result.sandbox, tail=tail))
     return results

@@ -22,8 +22,8 @@ from temporalio.client import (
 from temporalio.common import MetricMeter
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.retention import Collected
-from activities.tracking.retention import GRACE, Freed, Known, collect, size_on_disk
+from activities.retention import CollectionTotals
+from activities.tracking.retention import GRACE, CollectionResult, KnownWorkflow, collect, size_on_disk
 from tightloop.client.execution import Execution
 from tightloop.database.memory.store import memory_database, open_memory
 from tightloop.host import state_home
@@ -158,13 +158,13 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
 
 
 @dataclass(frozen=True)
-class Collecting:
+class GarbageCollector:
     """Garbage collection according to this host's settings."""
 
     client: Client
     settings: Settings
 
-    async def collect(self) -> Collected:
+    async def collect(self) -> CollectionTotals:
         """Free leftovers older than the retention time; at a disk bound, also younger ones, oldest first.
 
         Open and kept work, and work that ended within the last hour, is never freed.
@@ -182,14 +182,16 @@ class Collecting:
                 collected += await self._collect(age)
         return collected
 
-    async def _collect(self, age: timedelta) -> Collected:
+    async def _collect(self, age: timedelta) -> CollectionTotals:
         freed_projects = await free(self.client, self.settings, age)
         forgotten = await asyncio.to_thread(forget_failures, self.settings, [entry.project for entry in freed_projects])
         share = await asyncio.to_thread(used_share, self.settings.retention)
         return total(freed_projects).evolve(failures=forgotten, used_share=share)
 
 
-async def free(client: Client, settings: Settings, older_than: timedelta, *, dry_run: bool = False) -> list[Freed]:
+async def free(
+    client: Client, settings: Settings, older_than: timedelta, *, dry_run: bool = False
+) -> list[CollectionResult]:
     """Free the leftovers and copies of episodes and plans that ended more than `older_than` ago, in all projects.
 
     Raises:
@@ -197,7 +199,7 @@ async def free(client: Client, settings: Settings, older_than: timedelta, *, dry
             and the rest is freed by the next collection.
     """
     copies = copies_of(settings, client)
-    forget = None if copies is None else copies.forget
+    forget = None if copies is None else copies.delete_copies
     # Taken before the query: what starts later is unknown to it, and must not be freed as forgotten work.
     asked_at = datetime.now(UTC)
     workflows = merged_runs(await known_workflows(client))
@@ -221,11 +223,11 @@ def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
     return forgotten
 
 
-def total(freed_projects: Iterable[Freed]) -> Collected:
+def total(freed_projects: Iterable[CollectionResult]) -> CollectionTotals:
     """Return the sum over all projects."""
-    collected = Collected()
+    collected = CollectionTotals()
     for entry in freed_projects:
-        collected = Collected(
+        collected = CollectionTotals(
             workflows=collected.workflows + len(entry.episodes),
             artifacts=collected.artifacts + entry.artifacts,
             trees=collected.trees + entry.references,
@@ -238,7 +240,9 @@ def total(freed_projects: Iterable[Freed]) -> Collected:
     return collected
 
 
-def account(freed_projects: Iterable[Freed], older_than: timedelta, *, dry_run: bool) -> list[str]:
+def format_freed_items(
+    freed_projects: Iterable[CollectionResult], older_than: timedelta, *, dry_run: bool
+) -> list[str]:
     """Return the freed items as printable lines."""
     lines, projects = list[str](), list(freed_projects)
     would = "would be freed" if dry_run else "freed"
@@ -257,9 +261,9 @@ def account(freed_projects: Iterable[Freed], older_than: timedelta, *, dry_run: 
     return [*lines, f"{size}; not freed: work that is open, {marked}younger than an hour, or ended less than {age}"]
 
 
-def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:
+def merged_runs(runs: Iterable[Execution]) -> dict[str, KnownWorkflow]:
     """Return the start and the end of each workflow over all its runs."""
-    workflows: dict[str, Known] = {}
+    workflows: dict[str, KnownWorkflow] = {}
     for run in runs:
         other = workflows.get(run.id)
         started = run.started or datetime.now(UTC)
@@ -267,5 +271,5 @@ def merged_runs(runs: Iterable[Execution]) -> dict[str, Known]:
         if other is not None:
             started = min(started, other.started)
             closed = max(closed, other.closed) if closed and other.closed else None
-        workflows[run.id] = Known(run.id, started, closed)
+        workflows[run.id] = KnownWorkflow(run.id, started, closed)
     return workflows

@@ -100,7 +100,7 @@ async def end(process: Process) -> None:
 START_SECONDS = 180.0
 
 
-async def launch_door(module: str, settings_file: Path | None, first_line: str = "") -> asyncio.subprocess.Process:
+async def launch_server(module: str, settings_file: Path | None, first_line: str = "") -> asyncio.subprocess.Process:
     """Start a server module and wait until it listens. It ends with this process.
 
     Args:
@@ -149,7 +149,7 @@ async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIte
     if not settings.gateway.enabled or await _is_taken_by_another(settings):
         yield
         return
-    async with supervise({"the gateway": lambda: launch_door("gateway", settings_file)}):
+    async with supervise({"the gateway": lambda: launch_server("gateway", settings_file)}):
         yield
 
 
@@ -322,7 +322,7 @@ def stamp(pid: int) -> Stamp:
     return Stamp(pid=pid, created=psutil.Process(pid).create_time())
 
 
-def living(stamp: Stamp) -> psutil.Process | None:
+def find_live_process(stamp: Stamp) -> psutil.Process | None:
     """Return the live process of a stamp, or None."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(stamp.pid)
@@ -343,14 +343,16 @@ def owner_in(folder: Path) -> Owner | None:
 def is_own(settings: Settings, folder: Path) -> bool:
     """Return whether the server that answers belongs to this state folder."""
     noted = owner_in(folder)
-    return noted is not None and noted.address == settings.temporal.address and living(noted.server) is not None
+    return (
+        noted is not None and noted.address == settings.temporal.address and find_live_process(noted.server) is not None
+    )
 
 
-def end_left_behind(folder: Path) -> None:
+def stop_orphaned_server(folder: Path) -> None:
     """Stop a server whose owner was killed. Its database is safe, and the new owner starts it again."""
     noted = owner_in(folder)
-    server = living(noted.server) if noted else None
-    if noted is None or server is None or living(noted.owner) is not None:
+    server = find_live_process(noted.server) if noted else None
+    if noted is None or server is None or find_live_process(noted.owner) is not None:
         return
     for stop in (server.terminate, server.kill):
         with suppress(psutil.NoSuchProcess):
@@ -374,7 +376,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
         SettingsError: Temporal's own configuration names a remote server, or TLS is required and no server answers.
     """
     _refuse_elsewhere(settings)
-    await asyncio.to_thread(end_left_behind, folder)
+    await asyncio.to_thread(stop_orphaned_server, folder)
     if await answers(settings):
         yield False
         return
@@ -387,7 +389,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
     ui = hidden_address()
     launches = {
         "Temporal": lambda: _launch(settings, folder, ui),
-        "the sign-in of the Web UI": lambda: launch_door("gateway.ui", settings_file, ui),
+        "the sign-in of the Web UI": lambda: launch_server("gateway.ui", settings_file, ui),
     }
     try:
         async with supervise(launches):

@@ -22,7 +22,7 @@ from temporalio.worker import Interceptor as WorkerInterceptor
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
 from activities.model.observed import OBSERVER, Operation
-from activities.retention import Collected
+from activities.retention import CollectionTotals
 from tightloop import telemetry
 from tightloop.episode.checkpoint import Tracked
 from tightloop.episode.planning import PlanningOutcome, ReflectionOutcome
@@ -172,20 +172,20 @@ _EXPORTERS = {
 """Logger names, with the part of the record name that marks a failed export."""
 
 
-class _Seldom(logging.Filter):
+class _RateLimitFilter(logging.Filter):
     """Passes one record per `COMPLAIN_SECONDS`; an unreachable collector causes one every two seconds."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
-        self._part, self._said = part, -COMPLAIN_SECONDS
+        self._part, self._last_record_s = part, -COMPLAIN_SECONDS
 
     def filter(self, record: logging.LogRecord) -> bool:
         if self._part not in record.name:
             return True
         now = time.monotonic()
-        if now - self._said < COMPLAIN_SECONDS:
+        if now - self._last_record_s < COMPLAIN_SECONDS:
             return False
-        self._said = now
+        self._last_record_s = now
         return True
 
 
@@ -215,7 +215,7 @@ async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
         yield Telemetry(metrics=metrics, tags=tags)
         return
     for name, part in _EXPORTERS.items():
-        logging.getLogger(name).addFilter(_Seldom(part))
+        logging.getLogger(name).addFilter(_RateLimitFilter(part))
     try:
         # Imported here: it loads OpenTelemetry, which is an optional dependency.
         from tightloop.client.tracing import exporting
@@ -289,7 +289,7 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
             yield from _usage("reflector", result.usage)
         case ExecutorReport():
             yield from _usage("executor", result.usage)
-        case Collected():
+        case CollectionTotals():
             yield Sample("tightloop_freed_bytes", result.size_bytes)
         case AlertsSent() if isinstance(request, SendAlertsRequest):
             for delivery in result.deliveries:

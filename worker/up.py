@@ -17,7 +17,7 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from activities.alerts.channels import post_of
+from activities.alerts.channels import make_alert_delivery
 from activities.artifacts.stores import close_idle
 from activities.executor.agent.program import sweep_homes
 from activities.executor.gui.drivers import release_keys
@@ -48,7 +48,7 @@ from worker.hosting.startup import (
     verify_search_attributes,
     warn_of_missing,
 )
-from worker.hosting.tenure import Held, hold_name
+from worker.hosting.tenure import TenureShare, join_tenure
 from worker.ledger.digests import send_digests
 from worker.ledger.entries import enter_ends
 from worker.ledger.stores import forwarding
@@ -96,13 +96,13 @@ async def working(
             await stack.enter_async_context(worker)
         health.begin(client, workers)
         build = f" of build {build_id_of(settings.worker)}" if settings.worker.deployment else ""
-        looks = [tell_of_changed_code(), give_memory_back(), health.log_changes(f"{role.value!r}{build}")]
+        looks = [warn_of_changed_code(), give_memory_back(), health.log_changes(f"{role.value!r}{build}")]
         if role in (Role.ALL, Role.WORKSPACE):
             await keep_schedule(client, settings)
             looks += [enter_ends(client), watch_disk(client, settings)]
             looks.append(asyncio.to_thread(load_early, settings, adapters.sandbox))
             if at := settings.alerts.digest_at:
-                looks.append(send_digests(post_of(settings, os.environ), at))
+                looks.append(send_digests(make_alert_delivery(settings, os.environ), at))
         tasks = [asyncio.create_task(coroutine) for coroutine in looks]
         try:
             yield
@@ -113,7 +113,7 @@ async def working(
                 task.cancel()
 
 
-async def tell_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -> None:
+async def warn_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -> None:
     """Warn once if the code on disk has changed since this process started."""
     before = await asyncio.to_thread(_stamps, root)
     while True:
@@ -144,7 +144,7 @@ def _stamps(root: Path) -> dict[Path, int]:
     return stamps
 
 
-async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, Held]:
+async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, TenureShare]:
     """Wait until all requirements of a role are met. Return the connection and the lease on this host's name."""
     client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
     # Before anything creates a key: a new one here would make the workers of other hosts strangers.
@@ -155,7 +155,7 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[
         await asyncio.to_thread(need_bucket, settings)
     if role in (Role.LLM, Role.GUI):
         await need_workspaces(client, settings, role.value)
-    return client, await hold_name(client, settings)
+    return client, await join_tenure(client, settings)
 
 
 async def _release_keys(settings: Settings, role: Role) -> None:
@@ -205,7 +205,7 @@ async def stack_up(
         await asyncio.to_thread(need_bucket, settings)
         # The retention of a server that others started is not ours to change.
         await prepare(client, timedelta(days=settings.server.retention_days) if started else None)
-        lease = await hold_name(client, settings)
+        lease = await join_tenure(client, settings)
         async with (
             serving_health(settings) as health,
             gateway_up(settings, settings_file),
@@ -231,7 +231,7 @@ def greeting(settings: Settings, folder: Path) -> str:
     """Return the greeting with addresses and next steps."""
     page = [page_line(settings, private=sys.stdout.isatty())] if settings.gateway.enabled else []
     if not is_own(settings, folder):
-        return _greeting_beside(settings, page)
+        return _format_foreign_greeting(settings, page)
     ui, hint = settings.temporal.ui_url, ""
     if has_sign_in(settings):
         # Others may read a log, and a link signs in anyone who has it.
@@ -258,7 +258,7 @@ def greeting(settings: Settings, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def _greeting_beside(settings: Settings, page: list[str]) -> str:
+def _format_foreign_greeting(settings: Settings, page: list[str]) -> str:
     """Return the greeting for a server that was not started from this state home."""
     at = settings.temporal
     lines = [

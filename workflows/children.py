@@ -13,7 +13,7 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 
-from activities.staffing import ChildRequest, StaffingActivities
+from activities.staffing import ChildRequest, WorkerCheckActivities
 from activities.workspace.scope import EpisodeScope
 from tightloop.coder.model import CoderInput, CoderResult
 from tightloop.episode.control import EpisodeInput
@@ -162,7 +162,7 @@ async def _is_own_child(identity: str, workspace: str) -> bool:
     scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace=workspace)
     # A local activity, so that this short look does not wait behind long activities for a slot.
     return await workflow.execute_local_activity_method(
-        StaffingActivities.is_child,
+        WorkerCheckActivities.is_child,
         ChildRequest(scope=scope, workflow_id=identity),
         activity_id=new_activity_id(),
         schedule_to_close_timeout=LOOK_TIMEOUT,

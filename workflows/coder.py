@@ -10,7 +10,15 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.coder.activity import CoderActivities
-from activities.coder.port import Checked, CoderRequest, CoderScope, Judged, JudgeRequest, ToolRequest, TurnRequest
+from activities.coder.port import (
+    CheckWorkResult,
+    CoderRequest,
+    CoderScope,
+    JudgeRequest,
+    JudgeResult,
+    ToolRequest,
+    TurnRequest,
+)
 from tightloop.coder import course
 from tightloop.coder.model import (
     CODER,
@@ -24,7 +32,7 @@ from tightloop.coder.model import (
     CoderResult,
     CoderState,
     CoderStatus,
-    Talk,
+    ConversationState,
     Turn,
     details_markdown,
 )
@@ -48,7 +56,7 @@ RUN_TIMEOUT = timedelta(hours=2)
 """For tools that run a program; each program has a shorter limit of its own."""
 
 
-class Why(StrEnum):
+class EndReason(StrEnum):
     """Reasons for the end of a conversation."""
 
     FINISHED = "finished"
@@ -58,10 +66,10 @@ class Why(StrEnum):
     PAUSED = "paused"
 
 
-class Ended(NamedTuple):
+class ConversationEnd(NamedTuple):
     """End of a conversation, with its reason."""
 
-    why: Why
+    cause: EndReason
     result: ArtifactRef | None = None
     """Final message of the model."""
     reason: str = ""
@@ -86,18 +94,18 @@ class Conversations:
         self.progress: CoderProgress = coder_input.progress
         self.pause_wanted = False
 
-    def say(self, role: str, message: ArtifactRef) -> None:
+    def queue_message(self, role: str, message: ArtifactRef) -> None:
         """Queue a message for a role's next turn. It also clears the end of the role's last conversation."""
-        self._keep(role, course.add_message(self._talk(role), message))
+        self._set_state(role, course.add_message(self._state_of(role), message))
 
-    async def talk(self, role: str) -> Ended:
+    async def converse(self, role: str) -> ConversationEnd:
         """Continue a role's conversation until it finishes, reaches a bound, gets stuck, is paused or needs a person.
 
         Raises:
             ContinueAsNew: the history is long or another build is wanted; `progress` holds the open conversation.
             ActivityFailedError: an activity failed after all retries.
         """
-        talk = self._talk(role)
+        talk = self._state_of(role)
         while True:
             # First the calls of the last answer: a run that continues another one may start with some left.
             if calls := _pending_calls(talk):
@@ -106,15 +114,15 @@ class Conversations:
                     return ended
             # Only here, after the calls: model services refuse a conversation in which a call has no result.
             if self.pause_wanted:
-                return Ended(Why.PAUSED)
+                return ConversationEnd(EndReason.PAUSED)
             if workflow.info().is_continue_as_new_suggested() or self._may_change_build():
                 raise ContinueAsNew
             if reason := course.find_reached_bound(role, self.progress, self.bounds) or self._out_of_time():
-                return Ended(Why.BOUND, reason=reason)
+                return ConversationEnd(EndReason.BOUND, reason=reason)
             talk = course.after_turn(talk, await self._take_turn(role, talk))
-            self._keep(role, talk)
+            self._set_state(role, talk)
             if reason := course.why_stuck(talk):
-                return Ended(Why.STUCK, reason=reason)
+                return ConversationEnd(EndReason.STUCK, reason=reason)
 
     def close(self, role: str) -> None:
         """Drop a role's conversation, so that its next turn starts a new one."""
@@ -122,10 +130,10 @@ class Conversations:
             talks={name: talk for name, talk in self.progress.talks.items() if name != role}
         )
 
-    def _talk(self, role: str) -> Talk:
-        return self.progress.talks.get(role, Talk())
+    def _state_of(self, role: str) -> ConversationState:
+        return self.progress.talks.get(role, ConversationState())
 
-    def _keep(self, role: str, talk: Talk) -> None:
+    def _set_state(self, role: str, talk: ConversationState) -> None:
         self.progress = self.progress.evolve(talks={**self.progress.talks, role: talk})
 
     def _may_change_build(self) -> bool:
@@ -142,7 +150,7 @@ class Conversations:
         limit = self._given.wall_limit_s
         return f"the delivery reached its time limit of {limit:g} s" if self.worked_s >= limit else ""
 
-    async def _take_turn(self, role: str, talk: Talk) -> Turn:
+    async def _take_turn(self, role: str, talk: ConversationState) -> Turn:
         number = self.progress.turns + 1
         self._show()
         turn = await self._runner.run(
@@ -165,7 +173,7 @@ class Conversations:
         self.progress = self.progress.evolve(turns=number, usage=usage, model=model)
         return turn
 
-    async def _make_calls(self, role: str, talk: Talk, left: Calls) -> Talk:
+    async def _make_calls(self, role: str, talk: ConversationState, left: Calls) -> ConversationState:
         turn = talk.turn
         assert turn is not None
         # Read-only calls run concurrently; a call that changes something waits for those before it.
@@ -177,12 +185,12 @@ class Conversations:
                 result = await self._use_tool(turn, index, call)
                 talk = talk.evolve(results=(*talk.results, result))
                 # After each call: if the next one fails, the workflow's result still holds those that were made.
-                self._keep(role, talk)
+                self._set_state(role, talk)
                 # The calls after a question or the end were planned without knowing the outcome, so they are dropped.
                 if result.question is not None or result.finished:
                     break
         talk = course.after_results(talk, talk.results)
-        self._keep(role, talk)
+        self._set_state(role, talk)
         return talk
 
     async def _use_tool(self, turn: Turn, index: int, call: CallHead) -> CallResult:
@@ -193,33 +201,33 @@ class Conversations:
         return await self._runner.run_local(CoderActivities.use_tool, request, TOOL_TIMEOUT)
 
 
-def _pending_calls(talk: Talk) -> Calls:
+def _pending_calls(talk: ConversationState) -> Calls:
     """Return the calls of the last answer that have not been made yet, with their indexes."""
     turn = talk.turn
     return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
 
 
-def _find_end(talk: Talk) -> Ended | None:
+def _find_end(talk: ConversationState) -> ConversationEnd | None:
     """Return the end of the conversation that the results of the last answer imply, or None to continue."""
     for result in talk.results:
         if result.question is not None:
-            return Ended(Why.QUESTION, question=result.question)
+            return ConversationEnd(EndReason.QUESTION, question=result.question)
         if result.finished:
-            return Ended(Why.FINISHED, result=result.result)
+            return ConversationEnd(EndReason.FINISHED, result=result.result)
     reason = course.why_stuck(talk)
-    return Ended(Why.STUCK, reason=reason) if reason else None
+    return ConversationEnd(EndReason.STUCK, reason=reason) if reason else None
 
 
 BEGIN_TIMEOUT = timedelta(minutes=2)
 CHECK_TIMEOUT = timedelta(hours=2)
 """For the whole definition of done; each check has its own limit."""
-_STATUS_OF = {Why.STUCK: ExecutorStatus.FAILED, Why.BOUND: ExecutorStatus.FAILED}
+_STATUS_OF = {EndReason.STUCK: ExecutorStatus.FAILED, EndReason.BOUND: ExecutorStatus.FAILED}
 
 
-class _Over(Exception):  # noqa: N818 - it ends the delivery, it is not an error
+class _DeliveryOver(Exception):  # noqa: N818 - it ends the delivery, it is not an error
     """The delivery is over."""
 
-    def __init__(self, ended: Ended) -> None:
+    def __init__(self, ended: ConversationEnd) -> None:
         super().__init__(ended.reason)
         self.ended = ended
 
@@ -259,7 +267,7 @@ class CoderWorkflow:
             await self._begin()
             while True:
                 await self._step()
-        except _Over as over:
+        except _DeliveryOver as over:
             return self._end(over.ended)
         except ActivityFailedError as failure:
             # Keep the progress unchanged, so that the delivery resumes once a person has fixed the cause.
@@ -301,14 +309,14 @@ class CoderWorkflow:
                 raise ApplicationError(f"the coder cannot continue from state {state.value}", non_retryable=True)
 
     async def _plan(self) -> None:
-        ended = await self._talk(PLANNER)
+        ended = await self._converse(PLANNER)
         # Without a plan of its own the coder follows the plan of the episode.
         self._enter(CoderState.CODING, message=ended.result)
 
     async def _code(self) -> None:
-        ended = await self._talk(CODER)
-        if ended.why is not Why.FINISHED:
-            raise _Over(ended)
+        ended = await self._converse(CODER)
+        if ended.cause is not EndReason.FINISHED:
+            raise _DeliveryOver(ended)
         self._enter(CoderState.TESTING)
 
     async def _test(self) -> None:
@@ -316,7 +324,9 @@ class CoderWorkflow:
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
-                raise _Over(Ended(Why.BOUND, reason=f"the checks are still red: {checked.summary}"))
+                raise _DeliveryOver(
+                    ConversationEnd(EndReason.BOUND, reason=f"the checks are still red: {checked.summary}")
+                )
             self._enter(CoderState.REFLECTING, message=checked.said, role=REFLECTOR)
             return
         findings = checked.bandit_findings
@@ -324,13 +334,13 @@ class CoderWorkflow:
         if course.wants_tests(self._conversations.progress, self._conversations.bounds):
             await self._write_tests(checked)
             return
-        raise _Over(Ended(Why.FINISHED))
+        raise _DeliveryOver(ConversationEnd(EndReason.FINISHED))
 
-    async def _write_tests(self, checked: Checked) -> None:
-        await self._talk(TESTER)
+    async def _write_tests(self, checked: CheckWorkResult) -> None:
+        await self._converse(TESTER)
         # Set before the tests are judged: rejected ones must not send the delivery back to the tester forever.
         self._conversations.progress = self._conversations.progress.evolve(tested=True)
-        judged: Judged = await self._runner.run(
+        judged: JudgeResult = await self._runner.run(
             CoderActivities.judge_tests,
             JudgeRequest(scope=self._conversations.scope, coded_tree=checked.tree),
             ActivityOptions("prove that the new tests can fail", CHECK_TIMEOUT),
@@ -340,44 +350,44 @@ class CoderWorkflow:
             coverage = judged.covered / judged.changed
             self._conversations.progress = self._conversations.progress.evolve(coverage=coverage)
         if not judged.accepted and not judged.refused:
-            raise _Over(Ended(Why.FINISHED))
+            raise _DeliveryOver(ConversationEnd(EndReason.FINISHED))
         # Surviving mutants go to the coder. Without any, run the checks once more with the new tests.
         self._enter(CoderState.CODING if judged.survived else CoderState.TESTING, message=judged.said)
 
     async def _reflect(self) -> None:
-        ended = await self._talk(REFLECTOR)
+        ended = await self._converse(REFLECTOR)
         # The next round has another failure to explain; the old conversation would bias it and cost tokens.
         self._conversations.close(REFLECTOR)
         self._conversations.progress = self._conversations.progress.evolve(round=self._conversations.progress.round + 1)
         self._enter(CoderState.CODING, message=ended.result)
 
-    async def _talk(self, role: str) -> Ended:
+    async def _converse(self, role: str) -> ConversationEnd:
         """Continue a role's conversation. A question, a pause and the coder's last bound end the delivery."""
-        ended = await self._conversations.talk(role)
-        if ended.why in (Why.QUESTION, Why.PAUSED) or (ended.why is Why.BOUND and role == CODER):
-            raise _Over(ended)
-        if ended.why is not Why.FINISHED:
+        ended = await self._conversations.converse(role)
+        if ended.cause in (EndReason.QUESTION, EndReason.PAUSED) or (ended.cause is EndReason.BOUND and role == CODER):
+            raise _DeliveryOver(ended)
+        if ended.cause is not EndReason.FINISHED:
             self._log(role, ended.reason)
         return ended
 
-    async def _check(self) -> Checked:
+    async def _check(self) -> CheckWorkResult:
         request = CoderRequest(scope=self._conversations.scope)
         options = ActivityOptions("run the definition of done", CHECK_TIMEOUT + GRACE)
-        checked: Checked = await self._runner.run(CoderActivities.check_work, request, options)
+        checked: CheckWorkResult = await self._runner.run(CoderActivities.check_work, request, options)
         if checked.question is not None:
-            raise _Over(Ended(Why.QUESTION, question=checked.question))
+            raise _DeliveryOver(ConversationEnd(EndReason.QUESTION, question=checked.question))
         self._log("checks", checked.summary)
         return checked
 
     # -- end ------------------------------------------------------------------------------------------
 
-    def _end(self, ended: Ended) -> CoderResult:
+    def _end(self, ended: ConversationEnd) -> CoderResult:
         # No final state is entered for a question or a pause, because the delivery resumes from the present one.
         if ended.question is not None:
             return self._result(ExecutorStatus.NEEDS_PERSON).evolve(question=ended.question)
-        if ended.why is Why.PAUSED:
+        if ended.cause is EndReason.PAUSED:
             return self._result(ExecutorStatus.PAUSED)
-        status = _STATUS_OF.get(ended.why, ExecutorStatus.COMPLETED)
+        status = _STATUS_OF.get(ended.cause, ExecutorStatus.COMPLETED)
         self._enter(CoderState.SUCCESS if status is ExecutorStatus.COMPLETED else CoderState.FAILED)
         return self._result(status, error=ended.reason)
 
@@ -405,7 +415,7 @@ class CoderWorkflow:
     def _enter(self, state: CoderState, *, message: ArtifactRef | None = None, role: str = CODER) -> None:
         """Enter a state and publish it. `message` is queued for the next turn of `role`."""
         if message is not None:
-            self._conversations.say(role, message)
+            self._conversations.queue_message(role, message)
         self._conversations.progress = self._conversations.progress.entering(state)
         self._log(state.value.lower())
         # Search attributes are not encrypted, so only enum values go there.

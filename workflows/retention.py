@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from activities.retention import Collected, RetentionActivities
+from activities.retention import CollectionTotals, RetentionActivities
 from workflows.run.activities import RETRIES, new_activity_id
 
 COLLECT_TIMEOUT = timedelta(hours=6)
@@ -17,7 +17,7 @@ class RetentionWorkflow:
     """Frees what this host's own retention settings allow. The result lists what was freed."""
 
     @workflow.run
-    async def run(self) -> Collected:
+    async def run(self) -> CollectionTotals:
         """Run the garbage collection."""
         return await workflow.execute_activity_method(
             RetentionActivities.collect_leftovers,

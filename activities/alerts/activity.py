@@ -24,16 +24,16 @@ from tightloop.ledger.alert import (
 from tightloop.value import Value, shorten
 
 if TYPE_CHECKING:
-    from activities.alerts.channels import TrailMemory
+    from activities.alerts.channels import SentAlerts
 
 
 class NotDeliveredError(Exception):
     """A channel did not accept a notice. The reason contains no secret, and no URL that may be one."""
 
-    def __init__(self, reason: str, *, again: bool, after: timedelta | None = None) -> None:
+    def __init__(self, reason: str, *, retryable: bool, retry_delay: timedelta | None = None) -> None:
         """Set the reason, whether a retry may help, and the delay that the receiver asks for."""
         super().__init__(reason)
-        self.reason, self.again, self.after = reason, again, after
+        self.reason, self.retryable, self.retry_delay = reason, retryable, retry_delay
 
 
 class Channel(Protocol):
@@ -58,7 +58,7 @@ class Channel(Protocol):
 
 
 @dataclass(frozen=True)
-class Post:
+class AlertDelivery:
     """Alert channels, and the permitted content of an alert."""
 
     channels: tuple[Channel, ...] = ()
@@ -70,10 +70,10 @@ class Post:
     """Include the reason and the goal."""
 
 
-MEMORY_S = 2.0
+RECORD_TIMEOUT_S = 2.0
 """Timeout of the delivery record; an alert does not wait longer for it."""
 # A channel may take 30 s (see `Channel`), and the delivery record is accessed twice.
-ROOM = timedelta(seconds=40)
+RETRY_MARGIN = timedelta(seconds=40)
 """Time that must remain for another attempt."""
 
 logger = logging.getLogger("tightloop")
@@ -96,8 +96,8 @@ class AlertsSent(Value):
 class AlertActivities:
     """Sends alerts. Temporal retries a rejected delivery for that channel only."""
 
-    post: Post
-    memory: "TrailMemory"
+    post: AlertDelivery
+    sent_alerts: "SentAlerts"
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:
@@ -113,7 +113,7 @@ class AlertActivities:
         try:
             # In a thread: the ledger is SQLite, which would block the event loop.
             remembered = await asyncio.wait_for(
-                asyncio.to_thread(self.memory.list_deliveries, request.scope, request.alert), MEMORY_S
+                asyncio.to_thread(self.sent_alerts.list_deliveries, request.scope, request.alert), RECORD_TIMEOUT_S
             )
         except TimeoutError:
             remembered = ()
@@ -132,11 +132,11 @@ class AlertActivities:
                 settled[name] = ended
             else:
                 refused.append((name, ended))
-        wait = max((error.after for _, error in refused if error.after), default=None)
-        if any(error.again for _, error in refused) and _may_try_again(wait):
+        wait = max((error.retry_delay for _, error in refused if error.retry_delay), default=None)
+        if any(error.retryable for _, error in refused) and _may_retry(wait):
             # Permanent failures are settled as well, so that only the others are retried. The details of the last
             # heartbeat are all that one attempt of an activity can pass to the next.
-            settled |= {name: _failed_delivery(name, error) for name, error in refused if not error.again}
+            settled |= {name: _failed_delivery(name, error) for name, error in refused if not error.retryable}
             activity.heartbeat(*(delivery.model_dump(mode="json") for delivery in settled.values()))
             raise ApplicationError(
                 "; ".join(f"{name}: {shorten(error.reason, ERROR_CHARACTERS)}" for name, error in refused),
@@ -173,13 +173,16 @@ class AlertActivities:
         logger.info("alert %s: %s", request.alert.episode_id, delivery_line(request.alert, delivery))
         try:
             await asyncio.wait_for(
-                asyncio.to_thread(self.memory.note, request.scope, request.alert, delivery), MEMORY_S
+                asyncio.to_thread(self.sent_alerts.record_delivery, request.scope, request.alert, delivery),
+                RECORD_TIMEOUT_S,
             )
         except TimeoutError:
-            logger.warning("alert %s: not recorded in the timeline within %g s", request.alert.episode_id, MEMORY_S)
+            logger.warning(
+                "alert %s: not recorded in the timeline within %g s", request.alert.episode_id, RECORD_TIMEOUT_S
+            )
 
 
-def _may_try_again(wait: timedelta | None) -> bool:
+def _may_retry(wait: timedelta | None) -> bool:
     info = activity.info()
     policy, whole = info.retry_policy, info.schedule_to_close_timeout
     # Temporal drops the heartbeat details with the last attempt, so the result must be recorded now.
@@ -187,7 +190,7 @@ def _may_try_again(wait: timedelta | None) -> bool:
         return False
     if whole is None:
         return True
-    return datetime.now(UTC) + (wait or timedelta()) + ROOM <= info.scheduled_time + whole
+    return datetime.now(UTC) + (wait or timedelta()) + RETRY_MARGIN <= info.scheduled_time + whole
 
 
 def _failed_delivery(name: str, error: NotDeliveredError) -> Delivery:

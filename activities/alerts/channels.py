@@ -23,7 +23,7 @@ from xml.sax.saxutils import escape
 
 import httpx2
 
-from activities.alerts.activity import Channel, NotDeliveredError, Post
+from activities.alerts.activity import AlertDelivery, Channel, NotDeliveredError
 from activities.model.client import certificates
 from activities.process import ProcessRequest, Reason, run_process
 from activities.workspace.folders import state_folder_of
@@ -81,7 +81,7 @@ class Desktop:
     async def deliver(self, notice: Notice) -> None:
         problem = self.probe()
         if problem:
-            raise NotDeliveredError(problem, again=False)
+            raise NotDeliveredError(problem, retryable=False)
         stopped = threading.Event()
         try:
             await asyncio.to_thread(self._show, notice, stopped)
@@ -92,7 +92,7 @@ class Desktop:
     def _show(self, notice: Notice, stopped: threading.Event) -> None:
         program = self._program()
         if program is None:
-            raise NotDeliveredError(self.probe(), again=False)
+            raise NotDeliveredError(self.probe(), retryable=False)
         request = ProcessRequest(
             program=program,
             arguments=self._arguments(notice),
@@ -105,7 +105,7 @@ class Desktop:
             detail = clip(
                 result.output.decode("utf-8", "replace").strip() or result.message or result.reason.value, 100
             )
-            raise NotDeliveredError(f"{program.name} failed ({result.exit_code}): {detail}", again=False)
+            raise NotDeliveredError(f"{program.name} failed ({result.exit_code}): {detail}", retryable=False)
 
     def _name(self) -> str:
         return "osascript" if self.platform == "darwin" else "notify-send"
@@ -126,9 +126,9 @@ class Desktop:
 LONGEST_WAIT_S = 300.0
 """Limit on the delay that a receiver may request."""
 REDIRECTS = 3
-MOVED = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
+REDIRECT_STATUSES = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
 """Redirects that preserve method and body; the others would turn the POST into a GET."""
-LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+RETRY_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 """Temporary rejections."""
 _SECONDS = re.compile(r"\d{1,9}")
 
@@ -151,10 +151,10 @@ class Webhook:
             async with asyncio.timeout(self.timeout_s):
                 await self._send(notice)
         except TimeoutError:
-            raise NotDeliveredError(f"no answer within {self.timeout_s:g} s", again=True) from None
+            raise NotDeliveredError(f"no answer within {self.timeout_s:g} s", retryable=True) from None
         except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
             # Error texts of the library may contain the URL, which may be a secret.
-            raise NotDeliveredError(f"cannot be reached ({type(error).__name__})", again=True) from None
+            raise NotDeliveredError(f"cannot be reached ({type(error).__name__})", retryable=True) from None
 
     async def _send(self, notice: Notice) -> None:
         body = notice.as_json()
@@ -175,7 +175,7 @@ class Webhook:
                 if response.is_success:
                     return
                 url = _next_address(url, response)
-        raise NotDeliveredError(f"more than {REDIRECTS} redirects", again=False)
+        raise NotDeliveredError(f"more than {REDIRECTS} redirects", retryable=False)
 
 
 def signature_headers(identity: str, body: bytes, secret: str, *, at: int) -> dict[str, str]:
@@ -205,25 +205,27 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
         NotDeliveredError: no redirect, or one to another origin.
     """
     status = response.status_code
-    if status in MOVED and "location" in response.headers:
+    if status in REDIRECT_STATUSES and "location" in response.headers:
         target = url.join(response.headers["location"])
         # Another origin would receive the signed body and the content of the alert.
         if _origin(target) == _origin(url):
             return target
     if response.is_redirect:
         raise NotDeliveredError(
-            f"it answered {status}, a redirect that is not followed: set the final URL", again=False
+            f"it answered {status}, a redirect that is not followed: set the final URL", retryable=False
         )
     # Other client errors are about this request, and a repetition would get the same answer.
-    again = status in LATER or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    raise NotDeliveredError(f"it answered {status}", again=again, after=_asked_wait(response) if again else None)
+    again = status in RETRY_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    raise NotDeliveredError(
+        f"it answered {status}", retryable=again, retry_delay=_parse_retry_after(response) if again else None
+    )
 
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme)
 
 
-def _asked_wait(response: httpx2.Response) -> timedelta | None:
+def _parse_retry_after(response: httpx2.Response) -> timedelta | None:
     """Parse Retry-After, in seconds or as a date (RFC 9110, section 10.2.3)."""
     text = response.headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
@@ -244,7 +246,7 @@ NOT_DELIVERED = "alert_failed"
 
 
 @dataclass(frozen=True)
-class TrailMemory:
+class SentAlerts:
     """Records deliveries in the ledger, if the workspace is on this host and was opened.
 
     Never raises: without the record, alerts may be repeated.
@@ -266,7 +268,7 @@ class TrailMemory:
             if event.kind == DELIVERED and event.key.startswith(start)
         )
 
-    def note(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
+    def record_delivery(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
         """Record the delivery of an alert on a channel. Blocking, a few milliseconds."""
         event = delivery_event(alert, delivery, this_call())
         try:
@@ -289,9 +291,9 @@ def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
     )
 
 
-def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
+def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> AlertDelivery:
     """Return the configured channels. A broken channel is kept, so that its failures appear in the timeline."""
-    return Post(
+    return AlertDelivery(
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
         ui_url=settings.temporal.ui_url,
         namespace=settings.temporal.namespace,
@@ -301,7 +303,7 @@ def post_of(settings: Settings, environ: Mapping[str, str]) -> Post:
 
 
 @dataclass(frozen=True)
-class Unusable:
+class UnusableChannel:
     """A channel that cannot work on this host with its settings."""
 
     name: str
@@ -310,7 +312,7 @@ class Unusable:
 
     async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
         """Raise the reason."""
-        raise NotDeliveredError(self.reason, again=False)
+        raise NotDeliveredError(self.reason, retryable=False)
 
 
 def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Channel:
@@ -320,7 +322,7 @@ def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Ch
     if missing:
         reason = f"the environment variable {missing[0]} is not set. Set it and restart the worker"
         logger.warning("alerts: the channel %s cannot be used: %s", name, reason)
-        return Unusable(name, reason, kinds)
+        return UnusableChannel(name, reason, kinds)
     match channel.type:
         case "webhook":
             url = channel.url or environ[channel.url_env]

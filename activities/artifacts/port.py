@@ -46,7 +46,7 @@ class ArtifactStore(Protocol):
         """Return the location of an artifact stored with `as_file`."""
         ...
 
-    def together(self) -> AbstractContextManager["ArtifactStore"]:
+    def open_batch(self) -> AbstractContextManager["ArtifactStore"]:
         """Return a store for the block; its artifacts become durable at the end of the block, at the cost of one put.
 
         Nothing is stored if the block raises.

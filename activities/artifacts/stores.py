@@ -18,15 +18,15 @@ from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, Storage
 from tightloop.host import private_folder, state_folder
 from tightloop.value import FIND_PACKED, PACKED, ArtifactRef, pack, reference, unpack
 
-KEPT = 32
+IDLE_LIMIT = 32
 """Maximum number of idle connections; each has three open files and its own cache."""
-_LENDING = threading.Lock()
+_IDLE_LOCK = threading.Lock()
 _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
 """Keyed by device and inode, oldest first."""
 
 
 @contextmanager
-def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+def borrow_connection(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
     """Lend a pooled connection to one caller at a time; creates a missing file.
 
     Pooled because closing the last connection moves the whole log into the file, which took a third of a worker's CPU
@@ -38,7 +38,7 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
     """
     make_database(path)
     file = file_id(path)
-    with _LENDING:
+    with _IDLE_LOCK:
         connection = _IDLE.pop(file, None)
     connection = connection or connect()
     try:
@@ -47,10 +47,10 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
     except BaseException:
         connection.close()
         raise
-    with _LENDING:
+    with _IDLE_LOCK:
         unwanted = [connection] if file in _IDLE else []
         _IDLE.setdefault(file, connection)
-        if len(_IDLE) > KEPT:
+        if len(_IDLE) > IDLE_LIMIT:
             unwanted.append(_IDLE.pop(next(iter(_IDLE))))
     for idle_connection in unwanted:
         idle_connection.close()
@@ -58,7 +58,7 @@ def lent(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqli
 
 def close_idle() -> None:
     """Close idle connections, so that each file is complete without its log."""
-    with _LENDING:
+    with _IDLE_LOCK:
         connections = list(_IDLE.values())
         _IDLE.clear()
     for connection in connections:
@@ -155,7 +155,7 @@ class PackedArtifacts:
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
         try:
-            with lent(self._path, self._open) as connection:
+            with borrow_connection(self._path, self._open) as connection:
                 yield connection
         except sqlite3.DatabaseError as error:
             raise self._add_advice(error) from error
@@ -207,7 +207,7 @@ class LocalArtifactStore:
         self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
     ) -> ArtifactRef:
         ref = reference(content, name=name, media_type=media_type)
-        with self._room_for(content, name):
+        with self._translate_full_disk(content, name):
             if as_file or len(content) > PACKED_BYTES:
                 # A collection must not delete the file between the check and the end of the write.
                 with self._packed.writing():
@@ -224,11 +224,11 @@ class LocalArtifactStore:
         return ref
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[ArtifactStore]:
-        pending = _Pending(self)
+    def open_batch(self) -> Iterator[ArtifactStore]:
+        pending = _Batch(self)
         yield pending
         if pending.contents:
-            with self._room_for(b"".join(pending.contents.values()), pending.names):
+            with self._translate_full_disk(b"".join(pending.contents.values()), pending.names):
                 self._packed.put(pending.contents)
 
     def get(self, ref: ArtifactRef) -> bytes:
@@ -289,7 +289,7 @@ class LocalArtifactStore:
         return self._folder / digest[:2] / digest[2:]
 
     @contextlib.contextmanager
-    def _room_for(self, content: bytes, name: str) -> Iterator[None]:
+    def _translate_full_disk(self, content: bytes, name: str) -> Iterator[None]:
         """Translate a full disk into an error with advice."""
         try:
             yield
@@ -300,7 +300,7 @@ class LocalArtifactStore:
             raise StorageFullError.of(self._folder, cause, f"storing {len(content)} bytes ({name!r})") from error
 
 
-class _Pending:
+class _Batch:
     """Collects small artifacts until they are stored together."""
 
     def __init__(self, store: LocalArtifactStore) -> None:
@@ -329,7 +329,7 @@ class _Pending:
     def path(self, ref: ArtifactRef) -> Path:
         return self._store.path(ref)
 
-    def together(self) -> contextlib.AbstractContextManager[ArtifactStore]:
+    def open_batch(self) -> contextlib.AbstractContextManager[ArtifactStore]:
         return contextlib.nullcontext(self)
 
 

@@ -117,7 +117,7 @@ class VerificationActivities:
         """
         store = self._stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
-        with store.together() as together, self._workspaces.hold(request.scope) as tree:
+        with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
             results = []
             try:

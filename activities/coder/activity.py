@@ -15,12 +15,12 @@ from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
 from activities.coder.port import (
     Brief,
-    Checked,
+    CheckWorkResult,
     CoderMemory,
     CoderRequest,
     CoderScope,
-    Judged,
     JudgeRequest,
+    JudgeResult,
     ToolContext,
     ToolRequest,
     TurnRequest,
@@ -32,7 +32,7 @@ from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop import telemetry
 from tightloop.coder import course
-from tightloop.coder.model import CODER, Bounds, CallResult, CoderProgress, Turn, known_tools, place_of, session_of
+from tightloop.coder.model import CODER, Bounds, CallResult, CoderProgress, Turn, known_tools, session_of, session_path
 from tightloop.episode.model import EpisodeRequest
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder
@@ -43,21 +43,21 @@ from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
     # Workflows import this module, but must not import these.
-    from activities.coder.calls import Toolbox
+    from activities.coder.calls import ToolExecutor
     from activities.coder.reviewing import ChangedTests, CodeReviewer
     from activities.coder.turns import TurnTaker
 
 
 def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
     """Store a session's progress for the delivery that continues it."""
-    folder = state_folder / place_of(session)
+    folder = state_folder / session_path(session)
     private_folder(folder)
     write_durably(folder / "progress.json", progress.model_dump_json().encode())
 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:
     """Return the stored progress of a session, or an empty one."""
-    path = state_folder / place_of(session) / "progress.json"
+    path = state_folder / session_path(session) / "progress.json"
     # An unreadable file only means reading the journal from its start.
     with contextlib.suppress(OSError, ValidationError):
         return CoderProgress.model_validate_json(path.read_bytes())
@@ -78,7 +78,7 @@ class CoderActivities:
     stores: ArtifactStores
     outboxes: Outboxes
     turns: "TurnTaker"
-    toolbox: "Toolbox"
+    tool_executor: "ToolExecutor"
     tests: "ChangedTests"
     reviewer: "CodeReviewer"
     checks: CheckRunner
@@ -110,7 +110,7 @@ class CoderActivities:
     @activity.defn(no_thread_cancel_exception=True)
     def use_tool(self, request: ToolRequest) -> CallResult:
         """Make one tool call of a turn. Idempotent: a call found in the journal is not repeated."""
-        folder = state_folder_of(request.scope) / place_of(request.scope.session)
+        folder = state_folder_of(request.scope) / session_path(request.scope.session)
         call = self.turns.read(folder, request.turn).calls[request.index]
 
         def use(tree: WorkingTree | None) -> CallResult:
@@ -123,12 +123,12 @@ class CoderActivities:
                 telemetry.CONVERSATION: request.scope.session,
             }
             with operation(telemetry.EXECUTE_TOOL, name, attributes) as span:
-                result = self.toolbox.use(request.turn, request.index, call, context, folder)
+                result = self.tool_executor.use(request.turn, request.index, call, context, folder)
                 span.note({telemetry.ERROR: "ToolError" if result.failed else None})
             return result
 
         # Reading needs no exclusive tree, so such calls run side by side.
-        if self.toolbox.heads([call])[0].reads:
+        if self.tool_executor.heads([call])[0].reads:
             return use(None)
         with self.workspaces.hold(request.scope) as tree:
             result = use(tree)
@@ -138,7 +138,7 @@ class CoderActivities:
         return result
 
     @activity.defn(no_thread_cancel_exception=True)
-    def check_work(self, request: CoderRequest) -> Checked:
+    def check_work(self, request: CoderRequest) -> CheckWorkResult:
         """Run the definition of done on the current files and revert the checks' changes. Idempotent."""
         store = self.stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
@@ -147,7 +147,7 @@ class CoderActivities:
             snapshot = tree.snapshot()
             # The checks execute the code of the coder, so it is reviewed first.
             if (refusal := self.reviewer.review(context)) is not None:
-                return Checked(
+                return CheckWorkResult(
                     tree=snapshot,
                     said=put_text(store, refusal.text.encode(), name="safety"),
                     summary="the checks were not run: the code did not pass the safety layers",
@@ -166,7 +166,7 @@ class CoderActivities:
         red = [result for result in results if not result.passed]
         if not red:
             summary = f"{format_count(len(results), 'check')} green"
-            return Checked(green=True, tree=snapshot, bandit_findings=bandit_findings, summary=summary)
+            return CheckWorkResult(green=True, tree=snapshot, bandit_findings=bandit_findings, summary=summary)
         parts = [
             f"The check `{result.name}` failed ({result.status.value}):\n{clip(scrub(result.tail), FAILING_CHARACTERS)}"
             for result in red[:FAILING_CHECKS]
@@ -174,10 +174,12 @@ class CoderActivities:
         if len(red) > FAILING_CHECKS:
             parts.append(f"{format_count(len(red) - FAILING_CHECKS, 'further check')} failed.")
         report = put_text(store, "\n\n".join(parts).encode(), name="red checks")
-        return Checked(tree=snapshot, said=report, summary=f"{len(red)} of {format_count(len(results), 'check')} red")
+        return CheckWorkResult(
+            tree=snapshot, said=report, summary=f"{len(red)} of {format_count(len(results), 'check')} red"
+        )
 
     @activity.defn(no_thread_cancel_exception=True)
-    def judge_tests(self, request: JudgeRequest) -> Judged:
+    def judge_tests(self, request: JudgeRequest) -> JudgeResult:
         """Verify that new tests can fail, and delete test files without such a test. Idempotent apart from that."""
         with self.workspaces.hold(request.scope) as tree:
             return self.tests.judge(self._context(request.scope, tree), request.coded_tree)

@@ -11,7 +11,7 @@ import stat
 import sys
 
 BINARY_BYTES = 8_000
-CONTROL = 2
+INVALID_PATTERN = 2
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
         pattern = re.compile(re.escape(order["pattern"]) if order["literal"] else order["pattern"], flags)
     except (re.error, RecursionError, OverflowError) as error:
         sys.stdout.write(f"regex parse error: {error}\n")
-        return CONTROL
+        return INVALID_PATTERN
     left = order["lines"]
     for name in order["files"]:
         lines = _matches(_read(name), pattern, order["context"])[:left]

@@ -246,11 +246,11 @@ def _protected_paths(root: Path) -> frozenset[Path]:
 NAME_CHARACTERS = 64
 """Limit of a tool name in the history; a model may invent a name of any length."""
 MARK_DIGITS = 16
-_NOT_THE_MODELS = (StorageFullError, SandboxUnavailableError, SettingsError)
+_FATAL_ERRORS = (StorageFullError, SandboxUnavailableError, SettingsError)
 """Errors that the model cannot work around."""
 
 
-class Toolbox:
+class ToolExecutor:
     """All tools; a role sees some of them."""
 
     def __init__(self, tools: Iterable[Tool], *, review: Review = lambda _context: None) -> None:
@@ -324,7 +324,7 @@ class Toolbox:
             if record is not None:
                 return _resume(journal, record, tool, arguments, context)
             return self._begin(journal, tool, arguments, context)
-        except _NOT_THE_MODELS:
+        except _FATAL_ERRORS:
             raise
         except TightloopError as error:
             return ToolResult(str(error), failed=True)

@@ -69,7 +69,7 @@ _KINDS = {
 }
 
 
-class Place(NamedTuple):
+class FolderEntry(NamedTuple):
     """A name in a folder that is held open."""
 
     folder: int
@@ -115,11 +115,11 @@ def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None
         ToolError: it is not a regular file, or has more than `limit` bytes.
         InvalidRequestError: the path leaves the tree or crosses a symlink.
     """
-    with open_place(root, path) as location:
-        return None if location is None else read_place(location, limit=limit)
+    with open_entry(root, path) as location:
+        return None if location is None else read_entry(location, limit=limit)
 
 
-def read_place(location: Place, *, limit: int = READ_BYTES) -> bytes | None:
+def read_entry(location: FolderEntry, *, limit: int = READ_BYTES) -> bytes | None:
     status = location.state()
     if status is None:
         return None
@@ -152,13 +152,13 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
         OSError: it cannot be written.
     """
     check_writable(change.path)
-    with open_place(root, change.path, make=change.after is not None) as location:
+    with open_entry(root, change.path, make=change.after is not None) as location:
         if location is None:
             raise ToolError(f"the folder of {format_path(change.path)} no longer exists")
         # O_EXCL would fail on the leftover.
         _remove(location.folder, temporary)
         # A person or a process in the background may have edited it after the tool read it.
-        if digest(read_place(location)) != digest(change.before):
+        if digest(read_entry(location)) != digest(change.before):
             raise ToolError(f"{format_path(change.path)} was changed meanwhile: read it again")
         if change.after is None:
             os.unlink(location.name, dir_fd=location.folder)
@@ -170,13 +170,13 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
 
 def remove_temporary(root: Path, path: str, temporary: str) -> None:
     """Remove the temporary file of a process that died."""
-    with open_place(root, path) as location:
+    with open_entry(root, path) as location:
         if location is not None:
             _remove(location.folder, temporary)
 
 
 @contextlib.contextmanager
-def open_place(root: Path, path: str, *, make: bool = False) -> Iterator[Place | None]:
+def open_entry(root: Path, path: str, *, make: bool = False) -> Iterator[FolderEntry | None]:
     """Yield a place whose folder is held open; None if the folder does not exist.
 
     Args:
@@ -201,7 +201,7 @@ def open_place(root: Path, path: str, *, make: bool = False) -> Iterator[Place |
                 return
             stack.callback(os.close, inner)
             descriptor = inner
-        yield Place(descriptor, name, path)
+        yield FolderEntry(descriptor, name, path)
 
 
 def is_binary(content: bytes) -> bool:
@@ -230,7 +230,7 @@ def _enter(parent: int, folder: str, path: str, *, make: bool) -> int | None:
         ) from error
 
 
-def _check_file(location: Place, status: os.stat_result, limit: int) -> None:
+def _check_file(location: FolderEntry, status: os.stat_result, limit: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ToolError(f"{format_path(location.path)} is {_KINDS.get(stat.S_IFMT(status.st_mode), 'not a file')}")
     if status.st_size > limit:
@@ -240,7 +240,7 @@ def _check_file(location: Place, status: os.stat_result, limit: int) -> None:
         )
 
 
-def _replace(location: Place, content: bytes, temporary: str, *, executable: bool) -> None:
+def _replace(location: FolderEntry, content: bytes, temporary: str, *, executable: bool) -> None:
     before = location.state()
     # The umask applies, as for a file that an editor creates.
     descriptor = os.open(temporary, NEW_FILE, 0o777 if executable else 0o666, dir_fd=location.folder)
@@ -271,7 +271,7 @@ def _remove(folder: int, name: str) -> None:
 GLOB_CHARACTERS = 500
 
 
-def listed_files(root: Path, path: str | None, glob: str | None) -> list[str]:
+def find_files(root: Path, path: str | None, glob: str | None) -> list[str]:
     """Return the files and symlinks of a tree that git does not ignore, sorted.
 
     Args:

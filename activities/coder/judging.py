@@ -53,10 +53,10 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     """
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
-        return _wrong(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
+        return _reject(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
     # Calls are dropped, even if they are valid: the last argument may be incomplete.
     if reply.truncated:
-        return _wrong(
+        return _reject(
             reply,
             "Your answer was cut off at the output limit and nothing in it was done. Write less at once: one call, "
             "smaller edits, long files in several steps",
@@ -65,13 +65,13 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     proposed = reply.calls or _calls_in(reply.text)
     if not proposed:
         names = ", ".join(by_name)
-        return _wrong(
+        return _reject(
             reply,
             f"Your answer calls no tool. Call one of {names}; when the work is done or cannot be done: `{FINISH}`. "
             "A call that is written as text counts only if the answer contains nothing else",
         )
     if len(proposed) > MOST_CALLS:
-        return _wrong(
+        return _reject(
             reply, f"Your answer makes {len(proposed)} calls. Make at most {MOST_CALLS}, then read the results"
         )
     calls: list[ProposedCall] = []
@@ -79,26 +79,26 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
         try:
             arguments = _arguments(call, by_name)
         except ToolError as error:
-            return _wrong(reply, str(error))
+            return _reject(reply, str(error))
         # Services send empty or repeated ids, but results are matched to calls by id.
         usable = 0 < len(call.id) <= ID_CHARACTERS and call.id not in {earlier.id for earlier in calls}
         calls.append(ProposedCall(call.id if usable else f"call_{number}_{index}", call.tool, arguments))
-    return Message("assistant", sound(reply.text) if reply.calls else "", tuple(calls)), ""
+    return Message("assistant", replace_surrogates(reply.text) if reply.calls else "", tuple(calls)), ""
 
 
-def sound(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return a text without lone surrogates, which JSON allows and UTF-8 files do not."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _wrong(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
+def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
     """Return a problem. The answer stays as plain text: services reject conversations with invalid calls."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
     # Otherwise the model may assume that the valid ones of several calls were made.
     note = "Nothing in this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
     message = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), note).rstrip()
-    return Message("assistant", sound(text) or "(empty)"), message
+    return Message("assistant", replace_surrogates(text) or "(empty)"), message
 
 
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
@@ -168,7 +168,7 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     properties: Mapping[str, Any] = tool.parameters["properties"]
     pairs = _object(call, tuple(properties)).items()
     read = {name: _unwrap(value, properties.get(name, {})) for name, value in pairs}
-    written = sound(json.dumps(read, ensure_ascii=False))
+    written = replace_surrogates(json.dumps(read, ensure_ascii=False))
     if len(written) > ARGUMENT_CHARACTERS:
         raise ToolError(f"{call.tool}: the arguments have more than {ARGUMENT_CHARACTERS:,} characters. Do it in parts")
     try:

@@ -68,7 +68,7 @@ class ToolRequest(Sparse):
     """Index among the turn's calls, starting at 0."""
 
 
-class Checked(Sparse):
+class CheckWorkResult(Sparse):
     """Result of the definition of done."""
 
     green: bool = False
@@ -90,7 +90,7 @@ class JudgeRequest(Sparse):
     """Tree with the change, before the tester's work."""
 
 
-class Judged(Sparse):
+class JudgeResult(Sparse):
     """Verdict on the new tests."""
 
     accepted: int = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from activities.artifacts.port import put_text
 from activities.coder.files import write_change
-from activities.coder.port import FileChange, Judged, Review, ToolContext, ToolResult
+from activities.coder.port import FileChange, JudgeResult, Review, ToolContext, ToolResult
 from activities.safety.code import CodeScanner, apply_grants, changed_files, project_facts, question_of
 from activities.testing import SandboxedTestGate
 from activities.workspace.port import WorkingTree
@@ -57,7 +57,7 @@ def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
 
 TIME_LIMIT_S = 120.0
 """A change with ten tests takes 3 to 10 s; a slow suite uses all of it."""
-TOLD = 10
+LISTED_LIMIT = 10
 """Maximum number of rejected tests and surviving mutants listed for the model."""
 _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
 
@@ -69,7 +69,7 @@ class ChangedTests:
     gate: SandboxedTestGate
     review: Review
 
-    def judge(self, context: ToolContext, coded_tree: str) -> Judged:
+    def judge(self, context: ToolContext, coded_tree: str) -> JudgeResult:
         """Return the verdict on the tests. A new file without any accepted test is deleted."""
         assert context.tree is not None
         tree, after = context.tree, context.tree.snapshot()
@@ -78,11 +78,13 @@ class ChangedTests:
         names = (path.decode("utf-8", "surrogateescape") for path in changed)
         paths = tuple(sorted(name for name in names if _TEST_FILE.fullmatch(name) and name.isprintable()))
         if not paths:
-            return Judged(summary="no tests were written")
+            return JudgeResult(summary="no tests were written")
         # The gate executes the tests, so they are reviewed like any other code.
         if (refusal := self.review(context)) is not None:
             refusal_ref = put_text(context.store, refusal.text.encode(), name="safety")
-            return Judged(refused=len(paths), said=refusal_ref, summary="the new tests did not pass the safety layers")
+            return JudgeResult(
+                refused=len(paths), said=refusal_ref, summary="the new tests did not pass the safety layers"
+            )
         report = self.gate.judge(
             tree,
             context.base_tree,
@@ -94,13 +96,16 @@ class ChangedTests:
         )
         removed = self._remove_useless(context, coded_tree, paths, report)
         lines = [f"Tests were written for your change and judged: {_summary(report)}."]
-        lines += [f"- refused: {rejected_test.test}: {rejected_test.reason}" for rejected_test in report.refused[:TOLD]]
+        lines += [
+            f"- refused: {rejected_test.test}: {rejected_test.reason}"
+            for rejected_test in report.refused[:LISTED_LIMIT]
+        ]
         lines += [f"- removed, because none of its tests was accepted: {path}" for path in removed]
         if report.survived:
             lines.append("No test detects these faults. If one would be a real fault, add a test; otherwise leave it:")
-            lines += [f"- {mutant}" for mutant in report.survived[:TOLD]]
-        lines += [f"- {note}" for note in report.notes[:TOLD]]
-        return Judged(
+            lines += [f"- {mutant}" for mutant in report.survived[:LISTED_LIMIT]]
+        lines += [f"- {note}" for note in report.notes[:LISTED_LIMIT]]
+        return JudgeResult(
             accepted=len(report.accepted),
             refused=len(report.refused),
             survived=report.survived_count,

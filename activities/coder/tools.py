@@ -12,18 +12,18 @@ from activities.coder.files import (
     Query,
     check_placeholders,
     check_writable,
+    find_files,
     format_path,
     has_placeholder,
     is_binary,
     line_ends_of,
-    listed_files,
     relative,
     search_files,
 )
 from activities.coder.files import read_file as read_content
 from activities.coder.port import FileChange, ProgramStart, Tool, ToolContext, ToolError, ToolResult, ToolSpec
 from tightloop.coder.model import RESULT, cut, number_lines
-from tightloop.coder.patching import Miss, patch
+from tightloop.coder.patching import PatchFailure, patch
 from tightloop.executor.asking import clarifying_question
 from tightloop.run.question import TEXT_CHARACTERS, TITLE_CHARACTERS
 from tightloop.safety.drift import DriftCause
@@ -99,7 +99,7 @@ def delete_file(arguments: Arguments, context: ToolContext) -> FileChange:
     return FileChange(path=path, before=before, after=None, text=f"{format_path(path)} removed")
 
 
-AROUND_LINES = 2
+CONTEXT_LINES = 2
 EDITED_LINES = 24
 
 
@@ -118,7 +118,7 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
         raise ToolError(f"{format_path(path)} is a binary file: it cannot be edited as text")
     # surrogateescape preserves bytes that are not UTF-8.
     result = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
-    if isinstance(result, Miss):
+    if isinstance(result, PatchFailure):
         advice = "\nText in brackets, such as [secret:...], is not in the file: leave those lines out of old"
         raise ToolError(
             f"{format_path(path)} was not changed: {result.reason}{advice if has_placeholder(arguments['old']) else ''}"
@@ -126,8 +126,8 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     after = result.text.encode("utf-8", "surrogateescape")
     check_placeholders(before, after)
     lines = after.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
-    first = max(result.line - AROUND_LINES, 1)
-    end = min(result.line + result.lines - 1 + AROUND_LINES, first + EDITED_LINES - 1)
+    first = max(result.line - CONTEXT_LINES, 1)
+    end = min(result.line + result.lines - 1 + CONTEXT_LINES, first + EDITED_LINES - 1)
     how = f" (found {result.how})" if result.how else ""
     summary = f"{format_path(path)} changed{how}. It is now:\n{number_lines(lines[first - 1 : end], first)}"
     return FileChange(path=path, before=before, after=after, text=summary)
@@ -153,7 +153,7 @@ SHOWN_FILES = 400
     glob=optional("string", "Pattern for paths, such as **/test_*.py; null: all"),
 )
 def list_files(arguments: Arguments, context: ToolContext) -> ToolResult:
-    names = listed_files(context.root, arguments["path"], arguments["glob"])
+    names = find_files(context.root, arguments["path"], arguments["glob"])
     if not names:
         return ToolResult("no files")
     more = len(names) - SHOWN_FILES
@@ -162,21 +162,21 @@ def list_files(arguments: Arguments, context: ToolContext) -> ToolResult:
     return ToolResult("\n".join(lines))
 
 
-USUAL = 3
-MOST = 10
+DEFAULT_RESULTS = 3
+RESULTS_LIMIT = 10
 
 
 @tool(
     "Search what is remembered of this project: failures, what solved them, facts.",
     reads=True,
     query=text("An error message, or what is wanted in a few words"),
-    limit=optional("integer", f"Null: {USUAL}", minimum=1, maximum=MOST),
+    limit=optional("integer", f"Null: {DEFAULT_RESULTS}", minimum=1, maximum=RESULTS_LIMIT),
 )
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Return the best matches, best first."""
     if context.memory is None:
         return ToolResult("this project has no memory. Continue without it")
-    matches = context.memory.search(arguments["query"], arguments["limit"] or USUAL)
+    matches = context.memory.search(arguments["query"], arguments["limit"] or DEFAULT_RESULTS)
     return ToolResult("\n\n".join(matches) or "nothing relevant is remembered")
 
 
@@ -268,7 +268,7 @@ def search(arguments: Arguments, context: ToolContext) -> ToolResult:
         ignore_case=bool(arguments["ignore_case"]),
         context=arguments["context"] or 0,
     )
-    names = listed_files(context.root, arguments["path"], arguments["glob"])
+    names = find_files(context.root, arguments["path"], arguments["glob"])
     return ToolResult(search_files(context.root, names, query, cancelled=context.cancelled))
 
 

@@ -13,12 +13,12 @@ import jinja2
 from pydantic import ValidationError
 
 from activities.artifacts.port import ArtifactStore, get_model, put_model, write_durably
-from activities.coder.calls import Toolbox
+from activities.coder.calls import ToolExecutor
 from activities.coder.judging import judge
 from activities.coder.port import Message, ToolSpec, TurnModel, TurnRequest
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.workspace.folders import state_folder_of
-from tightloop.coder.model import Role, Turn, place_of, result_name
+from tightloop.coder.model import Role, Turn, result_name, session_path
 from tightloop.errors import ArtifactCorruptError, ArtifactError, ArtifactMissingError
 from tightloop.host import private_folder
 from tightloop.settings import CoderSettings, PrivacySettings
@@ -282,7 +282,7 @@ class TurnTaker:
     """Takes the turns of all roles."""
 
     model: TurnModel
-    tools: Toolbox
+    tools: ToolExecutor
     settings: CoderSettings
     privacy: PrivacySettings
 
@@ -392,7 +392,7 @@ class TurnTaker:
 
 
 def _folder(request: TurnRequest) -> Path:
-    return state_folder_of(request.scope) / place_of(request.scope.session)
+    return state_folder_of(request.scope) / session_path(request.scope.session)
 
 
 def _digest(request: TurnRequest) -> str:

@@ -16,12 +16,12 @@ from temporalio.exceptions import CancelledError
 from activities.artifacts.port import FULL, ArtifactStores, get_model, put_model
 from activities.attempt import should_stop
 from activities.executor.port import (
-    Chosen,
     DelegatingExecutor,
-    Delivered,
     DeliveryState,
     Executors,
+    ExecutorSelection,
     Outbox,
+    OutboxEntry,
     Outboxes,
     choose,
 )
@@ -105,7 +105,7 @@ class Supervision:
         self._tree = tree
         # Executors may poll from their own threads, where the activity's context is not set.
         self._context = contextvars.copy_context()
-        self._beaten_at = -math.inf
+        self._last_heartbeat = -math.inf
         self._resume: ResumeToken | None = None
 
     def is_cancelled(self) -> bool:
@@ -118,9 +118,9 @@ class Supervision:
         """Send a heartbeat with the progress, at most once a second."""
         now = time.monotonic()
         # Send a new session immediately: an attempt after a crash resumes it.
-        if progress.resume == self._resume and now - self._beaten_at < PROGRESS_S:
+        if progress.resume == self._resume and now - self._last_heartbeat < PROGRESS_S:
             return
-        self._beaten_at, self._resume = now, progress.resume
+        self._last_heartbeat, self._resume = now, progress.resume
         self._context.copy().run(activity.heartbeat, progress)
 
 
@@ -188,7 +188,7 @@ class ExecutionActivities:
         outbox = self._outboxes(workspace)
         # Taking the lock kills the processes of a dead attempt.
         with self._workspaces.hold(request.scope) as tree:
-            delivery = self._of_this_run(outbox, request)
+            delivery = self._find_delivery(outbox, request)
             if delivery is None:
                 raise ExecutorError(
                     f"the outbox of {workspace} has no delivery {request.key}: was its state folder removed?"
@@ -222,7 +222,7 @@ class ExecutionActivities:
                 drift = tree.expect(request.expected_tree)
             # Before it acts: an attempt after a crash must see that the work may already be done.
             outbox.claim(request.key, request.expected_tree)
-            with self._noting(outbox, request.key):
+            with self._record_break_off(outbox, request.key):
                 outcome = self._run(request.scope, selection, order, tree)
                 # Temporal counts an activity as cancelled only if it ends with this error, not with a result.
                 if outcome.status is ExecutorStatus.CANCELLED and should_stop():
@@ -247,11 +247,11 @@ class ExecutionActivities:
                 )
             outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
             execution = ExecuteRequest(scope=request.scope, key=report.key, expected_tree=report.new_tree)
-            selection = Chosen(name, executor, report.passed_over)
+            selection = ExecutorSelection(name, executor, report.passed_over)
             return self._report(execution, tree, outcome, selection, new_tree=tree.snapshot(), drift=report.drift)
 
     @contextlib.contextmanager
-    def _noting(self, outbox: Outbox, key: str) -> Iterator[None]:
+    def _record_break_off(self, outbox: Outbox, key: str) -> Iterator[None]:
         """Record the reason why a claimed delivery ends without a report; no record means the worker was killed."""
         self._claimed.add(key)
         try:
@@ -267,7 +267,7 @@ class ExecutionActivities:
         self._claimed.discard(key)
 
     @staticmethod
-    def _of_this_run(outbox: Outbox, request: ExecuteRequest) -> Delivered | None:
+    def _find_delivery(outbox: Outbox, request: ExecuteRequest) -> OutboxEntry | None:
         """Return the delivery; one queued by the run before a reset is queued again under this run's key."""
         delivery, run_id = outbox.get(request.key), activity.info().workflow_run_id
         queued_by, _, suffix = request.key.partition("/")
@@ -279,7 +279,7 @@ class ExecutionActivities:
         return outbox.get(key)
 
     def _settle(
-        self, scope: EpisodeScope, selection: Chosen, order: WorkOrder, crash: Crash
+        self, scope: EpisodeScope, selection: ExecutorSelection, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
         """Return the outcome of an earlier attempt's delivery, or the order to deliver again."""
         try:
@@ -313,7 +313,9 @@ class ExecutionActivities:
             case wanted:
                 assert_never(wanted)
 
-    def _run(self, scope: EpisodeScope, selection: Chosen, order: WorkOrder, tree: WorkingTree) -> ExecutorOutcome:
+    def _run(
+        self, scope: EpisodeScope, selection: ExecutorSelection, order: WorkOrder, tree: WorkingTree
+    ) -> ExecutorOutcome:
         try:
             if isinstance(selection.executor, DelegatingExecutor):
                 return selection.executor.execute(order, Supervision(tree), state_folder_of(scope))
@@ -342,7 +344,7 @@ class ExecutionActivities:
         request: ExecuteRequest,
         tree: WorkingTree,
         outcome: ExecutorOutcome,
-        selection: Chosen,
+        selection: ExecutorSelection,
         *,
         new_tree: str,
         drift: Drift | None = None,

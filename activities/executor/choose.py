@@ -18,7 +18,7 @@ from activities.executor.port import Executor, NoExecutor
 from activities.executor.scripted import ScriptedExecutor
 from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec
 from activities.process import ProcessRequest
-from activities.sandbox.port import Fence, Openings, Sandbox
+from activities.sandbox.port import AgentSandbox, Sandbox, SandboxPermissions
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.limit import detect
 from tightloop.safety.drift import PromptPrivacy
@@ -59,7 +59,7 @@ class ExecutorRegistry:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ExecutorDependencies:
     """Shared dependencies of a worker's executors."""
 
     settings: Settings
@@ -67,7 +67,7 @@ class Surroundings:
     """Folder of the agents' homes, one per episode."""
     sandbox: Sandbox
     """Sandbox for commands of plans."""
-    fence: Fence
+    agent_sandbox: AgentSandbox
     """Sandbox for agents without their own."""
     gateways: Gateways
 
@@ -75,17 +75,17 @@ class Surroundings:
         return self.settings.executor.agents.get(name, AgentSettings())
 
 
-def executors(surroundings: Surroundings, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
+def executors(dependencies: ExecutorDependencies, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
     """Return a registry of the built-in executors and `more`, which take precedence.
 
     Raises:
         SettingsError: the settings name an unknown agent.
     """
-    settings = surroundings.settings.executor
+    settings = dependencies.settings.executor
     makers: dict[str, Make] = {
         "command": lambda: CommandExecutor(
-            surroundings.sandbox,
-            surroundings.settings.sandbox,
+            dependencies.sandbox,
+            dependencies.settings.sandbox,
             programs=settings.programs,
             argv=settings.argv,
             # Times of day in a command's output are in the host's zone.
@@ -94,8 +94,8 @@ def executors(surroundings: Surroundings, more: Mapping[str, Executor] | None = 
         "scripted": ScriptedExecutor,
         "person": PersonExecutor,
     }
-    makers |= {name: partial(_agent, surroundings, name) for name in ("codex", "cursor", *AGENTS)}
-    makers["cursor-gui"] = partial(_window, surroundings)
+    makers |= {name: partial(_agent, dependencies, name) for name in ("codex", "cursor", *AGENTS)}
+    makers["cursor-gui"] = partial(_window, dependencies)
     # A partial, because a lambda would capture the loop variable and see only the last executor.
     makers |= {name: partial(lambda executor: executor, executor) for name, executor in (more or {}).items()}
     registry = ExecutorRegistry(makers)
@@ -112,7 +112,7 @@ def _advice(name: str, names: tuple[str, ...]) -> str:
     return f"{f'Did you mean {matches[0]}? ' if matches else ''}This worker has: {', '.join(names)}"
 
 
-class FenceWhenNeeded:
+class LazyAgentSandbox:
     """Lazy sandbox of a host, chosen on first use; a failed choice is retried by the next agent."""
 
     def __init__(self, settings: SandboxSettings) -> None:
@@ -120,21 +120,23 @@ class FenceWhenNeeded:
 
     @property
     def name(self) -> str:
-        return self._fence.name
+        return self._sandbox.name
 
-    def nests(self) -> bool:
-        return self._fence.nests()
+    def can_nest(self) -> bool:
+        return self._sandbox.can_nest()
 
-    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
-        return self._fence.around(request, **openings)
+    def wrap(
+        self, request: ProcessRequest, **openings: Unpack[SandboxPermissions]
+    ) -> AbstractContextManager[ProcessRequest]:
+        return self._sandbox.wrap(request, **openings)
 
     # Not chosen in the constructor: probing takes seconds, and a worker may never run an agent.
     # An exception is not cached, so the next agent tries again.
     @cached_property
-    def _fence(self) -> Fence:
-        from activities.sandbox.choose import choose_fence
+    def _sandbox(self) -> AgentSandbox:
+        from activities.sandbox.choose import choose_agent_sandbox
 
-        return choose_fence(self._settings)
+        return choose_agent_sandbox(self._settings)
 
 
 def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
@@ -144,25 +146,25 @@ def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
     return serve_gateway(spec)
 
 
-def _window(surroundings: Surroundings) -> Executor:
+def _window(dependencies: ExecutorDependencies) -> Executor:
     from activities.executor.gui.agent_s import AgentS
     from activities.executor.gui.drivers import choose_driver
     from activities.executor.gui.executor import CursorGuiExecutor
     from activities.executor.gui.port import gui_folder
 
-    window, privacy = surroundings.settings.window, surroundings.settings.privacy
+    window, privacy = dependencies.settings.window, dependencies.settings.privacy
     return CursorGuiExecutor(
         window,
         gui_folder(),
         choose_driver,
         locator=AgentS(window.agent_s, os.environ) if window.agent_s.python else None,
         # Screenshots cannot be redacted.
-        shows=lambda workspace: privacy.prompt_privacy_of(workspace) is PromptPrivacy.FULL,
+        may_see_window=lambda workspace: privacy.prompt_privacy_of(workspace) is PromptPrivacy.FULL,
     )
 
 
-def _agent(surroundings: Surroundings, name: str) -> Executor:
-    settings, sandbox = surroundings.agent(name), surroundings.settings.sandbox
+def _agent(dependencies: ExecutorDependencies, name: str) -> Executor:
+    settings, sandbox = dependencies.agent(name), dependencies.settings.sandbox
     writable = tuple(Path(folder).expanduser() for folder in sandbox.write)
     make: Callable[..., Executor]
     # Agent modules are imported on first use, so that a worker without agents does not pay for them.
@@ -178,9 +180,9 @@ def _agent(surroundings: Surroundings, name: str) -> Executor:
         make = partial(AgentExecutor, CodexAdapter(settings, writable) if name == "codex" else CursorAdapter(settings))
     return make(
         settings=settings,
-        homes=surroundings.homes,
-        gateways=surroundings.gateways,
-        fence=surroundings.fence,
+        homes=dependencies.homes,
+        gateways=dependencies.gateways,
+        agent_sandbox=dependencies.agent_sandbox,
         open_to=(*sandbox.network, *sandbox.write),
         writable=writable,
         disk_mb=sandbox.disk_mb,

@@ -15,10 +15,10 @@ from activities.executor.delivery import (
     early_outcome,
     failed_outcome,
     fatal_outcome,
-    held_file,
     limited_outcome,
     read_options,
     timeout_outcome,
+    write_temporary_file,
 )
 from activities.executor.port import Availability, Control, Executor
 from activities.process import GRACE_S, search_path
@@ -30,7 +30,7 @@ from activities.sandbox.port import (
     SandboxSpec,
     SandboxUnavailableError,
     build_spec,
-    places,
+    resolve_locations,
 )
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.message import PlannedStep
@@ -126,7 +126,7 @@ class CommandExecutor(Executor):
             if template := options.argv or self.argv:
                 # Outside the paths that the executor may write.
                 plan = state_folder / "plans" / f"{file_stem(order.key)}.md"
-                with held_file(plan, order.prompt) as plan_file:
+                with write_temporary_file(plan, order.prompt) as plan_file:
                     return self._run_template(fill(template, order, plan_file), options, order, control, plan_file)
             if refusal := self._refusal(order):
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)
@@ -155,8 +155,12 @@ class CommandExecutor(Executor):
         spec = replace(
             spec,
             network=(*spec.network, *options.network),
-            readable=(*spec.readable, *places(options.read, "option read of the command executor"), plan_file),
-            writable=(*spec.writable, *places(options.write, "option write of the command executor")),
+            readable=(
+                *spec.readable,
+                *resolve_locations(options.read, "option read of the command executor"),
+                plan_file,
+            ),
+            writable=(*spec.writable, *resolve_locations(options.write, "option write of the command executor")),
             secrets=options.variables(os.environ),
             stdin=plan_file if options.stdin else None,
         )
@@ -196,7 +200,7 @@ class CommandExecutor(Executor):
             if not step.run:
                 continue
             program = clip(step.run[0], 80)
-            outside = next((argument for argument in step.run[1:] if leaves(argument, root)), None)
+            outside = next((argument for argument in step.run[1:] if is_outside(argument, root)), None)
             if step.run[0] not in self.programs:
                 allowed_programs = ", ".join(sorted(self.programs)) or "none"
                 problem = (
@@ -210,7 +214,7 @@ class CommandExecutor(Executor):
         return ""
 
 
-def leaves(argument: str, root: Path) -> bool:
+def is_outside(argument: str, root: Path) -> bool:
     """Return whether an argument refers to a path outside `root`, which must be resolved.
 
     Checks each path in the argument, as in `--config=/etc/x` or `-I/usr`, and follows symlinks. This catches mistakes

@@ -72,7 +72,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 
 
 @contextmanager
-def held_file(path: Path, text: str) -> Iterator[Path]:
+def write_temporary_file(path: Path, text: str) -> Iterator[Path]:
     """Hold text in a private file until the context ends."""
     # A lone surrogate in a model's text must not make the delivery fail.
     write_atomically(path, text.encode("utf-8", "replace"), durable=True)

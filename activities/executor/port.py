@@ -115,7 +115,7 @@ class DeliveryError(TightloopError):
     """A delivery is not in the outbox, or its state does not allow the request."""
 
 
-class Delivered(Value):
+class OutboxEntry(Value):
     """One row of the outbox."""
 
     key: str
@@ -138,7 +138,7 @@ class Outbox(Protocol):
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
         """Queue a delivery. Idempotent by key: the first order is kept."""
 
-    def get(self, key: str) -> Delivered | None:
+    def get(self, key: str) -> OutboxEntry | None:
         """Return a delivery; None if it was never queued."""
 
     def claim(self, key: str, base_tree: str) -> None:
@@ -158,7 +158,7 @@ class Outbox(Protocol):
             DeliveryError: the key was never queued, or has a different report.
         """
 
-    def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
+    def deliveries(self, episode_id: str) -> tuple[OutboxEntry, ...]:
         """Return the deliveries of an episode in queueing order."""
         ...
 
@@ -190,7 +190,7 @@ class NoExecutor(Executor):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ExecutorSelection:
     """Executor chosen for an order."""
 
     name: str
@@ -210,7 +210,7 @@ class Chosen:
         )
 
 
-def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
+def choose(executors: Executors, choice: ExecutorChoice) -> ExecutorSelection:
     """Return the first executor that is usable on this host."""
     passed_over: list[str] = []
     for name in (choice.name, *choice.fallback):
@@ -224,9 +224,9 @@ def choose(executors: Executors, choice: ExecutorChoice) -> Chosen:
         # If the order itself names the program, only running it shows whether it is usable.
         named = name == choice.name and "argv" in choice.options
         if availability.usable or named:
-            return Chosen(name, executor, tuple(passed_over))
+            return ExecutorSelection(name, executor, tuple(passed_over))
         passed_over.append(
             shorten(f"{name}: {availability.reason or 'it cannot be used on this host'}", REASON_CHARACTERS)
         )
     # Not an exception: the delivery then has an outcome, which the episode shows with the reasons.
-    return Chosen(choice.name, NoExecutor("no executor can be used. " + "; ".join(passed_over)))
+    return ExecutorSelection(choice.name, NoExecutor("no executor can be used. " + "; ".join(passed_over)))

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from activities.artifacts.stores import lent
-from activities.executor.port import Delivered, DeliveryError, DeliveryState
+from activities.artifacts.stores import borrow_connection
+from activities.executor.port import DeliveryError, DeliveryState, OutboxEntry
 from tightloop.database.engine import use_wal
 from tightloop.errors import StorageFullError
 from tightloop.executor.model import ExecutorReport
@@ -83,7 +83,7 @@ class SqliteOutbox:
                 (key, episode_id, iteration, order.model_dump_json(), DeliveryState.QUEUED, time.time()),
             )
 
-    def get(self, key: str) -> Delivered | None:
+    def get(self, key: str) -> OutboxEntry | None:
         with self._transaction() as connection:
             row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
         return None if row is None else _read_row(row)
@@ -122,7 +122,7 @@ class SqliteOutbox:
                 (DeliveryState.REPORTED, report.model_dump_json(), time.time(), key),
             )
 
-    def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
+    def deliveries(self, episode_id: str) -> tuple[OutboxEntry, ...]:
         with self._transaction() as connection:
             rows = connection.execute(f"{_SELECT} WHERE episode_id = ? ORDER BY number", (episode_id,)).fetchall()
         return tuple(_read_row(row) for row in rows)
@@ -130,7 +130,7 @@ class SqliteOutbox:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with lent(self._path, self._connect) as connection:
+            with borrow_connection(self._path, self._connect) as connection:
                 # IMMEDIATE: a transaction that starts with a read fails without waiting if another writes first.
                 connection.execute("BEGIN IMMEDIATE")
                 with connection:
@@ -173,13 +173,13 @@ class SqliteOutbox:
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _existing(connection: sqlite3.Connection, key: str) -> Delivered:
+def _existing(connection: sqlite3.Connection, key: str) -> OutboxEntry:
     row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
     if row is None:
         raise DeliveryError(f"the outbox has no delivery {key!r}: it must be queued first")
     return _read_row(row)
 
 
-def _read_row(row: sqlite3.Row) -> Delivered:
+def _read_row(row: sqlite3.Row) -> OutboxEntry:
     order, report = json.loads(row["order_ref"]), json.loads(row["report"] or "null")
-    return Delivered.model_validate({**dict(row), "order": order, "report": report})
+    return OutboxEntry.model_validate({**dict(row), "order": order, "report": report})

@@ -68,7 +68,7 @@ def run_gate(
         The gate's result, then the results of the checks within it.
     """
     activity.heartbeat(check_work(gate, 1, 1, datetime.now(UTC)))
-    with store.together() as together:
+    with store.open_batch() as together:
         try:
             result = run_check(runner, gate, tree, together, expected_tree=expected_tree, cancelled=cancelled)
             # Before the files are restored, which removes the report.

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("tightloop")
-REST = timedelta(seconds=60)
+FAILURE_PAUSE = timedelta(seconds=60)
 """Pause after a failure during which the database is not used: a cut network only fails after 5 s."""
 T = TypeVar("T")
 
 
-class SparedMemory:
+class BestEffortMemory:
     """Best-effort memory: never raises; a failing backend disables it for this activity and sets `problem`.
 
     Blocking; created for one activity.
@@ -48,13 +48,13 @@ class SparedMemory:
             on_problem: called with the reason when a failure disables it.
         """
         self._project, self._open, self._on_problem = project, open_memory, on_problem
-        self.shown = max_recollections
+        self.max_recollections = max_recollections
         """Maximum number of recollections in a briefing."""
         self.problem = problem
         """Reason why the memory is unusable, with advice; empty if it works or is disabled."""
 
     @property
-    def wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         return self._open is not None
 
     def recall(self, query: Query) -> tuple[Recollection, ...]:
@@ -98,16 +98,16 @@ class SparedMemory:
             return otherwise
 
 
-Memories = Callable[[Path], SparedMemory]
+Memories = Callable[[Path], BestEffortMemory]
 """Returns the memory of the project in a workspace."""
 
 
-def no_memories(_workspace: Path) -> SparedMemory:
+def no_memories(_workspace: Path) -> BestEffortMemory:
     """Return a memory that stores and finds nothing."""
-    return SparedMemory("")
+    return BestEffortMemory("")
 
 
-class SparedMemories:
+class BestEffortMemories:
     """Opens memories; after a failure the database is not used for a while."""
 
     def __init__(
@@ -118,43 +118,44 @@ class SparedMemories:
         max_recollections: int = 3,
     ) -> None:
         """Set the functions that open a workspace's memory and name its project, and the size of a briefing."""
-        self._open, self._project, self._shown = open_memory, project, max_recollections
-        self._resting: tuple[float, str] = (0.0, "")
+        self._open, self._project, self._max_recollections = open_memory, project, max_recollections
+        self._pause: tuple[float, str] = (0.0, "")
         """Monotonic end of the pause, and its reason."""
 
-    def __call__(self, workspace: Path) -> SparedMemory:
+    def __call__(self, workspace: Path) -> BestEffortMemory:
         """Return the memory of the project in a workspace."""
-        until, why = self._resting
-        return SparedMemory(
+        until, why = self._pause
+        return BestEffortMemory(
             self._project(workspace),
             lambda: self._open(workspace),
-            max_recollections=self._shown,
+            max_recollections=self._max_recollections,
             problem=why if time.monotonic() < until else "",
-            on_problem=self._rest,
+            on_problem=self._start_pause,
         )
 
-    def _rest(self, problem: str) -> None:
+    def _start_pause(self, problem: str) -> None:
         # For all projects, as they share the database.
-        self._resting = (time.monotonic() + REST.total_seconds(), problem)
+        self._pause = (time.monotonic() + FAILURE_PAUSE.total_seconds(), problem)
 
 
-def recall_solutions(memory: SparedMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
+def recall_solutions(memory: BestEffortMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
     """Return earlier solutions, most reliable first; None if nothing was queried. Blocking."""
-    check_queries = queries(report, memory.shown) if memory.wanted else ()
+    check_queries = queries(report, memory.max_recollections) if memory.is_enabled else ()
     if not check_queries:
         return None
     return best_of(
-        ((check, recollection) for check, query in check_queries for recollection in memory.recall(query)), memory.shown
+        ((check, recollection) for check, query in check_queries for recollection in memory.recall(query)),
+        memory.max_recollections,
     )
 
 
 FEWEST_FACTS = 1
 
 
-class ToldMemory:
+class TextMemory:
     """Memory of one project as texts for a model. Blocking; never raises for a failing backend."""
 
-    def __init__(self, memory: SparedMemory, source: str) -> None:
+    def __init__(self, memory: BestEffortMemory, source: str) -> None:
         """Set the memory, and the source recorded with new facts."""
         self._memory, self._source = memory, source
 

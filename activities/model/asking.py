@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic import BeforeValidator, ValidationError
 
 from activities.model.client import AnswerSchema, FirstAvailable, ModelService, request_answer
-from activities.model.observed import ModelAnswer, tell
+from activities.model.observed import ModelAnswer, report_step
 from activities.model.prompt import Prompts, redact_text
 from activities.model.repair import Level, read_object
 from tightloop.executor.model import Usage, total
@@ -26,7 +26,7 @@ LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 """Models write `Yes` and `ALLOW ` where the schema says `yes` and `allow`."""
 
 
-class Unusable(Exception):  # noqa: N818
+class UnusableAnswerError(Exception):
     """Raised by a reader: the problems of an answer, one sentence each, for the model to read."""
 
     def __init__(self, *problems: str) -> None:
@@ -108,7 +108,7 @@ class Asker:
 
         messages = [message("system", question.system), message("user", question.user)]
         for number in range(1, 2 + service.corrections):
-            tell(f"answer {number} of {1 + service.corrections} of {self._name}", verdict.problems)
+            report_step(f"answer {number} of {1 + service.corrections} of {self._name}", verdict.problems)
             answer = await self._first.ask(lambda model: request_answer(service, model, messages, schema))
             answers.append(answer)
             record.append(f"# {answer.model}\n{answer.text}{answer.refusal}")
@@ -186,5 +186,5 @@ def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, 
     except ValidationError as error:
         problems = [f"`{'.'.join(map(str, e['loc']))}`: {e['msg']}" for e in error.errors(include_url=False)]
         return Exchange(problems=tuple(problems[:PROBLEMS_LIMIT]))
-    except Unusable as error:
+    except UnusableAnswerError as error:
         return Exchange(problems=error.problems[:PROBLEMS_LIMIT])

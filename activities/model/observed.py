@@ -94,7 +94,7 @@ def operation(kind: str, name: str, attributes: Mapping[str, Value | None]) -> I
 
 
 _NOTHING = Work()
-_progress: ContextVar[Work] = ContextVar("told", default=_NOTHING)
+_progress: ContextVar[Work] = ContextVar("progress", default=_NOTHING)
 
 
 def begin(what: str, limit: timedelta) -> Work:
@@ -116,7 +116,7 @@ def begin(what: str, limit: timedelta) -> Work:
     return work
 
 
-def tell(step: str, problems: Sequence[str] = ()) -> None:
+def report_step(step: str, problems: Sequence[str] = ()) -> None:
     """Report the next step and the problems of the previous one; does nothing before `begin`."""
     work = _progress.get()
     if work.what:
@@ -125,12 +125,12 @@ def tell(step: str, problems: Sequence[str] = ()) -> None:
         _send(work.evolve(what=what, answer_problem=problem or work.answer_problem))
 
 
-def trouble() -> str:
+def describe_problem() -> str:
     """Return the reason why there is no answer yet."""
     return work_problems(_progress.get())
 
 
-def leave(spent: timedelta, problem: str) -> None:
+def record_failure(spent: timedelta, problem: str) -> None:
     """Record in the heartbeat the total time so far and the failure, for the next attempt."""
     text = shorten(scrub(problem), PROBLEM_CHARACTERS)
     _send(_progress.get().evolve(spent_s=spent.total_seconds(), problem=text))

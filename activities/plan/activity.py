@@ -15,11 +15,11 @@ from activities.plan.attempts.runner import (
     AttemptRunner,
     check_changes,
     check_command,
+    drop_own_drift,
     fail_step,
     make_failure,
-    move,
     own_paths,
-    without_own,
+    replace_files,
     write_record,
 )
 from activities.plan.opening import Grow, PlanOpener, save_rerun_base
@@ -30,13 +30,13 @@ from activities.plan.port import (
     Runner,
     RunnerResult,
     Work,
-    note_begun,
     note_closing,
     note_compensation,
     note_opening,
     note_preparation,
     note_revision,
     note_step_end,
+    note_step_start,
 )
 from activities.plan.records import CHECKS_FACT, ChecksFact, LoadedPlan, open_file_records, record_digest, store_account
 from activities.plan.requests import (
@@ -55,7 +55,7 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.workspace.activity import leave
+from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from activities.workspace.scope import Ledger, Ledgers, this_call
@@ -65,7 +65,7 @@ from tightloop.plan.action import ShellAction
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
 from tightloop.plan.engine.graph import is_plain
 from tightloop.plan.failing import Compensation
-from tightloop.plan.guard import acts_of, judge
+from tightloop.plan.guard import find_effects, judge
 from tightloop.plan.reference import resolve
 from tightloop.plan.step import CHILDREN, Access, Capability, Step
 from tightloop.safety.drift import DriftCause
@@ -106,7 +106,7 @@ class Compensator:
             loaded = plans.load(scope)
         work = self._ports.begin(request.evolve(scope=scope), loaded)
         step, records = work.step, work.records
-        record = records.attempt(scope.episode_id, step.id, request.attempt)
+        record = records.find_attempt(scope.episode_id, step.id, request.attempt)
         if record is None:
             return _fail_compensation(work.request, f"step {step.id!r} has no record of attempt {request.attempt}")
         # Named after the record, not the attempt, whose number a re-run of the plan uses again.
@@ -116,16 +116,16 @@ class Compensator:
         with self._ports.workspaces.hold(scope) as tree:
             stored = records.read_fact(scope.episode_id, fact, CompensationFact)
             # Read again: the previous lock holder may have compensated it in the meantime.
-            record = records.attempt(scope.episode_id, step.id, request.attempt) or record
+            record = records.find_attempt(scope.episode_id, step.id, request.attempt) or record
             if stored is not None and record.undone:
-                leave(tree, stored.result.tree)
+                restore_expected_tree(tree, stored.result.tree)
                 return stored.result
-            drift = leave(tree, by_step.tree if by_step is not None else request.expected_tree)
+            drift = restore_expected_tree(tree, by_step.tree if by_step is not None else request.expected_tree)
             result = by_step or self._take_back(work, record, tree)
             result = result.evolve(drift=result.drift or drift)
             if not result.failure:
                 tree.keep(f"undone-{record_digest(record)[:12]}", result.tree)
-                records.keep(scope.episode_id, fact, CompensationFact(result=result))
+                records.write_fact(scope.episode_id, fact, CompensationFact(result=result))
                 # The mark comes last: the fact counts only together with it, so a crash in between repeats the work.
                 records.mark_undone(scope.episode_id, step.id, request.attempt)
             return result
@@ -160,9 +160,11 @@ class Compensator:
                 f"{f' and {more} more' if more > 0 else ''}. Nothing was changed. Take those steps back first",
             )
         trees, before = self._ports.trees, request.expected_tree
-        drift = move(tree, trees, store, before, undone.tree, undone_step=record.step)
+        drift = replace_files(tree, trees, store, before, undone.tree, undone_step=record.step)
         own_files = own_paths(work.step, record.outputs, record.command)
-        drift = without_own(drift, before, trees.changed_paths(store, record.tree_before, record.tree_after), own_files)
+        drift = drop_own_drift(
+            drift, before, trees.changed_paths(store, record.tree_before, record.tree_after), own_files
+        )
         return CompensationResult(tree=undone.tree, files_changed=undone.files, drift=drift)
 
     def _run_compensation_command(
@@ -256,7 +258,7 @@ def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: Ve
         touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
     report = CheckReport(tree=request.expected_tree, results=results)
     fact = ChecksFact(report=put_model(store, report, name="checks"))
-    open_file_records(workspace).keep(scope.episode_id, CHECKS_FACT, fact)
+    open_file_records(workspace).write_fact(scope.episode_id, CHECKS_FACT, fact)
     return PlanVerification(
         passed=not report.failed,
         total=len(results),
@@ -441,12 +443,12 @@ class PlanActivities:
         drift = None
         if request.expected_tree:
             with self._ports.workspaces.hold(scope) as tree:
-                drift = leave(tree, request.expected_tree)
+                drift = restore_expected_tree(tree, request.expected_tree)
         workspace = Path(scope.workspace)
         records = open_file_records(workspace)
         save_rerun_base(records, scope, request.expected_tree)
         archive = store_account(request, self._ports.plans.load(scope), records, self._ports.stores(workspace))
-        self._ports.children.tidy(scope)
+        self._ports.children.remove_leftovers(scope)
         # Last: once released, another plan may change the files that the archive describes.
         self._ports.workspaces.release(scope)
         note_closing(self._ledger(scope), request, this_call())
@@ -455,14 +457,14 @@ class PlanActivities:
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
         """Return whether the step is a plain milestone that the policy allows, which needs no I/O to decide."""
         step = loaded.step(request.step, request.template)
-        return is_plain(step) and judge(loaded.plan.policy, step, acts_of(step, {})).verdict is Verdict.ALLOW
+        return is_plain(step) and judge(loaded.plan.policy, step, find_effects(step, {})).verdict is Verdict.ALLOW
 
     def _run(self, capability: Capability, request: RunStepRequest) -> StepResult:
         runner = self._ports.runners.get(capability)
         if runner is None:
             raise InvalidRequestError(f"this worker has no runner for steps that use {capability.value!r}")
         # Before the work begins, so that a page shows the step as running while the policy and the cache are consulted.
-        note_begun(self._ledger(request.scope), request, this_call())
+        note_step_start(self._ledger(request.scope), request, this_call())
         work = self._attempts.prepare(request, runner.preview)
         result = work if isinstance(work, StepResult) else self._attempts.carry_out(work, runner.run)
         note_step_end(self._ledger(request.scope), request, result, this_call())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.checks.activity import CheckRunner, CommandResult
-from activities.plan.attempts.runner import make_failure, move
+from activities.plan.attempts.runner import make_failure, replace_files
 from activities.plan.attempts.trees import GitTrees
 from activities.plan.files import read_text, shell_command
 from activities.plan.outputs import unpack
@@ -145,7 +145,7 @@ class Worktrees:
         self._workspaces = workspaces
 
     @contextmanager
-    def at(self, scope: PlanScope, tree: str) -> Iterator[WorkingTree]:
+    def open_worktree(self, scope: PlanScope, tree: str) -> Iterator[WorkingTree]:
         """Hold a child's worktree with these files, creating it if missing. Idempotent.
 
         Raises:
@@ -253,7 +253,7 @@ class BranchRunner:
             run_result = replace(run_result, failure=make_failure(f"no alternative passed: {why}"))
         else:
             assert work.tree is not None
-            move(work.tree, self._trees, store_folder_of(work.scope), work.request.expected_tree, best.tree)
+            replace_files(work.tree, self._trees, store_folder_of(work.scope), work.request.expected_tree, best.tree)
             left, evidence = read_child_results(work, children[best.order])
             score = "" if best.score is None else f" with score {best.score:g}"
             size = f"{format_count(best.files, 'file')}, {format_count(best.lines, 'line')}"
@@ -295,7 +295,7 @@ class BranchRunner:
             patches[f"patch-{alternative.name}"] = ref
         if outcome != PlanOutcome.COMPLETED:
             return replace(alternative, why=reason or f"it ended {outcome}")
-        with self._worktrees.at(child_scope(work.scope, request.children[number]), tree) as worktree:
+        with self._worktrees.open_worktree(child_scope(work.scope, request.children[number]), tree) as worktree:
             for check in action.checks:
                 result = self._run(work, check, worktree, alternative.tree)
                 if result.exit_code != 0:
@@ -354,7 +354,7 @@ class OwnWorktree:
             # The conflict markers in the files are what the agent is asked to resolve.
             tree = self._trees.merge(store_folder_of(work.scope), start.base, tree, start.tree, markers=True).tree
         child = child_id(work.scope.episode_id, work.step.id, work.request.attempt)
-        with self._worktrees.at(child_scope(work.scope, child), tree):
+        with self._worktrees.open_worktree(child_scope(work.scope, child), tree):
             pass
 
     def settle(self, work: Work, request: SettleRequest, run_result: RunnerResult) -> RunnerResult:
@@ -378,7 +378,7 @@ class OwnWorktree:
         merged = self._trees.merge(store, request.base_tree, work.request.expected_tree, left)
         if merged.conflicts:
             return self._conflict(work, request, run_result, merged)
-        move(work.tree, self._trees, store, work.request.expected_tree, merged.tree)
+        replace_files(work.tree, self._trees, store, work.request.expected_tree, merged.tree)
         count = format_count(len(self._trees.changed_paths(store, work.request.expected_tree, merged.tree)), "file")
         return replace(run_result, tree=merged.tree, summary=f"{run_result.summary}; {count} changed")
 
@@ -519,7 +519,7 @@ class StepChildren:
                 run_result = self._own.settle(work, request, run_result)
         return replace(run_result, usage=used, api_calls=request.api_calls)
 
-    def tidy(self, scope: PlanScope) -> None:
+    def remove_leftovers(self, scope: PlanScope) -> None:
         """Remove leftover worktrees of a plan's children. Idempotent."""
         self._worktrees.remove_all(scope)
 

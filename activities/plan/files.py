@@ -11,7 +11,7 @@ from typing import Any
 
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.reference import as_text, find_place_faults, operand, place_references
-from tightloop.safety.commands.effects import Place
+from tightloop.safety.commands.effects import QuotingContext
 
 CLOSED = frozenset({".git"})
 """Folders at any depth that no step may touch."""
@@ -131,12 +131,12 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
             inlined.append(piece.text)
             continue
         value = lookup(piece.text)
-        if quoting is Place.ARITHMETIC:
+        if quoting is QuotingContext.ARITHMETIC:
             parts.append(operand(piece.text, value))
             inlined.append(parts[-1])
             continue
         plain = isinstance(value, list | tuple) and all(not isinstance(item, dict | list | tuple) for item in value)
-        values = list(value) if plain and quoting is Place.UNQUOTED else [value]
+        values = list(value) if plain and quoting is QuotingContext.UNQUOTED else [value]
         names = [_store_variable(as_text(element), piece.text, variables) for element in values]
         parts.append(" ".join(_expansion(name, quoting) for name in names))
         inlined.append(" ".join(_written(as_text(element), quoting) for element in values))
@@ -167,25 +167,25 @@ def _store_variable(text: str, reference: str, variables: dict[str, str]) -> str
     return name
 
 
-def _expansion(name: str, quoting: Place) -> str:
+def _expansion(name: str, quoting: QuotingContext) -> str:
     """Return the expansion that yields exactly one word at this place."""
-    if quoting is Place.SINGLE_QUOTED:
+    if quoting is QuotingContext.SINGLE_QUOTED:
         # Closes the quotes, inserts the variable in double quotes and opens them again.
         return f"'\"${{{name}}}\"'"
-    return f'"${{{name}}}"' if quoting is Place.UNQUOTED else f"${{{name}}}"
+    return f'"${{{name}}}"' if quoting is QuotingContext.UNQUOTED else f"${{{name}}}"
 
 
-def _written(text: str, quoting: Place) -> str:
+def _written(text: str, quoting: QuotingContext) -> str:
     """Return the literal text of the value, quoted for this place."""
     match quoting:
-        case Place.UNQUOTED:
+        case QuotingContext.UNQUOTED:
             return shlex.quote(text)
-        case Place.SINGLE_QUOTED:
+        case QuotingContext.SINGLE_QUOTED:
             return text.replace("'", "'\\''")
-        case Place.COMMENT:
+        case QuotingContext.COMMENT:
             # A line break would end the comment, and the rest of the value would run as a command.
             return " ".join(text.splitlines())
-        case Place.DOUBLE_QUOTED | Place.HERE_DOCUMENT:
+        case QuotingContext.DOUBLE_QUOTED | QuotingContext.HERE_DOCUMENT:
             return _SPECIAL.sub(r"\\\g<0>", text)
-        case Place.LITERAL | Place.ARITHMETIC:
+        case QuotingContext.LITERAL | QuotingContext.ARITHMETIC:
             return text

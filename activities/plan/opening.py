@@ -26,7 +26,7 @@ from activities.plan.requests import (
     RevisedPlan,
     RevisePlanRequest,
 )
-from activities.workspace.activity import leave
+from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import root_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from tightloop.errors import ArtifactMissingError, IdTakenError, InvalidRequestError, PlanError, WorkspaceError
@@ -54,9 +54,9 @@ class RerunBase(Value):
 
 def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
     """Record the tree that a run leaves, unless somebody else edited files: a re-run must not revert those edits."""
-    alone = is_made_by_steps(scope.base_tree, records.of_this_run(scope.episode_id), tree)
+    alone = is_made_by_steps(scope.base_tree, records.find_run_records(scope.episode_id), tree)
     left = RerunBase(base_tree=scope.base_tree, tree=tree) if alone else RerunBase(base_tree="", tree="")
-    records.keep(scope.episode_id, RERUN_BASE, left)
+    records.write_fact(scope.episode_id, RERUN_BASE, left)
 
 
 def is_made_by_steps(base: str, records: Iterable[StepRecord], tree: str) -> bool:
@@ -116,14 +116,14 @@ class PlanOpener:
             # A plan that failed to open must not keep the workspace claimed.
             self._ports.workspaces.release(scope)
             raise
-        records.keep(scope.episode_id, revision_fact_name(1), RevisionFact(plan=opened.plan))
+        records.write_fact(scope.episode_id, revision_fact_name(1), RevisionFact(plan=opened.plan))
         # Before the fact below: steps of this run must not read results of a previous run.
-        records.keep(scope.episode_id, RUN_START, RunStart(at=datetime.now(UTC)))
+        records.write_fact(scope.episode_id, RUN_START, RunStart(at=datetime.now(UTC)))
         if not scope.within:
             # If the plan is terminated, this is the only record of the tree where the run began.
-            records.keep(scope.episode_id, RERUN_BASE, RerunBase(base_tree=opened.tree, tree=opened.tree))
+            records.write_fact(scope.episode_id, RERUN_BASE, RerunBase(base_tree=opened.tree, tree=opened.tree))
         # Last: a retry that finds this fact skips all of the above.
-        records.keep(scope.episode_id, fact, opened)
+        records.write_fact(scope.episode_id, fact, opened)
         return opened
 
     def load(self, request: LoadPlanRequest) -> OpenedPlan:
@@ -186,7 +186,7 @@ class PlanOpener:
         )
         ref, loaded = self._ports.plans.put(scope.workspace, stored)
         records = open_file_records(Path(scope.workspace))
-        records.keep(scope.episode_id, revision_fact_name(stored.revision), RevisionFact(plan=ref))
+        records.write_fact(scope.episode_id, revision_fact_name(stored.revision), RevisionFact(plan=ref))
         return RevisedPlan(
             plan=ref,
             graph=loaded.graph,
@@ -234,7 +234,7 @@ class PlanOpener:
                 tree.ensure(plan_request.base_tree)
             elif plan_request.base_tree:
                 # Changes by others since then are asked about before the first step that writes.
-                leave(tree, plan_request.base_tree)
+                restore_expected_tree(tree, plan_request.base_tree)
             base, put_back = (
                 (plan_request.base_tree, ()) if scope.within and plan_request.base_tree else self._base(scope, tree)
             )
@@ -269,7 +269,7 @@ class PlanOpener:
             return snapshot, ()
         # `open` writes the same tree twice; only `close_plan` replaces the second one.
         never_closed = left.tree == left.base_tree
-        ours = never_closed and is_made_by_steps(left.base_tree, records.of_this_run(scope.episode_id), snapshot)
+        ours = never_closed and is_made_by_steps(left.base_tree, records.find_run_records(scope.episode_id), snapshot)
         if left.tree != snapshot and not ours:
             return snapshot, ()
         # First: the files of the last run must stay reachable after they are overwritten.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from activities.model.asking import Asker, Question, Unusable
+from activities.model.asking import Asker, Question, UnusableAnswerError
 from activities.model.client import AnswerSchema, ModelService
 from activities.model.prompt import WITHHELD, Prompts
 from activities.plan.port import WrittenPlan
@@ -19,7 +19,14 @@ from tightloop.errors import InvalidRequestError, PlanError, PlannerError
 from tightloop.plan.child import StepStatus
 from tightloop.plan.document import Plan, PlanBudget, Policy
 from tightloop.plan.engine.revision import diff_plans, find_refusals
-from tightloop.plan.guard import Caution, confine_plan, confine_revision, find_gate_bypasses, objections, under
+from tightloop.plan.guard import (
+    Caution,
+    apply_policy,
+    confine_plan,
+    confine_revision,
+    find_gate_bypasses,
+    find_objections,
+)
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.step import Capability, Step
 from tightloop.plan.text.reading import read_plan
@@ -109,7 +116,7 @@ class ModelPlanWriter:
             if new.steps == plan.steps:
                 problems.append("it does not differ from the failed plan, and would fail again")
             if problems:
-                raise Unusable(*problems)
+                raise UnusableAnswerError(*problems)
             return new, why
 
         return self._ask_model(prompt, prompt_privacy, read, REVISION_SCHEMA)
@@ -162,15 +169,15 @@ class ModelPlanWriter:
         try:
             read = read_plan(str(value.get("plan") or ""), name="plan")
         except PlanError as error:
-            raise Unusable(*map(str, error.problems)) from error
+            raise UnusableAnswerError(*map(str, error.problems)) from error
         whole = read.plan if old is None else _with_kept(read.plan, old, (*_texts(value.get("keep")), *fixed))
         # Validated with the kept steps and the host's policy, which may both contradict what the model wrote.
-        read = replace(read, plan=under(whole, old, self._planning.caution))
+        read = replace(read, plan=apply_policy(whole, old, self._planning.caution))
         wrong = [problem for problem in validate(read, capabilities=self._planning.capabilities) if problem.is_error]
         if wrong:
-            raise Unusable(*map(str, wrong))
-        if problems := objections(read.plan, self._planning.caution, old):
-            raise Unusable(*problems)
+            raise UnusableAnswerError(*map(str, wrong))
+        if problems := find_objections(read.plan, self._planning.caution, old):
+            raise UnusableAnswerError(*problems)
         return read.plan, str(value.get("rationale") or "")[:RATIONALE_CHARACTERS]
 
     def _ask_model(
@@ -211,7 +218,7 @@ def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
     # A step generated from a template counts as the template.
     templates = {name: name.rstrip("0123456789") + "*" for name in keep if name not in old_steps}
     if unknown := [name for name, template in templates.items() if template not in old_steps]:
-        raise Unusable(*(f"`keep` names {name!r}, which is not a step of the plan" for name in unknown))
+        raise UnusableAnswerError(*(f"`keep` names {name!r}, which is not a step of the plan" for name in unknown))
     own_ids = {step.id for step in plan.steps}
     kept_ids = {*keep, *templates.values()}
     kept_steps = tuple(step for step in old.steps if step.id in kept_ids and step.id not in own_ids)

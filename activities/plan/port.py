@@ -144,7 +144,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Undone:
+class UndoResult:
     """Reverse of a change, applied to another tree."""
 
     tree: str = ""
@@ -165,7 +165,7 @@ class Trees(Protocol):
         """Return the unified diff, truncated to 2 MiB."""
         ...
 
-    def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
+    def undo(self, store: Path, before: str, after: str, current: str) -> UndoResult:
         """Remove the change from `before` to `after` from `current`, path by path. No file is touched."""
         ...
 
@@ -192,7 +192,7 @@ class Children(Protocol):
         """Read the results of the children; for a branch, apply the best alternative to `work.tree`."""
         ...
 
-    def tidy(self, scope: PlanScope) -> None:
+    def remove_leftovers(self, scope: PlanScope) -> None:
         """Remove leftovers of children that were never settled, once the plan has ended. Idempotent."""
         ...
 
@@ -258,7 +258,7 @@ def note_revision(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPl
     ledger.add_steps(_steps(request.scope, revised.graph, call))
 
 
-def note_begun(ledger: Ledger, request: RunStepRequest, call: Call, child: str = "") -> None:
+def note_step_start(ledger: Ledger, request: RunStepRequest, call: Call, child: str = "") -> None:
     """Record the start of a step attempt."""
     if not request.dry_run:
         # All retries share the scheduled time, so a late one cannot turn a finished row back to running.
@@ -272,7 +272,7 @@ def note_preparation(ledger: Ledger, request: RunStepRequest, prepared: StepRun,
         note_step_end(ledger, request, prepared.result, call)
         return
     first = prepared.names[0] if prepared.names else ""
-    note_begun(ledger, request, call, child_id(request.scope.episode_id, request.step, request.attempt, first))
+    note_step_start(ledger, request, call, child_id(request.scope.episode_id, request.step, request.attempt, first))
 
 
 def note_step_end(ledger: Ledger, request: RunStepRequest, result: StepResult, call: Call) -> None:

@@ -275,17 +275,17 @@ class FileRecords:
         _write(path, content)
         return _digest(content)
 
-    def attempt(self, plan_id: str, step: str, attempt: int) -> StepRecord | None:
+    def find_attempt(self, plan_id: str, step: str, attempt: int) -> StepRecord | None:
         return _read(self._path(plan_id, step, attempt))
 
     def latest(self, plan_id: str, step: str) -> StepRecord | None:
         """Return the newest completed attempt of this run that was not compensated; references read this one."""
-        since = self._begun(plan_id)
+        since = self._run_start(plan_id)
         # Only this run: a step that reuses an earlier result records it again, so nothing is missed.
         completed = [record for record in self._completed_records(plan_id, step, _CURRENT) if not record.undone]
         return max((record for record in completed if _end(record)[0] >= since), key=_end, default=None)
 
-    def same(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
+    def find_equal_result(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
         """Return the newest completed attempt of any run with these inputs; None if it was compensated."""
         completed = self._completed_records(plan_id, step, _ANY)
         # The newest decides alone: once it was compensated, an older equal result must not return.
@@ -299,9 +299,9 @@ class FileRecords:
         records = (_read(path) for step in steps for path in _files(step))
         return tuple(sorted((record for record in records if record is not None), key=_end))
 
-    def of_this_run(self, plan_id: str) -> tuple[StepRecord, ...]:
+    def find_run_records(self, plan_id: str) -> tuple[StepRecord, ...]:
         """Return the records of the plan's current run, sorted by end time."""
-        since = self._begun(plan_id)
+        since = self._run_start(plan_id)
         return tuple(record for record in self.all(plan_id) if _end(record)[0] >= since)
 
     def mark_undone(self, plan_id: str, step: str, attempt: int) -> None:
@@ -312,7 +312,7 @@ class FileRecords:
             marked = {*_undone(path), _digest(path.read_bytes())}
             _write(path.with_suffix(".undone"), "\n".join(sorted(marked)).encode())
 
-    def keep(self, plan_id: str, name: str, model: BaseModel) -> None:
+    def write_fact(self, plan_id: str, name: str, model: BaseModel) -> None:
         """Store a small fact of a plan under a name, durably, replacing the previous value.
 
         Raises:
@@ -330,7 +330,7 @@ class FileRecords:
         except ValidationError as error:
             raise _corrupt(path) from error
 
-    def leave_note(self, plan_id: str, name: str, text: bytes) -> None:
+    def write_note(self, plan_id: str, name: str, text: bytes) -> None:
         """Write a human-readable note into a plan's folder.
 
         Raises:
@@ -338,7 +338,7 @@ class FileRecords:
         """
         _write(self._plan(plan_id) / name, text)
 
-    def _begun(self, plan_id: str) -> datetime:
+    def _run_start(self, plan_id: str) -> datetime:
         start = self.read_fact(plan_id, RUN_START, RunStart)
         return start.at if start is not None else _BEGINNING
 
@@ -435,7 +435,7 @@ def store_account(
     """Store the plan's archive, write its hand-off note and return the archive's reference."""
     scope = request.scope
     # The archive covers every run, as an audit needs it; the notes for people only the run that ends now.
-    every, now = records.all(scope.episode_id), records.of_this_run(scope.episode_id)
+    every, now = records.all(scope.episode_id), records.find_run_records(scope.episode_id)
     lines = b"".join(record.model_dump_json().encode() + b"\n" for record in every)
     answers_by_step: dict[str, dict[Answer, None]] = {}
     for record in now:
@@ -466,7 +466,7 @@ def store_account(
         postmortem = store.put(story.encode(), name="postmortem", media_type="text/markdown")
         archive = archive.evolve(postmortem=postmortem)
     # A place where a person finds it without a program.
-    records.leave_note(scope.episode_id, "hand-off.md", note)
+    records.write_note(scope.episode_id, "hand-off.md", note)
     return put_model(store, archive, name="plan account")
 
 

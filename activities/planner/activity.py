@@ -13,7 +13,7 @@ from temporalio import activity
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
 from activities.memory.port import Memories, no_memories, recall_solutions
 from activities.model import observed
-from activities.safety.gate import Gate, JudgeBriefing, Weighed
+from activities.safety.gate import AlignmentChecker, AlignmentResult, JudgeBriefing
 from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import CheckReport
@@ -21,7 +21,7 @@ from tightloop.episode.messages import CORRECTIONS, gaps_of_plan, given_up, revi
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import (
     Briefing,
-    Followed,
+    FollowedPattern,
     PlannerAnswer,
     PlanningOutcome,
     PlanRecord,
@@ -129,7 +129,7 @@ def _complete_message(message: PlanMessage | None, briefing: Briefing) -> PlanMe
 T = TypeVar("T")
 
 
-async def in_time(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: str) -> T:
+async def ask_with_timeout(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: str) -> T:
     """Return the result of `ask`, within the time that earlier attempts left.
 
     Raises:
@@ -147,16 +147,16 @@ async def in_time(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: st
         async with asyncio.timeout(seconds_left()):
             return await ask()
     except TimeoutError:
-        raise PlannerError(_too_late(limit)) from None
+        raise PlannerError(_timeout_message(limit)) from None
     except PlannerUnavailableError as error:
-        observed.leave(limit - timedelta(seconds=seconds_left()), error.message)
+        observed.record_failure(limit - timedelta(seconds=seconds_left()), error.message)
         if seconds_left() <= 0:
-            raise PlannerError(_too_late(limit)) from error
+            raise PlannerError(_timeout_message(limit)) from error
         raise
 
 
-def _too_late(limit: timedelta) -> str:
-    why = observed.trouble().rstrip(". ") or "the model had not answered yet"
+def _timeout_message(limit: timedelta) -> str:
+    why = observed.describe_problem().rstrip(". ") or "the model had not answered yet"
     tries = format_count(activity.info().attempt, "attempt")
     return (
         f"no plan after {span(limit.total_seconds())} and {tries} (planner.plan_timeout_s): {why}. "
@@ -197,7 +197,7 @@ class PlanningActivities:
     """Returns the prompt privacy of a workspace."""
     timeout: timedelta = PLAN_TIMEOUT
     """For all attempts at one plan together, excluding the pauses between them."""
-    gate: Gate = field(default_factory=Gate)
+    gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     memories: Memories = no_memories
 
     @activity.defn
@@ -210,23 +210,23 @@ class PlanningActivities:
         """
         store = self.stores(Path(request.scope.workspace))
         episode, briefing = await asyncio.to_thread(self._brief, store, request)
-        answer = await in_time(
+        answer = await ask_with_timeout(
             lambda: enforced_plan(self.planners(episode.planner), briefing), self.timeout, episode.planner
         )
-        weighed = await self._weigh(request, episode, answer, briefing.prompt_privacy)
+        weighed = await self._check_alignment(request, episode, answer, briefing.prompt_privacy)
         return await asyncio.to_thread(self._record, store, answer, briefing, request.checks, weighed)
 
-    async def _weigh(
+    async def _check_alignment(
         self, request: NextPlanRequest, episode: EpisodeRequest, answer: PlannerAnswer, prompt_privacy: PromptPrivacy
-    ) -> Weighed:
+    ) -> AlignmentResult:
         message = answer.message
         if message is None or answer.verdict not in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE):
-            return Weighed()
+            return AlignmentResult()
         roots = (str(root_of(request.scope)), request.scope.workspace)
         # In a thread: a long plan would block the event loop, and with it the heartbeats of all other activities.
         findings = await asyncio.to_thread(review_plan, message, self.gate.rubric, goal=episode.goal, roots=roots)
         briefing = JudgeBriefing(goal=episode.goal, material=render_plan(message), prompt_privacy=prompt_privacy)
-        return await self.gate.weigh(findings, briefing, planner=episode.planner, overruled=request.overruled)
+        return await self.gate.check_alignment(findings, briefing, planner=episode.planner, overruled=request.overruled)
 
     def _brief(self, store: ArtifactStore, request: NextPlanRequest) -> tuple[EpisodeRequest, Briefing]:
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
@@ -266,16 +266,18 @@ class PlanningActivities:
         answer: PlannerAnswer,
         briefing: Briefing,
         checks: ArtifactRef | None,
-        weighed: Weighed,
+        weighed: AlignmentResult,
     ) -> PlanningOutcome:
-        with store.together() as together:
+        with store.open_batch() as together:
             record = PlanRecord(
                 message=answer.message,
                 verdict=answer.verdict,
                 checks=checks,
                 recalled=None if briefing.remembered is None else len(briefing.remembered),
                 followed=tuple(
-                    Followed(failure=recollection.failure, pattern=recollection.pattern.id, check=recollection.check)
+                    FollowedPattern(
+                        failure=recollection.failure, pattern=recollection.pattern.id, check=recollection.check
+                    )
                     for recollection in briefing.remembered or ()
                     if recollection.pattern is not None and recollection.pattern.id in answer.followed
                 ),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from activities.model.asking import LOWERED, PromptedAsker, Unusable
+from activities.model.asking import LOWERED, PromptedAsker, UnusableAnswerError
 from activities.model.client import ModelService
 from activities.model.prompt import apply_privacy
 from activities.planner.activity import Planners
@@ -128,10 +128,10 @@ class OpenAIPlanner:
         # All at once, because every further question is paid.
         problems = [*problems_of(*_closing(plan)), *gaps, *_not_runnable(plan, briefing.programs)]
         if problems:
-            raise Unusable(*problems)
+            raise UnusableAnswerError(*problems)
         # A model may copy the example; the diagnosis gives that away.
         if plan.diagnosis == self._asker.example["diagnosis"]:
-            raise Unusable("the example came back: plan for the goal of the briefing")
+            raise UnusableAnswerError("the example came back: plan for the goal of the briefing")
         return plan
 
 

@@ -88,7 +88,7 @@ class ReflectionActivities:
         store: ArtifactStore, request: ReflectRequest, briefing: ReflectionBriefing, answer: ReflectorAnswer
     ) -> ArtifactRef:
         earlier = (*briefing.earlier, briefing.previous) if briefing.previous else briefing.earlier
-        with store.together() as together:
+        with store.open_batch() as together:
             record = ReflectionRecord(
                 diagnosis=answer.reflection.diagnosis,
                 action_items=answer.reflection.action_items,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from activities.model.asking import Exchange, PromptedAsker, Unusable
+from activities.model.asking import Exchange, PromptedAsker, UnusableAnswerError
 from activities.model.client import ModelService
 from activities.model.prompt import apply_privacy
 from activities.planner.reflection import Reflectors
@@ -67,7 +67,7 @@ def read_reflection(value: dict[str, Any]) -> Reflection:
         diagnosis=answer.diagnosis if _says(answer.diagnosis) else "", action_items=tuple(items[:ACTIONS_LIMIT])
     )
     if problems := problems_of(reflection, None):
-        raise Unusable(*problems)
+        raise UnusableAnswerError(*problems)
     return reflection
 
 
@@ -183,7 +183,7 @@ class OpenAIReflector:
     def _read(self, value: dict[str, Any]) -> Reflection:
         reflection = read_reflection(value)
         if reflection.diagnosis == self._asker.example["diagnosis"]:
-            raise Unusable("the example came back: reflect on the iteration of the briefing")
+            raise UnusableAnswerError("the example came back: reflect on the iteration of the briefing")
         return reflection
 
     def _by_rules(

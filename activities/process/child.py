@@ -82,7 +82,7 @@ class Child:
 
     def exit_code(self) -> int | None:
         """Return the exit code of a program that has ended for any reason, or None."""
-        if self._shim.over and self._shim.exit_code is None:
+        if self._shim.has_ended and self._shim.exit_code is None:
             # The shim is gone, so the kernel killed the program (PR_SET_PDEATHSIG).
             return -int(SIGKILL)
         return self._shim.exit_code
@@ -150,7 +150,7 @@ class Child:
     def result(self, reason: Reason) -> ProcessResult:
         """Return the result of an ended program."""
         # Both sources, because a pid namespace reaps inside: getrusage(2) outside saw 2 ms of such a run.
-        report, footprint = self._shim.done, self._footprint
+        report, footprint = self._shim.report, self._footprint
         return ProcessResult(
             reason=reason,
             exit_code=self._exit_code,
@@ -161,7 +161,7 @@ class Child:
             survivors_ended=len(self._survivors),
             cpu_s=max(report.cpu_s, footprint.cpu_s) if report else None,
             peak_memory_bytes=max(report.largest_bytes, footprint.resident_bytes) if report else None,
-            message=self._message or self._why(reason),
+            message=self._message or self._describe_reason(reason),
         )
 
     def _look_at_disk(self) -> None:
@@ -186,9 +186,9 @@ class Child:
         limit = self._request.output_limit_bytes
         return Reason.OUTPUT_LIMIT if limit is not None and self._read_bytes > limit else None
 
-    def _why(self, reason: Reason) -> str:
+    def _describe_reason(self, reason: Reason) -> str:
         request, footprint = self._request, self._footprint
-        if self._shim.done is None:
+        if self._shim.report is None:
             return "its supervisor was killed or stopped: its processes were ended as far as they were found"
         match reason:
             case Reason.MEMORY_LIMIT:
@@ -214,10 +214,10 @@ class Child:
         # If the shim dies during the sweep, descendants that were not recorded are lost.
         self._tree.observe()
         self._shim.sweep()
-        self._settle(lambda: self._shim.done is not None or self._shim.over, SWEEP_S + _SLACK_S)
-        report = self._shim.done
+        self._settle(lambda: self._shim.report is not None or self._shim.has_ended, SWEEP_S + _SLACK_S)
+        report = self._shim.report
         if report is not None and late:
-            self._survivors |= report.ended - {self._shim.pid}
+            self._survivors |= report.killed - {self._shim.pid}
         if self._shim.proves_the_end():
             return
         # The shim hangs or is dead. Without it the descendants get another parent, so they are collected first.
@@ -241,7 +241,7 @@ class Child:
         return self.exit_code() is not None
 
     def _gone(self) -> bool:
-        if self._shim.adopts and not self._shim.over:
+        if self._shim.adopts and not self._shim.has_ended:
             # The report of a subreaper is proof, and cheaper than a scan of all processes.
             return self._shim.proves_the_end()
         return self._shim.proves_the_end() or (self._has_exit_code() and not self._tree.members())
@@ -267,7 +267,7 @@ class Child:
             for key, _ in self._selector.select(left):
                 if isinstance(key.fileobj, Shim):
                     self._shim.take()
-                    if self._shim.over:
+                    if self._shim.has_ended:
                         self._selector.unregister(self._shim)
                     turned = True
                 elif isinstance(key.fileobj, io.FileIO):

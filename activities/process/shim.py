@@ -48,7 +48,7 @@ def main(channel: int) -> None:
     # Group signals are meant for the program: the shim stays until all descendants have ended.
     for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP):
         _signal.signal(number, _signal.SIG_IGN)
-    _tell(channel, b"started %d %d" % (program, adopts))
+    _send_line(channel, b"started %d %d" % (program, adopts))
     reaper = Reaper(channel, program)
     reaper.watch(worker)
     reaper.sweep()
@@ -76,7 +76,7 @@ class Reaper:
         self._poll.register(self._channel, select.POLLIN)
         # Poll the parent as well: if another process holds the channel, its end of file never arrives.
         while not self._reap() and os.getppid() == worker:
-            if self._news(_PARENT_POLL_MS) and not _read(self._channel):
+            if self._wait_for_event(_PARENT_POLL_MS) and not _read(self._channel):
                 break
         self._poll.unregister(self._channel)
 
@@ -94,7 +94,7 @@ class Reaper:
             _signal_all(stopped, _signal.SIGKILL)
             self._ended |= stopped
             if not self._reap():
-                self._news(_ROUND_MS)
+                self._wait_for_event(_ROUND_MS)
         left = set() if self._alone else descendants(os.getpid())
         # Not a built-in module, so it is imported only here, where it delays no start.
         from resource import RUSAGE_CHILDREN, getrusage
@@ -103,9 +103,9 @@ class Reaper:
         # ru_maxrss is in bytes on macOS and in KiB on Linux (getrusage(2)).
         cpu_s, largest = used.ru_utime + used.ru_stime, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         ended = _join_pids(self._ended - left), _join_pids(left)
-        _tell(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
+        _send_line(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
 
-    def _news(self, milliseconds: int) -> bool:
+    def _wait_for_event(self, milliseconds: int) -> bool:
         """Wait for a dead child or the channel; return whether the channel is ready."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
         if self._wake in ready:
@@ -123,7 +123,7 @@ class Reaper:
             if pid == 0:
                 break
             if pid == self._program:
-                _tell(self._channel, b"exited %d" % os.waitstatus_to_exitcode(status))
+                _send_line(self._channel, b"exited %d" % os.waitstatus_to_exitcode(status))
         return self._alone
 
 
@@ -236,7 +236,7 @@ def _start(channel: int, groups: list[bytes]) -> int | None:
     if not line:
         return program
     os.waitpid(program, 0)
-    _tell(channel, line)
+    _send_line(channel, line)
     return None
 
 
@@ -351,7 +351,7 @@ def _read(descriptor: int) -> bytes:
         return b""
 
 
-def _tell(channel: int, line: bytes) -> None:
+def _send_line(channel: int, line: bytes) -> None:
     try:
         os.write(channel, line + b"\n")
     except OSError:

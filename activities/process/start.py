@@ -134,7 +134,7 @@ class ProcessResult:
     """Reason for a failed start or an exceeded limit, or the processes that could not be killed."""
 
 
-Seen = TypeVar("Seen")
+Inspected = TypeVar("Inspected")
 MARK = "CHILD_OF_TIGHTLOOP"
 """Environment variable with the ids, joined by `:`, of the runs that a process belongs to."""
 
@@ -220,7 +220,7 @@ class ProcessTree:
         return Footprint(len(sizes), sum(size for size, _ in sizes), sum(cpu_s for _, cpu_s in sizes))
 
 
-def _look(probe: Callable[[], Seen], otherwise: Seen) -> Seen:
+def _inspect(probe: Callable[[], Inspected], otherwise: Inspected) -> Inspected:
     """Return the result of inspecting a process; `otherwise` if it has ended or belongs to another user."""
     try:
         return probe()
@@ -229,16 +229,16 @@ def _look(probe: Callable[[], Seen], otherwise: Seen) -> Seen:
 
 
 def _process(pid: int) -> psutil.Process | None:
-    return _look(lambda: psutil.Process(pid), None)
+    return _inspect(lambda: psutil.Process(pid), None)
 
 
 def _children(process: psutil.Process) -> set[psutil.Process]:
-    return _look(lambda: set(process.children(recursive=True)), set())
+    return _inspect(lambda: set(process.children(recursive=True)), set())
 
 
 def is_alive(process: psutil.Process) -> bool:
     """Return whether a process runs; zombies have ended."""
-    return _look(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, otherwise=False)
+    return _inspect(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, otherwise=False)
 
 
 CERTIFICATES = frozenset(
@@ -270,12 +270,12 @@ class NotStartedError(Exception):
 
 
 @dataclass(frozen=True)
-class Done:
+class ShimReport:
     """Last report of a shim."""
 
-    ended: frozenset[int]
+    killed: frozenset[int]
     """Processes that it had to kill."""
-    left: frozenset[int]
+    survivors: frozenset[int]
     """Processes that it could not kill."""
     cpu_s: float
     largest_bytes: int
@@ -292,8 +292,8 @@ class Shim:
         """True if orphans are adopted by the shim, so that `done` proves that no descendant is left."""
         self.exit_code: int | None = None
         """Exit code of the program; negative: the signal that killed it."""
-        self.done: Done | None = None
-        self.over = False
+        self.report: ShimReport | None = None
+        self.has_ended = False
         """True if no more reports will come."""
         self._channel = channel
         self._unread = b""
@@ -316,7 +316,7 @@ class Shim:
         while not self.pid:
             self._channel.settimeout(max(deadline - time.monotonic(), 0.001))
             self.take()
-            if self.over and not self.pid:
+            if self.has_ended and not self.pid:
                 raise OSError(f"its supervisor ended with exit code {self.popen.wait(_FINISH_S)}")
         self._channel.setblocking(False)
 
@@ -329,7 +329,7 @@ class Shim:
         except ConnectionError:
             chunk = b""
         if not chunk:
-            self.over = True
+            self.has_ended = True
             return
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
@@ -339,7 +339,7 @@ class Shim:
                 case ["exited", code]:
                     self.exit_code = int(code)
                 case ["done", ended, left, cpu_s, largest]:
-                    self.done = Done(_pids(ended), _pids(left), float(cpu_s), int(largest))
+                    self.report = ShimReport(_pids(ended), _pids(left), float(cpu_s), int(largest))
                 case ["failed", what, number, *text]:
                     raise _refusal(bytes.fromhex(what).decode("utf-8", "replace"), int(number), " ".join(text))
 
@@ -352,11 +352,11 @@ class Shim:
 
     def abandon(self) -> None:
         """End a shim whose program does not run. Idempotent."""
-        self.over = self.over or not self.pid
+        self.has_ended = self.has_ended or not self.pid
         self.finish()
-        self.let_go()
+        self.close_pipes()
 
-    def let_go(self) -> None:
+    def close_pipes(self) -> None:
         """Close this process's ends: a shim known only to a forked process ends by that."""
         self._channel.close()
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
@@ -365,13 +365,13 @@ class Shim:
 
     def proves_the_end(self) -> bool:
         """Return whether it is certain that no descendant is left."""
-        return self.adopts and self.done is not None and not self.done.left
+        return self.adopts and self.report is not None and not self.report.survivors
 
     def finish(self) -> None:
         self.sweep()
         try:
             # A shim without a report hangs, so waiting would not help.
-            self.popen.wait(_FINISH_S if self.done or self.over else 0)
+            self.popen.wait(_FINISH_S if self.report or self.has_ended else 0)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait(_FINISH_S)

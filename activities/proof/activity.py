@@ -9,42 +9,42 @@ from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model,
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, verification_of
 from activities.proof import beside
-from activities.proof.port import AcceptRequest, BeginRequest, Begun, HeldTrees, Proved, ProveRequest
+from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, LockedTrees, ProveRequest, ProveResult
 from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
 from tightloop.episode.check import CheckReport
 from tightloop.episode.proof import Proof, ProofVerdict
-from tightloop.episode.proof.report import Beginning, CheckBaseline
+from tightloop.episode.proof.report import CheckBaseline, InitialState
 from tightloop.safety.drift import DriftCause
 from tightloop.value import ArtifactRef
 
 if TYPE_CHECKING:
-    from activities.proof.bench import LocalBench
+    from activities.proof.bench import LocalCheckouts
 
 
 class ProofActivities:
     """Proves that checks pass apart from the working tree, and with the original tests."""
 
     def __init__(
-        self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: "LocalBench"
+        self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: "LocalCheckouts"
     ) -> None:
-        self._workspaces, self._stores, self._runner, self._bench = workspaces, stores, runner, bench
+        self._workspaces, self._stores, self._runner, self._checkouts = workspaces, stores, runner, bench
 
     @activity.defn(no_thread_cancel_exception=True)
-    def begin(self, request: BeginRequest) -> Begun:
+    def begin(self, request: BeginRequest) -> BeginResult:
         """Run every check for a baseline, as `verify` does, and record the untracked files. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         # If work has already been done, the checks say nothing about the initial tree.
         checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
-        inherited = find_model(store, request.inherited, Beginning)
+        inherited = find_model(store, request.inherited, InitialState)
         with self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
             # Before the checks run, so that their leftovers are not recorded.
-            tracked = HeldTrees(tree).files(request.expected_tree)
+            tracked = LockedTrees(tree).files(request.expected_tree)
             manifest = beside.survey(tree.root, tracked).write()
             try:
-                outcomes = self._runs(tree, store).in_place(checks, request.expected_tree)
+                outcomes = self._runs(tree, store).run_in_place(checks, request.expected_tree)
             finally:
                 # Also after a cancellation: leftovers of a check must not be taken for a person's edits.
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
@@ -53,14 +53,14 @@ class ProofActivities:
             CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=observation)
             for result, observation in outcomes
         )
-        beginning = Beginning(
+        beginning = InitialState(
             tree=inherited.tree if inherited else request.base_tree or request.expected_tree,
             root=str(root_of(request.scope)),
             checks=inherited.checks if inherited else baselines,
             ignored=store.put(manifest, name="beside the tree", media_type="application/zlib"),
         )
         verification = verification_of(store, report, find_model(store, request.compare_with, CheckReport))
-        return Begun(
+        return BeginResult(
             verification=verification.evolve(
                 drift=drift,
                 touched=touched,
@@ -71,7 +71,7 @@ class ProofActivities:
         )
 
     @activity.defn(no_thread_cancel_exception=True)
-    def prove(self, request: ProveRequest) -> Proved:
+    def prove(self, request: ProveRequest) -> ProveResult:
         """Run the definition of done in fresh checkouts of the delivered tree and store the proof. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         subject = subject_of(store, request.scope, request.plan, request.goal)
@@ -82,7 +82,7 @@ class ProofActivities:
                 subject,
                 workflow_id=request.scope.episode_id,
                 delivered=request.expected_tree,
-                beginning=find_model(store, request.beginning, Beginning),
+                beginning=find_model(store, request.beginning, InitialState),
                 allowed=request.allow,
                 earlier=find_model(store, request.earlier, Proof),
             )
@@ -96,4 +96,4 @@ class ProofActivities:
         return put_model(store, proof.evolve(verdict=ProofVerdict.ACCEPTED, accepted_by=request.by), name="proof")
 
     def _runs(self, tree: WorkingTree, store: ArtifactStore) -> Runs:
-        return Runs(tree, store, self._runner, self._bench, should_stop, activity.heartbeat)
+        return Runs(tree, store, self._runner, self._checkouts, should_stop, activity.heartbeat)

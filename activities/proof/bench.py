@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from activities.checks.activity import CheckView
-from activities.proof.port import Files, HeldTrees, Moved, Watched
-from activities.sandbox.port import lives, this_process
+from activities.proof.port import Files, LockedTrees, ObservedCheck, UntrackedChanges
+from activities.sandbox.port import is_alive, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events
@@ -40,21 +40,21 @@ _OPTIONS = re.compile(r"(?<![\w$])(NODE_OPTIONS|GOFLAGS)=(?=\S)")
 _PACKAGE_SCRIPTS = re.compile(r"(?:^|[\s;&|(])(?:npm|pnpm|yarn|bun)\b")
 
 
-class LocalBench:
+class LocalCheckouts:
     """Makes proofs on this host."""
 
     def __init__(self) -> None:
         self._removals = threading.BoundedSemaphore(REMOVALS)
 
     @contextlib.contextmanager
-    def room(self, root: Path) -> Iterator["ProofFolder"]:
+    def proof_folder(self, root: Path) -> Iterator["ProofFolder"]:
         """Open a temporary folder for checks of a working tree; it is deleted in the background afterwards."""
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
         # Leftovers of killed workers.
         for old in above.iterdir():
-            if not lives("-".join(old.name.split("-")[:2])):
+            if not is_alive("-".join(old.name.split("-")[:2])):
                 shutil.rmtree(old, onerror=_remove_anyway)
         folder = Path(tempfile.mkdtemp(prefix=f"{this_process()}-", dir=above))
         try:
@@ -91,7 +91,7 @@ class ProofFolder:
                 shutil.copyfile(file, self._observers / file.name)
         (self._observers / "go_exec.sh").chmod(0o755)
 
-    def checkout(self, trees: HeldTrees, files: Files, moved: Moved) -> CheckView:
+    def checkout(self, trees: LockedTrees, files: Files, moved: UntrackedChanges) -> CheckView:
         """Write files into a new folder, add the initial untracked files and return the folder as a view."""
         content = self.folder("tree")
         source_files = {path: file for path, file in files.items() if not is_cache(path)}
@@ -117,7 +117,7 @@ class ProofFolder:
             variables["PYTHONPYCACHEPREFIX"] = "/tmp/bytecode"  # noqa: S108 - of the sandbox
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
-    def watch(self, check: Check, view: CheckView) -> Watched:
+    def watch(self, check: Check, view: CheckView) -> ObservedCheck:
         """Return the check with its observers."""
         events = self.folder("events")
         nonce = secrets.token_hex(16)
@@ -160,7 +160,7 @@ class ProofFolder:
                         parts.append(opened.read(EVENTS_BYTES).decode("utf-8", "replace"))
             return read_events("\n".join(parts), nonce, str(self._root))
 
-        return Watched(check.evolve(run=command), watched, observation)
+        return ObservedCheck(check.evolve(run=command), watched, observation)
 
     def _runs_node_tests(self, command: str, view: CheckView) -> bool:
         if not _PACKAGE_SCRIPTS.search(command):
@@ -198,7 +198,7 @@ def _node_options(reporter: Path, events: Path) -> str:
     return " ".join(f"--test-reporter={name} --test-reporter-destination={destination}" for name, destination in places)
 
 
-def _write_files(folder: Path, trees: HeldTrees, files: Files) -> None:
+def _write_files(folder: Path, trees: LockedTrees, files: Files) -> None:
     inside: dict[str, list[str]] = {}
     for path in files:
         inside.setdefault(path.rpartition("/")[0], []).append(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from activities.proof.port import Moved
+from activities.proof.port import UntrackedChanges
 from activities.workspace.store.entry import folders_of
 from tightloop.episode.proof.files import is_cache, is_environment
 
@@ -65,7 +65,7 @@ def survey(root: Path, tracked: Iterable[str]) -> Survey:
     return result
 
 
-def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
+def compare(root: Path, before: Survey, tracked: Iterable[str]) -> UntrackedChanges:
     """Return the changes since a survey."""
     environments: list[str] = []
     changed, hidden, unchanged, left_out = [], dict[str, None](), [], dict[str, None]()
@@ -93,7 +93,7 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
     changed += [f"deleted {path}" for path in deleted]
     # Programs first, because checks start them.
     changed.sort(key=lambda line: ("/bin/" not in line and "/.bin/" not in line, line))
-    return Moved(
+    return UntrackedChanges(
         environments=tuple(folder for folder in before.environments if (root / folder).is_dir()),
         changed=tuple(changed[:SHOWN_LIMIT]),
         hidden=tuple(hidden),
@@ -102,11 +102,11 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> Moved:
     )
 
 
-def present(root: Path, tracked: Iterable[str]) -> Moved:
+def present(root: Path, tracked: Iterable[str]) -> UntrackedChanges:
     """Return all untracked files below `root`; only the folders of installed programs."""
     environments: list[str] = []
     paths = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
-    return Moved(environments=tuple(environments), unchanged=tuple(paths))
+    return UntrackedChanges(environments=tuple(environments), unchanged=tuple(paths))
 
 
 def _cache_folder(path: str) -> str:

@@ -26,7 +26,7 @@ Files = Mapping[str, TreeFile]
 """A tree by path; bytes that are not UTF-8 are surrogate escapes."""
 
 
-class HeldTrees:
+class LockedTrees:
     """Reads trees and contents through a locked working tree."""
 
     def __init__(self, tree: WorkingTree) -> None:
@@ -51,7 +51,7 @@ class HeldTrees:
         return self._tree.pieces(blob)
 
 
-class Moved(NamedTuple):
+class UntrackedChanges(NamedTuple):
     """Untracked files compared with the initial state."""
 
     environments: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Moved(NamedTuple):
     """New or changed files and folders, without caches."""
 
 
-class Watched(NamedTuple):
+class ObservedCheck(NamedTuple):
     """A check with its observers."""
 
     check: Check
@@ -90,7 +90,7 @@ class BeginRequest(Value):
     """Previous report."""
 
 
-class Begun(Value):
+class BeginResult(Value):
     """Check results, and the stored baseline."""
 
     verification: Verification
@@ -113,7 +113,7 @@ class ProveRequest(Value):
     """Earlier proof that may be reused: of an episode within the plan."""
 
 
-class Proved(Value):
+class ProveResult(Value):
     """Stored proof, with its findings for a person."""
 
     proof: ArtifactRef

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
 from activities.checks.activity import CheckRunner, CheckView, run_check
 from activities.proof import beside
-from activities.proof.port import Files, HeldTrees, Moved, Proved, TreeFile
+from activities.proof.port import Files, LockedTrees, ProveResult, TreeFile, UntrackedChanges
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import check_work
@@ -32,20 +32,20 @@ from tightloop.episode.proof import (
 )
 from tightloop.episode.proof.files import (
     Guards,
-    announcement_of,
     data_named_in,
+    find_requested_changes,
     is_cache,
     is_environment,
     is_same_setup,
     programs_of,
     suspicious_lines,
 )
-from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing, names_text
+from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing, names_text
 from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
     NO_TESTS,
     Changes,
-    Measured,
+    ObservedRun,
     evidence_lines,
     findings_of,
     had_no_tests,
@@ -61,7 +61,7 @@ from tightloop.value import ArtifactRef, clip, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
-    from activities.proof.bench import LocalBench, ProofFolder
+    from activities.proof.bench import LocalCheckouts, ProofFolder
 
 TAIL_CHARACTERS = 1_200
 
@@ -74,36 +74,36 @@ class Runs:
         tree: WorkingTree,
         store: ArtifactStore,
         runner: CheckRunner,
-        bench: "LocalBench",
+        checkouts: "LocalCheckouts",
         cancelled: Callable[[], bool],
         heartbeat: Callable[[Work], None],
     ) -> None:
-        self.tree, self.store, self.bench = tree, store, bench
+        self.tree, self.store, self.checkouts = tree, store, checkouts
         self._runner, self._cancelled, self._heartbeat = runner, cancelled, heartbeat
 
-    def in_place(self, checks: tuple[Check, ...], expected_tree: str) -> list[tuple[CheckResult, Observation]]:
+    def run_in_place(self, checks: tuple[Check, ...], expected_tree: str) -> list[tuple[CheckResult, Observation]]:
         """Run every check in the working tree.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
         """
         results = []
-        with self.bench.room(self.tree.root) as room:
+        with self.checkouts.proof_folder(self.tree.root) as room:
             for number, check in enumerate(checks, start=1):
                 self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
                 result, observation = self._run_observed_check(check, room, CheckView())
                 results.append((result.evolve(tree=expected_tree), observation))
         return results
 
-    def in_checkout(
+    def run_in_checkout(
         self,
         rooms: ExitStack,
         checks: tuple[Check, ...],
         tests: TestsFrom,
         files: Files,
-        moved: Moved,
-        beginning: Beginning,
-    ) -> Measured:
+        moved: UntrackedChanges,
+        beginning: InitialState,
+    ) -> ObservedRun:
         """Run every check in a fresh checkout of `files`, which is deleted when `rooms` closes.
 
         Raises:
@@ -112,8 +112,8 @@ class Runs:
         started = datetime.now(UTC)
         runs: list[CheckRun] = []
         observations: list[Observation] = []
-        room = rooms.enter_context(self.bench.room(self.tree.root))
-        view = room.checkout(HeldTrees(self.tree), files, moved)
+        room = rooms.enter_context(self.checkouts.proof_folder(self.tree.root))
+        view = room.checkout(LockedTrees(self.tree), files, moved)
         for number, check in enumerate(checks, start=1):
             kind = f"proof with the tests as {tests.value}, check"
             self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), kind))
@@ -121,7 +121,7 @@ class Runs:
             runs.append(_check_run(self.store, check, result, observation, beginning.check(check.run)))
             observations.append(observation)
         run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
-        return Measured(run, tuple(observations))
+        return ObservedRun(run, tuple(observations))
 
     def _run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView
@@ -174,7 +174,7 @@ READ_BYTES = 1_000_000
 class Difference:
     """Changes from one tree to another."""
 
-    def __init__(self, trees: HeldTrees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
+    def __init__(self, trees: LockedTrees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
         self._trees, self._commands = trees, commands
         self.before, self.after = trees.files(base), trees.files(delivered)
         self._changed: dict[str, FileChange] = {}
@@ -194,7 +194,7 @@ class Difference:
         self._rewritten = frozenset(self._same_code())
         self.guarded = tuple(self._find_guarded_files())
 
-    def with_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
+    def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
         """Return the delivered tree with some files restored to their initial state."""
         files = dict(self.after)
         for file in restored:
@@ -310,7 +310,7 @@ GOAL_CHARACTERS = 2_000
 LINE_CHARACTERS = 200
 
 
-def store_proof(store: ArtifactStore, proof: Proof) -> Proved:
+def store_proof(store: ArtifactStore, proof: Proof) -> ProveResult:
     """Store a proof and return its summary for Temporal."""
     findings = list(proof.open_findings)
     title = ""
@@ -319,7 +319,9 @@ def store_proof(store: ArtifactStore, proof: Proof) -> Proved:
         title = f"the checks are green, but: {findings[0].text}{more}"
     lines = [*evidence_lines(proof), *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
     evidence = tuple(shorten(scrub(line), LINE_CHARACTERS) for line in lines[:EVIDENCE_LINES])
-    return Proved(proof=put_model(store, proof, name="proof"), verdict=proof.verdict, title=title, evidence=evidence)
+    return ProveResult(
+        proof=put_model(store, proof, name="proof"), verdict=proof.verdict, title=title, evidence=evidence
+    )
 
 
 def prove_tree(
@@ -328,7 +330,7 @@ def prove_tree(
     *,
     workflow_id: str,
     delivered: str,
-    beginning: Beginning | None,
+    beginning: InitialState | None,
     allowed: tuple[ProofRule, ...] = (),
     earlier: Proof | None = None,
 ) -> Proof:
@@ -338,10 +340,10 @@ def prove_tree(
         CancelledError: the activity was cancelled meanwhile.
     """
     started = datetime.now(UTC)
-    beginning = beginning or Beginning(tree=delivered, root=str(use.tree.root))
+    beginning = beginning or InitialState(tree=delivered, root=str(use.tree.root))
     checks, commands = subject.checks, [check.run for check in subject.checks]
-    change = Difference(HeldTrees(use.tree), beginning.tree, delivered, subject.goal, commands)
-    announcement = announcement_of(subject.goal)
+    change = Difference(LockedTrees(use.tree), beginning.tree, delivered, subject.goal, commands)
+    announcement = find_requested_changes(subject.goal)
     if ProofRule.TESTS_CHANGED in allowed:
         announcement = announcement._replace(everything=True, files=(*announcement.files, "conftest.py"))
     moved = _compare_untracked_files(use, beginning, change.after)
@@ -391,24 +393,26 @@ def _run_proof_checks(
     use: Runs,
     subject: Subject,
     change: Difference,
-    moved: Moved,
-    beginning: Beginning,
+    moved: UntrackedChanges,
+    beginning: InitialState,
     restored: tuple[ChangedFile, ...],
-) -> list[Measured]:
+) -> list[ObservedRun]:
     """Run the checks with the delivered tests, and again with `restored` files in their initial state, if any."""
     # Both checkouts stay until the end: file systems are slow at creating many files right after many deletions (ext4:
     # 25 to 900 ms for 3 000).
     with contextlib.ExitStack() as rooms:
-        measured = [use.in_checkout(rooms, subject.checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
+        measured = [use.run_in_checkout(rooms, subject.checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
         if restored:
-            old_tests = change.with_earlier(restored)
-            measured.append(use.in_checkout(rooms, subject.checks, TestsFrom.BEGINNING, old_tests, moved, beginning))
+            old_tests = change.add_earlier(restored)
+            measured.append(
+                use.run_in_checkout(rooms, subject.checks, TestsFrom.BEGINNING, old_tests, moved, beginning)
+            )
     return measured
 
 
-def _compare_untracked_files(use: Runs, beginning: Beginning, delivered: Mapping[str, TreeFile]) -> Moved:
+def _compare_untracked_files(use: Runs, beginning: InitialState, delivered: Mapping[str, TreeFile]) -> UntrackedChanges:
     # In another folder, times and inodes say nothing about the files recorded at the beginning.
     if beginning.ignored is None or beginning.root != str(use.tree.root):
-        return Moved()
+        return UntrackedChanges()
     survey = beside.read_survey(use.store.get(beginning.ignored))
     return beside.compare(use.tree.root, survey, delivered)

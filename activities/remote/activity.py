@@ -27,7 +27,7 @@ from tightloop.episode.checkpoint import (
 from tightloop.episode.model import CheckpointFile
 from tightloop.errors import ArtifactCorruptError, ArtifactMissingError, FencedError, SettingsError, WorkspaceError
 from tightloop.value import ArtifactRef, Value
-from tightloop.value.recent import Recent
+from tightloop.value.recent import LruCache
 
 if TYPE_CHECKING:
     from activities.workspace.store.writer import PackedTrees
@@ -90,7 +90,9 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
-def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_digests: set[str]) -> dict[str, bytes]:
+def collect_artifacts(
+    store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_digests: set[str]
+) -> dict[str, bytes]:
     """Return the artifacts reachable from the roots, except known ones and those below them."""
     artifacts: dict[str, bytes] = {}
     todo = [ref.sha256 for ref in roots if ref is not None]
@@ -108,7 +110,7 @@ def gather(store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_di
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredObject:
     """An object of a bucket."""
 
     content: bytes
@@ -122,7 +124,7 @@ class Bucket(Protocol):
     All methods raise ServiceUnavailableError if the server does not answer or refuses. Retryable.
     """
 
-    def read(self, name: str) -> Stored | None:
+    def read(self, name: str) -> StoredObject | None:
         """Return an object, or None."""
         ...
 
@@ -145,14 +147,14 @@ class Bucket(Protocol):
         """Delete objects. Missing ones are no error."""
 
 
-REMEMBERED = 64
+CACHED_EPISODES = 64
 """Number of episodes whose copies this host caches; for others they are read again."""
 FRESH_S = 1.0
 """Time after writing the head during which it is not read again; shorter than the detection of a lost host."""
 
 
 @dataclass(frozen=True)
-class _Left:
+class _CachedCopies:
     """An episode's copies as last written by this host, which is needed to add to them."""
 
     head: CopiesHead
@@ -177,7 +179,7 @@ class Copies:
     """Task queues of this host, its own first."""
     trees: "PackedTrees"
     stores: ArtifactStores
-    _left: Recent[str, _Left] = field(default_factory=lambda: Recent(REMEMBERED), repr=False)
+    _cached: LruCache[str, _CachedCopies] = field(default_factory=lambda: LruCache(CACHED_EPISODES), repr=False)
 
     def check(self, scope: EpisodeScope) -> CopiesHead:
         """Return the head of an episode that this host may continue.
@@ -207,15 +209,17 @@ class Copies:
         if left is not None and left.head.last != record:
             with suppress(FencedError):
                 return self._add(scope, record, left)
-        self._left.drop(scope.episode_id)
+        self._cached.drop(scope.episode_id)
         head, version = self._head(scope)
         head = check_holder(head, self._home(scope), scope.epoch)
         if head.last is not None and head.last.id == record.id:
             return head
-        copied_artifacts = gather(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
-        return self._add(scope, record, _Left(head, version, set(copied_artifacts)))
+        copied_artifacts = (
+            collect_artifacts(self.stores(Path(scope.workspace)), (head.last.state,), set()) if head.last else {}
+        )
+        return self._add(scope, record, _CachedCopies(head, version, set(copied_artifacts)))
 
-    def take(
+    def claim(
         self,
         scope: EpisodeScope,
         newest: CheckpointRecord | None,
@@ -245,7 +249,7 @@ class Copies:
                     f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
                     "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
                 )
-            return self._add(scope, newest, _Left(new_head, version, set()))
+            return self._add(scope, newest, _CachedCopies(new_head, version, set()))
         # Before the download: from here on the previous host cannot write, so the list of increments is final.
         self._write_head(scope, head, new_head, version)
         for name in new_head.increments:
@@ -254,14 +258,14 @@ class Copies:
                 raise ArtifactMissingError(f"the copy {scope.episode_id}/{name} is gone from the remote store")
             increment = read_increment(stored.content, read_increment_name(name))
             self.trees.unpack(scope, dict(increment.pack))
-            with store.together() as together:
+            with store.open_batch() as together:
                 for digest, content in increment.artifacts.items():
                     together.put(content, name=digest)
             # After its trees and artifacts: a checkpoint must not name data that is missing.
             adopt(new_head, increment.record)
         return new_head
 
-    def forget(self, episode_id: str) -> int:
+    def delete_copies(self, episode_id: str) -> int:
         """Delete the copies of an episode that is no longer needed; return their number. Idempotent.
 
         Copies of another host that has taken the episode over are kept. The head is kept with only its epoch, so that
@@ -285,8 +289,8 @@ class Copies:
         """Return this host's task queue for an episode; episodes of an adopted host keep its queue."""
         return scope.home if scope.home in self.homes else self.homes[0]
 
-    def _find_cached_head(self, scope: EpisodeScope) -> _Left | None:
-        left = self._left.get(scope.episode_id)
+    def _find_cached_head(self, scope: EpisodeScope) -> _CachedCopies | None:
+        left = self._cached.get(scope.episode_id)
         return left if left is not None and left.head.epoch == scope.epoch else None
 
     def _head(self, scope: EpisodeScope) -> tuple[CopiesHead | None, str]:
@@ -306,9 +310,9 @@ class Copies:
             )
         return written
 
-    def _add(self, scope: EpisodeScope, record: CheckpointRecord, left: _Left) -> CopiesHead:
+    def _add(self, scope: EpisodeScope, record: CheckpointRecord, left: _CachedCopies) -> CopiesHead:
         head = left.head
-        artifacts = gather(self.stores(Path(scope.workspace)), (record.state, scope.request), left.artifacts)
+        artifacts = collect_artifacts(self.stores(Path(scope.workspace)), (record.state, scope.request), left.artifacts)
         # Relative to the last copied tree, so that each copy has only what is new.
         pack = self.trees.pack(scope, record.tree, head.last.tree if head.last else "")
         content = Increment(record, pack, artifacts).to_bytes()
@@ -317,7 +321,9 @@ class Copies:
         self.bucket.write(f"{scope.episode_id}/{name}", content)
         added = head.with_increment(name, record)
         version = self._write_head(scope, head, added, left.version)
-        self._left.put(scope.episode_id, _Left(added, version, left.artifacts | artifacts.keys(), time.time()))
+        self._cached.put(
+            scope.episode_id, _CachedCopies(added, version, left.artifacts | artifacts.keys(), time.time())
+        )
         return added
 
 
@@ -342,7 +348,7 @@ class CopyRequest(Value):
     record: CheckpointRecord
 
 
-class Copied(Value):
+class CopyResult(Value):
     """A checkpoint from which another host can continue."""
 
     epoch: int
@@ -356,7 +362,7 @@ class TakeOverRequest(Value):
     """Last checkpoint known to the previous host, for a store that has lost the episode; missing in older histories."""
 
 
-class TakenOver(Value):
+class TakeOverResult(Value):
     """Result of taking over an episode."""
 
     record: CheckpointRecord
@@ -376,7 +382,7 @@ class RemoteActivities:
     has_ended: OpenEpisodes
 
     @activity.defn(no_thread_cancel_exception=True)
-    def copy_checkpoint(self, request: CopyRequest) -> Copied:
+    def copy_checkpoint(self, request: CopyRequest) -> CopyResult:
         """Copy a checkpoint whose tree and state are on this host.
 
         Raises:
@@ -386,10 +392,10 @@ class RemoteActivities:
         copies, scope = need_copies(self.copies), request.scope
         if not scope.epoch:
             scope = scope.evolve(epoch=copies.open(scope, activity.info().workflow_run_id or ""))
-        return Copied(epoch=copies.add(scope, request.record).epoch)
+        return CopyResult(epoch=copies.add(scope, request.record).epoch)
 
     @activity.defn(no_thread_cancel_exception=True)
-    def take_over(self, request: TakeOverRequest) -> TakenOver:
+    def take_over(self, request: TakeOverRequest) -> TakeOverResult:
         """Claim an episode for this host, and fetch everything needed to continue except the working files.
 
         Raises:
@@ -409,6 +415,6 @@ class RemoteActivities:
                 key = f"copied/{head.epoch}/{record.number}"
                 ledger.adopt([(scope.episode_id, record.number, key, record.model_dump_json())])
 
-            head = copies.take(scope, request.last, adopt)
+            head = copies.claim(scope, request.last, adopt)
         assert head.last is not None  # `take` raises if it is empty
-        return TakenOver(record=head.last, notes=notes, attempt=activity.info().attempt)
+        return TakeOverResult(record=head.last, notes=notes, attempt=activity.info().attempt)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from activities.remote.activity import Bucket, Stored
+from activities.remote.activity import Bucket, StoredObject
 from tightloop.client.sealing import NONCE_BYTES, Keys
 from tightloop.errors import ArtifactCorruptError, ServiceUnavailableError, SettingsError
 from tightloop.settings import RemoteSettings
@@ -40,11 +40,11 @@ class S3Bucket:
     def __str__(self) -> str:
         return self._where
 
-    def read(self, name: str) -> Stored | None:
+    def read(self, name: str) -> StoredObject | None:
         try:
             with self._convert_errors():
                 result = self._store.get(name)
-                return Stored(bytes(result.bytes()), result.meta["e_tag"] or "")
+                return StoredObject(bytes(result.bytes()), result.meta["e_tag"] or "")
         except FileNotFoundError:
             return None
 
@@ -141,13 +141,13 @@ _HEAD = b"tightloop object 1\0"
 
 
 @dataclass(frozen=True)
-class SealedBucket:
+class EncryptedBucket:
     """Encrypts objects (AES-256-GCM, NIST SP 800-38D) with the keys that also encrypt Temporal payloads."""
 
     bucket: Bucket
     keys: Keys
 
-    def read(self, name: str) -> Stored | None:
+    def read(self, name: str) -> StoredObject | None:
         """Return an object after decryption and authentication.
 
         Raises:
@@ -155,13 +155,13 @@ class SealedBucket:
             SettingsError: its key is not available.
         """
         stored = self.bucket.read(name)
-        return None if stored is None else Stored(self._open(name, stored.content), stored.version)
+        return None if stored is None else StoredObject(self._decrypt(name, stored.content), stored.version)
 
     def write(self, name: str, content: bytes) -> None:
-        self.bucket.write(name, self._seal(name, content))
+        self.bucket.write(name, self._encrypt(name, content))
 
     def swap(self, name: str, content: bytes, version: str) -> str:
-        return self.bucket.swap(name, self._seal(name, content), version)
+        return self.bucket.swap(name, self._encrypt(name, content), version)
 
     def names(self, folder: str) -> tuple[str, ...]:
         return self.bucket.names(folder)
@@ -169,14 +169,14 @@ class SealedBucket:
     def remove(self, names: Sequence[str]) -> None:
         self.bucket.remove(names)
 
-    def _seal(self, name: str, content: bytes) -> bytes:
+    def _encrypt(self, name: str, content: bytes) -> bytes:
         key, nonce = self.keys.current.encode(), os.urandom(NONCE_BYTES)
         head = _HEAD + bytes([len(key)]) + key
         # The name is authenticated too: an object copied to another name must not open.
         sealed: bytes = self.keys.cipher(key.decode()).encrypt(nonce, content, head + name.encode())
         return head + nonce + sealed
 
-    def _open(self, name: str, sealed: bytes) -> bytes:
+    def _decrypt(self, name: str, sealed: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
 
         rest = sealed.removeprefix(_HEAD)

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 from tightloop.executor.asking import permission_question
 from tightloop.executor.model import Grant
 from tightloop.run.question import Question
-from tightloop.safety.change.reading import GENERATED, VIOLATIONS, OutOfTimeError, Watch, is_data, join_generated_code
+from tightloop.safety.change.reading import (
+    GENERATED,
+    VIOLATIONS,
+    Deadline,
+    OutOfTimeError,
+    is_data,
+    join_generated_code,
+)
 from tightloop.safety.code.dependencies import (
     is_manifest,
     own_modules,
@@ -39,7 +46,7 @@ from tightloop.safety.rubric import (
     strictest,
     unanswered_findings,
 )
-from tightloop.value.recent import Recent
+from tightloop.value.recent import LruCache
 
 CACHED = 64
 """Texts whose issues are cached: the same files are scanned repeatedly during work on one of them."""
@@ -65,7 +72,7 @@ class Bandit:
     """Bandit's tests, with a cache of the latest findings."""
 
     def __init__(self) -> None:
-        self._found: Recent[str, tuple[Issue, ...]] = Recent(CACHED)
+        self._found: LruCache[str, tuple[Issue, ...]] = LruCache(CACHED)
 
     def issues(self, source: str, bound: timedelta) -> tuple[Issue, ...]:
         """Return Bandit's findings in a text, ignoring its `nosec` comments.
@@ -149,7 +156,7 @@ class CodeScanner:
         """
         if not self._rules.enabled:
             return CodeReview()
-        watch = Watch(time.thread_time, READING_BOUND.total_seconds())
+        watch = Deadline(time.thread_time, READING_BOUND.total_seconds())
         raw_findings = [
             *self._in_time(files, lambda: review_code(files, self._rules, own_modules=facts.modules, watch=watch)),
             *self._in_time(files, lambda: review_scripts(files, watch)),

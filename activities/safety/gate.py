@@ -68,7 +68,7 @@ Judges = Callable[[str], Judge | None]
 RATIONALE_CHARACTERS = 160
 
 
-class Weighed(NamedTuple):
+class AlignmentResult(NamedTuple):
     """Findings left for a person, and the evidence."""
 
     findings: tuple[Finding, ...] = ()
@@ -85,7 +85,7 @@ class Weighed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gate:
+class AlignmentChecker:
     """Alignment check with rule limits and judges."""
 
     rubric: Rubric = field(default_factory=Rubric)
@@ -94,16 +94,16 @@ class Gate:
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
     """Returns the prompt privacy of a workspace."""
 
-    async def weigh(
+    async def check_alignment(
         self, findings: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
-    ) -> Weighed:
+    ) -> AlignmentResult:
         """Return the findings that a person must decide on.
 
         The episode's planner determines the judge, if any, which gets the briefing and the findings; `overruled` are
         fingerprints that a person allowed earlier.
         """
         if not findings:
-            return Weighed()
+            return AlignmentResult()
         left = unanswered_findings(findings, overruled)
         # A judge decides only where the rules ask: what they deny is not negotiable for a model.
         open_findings = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
@@ -130,7 +130,7 @@ class Gate:
             model=answer.model,
             prompt_sha256=answer.prompt_sha256,
         )
-        return Weighed(undecided, record, answer.usage, answer.transcript)
+        return AlignmentResult(undecided, record, answer.usage, answer.transcript)
 
     async def _ask(self, findings: tuple[Finding, ...], briefing: JudgeBriefing, planner: str) -> JudgeAnswer:
         judge = self.judges(planner)

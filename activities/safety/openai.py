@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from activities.model.asking import LOWERED, PromptedAsker, Unusable
+from activities.model.asking import LOWERED, PromptedAsker, UnusableAnswerError
 from activities.model.client import ModelService
 from activities.safety.gate import JudgeAnswer, JudgeBriefing, Judges
 from tightloop.errors import PlannerError, PlannerUnavailableError
@@ -87,9 +87,9 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
     missing = [str(number) for number in range(1, count + 1) if number not in judged]
     # A verdict on an unknown finding means that the model numbered them differently: none can be trusted.
     if missing or len(judged) != count:
-        raise Unusable(f"`verdicts` must have exactly one entry for each finding from 1 to {count}")
+        raise UnusableAnswerError(f"`verdicts` must have exactly one entry for each finding from 1 to {count}")
     if any(not item.rationale.strip() for item in judged.values()):
-        raise Unusable("each verdict needs a rationale")
+        raise UnusableAnswerError("each verdict needs a rationale")
     return tuple(judged[number] for number in range(1, count + 1))
 
 

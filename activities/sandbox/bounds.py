@@ -15,7 +15,7 @@ from pathlib import Path
 
 from activities.process import Growth, ProcessRequest, ProcessResult, ProjectProgram, Reason
 from activities.process.start import Shim, prepare
-from activities.sandbox.control_group import ControlGroup, Hierarchy, Use, find_hierarchy
+from activities.sandbox.control_group import ControlGroup, Hierarchy, ResourceUsage, find_hierarchy
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
@@ -32,7 +32,7 @@ WORTH_S = 5.0
 IDLE_S = 20.0
 
 
-class Ahead:
+class PreparedGroup:
     """Holds at most one control group with a waiting supervisor."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Ahead:
         with suppress(RuntimeError):
             thread.start()
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         with self._lock:
             ready, self.ready = self.ready, None
         if ready is not None:
@@ -75,11 +75,11 @@ class Ahead:
             shim.abandon()
             group.close()
 
-    def forget(self) -> None:
+    def drop_after_fork(self) -> None:
         """Drop it in a forked process: it belongs to the parent."""
         ready, self.ready, self._making, self._lock = self.ready, None, False, threading.Lock()
         if ready is not None:
-            ready[1].let_go()
+            ready[1].close_pipes()
 
     def _make(self, hierarchy: Hierarchy) -> None:
         group = ControlGroup(hierarchy)
@@ -93,7 +93,7 @@ class Ahead:
                 self.ready = group, shim
                 if self._timer is not None:
                     self._timer.cancel()
-                self._timer = threading.Timer(IDLE_S, self.give_up)
+                self._timer = threading.Timer(IDLE_S, self.discard)
                 self._timer.daemon = True
                 self._timer.start()
         # Outside the lock, because removing a group can take seconds.
@@ -101,9 +101,9 @@ class Ahead:
             group.close()
 
 
-AHEAD = Ahead()
-atexit.register(AHEAD.give_up)
-os.register_at_fork(after_in_child=AHEAD.forget)
+PREPARED_GROUP = PreparedGroup()
+atexit.register(PREPARED_GROUP.discard)
+os.register_at_fork(after_in_child=PREPARED_GROUP.drop_after_fork)
 
 
 FLOOD = 64
@@ -191,7 +191,7 @@ def refuse_untrusted_program(program: TrustedProgram | ProjectProgram, writable:
             raise SandboxUnavailableError(error.message) from None
 
 
-WATCHED: Mapping[Limit, Enforcement] = {
+UNSANDBOXED_LIMITS: Mapping[Limit, Enforcement] = {
     **dict.fromkeys(Limit, Enforcement.MISSING),
     **dict.fromkeys((Limit.PROCESSES, Limit.MEMORY, Limit.DISK, Limit.GROWTH, Limit.OUTPUT), Enforcement.SOFT),
     **dict.fromkeys((Limit.WALL_TIME, Limit.DESCENDANTS), Enforcement.SOFT),
@@ -211,9 +211,9 @@ def run_with_limits(
     """
     hierarchy = find_hierarchy() if grouped else None
     if hierarchy is None:
-        return result_of(run(request), spec, Use(), limits)
+        return result_of(run(request), spec, ResourceUsage(), limits)
     # A prepared supervisor has /dev/null as its input already.
-    group, shim = AHEAD.take(hierarchy) if request.stdin is None else (ControlGroup(hierarchy), None)
+    group, shim = PREPARED_GROUP.take(hierarchy) if request.stdin is None else (ControlGroup(hierarchy), None)
     removed, began = False, time.monotonic()
     try:
         group.limit(
@@ -222,14 +222,14 @@ def run_with_limits(
             cores=spec.cores,
         )
         result = run(_in_group(request, group, shim))
-        use = group.use()
+        use = group.read_usage()
     finally:
         if shim is not None:
             shim.abandon()
         removed = group.close()
     # Short commands come in series, such as the checks of an episode.
     if time.monotonic() - began < WORTH_S:
-        AHEAD.make(hierarchy)
+        PREPARED_GROUP.make(hierarchy)
     enforcement = {**limits, **dict.fromkeys(group.limits, Enforcement.HARD)}
     outcome = result_of(result, spec, use, enforcement)
     left = "" if removed else f"control group {group.folders[0]} could not be removed: kill its processes by hand"
@@ -249,7 +249,9 @@ def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -
     return replace(request, **changes)  # type: ignore[arg-type]
 
 
-def result_of(result: ProcessResult, spec: SandboxSpec, use: Use, limits: Mapping[Limit, Enforcement]) -> SandboxResult:
+def result_of(
+    result: ProcessResult, spec: SandboxSpec, use: ResourceUsage, limits: Mapping[Limit, Enforcement]
+) -> SandboxResult:
     """Return the result of a command; its control group's counters determine the exceeded limit."""
     reason = result.reason
     # The kernel kills one process: the command may continue, or hang without a message.

@@ -17,9 +17,22 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, refuse_untrusted_program, request_of, require_program, run_with_limits
-from activities.sandbox.door import INSIDE, Door, open_door
-from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec, SandboxUnavailableError
+from activities.sandbox.bounds import (
+    UNSANDBOXED_LIMITS,
+    refuse_untrusted_program,
+    request_of,
+    require_program,
+    run_with_limits,
+)
+from activities.sandbox.door import INSIDE, EgressProxy, open_proxy
+from activities.sandbox.port import (
+    Enforcement,
+    Limit,
+    SandboxPermissions,
+    SandboxResult,
+    SandboxSpec,
+    SandboxUnavailableError,
+)
 from activities.sandbox.visible import (
     SYSTEM_LINKS,
     SYSTEM_SETTINGS,
@@ -112,7 +125,7 @@ NOBODY = "65534"
 SHARED_BYTES = 64 * 1024 * 1024
 """Size of /dev/shm."""
 HIDDEN_BYTES = 1024 * 1024
-FENCE_TEMPORARY_BYTES = 1024 * 1024 * 1024
+AGENT_TEMPORARY_BYTES = 1024 * 1024 * 1024
 HOW_TO_GET = (
     "Install it: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). On Ubuntu 24.04 and "
     "newer AppArmor denies it namespaces: apt-get install apparmor-profiles, then link "
@@ -172,7 +185,7 @@ class BubblewrapSandbox:
         access = command_access(spec, environment["PATH"])
         processes = spec.processes if _counts_by_namespace() else None
         run = functools.partial(run_process, **callbacks)
-        with open_door(spec.network) if spec.network else nullcontext() as door:
+        with open_proxy(spec.network) if spec.network else nullcontext() as door:
             line = command_line(access, temporary_bytes=spec.temporary_bytes, processes=processes, door=door)
             request = request_of(spec, _program(), (*line, *spec.argv), environment)
             request = request if door is None else door.with_proxy(request)
@@ -181,7 +194,7 @@ class BubblewrapSandbox:
             return replace(run_with_limits(request, spec, limits, run=run, grouped=True), backend=NAME)
 
 
-class BubblewrapFence:
+class BubblewrapAgentSandbox:
     """Sandbox for a long-running agent that needs its model; the caller enforces the limits."""
 
     name = NAME
@@ -190,23 +203,23 @@ class BubblewrapFence:
         """Set the hosts that every agent may reach, in the syntax of `sandbox.network`."""
         self._network = network
 
-    def nests(self) -> bool:
+    def can_nest(self) -> bool:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             inner = ("--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--", "true")
             request = ProcessRequest(program=_program(), arguments=inner, cwd=root, wall_limit_s=PROBE_S, inherit=False)
             # Tried for real: whether namespaces nest depends on the kernel, AppArmor and the container around.
-            with self.around(request, writable=(root,), nested=True) as fenced:
+            with self.wrap(request, writable=(root,), nested=True) as fenced:
                 result = run_process(fenced, cancelled=lambda: False, started=lambda _pid: None)
         return result.exit_code == 0
 
     @contextmanager
-    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
+    def wrap(self, request: ProcessRequest, **openings: Unpack[SandboxPermissions]) -> Iterator[ProcessRequest]:
         writable, nested = openings["writable"], openings.get("nested", False)
         refuse_untrusted_program(_program(), writable)
         access = agent_access(request, writable, openings.get("readable", ()))
-        with open_door((*self._network, *openings.get("network", ()))) as door:
-            line = command_line(access, temporary_bytes=FENCE_TEMPORARY_BYTES, door=door, nested=nested)
+        with open_proxy((*self._network, *openings.get("network", ()))) as door:
+            line = command_line(access, temporary_bytes=AGENT_TEMPORARY_BYTES, door=door, nested=nested)
             behind = replace(
                 request,
                 program=_program(),
@@ -223,7 +236,7 @@ def command_line(
     *,
     temporary_bytes: int,
     processes: int | None = None,
-    door: Door | None = None,
+    door: EgressProxy | None = None,
     nested: bool = False,
 ) -> tuple[str, ...]:
     """Return the arguments of bubblewrap up to the command. Later mounts cover earlier ones.
@@ -320,7 +333,7 @@ def _binds(option: str, places: Iterable[Path]) -> Iterator[str]:
 def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
     hard = Enforcement.HARD
     limits = {
-        **WATCHED,
+        **UNSANDBOXED_LIMITS,
         Limit.WRITES: hard,
         Limit.READS: hard,
         Limit.DESCENDANTS: hard,

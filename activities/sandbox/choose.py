@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, ProjectProgram, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, request_of, run_with_limits
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
+from activities.sandbox.bounds import UNSANDBOXED_LIMITS, request_of, run_with_limits
+from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
 from activities.sandbox.docker import DockerSandbox
 from activities.sandbox.port import (
-    Fence,
-    Openings,
+    AgentSandbox,
     Sandbox,
+    SandboxPermissions,
     SandboxResult,
     SandboxSpec,
     SandboxUnavailableError,
-    places,
+    resolve_locations,
 )
-from activities.sandbox.seatbelt import SeatbeltFence, SeatbeltSandbox
+from activities.sandbox.seatbelt import SeatbeltAgentSandbox, SeatbeltSandbox
 from activities.sandbox.visible import relocate
 from tightloop.settings import SandboxSettings
 
@@ -44,26 +44,28 @@ class UnsafeLocal:
         program, *arguments = spec.argv
         environment = {**search_path(spec.root), **spec.environment}
         request = request_of(spec, ProjectProgram(program), tuple(arguments), environment, inherit=True)
-        return replace(run_with_limits(request, spec, WATCHED, run=run, grouped=False), backend=NAME)
+        return replace(run_with_limits(request, spec, UNSANDBOXED_LIMITS, run=run, grouped=False), backend=NAME)
 
 
-class NoFence:
+class NoAgentSandbox:
     """Runs agents without a sandbox."""
 
     name = "none"
 
-    def nests(self) -> bool:
+    def can_nest(self) -> bool:
         return False
 
-    def around(self, request: ProcessRequest, **_openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
+    def wrap(
+        self, request: ProcessRequest, **_openings: Unpack[SandboxPermissions]
+    ) -> AbstractContextManager[ProcessRequest]:
         return nullcontext(request)
 
 
-WITHOUT = "or set sandbox.unsafe_local to run commands with the worker's rights and without a sandbox"
+UNSAFE_ADVICE = "or set sandbox.unsafe_local to run commands with the worker's rights and without a sandbox"
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """Probe result of one backend."""
 
     name: str
@@ -79,12 +81,12 @@ def choose_sandbox(settings: SandboxSettings) -> Sandbox:
         SettingsError: the settings name a path that does not exist.
     """
     # Validated at worker start: later every episode would pause.
-    places(settings.read, "sandbox.read")
-    places(settings.write, "sandbox.write")
-    return _FirstThatWorks(settings)
+    resolve_locations(settings.read, "sandbox.read")
+    resolve_locations(settings.write, "sandbox.write")
+    return _LazySandbox(settings)
 
 
-def choose_fence(settings: SandboxSettings) -> Fence:
+def choose_agent_sandbox(settings: SandboxSettings) -> AgentSandbox:
     """Return the sandbox for agents on this host.
 
     Raises:
@@ -94,20 +96,26 @@ def choose_fence(settings: SandboxSettings) -> Fence:
     # Probed by running a command: Ubuntu 24.04 has bubblewrap, but denies it namespaces.
     problem = sandbox.probe()
     if not problem:
-        return BubblewrapFence(settings.network) if sys.platform == "linux" else SeatbeltFence(settings.network)
+        return (
+            BubblewrapAgentSandbox(settings.network)
+            if sys.platform == "linux"
+            else SeatbeltAgentSandbox(settings.network)
+        )
     # Last: the setting allows running without a sandbox, but does not prefer it.
     if settings.unsafe_local:
-        return NoFence()
-    raise SandboxUnavailableError(f"no sandbox for agents works on this host. {sandbox.name}: {problem}; {WITHOUT}")
+        return NoAgentSandbox()
+    raise SandboxUnavailableError(
+        f"no sandbox for agents works on this host. {sandbox.name}: {problem}; {UNSAFE_ADVICE}"
+    )
 
 
-def examine_sandboxes(settings: SandboxSettings) -> tuple[Probed, ...]:
+def examine_sandboxes(settings: SandboxSettings) -> tuple[ProbeResult, ...]:
     """Probe every backend that the settings allow on this host, in order of preference."""
     probes = [(backend.name, backend.probe()) for backend in _backends(settings)]
     first = next((name for name, problem in probes if not problem), "")
-    rows = tuple(Probed(name, problem, name == first) for name, problem in probes)
+    rows = tuple(ProbeResult(name, problem, name == first) for name, problem in probes)
     if settings.unsafe_local:
-        rows += (Probed(UnsafeLocal().name, "", not first),)
+        rows += (ProbeResult(UnsafeLocal().name, "", not first),)
     return rows
 
 
@@ -126,7 +134,7 @@ def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
             return (docker, native) if settings.image else (native,)
 
 
-class _FirstThatWorks:
+class _LazySandbox:
     """Sandbox that is chosen on first use.
 
     A failure is not cached: the next command finds a backend that was installed in the meantime.
@@ -135,34 +143,34 @@ class _FirstThatWorks:
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._found: Sandbox | None = None
+        self._sandbox: Sandbox | None = None
 
     @property
     def name(self) -> str:
-        return self._chosen().name
+        return self._choose().name
 
     def probe(self) -> str:
         try:
-            self._chosen()
+            self._choose()
         except SandboxUnavailableError as error:
             return error.message
         return ""
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        return self._chosen().run(spec, **callbacks)
+        return self._choose().run(spec, **callbacks)
 
-    def _chosen(self) -> Sandbox:
+    def _choose(self) -> Sandbox:
         # One probe for all threads: each starts a process, or a container.
         with self._lock:
             tried: list[str] = []
-            for backend in () if self._found else _backends(self._settings):
+            for backend in () if self._sandbox else _backends(self._settings):
                 problem = backend.probe()
                 if not problem:
-                    self._found = backend
+                    self._sandbox = backend
                     break
                 tried.append(f"{backend.name}: {problem}")
-            if self._found is None and self._settings.unsafe_local:
-                self._found = UnsafeLocal()
-            if self._found is None:
-                raise SandboxUnavailableError(f"no sandbox works on this host. {'; '.join(tried)}; {WITHOUT}")
-            return self._found
+            if self._sandbox is None and self._settings.unsafe_local:
+                self._sandbox = UnsafeLocal()
+            if self._sandbox is None:
+                raise SandboxUnavailableError(f"no sandbox works on this host. {'; '.join(tried)}; {UNSAFE_ADVICE}")
+            return self._sandbox

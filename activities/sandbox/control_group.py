@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.sandbox.port import Limit, lives, this_process
+from activities.sandbox.port import Limit, is_alive, this_process
 from tightloop.host.programs import SHELL
 
 PREFIX = "tightloop-"
@@ -39,7 +39,7 @@ class Hierarchy:
 
 
 @dataclass(frozen=True)
-class Use:
+class ResourceUsage:
     """Measured resource use of a group."""
 
     oom_kills: int = 0
@@ -62,7 +62,7 @@ def find_hierarchy() -> Hierarchy | None:
             # Leftovers of dead workers.
             for parent in dict.fromkeys(hierarchy.folders.values()):
                 for folder in parent.glob(f"{PREFIX}*-*-*"):
-                    if not lives(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
+                    if not is_alive(folder.name.removeprefix(PREFIX).rpartition("-")[0]):
                         _kill(folder)
                         _remove_folder(folder)
             return hierarchy
@@ -99,7 +99,7 @@ class ControlGroup:
                             limits.add(limit)
         self.limits = frozenset(limits)
 
-    def use(self) -> Use:
+    def read_usage(self) -> ResourceUsage:
         """Return the resource use so far."""
 
         def read(controller: str, file: str) -> list[str]:
@@ -113,7 +113,7 @@ class ControlGroup:
         else:
             kills, peak, per_second = "memory.oom_control", "memory.max_usage_in_bytes", 1e9
             used = _number(read("cpuacct", "cpuacct.usage"))
-        return Use(
+        return ResourceUsage(
             oom_kills=_field(read("memory", kills), "oom_kill") or 0,
             refused_processes=_field(read("pids", "pids.events"), "max") or 0,
             cpu_s=None if used is None else used / per_second,

@@ -14,8 +14,8 @@ from typing import Unpack
 
 from activities.process import Callbacks, ProcessResult, Reason, run_process
 from activities.sandbox.bounds import OPEN_FILES, request_of, require_program, result_of
-from activities.sandbox.control_group import Use
-from activities.sandbox.door import INSIDE, PROXY_VARIABLES, Door, open_door
+from activities.sandbox.control_group import ResourceUsage
+from activities.sandbox.door import INSIDE, PROXY_VARIABLES, EgressProxy, open_proxy
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
@@ -23,7 +23,7 @@ from activities.sandbox.port import (
     SandboxResult,
     SandboxSpec,
     SandboxUnavailableError,
-    lives,
+    is_alive,
     this_host,
     this_process,
 )
@@ -93,7 +93,7 @@ class DockerSandbox:
         listed = _docker("ps", "--all", *filters, "--format", f'{{{{.ID}}}} {{{{.Label "{OWNER_LABEL}"}}}}')
         for line in listed.stdout.splitlines():
             container, _, owner = line.partition(" ")
-            if not lives(owner):
+            if not is_alive(owner):
                 _docker("rm", "--force", "--volumes", container)
         result = _docker("run", "--rm", *_isolation(), self._image, *_NOTHING, timeout_s=START_S)
         return (
@@ -105,10 +105,10 @@ class DockerSandbox:
         if missing or not spec.argv:
             what = f"{missing[0]} does not exist" if missing else "the command is empty"
             return SandboxResult(reason=Reason.NOT_STARTED, message=what, backend=NAME)
-        with open_door(spec.network) if spec.network else nullcontext() as door:
+        with open_proxy(spec.network) if spec.network else nullcontext() as door:
             return self._run(spec, door, **callbacks)
 
-    def _run(self, spec: SandboxSpec, door: Door | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+    def _run(self, spec: SandboxSpec, door: EgressProxy | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         name = f"tightloop-{uuid.uuid4().hex}"
         venv_bin, path = spec.root / ".venv" / "bin", self._path or _IMAGE_PATH
         inside = {
@@ -151,7 +151,9 @@ class DockerSandbox:
         return replace(_result(result, ending, spec, limits), backend=NAME)
 
 
-def _run_line(spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], door: Door | None) -> Iterator[str]:
+def _run_line(
+    spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], door: EgressProxy | None
+) -> Iterator[str]:
     yield from ("run", "--name", name, *_isolation(), "--workdir", str(spec.root))
     yield from ("--label", f"{OWNER_LABEL}={this_process()}", "--label", f"{HOST_LABEL}={this_host()}")
     yield from ("--cpus", f"{spec.cores:g}", "--pids-limit", str(spec.processes))
@@ -235,7 +237,7 @@ def _result(
         return SandboxResult(reason=Reason.NOT_STARTED, message=message, limits=limits)
     # The measurements are the client's, not the command's.
     measured = replace(result, message=result.message or ending.error, cpu_s=None, peak_memory_bytes=None)
-    return result_of(measured, spec, Use(oom_kills=int(ending.out_of_memory)), limits)
+    return result_of(measured, spec, ResourceUsage(oom_kills=int(ending.out_of_memory)), limits)
 
 
 def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.CompletedProcess[str]:

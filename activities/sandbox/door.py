@@ -85,7 +85,7 @@ FIRST_OPEN_PORT = 1024
 CONNECTIONS = 256
 CONNECT_S = 10.0
 SHUT_S = 1.0
-LAST_WORDS_S = 30.0
+DRAIN_S = 30.0
 """Time to receive the rest of what was sent."""
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_PROXY = ("NO_PROXY", "no_proxy")
@@ -98,7 +98,7 @@ _DROPPED = (b"proxy-", b"connection:", b"keep-alive:", b"host:")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
+class EgressProxy:
     """An open outbound proxy."""
 
     ports: tuple[int, ...]
@@ -120,37 +120,37 @@ class Door:
 
 
 @contextmanager
-def open_door(hosts: tuple[str, ...]) -> Iterator[Door]:
+def open_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
     """Open a proxy for a sandbox with its own network; leaving the context closes it.
 
     `hosts` use the syntax of `sandbox.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
     """
-    local_ports = {host.port: host for rule in hosts if (host := loopback(rule))}
+    local_ports = {host.port: host for rule in hosts if (host := find_loopback_host(rule))}
     proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(local_ports) + 1) if port not in local_ports)
     with tempfile.TemporaryDirectory(prefix="tightloop-door-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         shutil.copyfile(_FORWARD, folder / _FORWARD.name)
         listeners = [(_unix_socket(folder, str(port)), local_ports.get(port)) for port in (*local_ports, proxy)]
-        with _Keeper(hosts, listeners).at_work():
+        with _ProxyServer(hosts, listeners).serve():
             environment = _proxy_environment(f"http://127.0.0.1:{proxy}")
-            yield Door(ports=(*local_ports, proxy), folder=folder, environment=environment)
+            yield EgressProxy(ports=(*local_ports, proxy), folder=folder, environment=environment)
 
 
 @contextmanager
-def open_loopback_door(hosts: tuple[str, ...]) -> Iterator[Door]:
+def open_loopback_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
     """Open a proxy for a program that shares this host's loopback, with rules that block all other ports.
 
     All users of the host can reach the proxy, so it requires a password.
     """
     listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
     token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
-    local_ports = {host.port for rule in hosts if (host := loopback(rule))}
-    with _Keeper(hosts, [(listener, None)], token).at_work():
+    local_ports = {host.port for rule in hosts if (host := find_loopback_host(rule))}
+    with _ProxyServer(hosts, [(listener, None)], token).serve():
         environment = _proxy_environment(f"http://tightloop:{token}@127.0.0.1:{port}")
-        yield Door(ports=(*sorted(local_ports), port), environment=environment)
+        yield EgressProxy(ports=(*sorted(local_ports), port), environment=environment)
 
 
-def loopback(rule: str) -> Host | None:
+def find_loopback_host(rule: str) -> Host | None:
     """Return the loopback port of this host that a rule names, or None."""
     host = host_of(f"http://{rule}") if re.search(r":\d+$", rule) and _AUTHORITY.fullmatch(rule) else None
     return host if host is not None and is_loopback(host.name) and host.port >= FIRST_OPEN_PORT else None
@@ -185,7 +185,7 @@ class _Refusal(Exception):  # noqa: N818
         self.status = status
 
 
-class _Keeper:
+class _ProxyServer:
     """Serves the sockets of one proxy, with its own event loop in a thread."""
 
     def __init__(
@@ -201,7 +201,7 @@ class _Keeper:
         self._thread = threading.Thread(target=self._run, name="sandbox-door", daemon=True)
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def serve(self) -> Iterator[None]:
         """Serve until the context ends."""
         self._thread.start()
         try:
@@ -220,7 +220,7 @@ class _Keeper:
     async def _serve(self) -> None:
         servers: list[asyncio.Server] = []
         for listener, host in self._listeners:
-            work = self._proxy if host is None else partial(self._near, host)
+            work = self._proxy if host is None else partial(self._forward_to_loopback, host)
             start = asyncio.start_unix_server if listener.family == socket.AF_UNIX else asyncio.start_server
             servers.append(await start(partial(self._accept_connection, work), sock=listener, limit=_CHUNK_BYTES))
         await self._stop.wait()
@@ -240,7 +240,9 @@ class _Keeper:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _near(self, host: Host, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward_to_loopback(
+        self, host: Host, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         await _relay(reader, writer, *await _dial([host.name], host))
 
     async def _proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -248,7 +250,7 @@ class _Keeper:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_SECONDS)
             line, *fields = head[:-4].split(b"\r\n")
             host, first = self._parse_request(line, fields)
-            outside = await self._reach(host)
+            outside = await self._connect(host)
         except _Refusal as refusal:
             body = f"tightloop: {refusal}\n".encode()
             asks = b"proxy-authenticate: Basic\r\n" if refusal.status.startswith("407") else b""
@@ -287,7 +289,7 @@ class _Keeper:
         start = f"{method} {path if path.startswith('/') else '/' + path} HTTP/1.1".encode("latin-1")
         return host, b"\r\n".join((start, *ours, *headers, b"", b""))
 
-    async def _reach(self, host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         ruling = judge_url(f"http://{host.authority}/", self._hosts)
         if ruling.refusal and ANY in self._hosts and host.port in PORTS.values():
             ruling = HostRuling()
@@ -345,7 +347,7 @@ async def _run_and_close(work: Coroutine[Any, Any, None], writer: asyncio.Stream
     try:
         await work
         writer.close()
-        await asyncio.wait_for(writer.wait_closed(), LAST_WORDS_S)
+        await asyncio.wait_for(writer.wait_closed(), DRAIN_S)
     except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
         pass
     finally:

@@ -52,7 +52,7 @@ class End:
         return (select.POLLIN if reads else 0) | (select.POLLOUT if self.waiting else 0)
 
 
-class Carrier:
+class Forwarder:
     """Forwards all connections of a sandbox."""
 
     def __init__(self, listening: dict[socket.socket, str]) -> None:
@@ -168,7 +168,7 @@ def main() -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nowhere, number)
-        Carrier(listening).serve()
+        Forwarder(listening).serve()
     # The first child exits at once; unreaped, it would stay a zombie of the program.
     os.waitpid(child, 0)
     # Python ignores both signals, and the program would inherit that.

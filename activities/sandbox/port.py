@@ -124,7 +124,7 @@ class Sandbox(Protocol):
         ...
 
 
-class Openings(TypedDict):
+class SandboxPermissions(TypedDict):
     """Permissions of a sandboxed agent; see `Fence.around`."""
 
     writable: tuple[Path, ...]
@@ -133,7 +133,7 @@ class Openings(TypedDict):
     nested: NotRequired[bool]
 
 
-class Fence(Protocol):
+class AgentSandbox(Protocol):
     """A sandbox around an agent that has none of its own."""
 
     @property
@@ -141,11 +141,13 @@ class Fence(Protocol):
         """`bubblewrap`, `sandbox-exec` or `none`."""
         ...
 
-    def nests(self) -> bool:
+    def can_nest(self) -> bool:
         """Run a second sandbox inside this one; return whether that worked."""
         ...
 
-    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> AbstractContextManager[ProcessRequest]:
+    def wrap(
+        self, request: ProcessRequest, **openings: Unpack[SandboxPermissions]
+    ) -> AbstractContextManager[ProcessRequest]:
         """Yield the request for the same program in the sandbox; leaving the context closes its proxy.
 
         Only `writable` (the working tree except its `.git`, the agent's home) can be written; the user's home is hidden
@@ -176,8 +178,8 @@ def build_spec(
     return SandboxSpec(
         argv=argv,
         root=root,
-        readable=places(settings.read, "sandbox.read"),
-        writable=places(settings.write, "sandbox.write"),
+        readable=resolve_locations(settings.read, "sandbox.read"),
+        writable=resolve_locations(settings.write, "sandbox.write"),
         network=settings.network,
         cores=settings.cores,
         memory_bytes=settings.memory_mb * MEBIBYTE,
@@ -189,7 +191,7 @@ def build_spec(
     )
 
 
-def places(paths: Iterable[str], what: str) -> tuple[Path, ...]:
+def resolve_locations(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     """Return the files and folders of a setting; `~` is the worker's home.
 
     Raises:
@@ -214,7 +216,7 @@ def this_process() -> str:
     return f"{os.getpid()}-{int(psutil.Process().create_time())}"
 
 
-def lives(owner: str) -> bool:
+def is_alive(owner: str) -> bool:
     """Return whether a process of this host still runs; True for names of any other form."""
     pid, _, started = owner.partition("-")
     # Unknown names count as alive, because the caller deletes what belongs to the dead.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
-from activities.sandbox.bounds import WATCHED, refuse_untrusted_program, request_of, run_with_limits
-from activities.sandbox.door import Door, open_loopback_door
-from activities.sandbox.port import Enforcement, Limit, Openings, SandboxResult, SandboxSpec
+from activities.sandbox.bounds import UNSANDBOXED_LIMITS, refuse_untrusted_program, request_of, run_with_limits
+from activities.sandbox.door import EgressProxy, open_loopback_proxy
+from activities.sandbox.port import Enforcement, Limit, SandboxPermissions, SandboxResult, SandboxSpec
 from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocate
 from tightloop.host import state_home
 from tightloop.host.programs import TrustedProgram
@@ -34,7 +34,7 @@ _BY_PROFILE = (Limit.WRITES, Limit.READS, Limit.GIT, Limit.NAMESPACES, Limit.NET
 _FIXED = Path(__file__).with_suffix(".sb").read_text(encoding="utf-8")
 
 
-def profile(access: Access, door: Door | None = None) -> str:
+def profile(access: Access, door: EgressProxy | None = None) -> str:
     """Return the Seatbelt profile of a command. The last matching rule wins.
 
     With a `door` it can reach the door's loopback ports and listen on loopback itself; without one it has no network.
@@ -104,8 +104,8 @@ class SeatbeltSandbox:
                 message = "the command is empty"
                 return SandboxResult(reason=Reason.NOT_STARTED, message=message, backend=NAME)
             access = command_access(spec, environment["PATH"], Path(temporary))
-            limits = {**WATCHED, **dict.fromkeys(_BY_PROFILE, Enforcement.HARD)}
-            with open_loopback_door(spec.network) if spec.network else nullcontext() as door:
+            limits = {**UNSANDBOXED_LIMITS, **dict.fromkeys(_BY_PROFILE, Enforcement.HARD)}
+            with open_loopback_proxy(spec.network) if spec.network else nullcontext() as door:
                 arguments = ("-p", profile(access, door), *spec.argv)
                 request = request_of(spec, PROGRAM, arguments, environment)
                 request = request if door is None else door.with_proxy(request)
@@ -113,7 +113,7 @@ class SeatbeltSandbox:
                 return replace(run_with_limits(request, spec, limits, run=run, grouped=False), backend=NAME)
 
 
-class SeatbeltFence:
+class SeatbeltAgentSandbox:
     """Sandbox for a long-running agent that needs its model."""
 
     name = NAME
@@ -122,18 +122,18 @@ class SeatbeltFence:
         """Set the hosts that every agent may reach, in the syntax of `sandbox.network`."""
         self._network = network
 
-    def nests(self) -> bool:
+    def can_nest(self) -> bool:
         """Return False: inside a profile `sandbox-exec` refuses to apply another one."""
         return False
 
     @contextmanager
-    def around(self, request: ProcessRequest, **openings: Unpack[Openings]) -> Iterator[ProcessRequest]:
+    def wrap(self, request: ProcessRequest, **openings: Unpack[SandboxPermissions]) -> Iterator[ProcessRequest]:
         writable = openings["writable"]
         # The user's own temporary folder contains files of other programs.
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
         refuse_untrusted_program(PROGRAM, writable)
         access = agent_access(request, writable, openings.get("readable", ()))
-        with open_loopback_door((*self._network, *openings.get("network", ()))) as door:
+        with open_loopback_proxy((*self._network, *openings.get("network", ()))) as door:
             arguments = ("-p", profile(access, door), str(request.program), *request.arguments)
             environment = {**temporary, **request.environment}
             yield door.with_proxy(replace(request, program=PROGRAM, arguments=arguments, environment=environment))

@@ -168,11 +168,11 @@ def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
     link, target = Path(executable), Path(executable).resolve()
     if target.is_relative_to(root.resolve()):
         return ()
-    places = [*_around(link), *_around(target)]
+    places = [*_list_package_paths(link), *_list_package_paths(target)]
     return tuple(location for location in dict.fromkeys(places) if location.exists())
 
 
-def _around(program: Path) -> Iterator[Path]:
+def _list_package_paths(program: Path) -> Iterator[Path]:
     """Yield a program's package, or its folder and libraries, or only the file if it has neither."""
     packages = [parent for parent in program.parents if parent.name == "node_modules"]
     if in_system(program):

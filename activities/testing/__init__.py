@@ -16,20 +16,20 @@ from temporalio.exceptions import CancelledError
 
 from activities.process import GRACE_S
 from activities.proof import beside
-from activities.proof.port import Files, HeldTrees, Moved, TreeFile
+from activities.proof.port import Files, LockedTrees, TreeFile, UntrackedChanges
 from activities.sandbox.port import MEBIBYTE, Sandbox, build_spec
 from activities.workspace.port import WorkingTree
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import Guards
 from tightloop.settings import SandboxSettings
-from tightloop.testing import Collected, GateReport, Outcome, Run, Session, changed_lines, touched_bodies
-from tightloop.testing.claims import Known, Reading, functions_with_values, names_of, read_tests
+from tightloop.testing import Collection, GateReport, Outcome, Run, Session, changed_lines, touched_bodies
+from tightloop.testing.claims import Known, TestFindings, functions_with_values, names_of, read_tests
 from tightloop.testing.copies import Pattern, patterns_of
 from tightloop.testing.judging import Evidence, judge
 from tightloop.testing.mutants import Mutant, choose, mutants_of
 
 if TYPE_CHECKING:
-    from activities.proof.bench import LocalBench, ProofFolder
+    from activities.proof.bench import LocalCheckouts, ProofFolder
 
 
 SOURCE_BYTES = 1_000_000
@@ -56,14 +56,14 @@ class Change:
     lines: dict[str, frozenset[int]] = field(default_factory=dict)
     bodies: dict[str, frozenset[int]] = field(default_factory=dict)
     mutants: list[Mutant] = field(default_factory=list)
-    readings: dict[str, Reading] = field(default_factory=dict)
+    readings: dict[str, TestFindings] = field(default_factory=dict)
     uses: list[str] = field(default_factory=list)
     """Slow library modules that the tests use."""
     unread: list[str] = field(default_factory=list)
     """Files that the worker's Python cannot parse."""
 
 
-def change_of(trees: HeldTrees, before: str, after: str, tests: Sequence[str]) -> Change:
+def change_of(trees: LockedTrees, before: str, after: str, tests: Sequence[str]) -> Change:
     """Compare two trees and parse the tests."""
     old, new = trees.files(before), trees.files(after)
     of_tests = {path for path in new if _is_of_tests(path, tests)}
@@ -105,7 +105,7 @@ def _is_of_tests(path: str, tests: Sequence[str]) -> bool:
     return path in tests or is_setup or Guards().kind_of(path, FileChange.MODIFIED) in _OF_TESTS
 
 
-def _text(trees: HeldTrees, file: TreeFile | None) -> str | None:
+def _text(trees: LockedTrees, file: TreeFile | None) -> str | None:
     if file is None or file.mode == _LINK:
         return None
     content = trees.read((file.blob,), SOURCE_BYTES).get(file.blob)
@@ -118,7 +118,7 @@ def _text(trees: HeldTrees, file: TreeFile | None) -> str | None:
 
 TAIL_CHARACTERS = 300
 
-M = TypeVar("M", Run, Collected)
+M = TypeVar("M", Run, Collection)
 
 
 def read_session(output: str, nonce: str, message: str = "") -> Session:
@@ -133,7 +133,7 @@ def read_session(output: str, nonce: str, message: str = "") -> Session:
             case {"e": "missing", "program": program, "version": version, "why": why}:
                 missing = f"{program} (Python {version}) has no working pytest ({why})"
             case {"e": "collected"}:
-                collected = _valid(Collected, event)
+                collected = _valid(Collection, event)
             case {"e": "plain"} if (run := _valid(Run, event)) is not None:
                 plain.append(run)
             case {"e": "mutated", "mutant": int(number)} if (run := _valid(Run, event)) is not None:
@@ -195,7 +195,7 @@ class SandboxedTestGate:
 
     sandbox: Sandbox
     settings: SandboxSettings
-    bench: "LocalBench"
+    checkouts: "LocalCheckouts"
     test_limit_s: float = TEST_LIMIT_S
 
     def judge(
@@ -226,10 +226,10 @@ class SandboxedTestGate:
             GitError: a tree is not in the store.
         """
         start = time.monotonic()
-        trees = HeldTrees(tree)
+        trees = LockedTrees(tree)
         change = change_of(trees, before, after, tests)
         mutants = choose(change.mutants, MUTANTS_LIMIT)
-        with self.bench.room(tree.root) as room:
+        with self.checkouts.proof_folder(tree.root) as room:
             moved = beside.present(tree.root, change.after)
             run = _Runs(self, room, tree, trees, change, moved, tuple(tests), cancelled, started)
             session = run.on(change.after, time_limit_s * (1 - BEFORE_SHARE), mutants)
@@ -262,11 +262,11 @@ class _Runs:
     """Runs the tests of one change on trees."""
 
     gate: SandboxedTestGate
-    room: "ProofFolder"
+    proof_folder: "ProofFolder"
     tree: WorkingTree
-    trees: HeldTrees
+    trees: LockedTrees
     change: Change
-    moved: Moved
+    untracked: UntrackedChanges
     tests: tuple[str, ...]
     cancelled: Callable[[], bool]
     started: Callable[[int], None]
@@ -278,12 +278,12 @@ class _Runs:
             CancelledError: it was cancelled.
         """
         gate, root = self.gate, self.tree.root
-        view = self.room.checkout(self.trees, files, self.moved)
-        runner, nonce = self.room.folder("runner"), secrets.token_hex(16)
+        view = self.proof_folder.checkout(self.trees, files, self.untracked)
+        runner, nonce = self.proof_folder.folder("runner"), secrets.token_hex(16)
         for file in RUNNER.glob("tightloop_*.py"):
             shutil.copyfile(file, runner / file.name)
         # Through standard input: neither environment nor arguments expose the nonce to the code under test.
-        orders = self.room.folder("orders") / "orders.json"
+        orders = self.proof_folder.folder("orders") / "orders.json"
         orders.write_text(json.dumps({**self._orders(limit_s, mutants, only), "nonce": nonce}))
         argv = (PYTHON, str(runner / PROGRAM))
         spec = build_spec(

@@ -10,8 +10,8 @@ from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, put_model
 from activities.memory.port import Memories, no_memories
-from activities.safety.gate import Gate, JudgeBriefing, Weighed
-from activities.tracking.learning import Lesson, Moment, earlier, teach, tell_once
+from activities.safety.gate import AlignmentChecker, AlignmentResult, JudgeBriefing
+from activities.tracking.learning import Lesson, Moment, earlier, record_lesson, report_problem_once
 from activities.workspace.folders import root_of, state_folder_of, store_folder_of
 from activities.workspace.port import Workspaces
 from activities.workspace.scope import Call, Differ, EpisodeScope, Ledger, Ledgers, TreeDiff, this_call
@@ -24,13 +24,13 @@ from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
 from tightloop.episode.progress.tracking import TrackerMemory, Tracking, Work, similarity
-from tightloop.episode.progress.work import hear, only_tests, weigh_work
+from tightloop.episode.progress.work import compare_words, only_tests, weigh_work
 from tightloop.executor.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
 from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.safety.change.patch import Change, FilePatch, Unread, read_patch
-from tightloop.safety.change.reading import Watch, is_data
+from tightloop.safety.change.reading import Deadline, is_data
 from tightloop.safety.change.rules import review_change, still_stands
 from tightloop.safety.rubric import Finding, limit_findings
 from tightloop.safety.scope import list_scope_paths
@@ -100,7 +100,7 @@ class TrackingActivities:
     stores: ArtifactStores
     ledgers: Ledgers
     differ: Differ
-    gate: Gate = field(default_factory=Gate)
+    gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     """Alignment check of changes."""
     memories: Memories = no_memories
 
@@ -130,7 +130,7 @@ class TrackingActivities:
                 episode=episode,
             )
             # Stored together, before the ledger refers to it.
-            with store.together() as together:
+            with store.open_batch() as together:
                 file = self._file(together, request, diff, episode)
                 stored = put_model(together, file, name="checkpoint")
             record = self.ledgers(workspace).record_checkpoint(
@@ -142,7 +142,7 @@ class TrackingActivities:
             tree.keep(str(record.number), record.tree)
         # Outside the lock: the rest reads only what is stored, and may wait for a judge.
         note_iteration(self.ledgers(workspace), request, tracking, record, moment)
-        weighed = self._weigh(store, request, diff, episode, before)
+        weighed = self._check_alignment(store, request, diff, episode, before)
         planned = request.state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
         plan = find_model(store, request.state.plan, PlanRecord) if planned else None
         tracked = Tracked(
@@ -154,13 +154,13 @@ class TrackingActivities:
             usage=weighed.usage,
             drift=drift,
             recalled=plan.recalled if plan else None,
-            memory_problem=self._teach(store, request, plan, diff, weighed.findings, moment),
+            memory_problem=self._record_lesson(store, request, plan, diff, weighed.findings, moment),
             attempt=activity.info().attempt,
         )
         note_metrics(self.ledgers(workspace), request, tracked, moment)
         return tracked
 
-    def _teach(
+    def _record_lesson(
         self,
         store: ArtifactStore,
         request: TrackRequest,
@@ -172,7 +172,7 @@ class TrackingActivities:
         """Update the memory; return its problem if it was not reported before."""
         workspace, state = Path(request.scope.workspace), request.state
         memory = self.memories(workspace)
-        if not memory.wanted:
+        if not memory.is_enabled:
             return ""
         ledger, verified = self.ledgers(workspace), request.verification is not None
         lesson = Lesson(
@@ -183,17 +183,17 @@ class TrackingActivities:
             findings=findings,
             earlier=earlier(store, ledger.checkpoints(moment.episode_id), request.parent),
         )
-        teach(memory, lesson, moment)
-        return tell_once(ledger, memory.problem, moment)
+        record_lesson(memory, lesson, moment)
+        return report_problem_once(ledger, memory.problem, moment)
 
-    def _weigh(
+    def _check_alignment(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
-    ) -> Weighed:
+    ) -> AlignmentResult:
         """Check the change by the rubric; a retry may ask, and pay, a judge again."""
         plan = find_model(store, request.state.plan, PlanRecord)
         message = plan.message if plan and request.report else None
         # CPU time of this thread: a busy machine reads as much as an idle one.
-        watch = Watch(time.thread_time, READING_BOUND.total_seconds())
+        watch = Deadline(time.thread_time, READING_BOUND.total_seconds())
         files, unread = read_diff(diff, request.state.tree)
         measured = [part.cpu_s for part in (request.report, request.verification) if part and part.cpu_s is not None]
         change = Change(
@@ -214,9 +214,13 @@ class TrackingActivities:
         briefing = JudgeBriefing(goal=episode.goal, about="a change", material=material, prompt_privacy=prompt_privacy)
         # A threaded activity has no event loop.
         weighed = (
-            asyncio.run(self.gate.weigh(findings, briefing, planner=episode.planner, overruled=request.state.overruled))
+            asyncio.run(
+                self.gate.check_alignment(
+                    findings, briefing, planner=episode.planner, overruled=request.state.overruled
+                )
+            )
             if findings
-            else Weighed()
+            else AlignmentResult()
         )
         refused = tuple(item for item in request.state.findings if item.refused and still_stands(item, change))
         return weighed._replace(findings=limit_findings((*weighed.findings, *refused), self.gate.rubric))
@@ -309,7 +313,7 @@ def gather(
     same_error = request.verification is not None and request.verification.unchanged
     memory = state.memory or TrackerMemory()
     work, touched = weigh_work(files, memory.touched, texts, same_error=same_error)
-    news, other, heard_marks = hear(files, "\n".join(printed), memory.heard)
+    news, other, heard_marks = compare_words(files, "\n".join(printed), memory.heard)
     return Iteration(
         spent=state.spent,
         roots=(str(root), request.scope.workspace),

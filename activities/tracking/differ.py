@@ -202,7 +202,7 @@ def try_patch(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: time
         # Keeps new objects out of the store.
         quoted = (git.variables["GIT_DIR"] + "/objects").replace("\\", "\\\\").replace('"', '\\"')
         places = {"GIT_OBJECT_DIRECTORY": str(folder / "objects"), "GIT_ALTERNATE_OBJECT_DIRECTORIES": f'"{quoted}"'}
-        git = git.within({**places, "GIT_INDEX_FILE": str(folder / "index")})
+        git = git.with_variables({**places, "GIT_INDEX_FILE": str(folder / "index")})
         try:
             git.run("update-index", "-z", "--index-info", stdin=old, timeout=bound)
             git.run("apply", "--cached", "-", stdin=patch, timeout=bound)

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model
-from activities.memory.port import SparedMemory
+from activities.memory.port import BestEffortMemory
 from activities.workspace.scope import Ledger, TreeDiff
 from tightloop.episode.check import CheckReport, CheckResult
 from tightloop.episode.checkpoint import CheckpointRecord
@@ -49,7 +49,7 @@ class Moment(NamedTuple):
         return f"{self.run}/{self.iteration}"
 
 
-class Earlier(NamedTuple):
+class EarlierPlan(NamedTuple):
     """An earlier iteration that led to the current files."""
 
     plan: PlanMessage
@@ -69,11 +69,11 @@ class Lesson(NamedTuple):
     diff: TreeDiff
     findings: Sequence[Finding]
     """Findings that a person must see."""
-    earlier: Iterable[Earlier] = ()
+    earlier: Iterable[EarlierPlan] = ()
     """Earlier iterations that changed files, newest first."""
 
 
-def teach(memory: SparedMemory, lesson: Lesson, moment: Moment) -> None:
+def record_lesson(memory: BestEffortMemory, lesson: Lesson, moment: Moment) -> None:
     """Store failures, solutions and the outcomes of recalled patterns. Idempotent; blocking."""
     plan, before, after = lesson.plan, lesson.before, lesson.after
     episode, iteration, at = moment.episode_id, moment.iteration, moment.at
@@ -105,7 +105,7 @@ def _successful_outcome(signature: str, key: str, at: datetime) -> Outcome:
     return Outcome(signature=signature, pattern="", worked=True, key=key, at=at)
 
 
-def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) -> Iterator[tuple[str, Pattern]]:
+def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]) -> Iterator[tuple[str, Pattern]]:
     """Yield earlier failures of the same check, and all commands from there until it passed."""
     for attempt in before:
         failed = next((result for result in attempt.before.failed if result.run == solved.run), None)
@@ -124,7 +124,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[Earlier]) ->
         yield failure_signature(failed), pattern
 
 
-def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[Earlier]:
+def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[EarlierPlan]:
     """Yield the iterations that led to a checkpoint and changed files, newest first, loading one at a time."""
     by_id = {record.id: record for record in records}
     record = by_id.get(parent or "")
@@ -137,11 +137,11 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
             return
         # An iteration that changed nothing did not contribute to the solution.
         if before is None or before.tree != record.tree:
-            yield Earlier(plan.message, checks)
+            yield EarlierPlan(plan.message, checks)
         record = before
 
 
-def tell_once(ledger: Ledger, problem: str, moment: Moment) -> str:
+def report_problem_once(ledger: Ledger, problem: str, moment: Moment) -> str:
     """Record a memory problem; return it, or "" if the episode has already reported one."""
     if not problem:
         return ""

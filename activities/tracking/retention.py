@@ -17,7 +17,7 @@ from activities.artifacts.stores import LocalArtifactStore
 from activities.workspace.git_command import remove_worktree, store_git
 from activities.workspace.ownership import hold_lock, tree_key
 from activities.workspace.user_repository import UserRepository
-from tightloop.coder.model import place_of, session_of
+from tightloop.coder.model import session_of, session_path
 from tightloop.database.engine import use_wal
 from tightloop.database.ledger import open_state
 from tightloop.errors import TightloopError, WorkspaceLockedError
@@ -28,7 +28,7 @@ GIT_TIMEOUT = timedelta(minutes=30)
 BUSY_S = 15.0
 READ_BYTES = 8_000_000
 """Larger artifacts are outputs and patches, which refer to no others."""
-DOOMED = ".freed-"
+DELETION_PREFIX = ".freed-"
 """Name prefix of a folder that is being deleted, so that a partly deleted one is never used."""
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -36,7 +36,7 @@ _ALTERNATIVE = re.compile(r".+\.\d+\..+")
 """Suffix that an alternative's id adds to its plan's id; see `child_id`."""
 
 
-class Leftovers:
+class ProjectData:
     """State folder of one project."""
 
     def __init__(self, folder: Path) -> None:
@@ -105,7 +105,7 @@ class Leftovers:
 
     def files(self, unneeded: frozenset[str], horizon: datetime) -> dict[Path, int]:
         """Return leftovers of deliveries, and documents that were not fetched lately, with sizes."""
-        paths = [*self._folder.glob(f"*/{DOOMED}*")]
+        paths = [*self._folder.glob(f"*/{DELETION_PREFIX}*")]
         # Documents not fetched since the horizon; a missing one is fetched again.
         named: set[str] = set()
         for path in self._folder.glob("cache/urls/*.json"):
@@ -120,7 +120,7 @@ class Leftovers:
             if episode in unneeded:
                 stem = file_stem(key)
                 paths += [self._folder / "runs" / stem, self._folder / "inbox" / f"{stem}.md"]
-                paths += [self._folder / place_of(session_of(key))]
+                paths += [self._folder / session_path(session_of(key))]
         paths += [self._folder.parent.parent / "homes" / file_stem(key) for key in unneeded]
         return {path: size_on_disk(path) for path in paths if path.exists()}
 
@@ -204,7 +204,7 @@ class Leftovers:
                     workspace = Path(os.fsdecode((self._folder / "workspace").read_bytes()).rstrip("\n"))
                     remove_worktree(UserRepository(workspace), path)
                 self.free_files([self._folder / "claims" / f"{key}.json", *(self._folder / "locks").glob(f"{key}.*")])
-            doomed = path.with_name(f"{DOOMED}{path.name}")
+            doomed = path.with_name(f"{DELETION_PREFIX}{path.name}")
             shutil.rmtree(doomed, ignore_errors=True)
             # The worktree's entry in the user's git is already deleted.
             if path.exists():
@@ -318,7 +318,7 @@ GRACE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownWorkflow:
     """Temporal's knowledge of a workflow, over all its runs."""
 
     id: str
@@ -328,7 +328,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Freed:
+class CollectionResult:
     """Freed data, or what a dry run would free."""
 
     project: str
@@ -349,13 +349,13 @@ class Freed:
 
 def collect(
     folder: Path,
-    workflows: Mapping[str, Known],
+    workflows: Mapping[str, KnownWorkflow],
     *,
     older_than: timedelta,
     dry_run: bool,
     queried_at: datetime | None = None,
     forget: Callable[[str], object] | None = None,
-) -> Freed:
+) -> CollectionResult:
     """Free data that no open or kept workflow of a project needs, while workers run.
 
     Args:
@@ -366,12 +366,12 @@ def collect(
         queried_at: time of the query to Temporal; default: now.
         forget: deletes a workflow's data elsewhere, such as its copies in the remote store. Idempotent.
     """
-    left = Leftovers(folder)
+    left = ProjectData(folder)
     cutoff = (queried_at or datetime.now(UTC)) - max(older_than, GRACE)
     unneeded, horizon = _find_unneeded_ids(left, workflows, cutoff)
     artifacts, files = left.artifacts(unneeded, horizon), left.files(unneeded, horizon)
     size = sum(artifacts.values()) + sum(files.values())
-    freed = Freed(
+    freed = CollectionResult(
         folder.name,
         artifacts=len(artifacts),
         files=tuple(sorted(files)),
@@ -400,14 +400,14 @@ def collect(
 
 
 def _find_unneeded_ids(
-    left: Leftovers, workflows: Mapping[str, Known], cutoff: datetime
+    left: ProjectData, workflows: Mapping[str, KnownWorkflow], cutoff: datetime
 ) -> tuple[frozenset[str], datetime]:
     active, claimed = left.last_activity(workflows), left.list_claimed_ids()
     local_workflows = {key: workflow for key, workflow in workflows.items() if key in active or key in claimed}
     return choose(active, local_workflows, claimed, cutoff, left.list_marked_ids())
 
 
-def _with_workflows(freed: Freed, left: Leftovers, unneeded: frozenset[str]) -> Freed:
+def _with_workflows(freed: CollectionResult, left: ProjectData, unneeded: frozenset[str]) -> CollectionResult:
     references, folders = left.references(unneeded), left.folders(unneeded)
     return replace(
         freed,
@@ -421,7 +421,7 @@ def _with_workflows(freed: Freed, left: Leftovers, unneeded: frozenset[str]) -> 
 
 def choose(
     active: Mapping[str, datetime],
-    workflows: Mapping[str, Known],
+    workflows: Mapping[str, KnownWorkflow],
     claimed: frozenset[str],
     cutoff: datetime,
     marked: frozenset[str] = frozenset(),

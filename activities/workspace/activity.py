@@ -9,16 +9,16 @@ from temporalio import activity
 from activities.artifacts.port import ArtifactStores, get_model, put_model
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import (
-    Adopted,
     AdoptRequest,
+    AdoptResult,
     AmendRequest,
-    Closed,
     CloseRequest,
-    Opened,
+    CloseResult,
     OpenEpisodes,
     OpenRequest,
-    Reconciled,
+    OpenResult,
     ReconcileRequest,
+    ReconcileResult,
     RestoredCheckpoint,
     RestoreRequest,
     WorkingTree,
@@ -40,7 +40,7 @@ from tightloop.safety.drift import Drift, DriftCause, DriftError
 from tightloop.value import ArtifactRef, format_count
 
 
-def leave(tree: WorkingTree, expected: str) -> Drift | None:
+def restore_expected_tree(tree: WorkingTree, expected: str) -> Drift | None:
     """Restore the expected tree, keeping changes by others, as it is too late to ask about them."""
     try:
         return tree.expect(expected)
@@ -63,7 +63,7 @@ class WorkspaceActivities:
     """Raises if a request needs something that its workers do not have."""
 
     @activity.defn(no_thread_cancel_exception=True)
-    def open_workspace(self, request: OpenRequest) -> Opened:
+    def open_workspace(self, request: OpenRequest) -> OpenResult:
         """Check and claim the workspace, store the request and create `ckpt-0`.
 
         Raises:
@@ -77,7 +77,7 @@ class WorkspaceActivities:
         # Before anything is claimed or created: worktree, claim and refs are named after the id.
         checkpoints = () if ledger.is_recorded(scope.episode_id, key) else ledger.checkpoints(scope.episode_id)
         if request.is_new and checkpoints:
-            raise _taken(scope, checkpoints)
+            raise _id_taken_error(scope, checkpoints)
         # Before the claim: a request that no worker can run must not block the workspace for others.
         self.refuse(request.episode)
         notes = self.workspaces.prepare(scope, take_over=self.has_ended)
@@ -100,7 +100,7 @@ class WorkspaceActivities:
             )
             tree.keep(str(record.number), record.tree)
         note_opening(ledger, request, this_call())
-        return Opened(
+        return OpenResult(
             request=stored,
             tree=record.tree,
             checkpoint=record,
@@ -110,7 +110,7 @@ class WorkspaceActivities:
         )
 
     @activity.defn(no_thread_cancel_exception=True)
-    def adopt_workspace(self, request: AdoptRequest) -> Adopted:
+    def adopt_workspace(self, request: AdoptRequest) -> AdoptResult:
         """Keep the tree as a person left it, except what they want undone.
 
         With `put_back` in the scope nothing is kept: the files are restored to the workflow's last tree.
@@ -118,7 +118,7 @@ class WorkspaceActivities:
         attempt, undone = activity.info().attempt, None
         with self.workspaces.hold(request.scope) as tree:
             if request.scope.put_back:
-                return Adopted(
+                return AdoptResult(
                     tree=request.expected_tree,
                     drift=tree.ensure(request.expected_tree, DriftCause.INTERRUPTED),
                     attempt=attempt,
@@ -128,10 +128,10 @@ class WorkspaceActivities:
             else:
                 tree_id = tree.snapshot()
             if tree_id == request.expected_tree:
-                return Adopted(tree=tree_id, drift=undone, attempt=attempt)
+                return AdoptResult(tree=tree_id, drift=undone, attempt=attempt)
             tree.keep(f"adopted-{tree_id[:12]}", tree_id)
             diff = self.differ.compare(store_folder_of(request.scope), request.expected_tree, tree_id)
-        adopted = Adopted(tree=tree_id, files_changed=diff.files_changed, drift=undone, attempt=attempt)
+        adopted = AdoptResult(tree=tree_id, files_changed=diff.files_changed, drift=undone, attempt=attempt)
         note_adoption(self.ledgers(Path(request.scope.workspace)), request, adopted, this_call())
         return adopted
 
@@ -199,7 +199,7 @@ class WorkspaceActivities:
         return match
 
     @activity.defn(no_thread_cancel_exception=True)
-    def reconcile_reset(self, request: ReconcileRequest) -> Reconciled:
+    def reconcile_reset(self, request: ReconcileRequest) -> ReconcileResult:
         """Restore the files to the state of the reset run, and list the checkpoints of the discarded iterations."""
         ledger = self.ledgers(Path(request.scope.workspace))
         # A closed episode released its claim, and a reset reopens it.
@@ -212,7 +212,7 @@ class WorkspaceActivities:
             if record.number > request.newest_known
         )
         note_reset(ledger, request, len(discarded), this_call())
-        return Reconciled(
+        return ReconcileResult(
             discarded=discarded,
             saved_tree=saved.tree if saved else None,
             bring_back=saved.bring_back if saved else "",
@@ -233,7 +233,7 @@ class WorkspaceActivities:
         return put_model(store, amended, name="request")
 
     @activity.defn(no_thread_cancel_exception=True)
-    def close_workspace(self, request: CloseRequest) -> Closed | None:
+    def close_workspace(self, request: CloseRequest) -> CloseResult | None:
         """Restore the expected tree and release the claim.
 
         Changes made after the last step stay on disk unless settings say otherwise.
@@ -241,13 +241,13 @@ class WorkspaceActivities:
         drift = None
         if request.expected_tree:
             with self.workspaces.hold(request.scope) as tree:
-                drift = leave(tree, request.expected_tree)
+                drift = restore_expected_tree(tree, request.expected_tree)
         self.workspaces.release(request.scope)
         note_closing(self.ledgers(Path(request.scope.workspace)), request, this_call())
-        return Closed(drift=drift)
+        return CloseResult(drift=drift)
 
 
-def _taken(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:
+def _id_taken_error(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:
     name, last = scope.episode_id, checkpoints[-1].id
     return IdTakenError(
         f"{name} already is an episode of {scope.workspace}, with {format_count(len(checkpoints), 'checkpoint')}; the "

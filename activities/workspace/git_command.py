@@ -119,7 +119,7 @@ class Git:
             _end(process)
         return out, ended and process.returncode == 0
 
-    def within(self, variables: Mapping[str, str]) -> "Git":
+    def with_variables(self, variables: Mapping[str, str]) -> "Git":
         """Return the same git with more environment variables."""
         return replace(self, variables={**self.variables, **variables})
 
@@ -159,7 +159,7 @@ def split_z(output: bytes) -> list[bytes]:
     return [part for part in output.split(b"\0") if part]
 
 
-def shown_paths(paths: Sequence[bytes], most: int) -> str:
+def format_paths(paths: Sequence[bytes], most: int) -> str:
     """Return the first paths for a sentence, and the number of the others."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(path.decode("utf-8", "backslashreplace") for path in paths[:most]) + more

@@ -90,7 +90,7 @@ def _try_lock(path: Path) -> int | None:
     return None
 
 
-class _Noted(BaseModel):
+class _ProcessRecord(BaseModel):
     """Record that decides which process is killed, so its format is checked strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -101,7 +101,7 @@ class _Noted(BaseModel):
     leads_session: bool
 
 
-_NOTES = TypeAdapter(tuple[_Noted, ...])
+_NOTES = TypeAdapter(tuple[_ProcessRecord, ...])
 
 
 class OwnedProcesses:
@@ -109,7 +109,7 @@ class OwnedProcesses:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._noting = threading.Lock()
+        self._lock = threading.Lock()
         self._ended: set[psutil.Process] = set()
 
     @property
@@ -122,10 +122,10 @@ class OwnedProcesses:
         try:
             started = psutil.Process(pid).create_time()
             # The start time tells it from a later process with the same pid.
-            noted = _Noted(pid=pid, started=started, leads_session=os.getsid(pid) == pid)
+            noted = _ProcessRecord(pid=pid, started=started, leads_session=os.getsid(pid) == pid)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return
-        with self._noting:
+        with self._lock:
             write_atomically(self._path, _NOTES.dump_json((*self._read(), noted)))
 
     def end_all(self) -> None:
@@ -148,14 +148,14 @@ class OwnedProcesses:
             psutil.wait_procs(list(running), timeout=0.2)
         self._path.unlink(missing_ok=True)
 
-    def _read(self) -> tuple[_Noted, ...]:
+    def _read(self) -> tuple[_ProcessRecord, ...]:
         try:
             return _NOTES.validate_json(self._path.read_bytes())
         except (FileNotFoundError, ValidationError):
             return ()
 
 
-def _running(noted: _Noted) -> set[psutil.Process]:
+def _running(noted: _ProcessRecord) -> set[psutil.Process]:
     """Return the living processes of a record: itself, descendants, session; never a reused pid."""
     slack = CLOCK_SLACK.total_seconds()
     processes: set[psutil.Process] = set()
@@ -176,7 +176,7 @@ def _running(noted: _Noted) -> set[psutil.Process]:
     return {process for process in processes if process.pid != os.getpid() and is_alive(process)}
 
 
-class Claims:
+class WorkspaceLocks:
     """Records which episode works in which tree, from its start to its end."""
 
     def __init__(self, folder: Path, *, wait: timedelta) -> None:

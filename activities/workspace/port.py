@@ -29,7 +29,7 @@ class OpenRequest(Value):
     """Initial ledger row of the episode."""
 
 
-class Opened(Value):
+class OpenResult(Value):
     """An opened workspace."""
 
     request: ArtifactRef
@@ -55,7 +55,7 @@ class AdoptRequest(Value):
     """A person's decision about files changed earlier; other edits are kept."""
 
 
-class Adopted(Value):
+class AdoptResult(Value):
     """The tree after a pause."""
 
     tree: str
@@ -101,7 +101,7 @@ class ReconcileRequest(Value):
     """Number of the newest checkpoint that the run knows."""
 
 
-class Reconciled(Value):
+class ReconcileResult(Value):
     """Leftovers of the discarded iterations."""
 
     discarded: tuple[CheckpointRecord, ...] = ()
@@ -133,7 +133,7 @@ class CloseRequest(Value):
     """Final ledger row of the episode."""
 
 
-class Closed(Value):
+class CloseResult(Value):
     """A released workspace."""
 
     drift: Drift | None = None
@@ -292,7 +292,7 @@ def note_opening(ledger: Ledger, request: OpenRequest, call: Call) -> None:
         ledger.record(request.snapshot)
 
 
-def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: Adopted, call: Call) -> None:
+def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, call: Call) -> None:
     """Record that a person's edits were kept, if there were any."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return

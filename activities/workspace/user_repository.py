@@ -15,7 +15,7 @@ from activities.workspace.store.entry import folders_of
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
 from activities.workspace.store.walk import Coverage, Signature, Walk, signature_of
 from tightloop.errors import NotARepositoryError, WorkspaceError
-from tightloop.value.recent import Recent
+from tightloop.value.recent import LruCache
 
 INDEX_BYTES = 512 * 1024 * 1024
 CONFIG_BYTES = 1_000_000
@@ -82,7 +82,7 @@ class IndexMemory:
     """Caches the tracked files of a few repositories until their index changes; 50 000 files take 50 ms to read."""
 
     def __init__(self) -> None:
-        self._held: Recent[Path, _Indexes] = Recent(REMEMBERED)
+        self._held: LruCache[Path, _Indexes] = LruCache(REMEMBERED)
 
     def list_tracked_files(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
         """Return the files tracked by the index and those of submodules, and all their parent folders."""

@@ -14,12 +14,19 @@ from activities.workspace.git_command import (
     COMMAND_TIMEOUT,
     Git,
     filtered_paths,
+    format_paths,
     make_worktree,
-    shown_paths,
     split_z,
     user_git,
 )
-from activities.workspace.ownership import LOCK_WAIT, Claims, OwnedProcesses, tree_key, tree_lock, write_atomically
+from activities.workspace.ownership import (
+    LOCK_WAIT,
+    OwnedProcesses,
+    WorkspaceLocks,
+    tree_key,
+    tree_lock,
+    write_atomically,
+)
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.entry import EMPTY_TREE, Entry, TreeChange
 from activities.workspace.store.objects import TreeStore, translated_errors
@@ -207,7 +214,7 @@ class GitWorkingTree:
                 self._write(tree, actual)
             actual = self.snapshot()
         if actual != tree:
-            paths = shown_paths([change.path for change in self._store.changes(actual, tree)], SHOWN_PATHS)
+            paths = format_paths([change.path for change in self._store.changes(actual, tree)], SHOWN_PATHS)
             raise GitError(f"{self.root} could not be restored to {tree}: {paths} differ")
 
     def _write(self, tree: str, actual: str) -> None:
@@ -342,7 +349,7 @@ def notes_on(
         "the worktree starts from the last commit, without changes that are not committed": changed,
         "the worktree has these files as git stores them, because filters (such as git-lfs) are not run": filtered,
     }
-    return tuple(f"{sentence}: {shown_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
+    return tuple(f"{sentence}: {format_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
 
 
 def _encode_paths(paths: list[str]) -> list[bytes]:
@@ -455,5 +462,5 @@ class GitWorkspaces:
             # Left by a holder that died or failed, possibly with half of its changes written.
             marker.unlink()
 
-    def _claims(self, scope: EpisodeScope) -> Claims:
-        return Claims(state_folder_of(scope) / "claims", wait=self.lock_wait)
+    def _claims(self, scope: EpisodeScope) -> WorkspaceLocks:
+        return WorkspaceLocks(state_folder_of(scope) / "claims", wait=self.lock_wait)

@@ -328,7 +328,7 @@ FRESH_SECONDS = 2.0
 REMEMBERED = 1_000
 
 
-class _Seen(NamedTuple):
+class _CachedToken(NamedTuple):
     at: float
     token: Token | None
 
@@ -340,29 +340,29 @@ class People:
         """`owner` is the name of this host's user, who is an admin."""
         self._tokens = tokens
         self._owner = Person(name=owner, role=Role.ADMIN)
-        self._seen: dict[str, _Seen] = {}
+        self._cached_tokens: dict[str, _CachedToken] = {}
 
     async def by_token(self, token: str) -> Account | None:
         """Return the account of a token."""
-        record = await self._look(token, lambda: self._tokens.find(token))
+        record = await self._look_up(token, lambda: self._tokens.find(token))
         return None if record is None else Account(record.id, record.person)
 
     async def by_subject(self, subject: str) -> Person | None:
         """Return the person of a session. A session opened with a token ends when the token does."""
         if subject == OWNER:
             return self._owner
-        record = await self._look(f"id {subject}", lambda: self._tokens.by_id(subject))
+        record = await self._look_up(f"id {subject}", lambda: self._tokens.by_id(subject))
         return None if record is None else record.person
 
-    async def _look(self, key: str, ask: Callable[[], Token | None]) -> Token | None:
+    async def _look_up(self, key: str, ask: Callable[[], Token | None]) -> Token | None:
         now = time.monotonic()
         # Every request of an open page looks its token up. A revoked token stays valid for the cache time.
-        cached = self._seen.get(key)
+        cached = self._cached_tokens.get(key)
         if cached is not None and now - cached.at < FRESH_SECONDS:
             return cached.token
         # Bounded, because anyone can add entries by sending tokens.
-        if len(self._seen) >= REMEMBERED:
-            self._seen.clear()
+        if len(self._cached_tokens) >= REMEMBERED:
+            self._cached_tokens.clear()
         token = await asyncio.to_thread(ask)
-        self._seen[key] = _Seen(now, token)
+        self._cached_tokens[key] = _CachedToken(now, token)
         return token

@@ -49,7 +49,7 @@ class Services:
     settings: Settings
 
 
-class Found(NamedTuple):
+class WorkflowRef(NamedTuple):
     """A workflow visible to a person."""
 
     id: str
@@ -88,7 +88,7 @@ class Scope:
                 HTTPStatus.FORBIDDEN, f"{self.person.name} is {_article(self.person.role)}; this needs {_article(role)}"
             )
 
-    async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> Found:
+    async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> WorkflowRef:
         """Return a workflow by id and kind.
 
         Args:
@@ -104,7 +104,7 @@ class Scope:
             raise _not_found(workflow_id, kinds)
         try:
             line = await asyncio.to_thread(self.ledger.workflow, workflow_id)
-            workflow = Found(workflow_id, line.kind, line.project, line)
+            workflow = WorkflowRef(workflow_id, line.kind, line.project, line)
         except EpisodeNotFoundError:
             # A worker writes the ledger row, so a workflow that was just started may be known to Temporal only.
             workflow = await self._find_new_workflow(workflow_id, kinds)
@@ -115,7 +115,7 @@ class Scope:
             raise _not_found(workflow_id, kinds)
         return workflow
 
-    async def _find_new_workflow(self, workflow_id: str, kinds: tuple[str, ...]) -> Found:
+    async def _find_new_workflow(self, workflow_id: str, kinds: tuple[str, ...]) -> WorkflowRef:
         try:
             summary = await self.client.summary(workflow_id)
         except EpisodeNotFoundError:
@@ -124,7 +124,7 @@ class Scope:
         # The same error as for an unknown id: a refusal would reveal that the id exists in another project.
         if not self.person.sees(project):
             raise _not_found(workflow_id, kinds)
-        return Found(workflow_id, summary.kind.value, project, None)
+        return WorkflowRef(workflow_id, summary.kind.value, project, None)
 
     async def project_of(self, workspace: str) -> str:
         """Return the project id of a workspace path on this host."""
@@ -137,7 +137,7 @@ class Scope:
         is_own = self.services.ledger.database.is_file
         return Queues() if is_own or not project.host else Queues(home=queue_of(self.services.settings, project.host))
 
-    async def _is_still_in(self, workflow: Found) -> bool:
+    async def _is_still_in(self, workflow: WorkflowRef) -> bool:
         try:
             workspace = (await self.client.summary(workflow.id)).workspace
         except EpisodeNotFoundError:
@@ -190,7 +190,7 @@ async def perform(
     return reply or operation.reply
 
 
-async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tuple[str, ...] = ()) -> Found:
+async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tuple[str, ...] = ()) -> WorkflowRef:
     """Return a run after checking the role for an operation.
 
     Raises:
@@ -201,7 +201,7 @@ async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tup
     return await scope.find(workflow_id, kinds or operation.kinds, now=True)
 
 
-async def refused_by_state(scope: Scope, operation: Operation, workflow: Found, work: Awaitable[Any]) -> Any:
+async def refused_by_state(scope: Scope, operation: Operation, workflow: WorkflowRef, work: Awaitable[Any]) -> Any:
     """Await work on a run, and add the possible operations to an error caused by its state.
 
     Raises:
@@ -233,7 +233,7 @@ async def refused_by_state(scope: Scope, operation: Operation, workflow: Found, 
         ) from error
 
 
-async def _require_role(scope: Scope, workflow: Found, question: str) -> None:
+async def _require_role(scope: Scope, workflow: WorkflowRef, question: str) -> None:
     """Check the role that the answered questions require."""
     for open_question in (await scope.client.status(workflow.id)).questions:
         if not question or question in (open_question.id, open_question.step, open_question.window):
@@ -297,13 +297,13 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
             raise IdTakenError(f"{new_id} is the id of {Kind(entry.kind).noun}. Choose another id")
 
 
-async def workspace_of(scope: Scope, workflow: Found) -> str:
+async def workspace_of(scope: Scope, workflow: WorkflowRef) -> str:
     """Return the workspace path of a workflow."""
     workspace = str(workflow.line.details.get("workspace", "")) if workflow.line is not None else ""
     return workspace or (await asyncio.to_thread(scope.ledger.project, workflow.project)).workspace
 
 
-async def details_of(scope: Scope, workflow: Found, kind: type[M], *, is_fresh: bool) -> dict[str, Any]:
+async def details_of(scope: Scope, workflow: WorkflowRef, kind: type[M], *, is_fresh: bool) -> dict[str, Any]:
     """Return a workflow's ledger row with its full status as `details`.
 
     Args:

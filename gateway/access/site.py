@@ -40,7 +40,7 @@ async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
         RefusedError: it is too large.
         starlette.requests.ClientDisconnect: the client disconnected or timed out.
     """
-    bounds = _Bounds(request.headers.get("content-length", "0"), bound)
+    bounds = _RemainingBody(request.headers.get("content-length", "0"), bound)
     content = bytearray()
     async for part in request.stream():
         bounds.add(part)
@@ -48,7 +48,7 @@ async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
     return bytes(content)
 
 
-class Bounded:
+class BodyLimiter:
     """ASGI middleware that limits the body size of an application."""
 
     def __init__(self, app: ASGIApp, bound: int = 2 * 2**20) -> None:
@@ -61,12 +61,12 @@ class Bounded:
             await self._app(scope, receive, send)
             return
         # Checked on the first read inside the application, whose error handlers answer what is raised here.
-        bounds: _Bounds | None = None
+        bounds: _RemainingBody | None = None
         is_read = False
 
         async def receive_within_bounds() -> Message:
             nonlocal bounds, is_read
-            bounds = bounds or _Bounds(Request(scope).headers.get("content-length", "0"), self._bound)
+            bounds = bounds or _RemainingBody(Request(scope).headers.get("content-length", "0"), self._bound)
             if is_read:
                 return await receive()
             message = await receive()
@@ -77,7 +77,7 @@ class Bounded:
         await self._app(scope, receive_within_bounds, send)
 
 
-class _Bounds:
+class _RemainingBody:
     """Remaining size of one body."""
 
     def __init__(self, announced: str, bound: int) -> None:
@@ -183,7 +183,7 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 
-LATE = f"the body did not arrive within {BODY_SECONDS:g} s"
+BODY_TIMEOUT_TEXT = f"the body did not arrive within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
@@ -258,9 +258,9 @@ class BoundedConnection(H11Protocol):
             return
         # uvicorn now drops what the application sends, so that the 408 is the only response.
         self.cycle.disconnected = True
-        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(LATE)))]
+        headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(BODY_TIMEOUT_TEXT)))]
         head = h11.Response(status_code=408, reason="Request Timeout", headers=[*headers, ("Connection", "close")])
-        for event in (head, h11.Data(data=LATE.encode()), h11.EndOfMessage()):
+        for event in (head, h11.Data(data=BODY_TIMEOUT_TEXT.encode()), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from gateway.access.scope import Services
-from gateway.access.site import Bounded, RefusedError
+from gateway.access.site import BodyLimiter, RefusedError
 from gateway.http.hub import Hub
 from gateway.http.requests import check_request
 from gateway.http.routes import MEDIA_TYPE, router
@@ -148,7 +148,7 @@ def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
     app.include_router(router())
     handle_problems(app)
     _describe(app)
-    return Bounded(app)
+    return BodyLimiter(app)
 
 
 def _name(route: APIRoute) -> str:

@@ -33,7 +33,7 @@ _BATCH = 2_000
 _LINE = make_output_model(EvidenceLine)
 
 
-class Wanted(NamedTuple):
+class StreamFilter(NamedTuple):
     """Filter of a stream."""
 
     projects: frozenset[str] | None = None
@@ -81,12 +81,12 @@ class Hub:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._readers: dict[Wanted, set[_Reader]] = {}
+        self._readers: dict[StreamFilter, set[_Reader]] = {}
         self._seen = 0
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
-    async def stream(self, stream_filter: Wanted, after: str | None) -> AsyncGenerator[bytes]:
+    async def stream(self, stream_filter: StreamFilter, after: str | None) -> AsyncGenerator[bytes]:
         """Yield parts of an event stream (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
         Args:
@@ -96,9 +96,9 @@ class Hub:
         reader = _Reader()
         # Streams that start at the same time share one poller.
         async with self._starting:
-            if self._looking is None or self._looking.done():
+            if self._polling is None or self._polling.done():
                 self._seen = await asyncio.to_thread(self._ledger.last_event)
-                self._looking = asyncio.create_task(self._look())
+                self._polling = asyncio.create_task(self._poll())
             # No await before the registration: later events come live, earlier ones are replayed, none is lost or sent
             # twice.
             begin = self._seen
@@ -113,26 +113,26 @@ class Hub:
             while clock() < until:
                 yield await reader.take(BEAT_SECONDS) or b":\n\n"
         finally:
-            self._leave(stream_filter, reader)
+            self._remove_reader(stream_filter, reader)
 
     async def close(self) -> None:
         """Stop polling."""
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
             # Awaiting the task itself would raise its CancelledError here.
-            await asyncio.wait({self._looking})
+            await asyncio.wait({self._polling})
 
-    def _leave(self, stream_filter: Wanted, reader: _Reader) -> None:
+    def _remove_reader(self, stream_filter: StreamFilter, reader: _Reader) -> None:
         readers = self._readers[stream_filter]
         readers.discard(reader)
         if not readers:
             del self._readers[stream_filter]
         # Without readers the ledger is not polled.
-        if not self._readers and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if not self._readers and self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
 
-    async def _read_missed_events(self, stream_filter: Wanted, after: str, end: int) -> bytes:
+    async def _read_missed_events(self, stream_filter: StreamFilter, after: str, end: int) -> bytes:
         """Return the events after an id up to `end`, or a reset if the id is unknown or too old."""
         # 18 digits fit into a 64-bit integer of the database.
         last_id = int(after) if after.isascii() and after.isdigit() and len(after) < 19 else end + 1
@@ -150,14 +150,14 @@ class Hub:
             return reset_message(end)
         return b"".join(trail_message(line) for line in lines if line.seq <= end)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         clock = asyncio.get_running_loop().time
         waiting: list[EvidenceLine] = []
         written = clock()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                waiting += await self._news()
+                waiting += await self._read_new_lines()
             except TightloopError as error:
                 logger.warning("live events stopped: %s", error.message)
                 # Nothing is lost: the next poll continues after the last event that was read.
@@ -167,7 +167,7 @@ class Hub:
                 self._write(waiting)
                 waiting, written = [], clock()
 
-    async def _news(self) -> Sequence[EvidenceLine]:
+    async def _read_new_lines(self) -> Sequence[EvidenceLine]:
         newest = await asyncio.to_thread(self._ledger.last_event)
         if newest < self._seen:
             # The database was replaced, e.g. rebuilt or restored.

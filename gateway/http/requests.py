@@ -139,7 +139,7 @@ Start = Callable[[str | None, str], Awaitable[str]]
 Describe = Callable[[str], Awaitable[dict[str, Any]]]
 
 
-def at(noun: str) -> Describe:
+def location_of(noun: str) -> Describe:
     """Return a function that builds the response body with id and path."""
 
     async def describe(new_id: str) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def at(noun: str) -> Describe:
     return describe
 
 
-class Once:
+class IdempotentRequest:
     """Handles a request at most once per idempotency key."""
 
     def __init__(self, keys: IdempotencyKeys, scope: Scope, key: str, request: str) -> None:
@@ -234,7 +234,7 @@ class Once:
         return self._scope.person.name
 
 
-async def once_of(
+async def read_idempotent_request(
     request: Request,
     scope: Annotated[Scope, Depends(scope_of)],
     key: Annotated[
@@ -250,7 +250,7 @@ async def once_of(
             examples=["7f1c2d1e-nightly"],
         ),
     ] = "",
-) -> Once:
+) -> IdempotentRequest:
     """Return the idempotency handler of a request."""
     target = [
         request.method,
@@ -259,7 +259,7 @@ async def once_of(
     ]
     # JSON has no raw line breaks, so a body cannot be mistaken for part of the query.
     digest = hashlib.sha256(json.dumps(target).encode() + b"\n" + await request.body()).hexdigest()
-    return Once(request.app.state.keys, scope, key, digest)
+    return IdempotentRequest(request.app.state.keys, scope, key, digest)
 
 
-InOnce = Annotated[Once, Depends(once_of)]
+InOnce = Annotated[IdempotentRequest, Depends(read_idempotent_request)]

@@ -15,7 +15,7 @@ import anyio
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
-from gateway.access.scope import EPISODES, Found, Scope, perform
+from gateway.access.scope import EPISODES, Scope, WorkflowRef, perform
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import (
     EpisodeNotFoundError,
@@ -262,7 +262,7 @@ class Caller(NamedTuple):
         """True if it works on an episode, and so may not make decisions about it."""
         return self.scope.person.role is Role.AGENT
 
-    async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> Found:
+    async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> WorkflowRef:
         """Return a workflow that is visible to this caller; see `Scope.find`.
 
         Raises:
@@ -276,7 +276,7 @@ class Caller(NamedTuple):
         with _names_the_tool(workflow_id, operation.kinds):
             return await perform(self.scope, operation, workflow_id, arguments)
 
-    async def own(self) -> Found:
+    async def own(self) -> WorkflowRef:
         """Return the connection's episode: the named one, or the only open one that is visible.
 
         Raises:

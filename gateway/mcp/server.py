@@ -37,7 +37,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import scope
-from gateway.access.scope import EPISODES, Found, Services
+from gateway.access.scope import EPISODES, Services, WorkflowRef
 from gateway.access.site import RefusedError
 from gateway.mcp.report import Caller
 from gateway.mcp.tools import FOR_AGENTS, TOOLS, Ack, Id
@@ -128,20 +128,20 @@ class Part(NamedTuple):
 
     name: str
     description: str
-    read: Callable[[Caller, Found], Awaitable[Any]]
+    read: Callable[[Caller, WorkflowRef], Awaitable[Any]]
 
 
-async def _timeline(caller: Caller, workflow: Found) -> Any:
+async def _timeline(caller: Caller, workflow: WorkflowRef) -> Any:
     events = await caller.scope.client.timeline(workflow.id, limit=TIMELINE_EVENTS)
     return [event.model_dump(mode="json") for event in events]
 
 
-async def _checkpoints(caller: Caller, workflow: Found) -> Any:
+async def _checkpoints(caller: Caller, workflow: WorkflowRef) -> Any:
     records = await asyncio.to_thread(caller.scope.ledger.checkpoints, workflow.id)
     return [record.model_dump(mode="json", exclude_defaults=True) for record in records]
 
 
-async def _status(caller: Caller, workflow: Found) -> Any:
+async def _status(caller: Caller, workflow: WorkflowRef) -> Any:
     return (await caller.scope.client.status(workflow.id)).model_dump(mode="json", exclude_defaults=True)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.access.scope import EPISODES, PLANS, Found, check_workspace, refused_by_state, workspace_of
+from gateway.access.scope import EPISODES, PLANS, WorkflowRef, check_workspace, refused_by_state, workspace_of
 from gateway.mcp.report import Caller, awaited_work, is_report, read_report
 from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
 from tightloop.client.changes import TreeChange, read_number
@@ -300,13 +300,13 @@ async def inbox(
     return Inbox(items=await asyncio.to_thread(caller.scope.ledger.inbox, project))
 
 
-async def _status_of(caller: Caller, episode: Found) -> EpisodeStatus:
+async def _status_of(caller: Caller, episode: WorkflowRef) -> EpisodeStatus:
     status = await caller.scope.client.status(episode.id)
     assert isinstance(status, EpisodeStatus)
     return status
 
 
-async def _keep(caller: Caller, episode: Found, message: str) -> str:
+async def _keep(caller: Caller, episode: WorkflowRef, message: str) -> str:
     """Store a message that answers no question as a note and return the reply. A report is never rejected."""
     try:
         # An agent must not end a pause that a person requested.
@@ -318,7 +318,7 @@ async def _keep(caller: Caller, episode: Found, message: str) -> str:
     return f"{_LATE}, so it was saved as a note: {noted}" if is_report(message) else noted
 
 
-async def _note(caller: Caller, episode: Found, text: str, *, resumes: bool) -> str:
+async def _note(caller: Caller, episode: WorkflowRef, text: str, *, resumes: bool) -> str:
     scope = caller.scope
     work = scope.client.respond(episode.id, text[:TEXT_CHARACTERS], by=scope.person.name, resumes=resumes)
     return str(await refused_by_state(scope, BY_NAME["respond"], episode, work))

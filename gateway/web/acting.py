@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from gateway.access.scope import Scope, perform, reach, refused_by_state
-from gateway.web.pages import Dispatching, dispatching, title_of
+from gateway.web.pages import DispatchPreview, preview_dispatch, title_of
 from tightloop.client import ExecutorChoice, TightloopClient
 from tightloop.episode.decisions import ACCEPT, ALLOW, CANCEL, END, EXTEND, UNDO
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
@@ -32,7 +32,7 @@ CONFIRMED_KINDS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKin
 """Questions that approve something, or whose options come from a plan, so that their effect is unknown."""
 
 
-class Actor(NamedTuple):
+class ActionContext(NamedTuple):
     """Person and submitted form."""
 
     scope: Scope
@@ -65,10 +65,10 @@ class Intent(NamedTuple):
     sentence: str
     quoted: str = ""
     """Text entered by the person."""
-    estimate: Dispatching | None = None
+    estimate: DispatchPreview | None = None
 
 
-class Done(NamedTuple):
+class ActionResult(NamedTuple):
     """Redirect target and flash message."""
 
     path: str
@@ -80,9 +80,9 @@ class Done(NamedTuple):
 class Action(NamedTuple):
     """Action of the page."""
 
-    describe: Callable[[Actor], Intent]
+    describe: Callable[[ActionContext], Intent]
     """Describes the effect of `run` without changing anything, and checks the role."""
-    run: Callable[[Actor], Awaitable[Done]]
+    run: Callable[[ActionContext], Awaitable[ActionResult]]
 
 
 def is_confirmed(question: Question, option: Option) -> bool:
@@ -90,7 +90,7 @@ def is_confirmed(question: Question, option: Option) -> bool:
     return bool(question.role) or question.kind in CONFIRMED_KINDS or option.name in CONFIRMED_OPTIONS
 
 
-def describe_answer(actor: Actor) -> Intent:
+def describe_answer(actor: ActionContext) -> Intent:
     """Describe the effect of an answer.
 
     Raises:
@@ -109,21 +109,21 @@ def describe_answer(actor: Actor) -> Intent:
     return Intent(f"Answer “{question.title}” with “{option}”{effect and f': {effect}'}.", actor.text("text"))
 
 
-def _intent(sentence: str) -> Callable[[Actor], Intent]:
+def _intent(sentence: str) -> Callable[[ActionContext], Intent]:
     """Return a function that fills `sentence` with the run's title and the form's checkpoint."""
 
-    def describe(actor: Actor) -> Intent:
+    def describe(actor: ActionContext) -> Intent:
         line = actor.line_to_steer()
         return Intent(sentence.format(title=title_of(line), checkpoint=actor.text("checkpoint_id")), actor.text("text"))
 
     return describe
 
 
-def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
+def _send(operation: Operation) -> Callable[[ActionContext], Awaitable[ActionResult]]:
     """Return an action that sends the form as a message; field names are those of the operation's request."""
     request = operation.load(operation.request)
 
-    async def run(actor: Actor) -> Done:
+    async def run(actor: ActionContext) -> ActionResult:
         form = {name: actor.text(name) for name in request.model_fields if name in actor.form}
         try:
             read = request.model_validate(form)
@@ -131,43 +131,43 @@ def _send(operation: Operation) -> Callable[[Actor], Awaitable[Done]]:
             raise InvalidRequestError(first_problem(error)) from None
         # Fields that the form does not have keep the defaults of the operation.
         arguments = {name: value for name, value in read.arguments().items() if name in form}
-        return Done(_page(actor.target), await perform(actor.scope, operation, actor.target, arguments))
+        return ActionResult(_page(actor.target), await perform(actor.scope, operation, actor.target, arguments))
 
     return run
 
 
-async def fork(actor: Actor) -> Done:
+async def fork(actor: ActionContext) -> ActionResult:
     """Start a new episode from a checkpoint."""
     operation, scope = BY_NAME["fork"], actor.scope
     episode = await reach(scope, operation, actor.target)
     work = scope.client.fork(episode.id, actor.text("checkpoint_id"), by=scope.person.name)
     new_id = await refused_by_state(scope, operation, episode, work)
-    return Done(_page(episode.id), f"Forked as {new_id}; it appears here once it has started.")
+    return ActionResult(_page(episode.id), f"Forked as {new_id}; it appears here once it has started.")
 
 
-def describe_plan(actor: Actor) -> Intent:
+def describe_plan(actor: ActionContext) -> Intent:
     """Describe planning a project."""
     actor.scope.require(Role.OPERATOR)
     return _describe_planning(actor.scope.ledger.project(actor.target).workspace, actor)
 
 
-async def plan(actor: Actor) -> Done:
+async def plan(actor: ActionContext) -> ActionResult:
     """Inspect a project and split the work into tasks, without starting them."""
     actor.scope.require(Role.OPERATOR)
     project = actor.scope.ledger.project(actor.target)
     plan_id = await actor.client.plan_project(_loop_request(project.workspace, actor))
     # The next page reads the ledger, where the plan appears with its first activity.
     await _wait_for_record(actor, plan_id)
-    return Done(f"/projects/{project.id}", "The project is being inspected and planned; nothing is started.")
+    return ActionResult(f"/projects/{project.id}", "The project is being inspected and planned; nothing is started.")
 
 
-def describe_add(actor: Actor) -> Intent:
+def describe_add(actor: ActionContext) -> Intent:
     """Describe adding a project."""
     _need_all_projects(actor)
     return _describe_planning(actor.text("workspace") or "no folder", actor)
 
 
-async def add(actor: Actor) -> Done:
+async def add(actor: ActionContext) -> ActionResult:
     """Inspect and plan a project that the ledger does not have yet."""
     _need_all_projects(actor)
     workspace = actor.text("workspace").rstrip("/")
@@ -175,22 +175,24 @@ async def add(actor: Actor) -> Done:
     plan_id = await actor.client.plan_project(_loop_request(workspace, actor))
     line = await _wait_for_record(actor, plan_id)
     if line is None:
-        return Done("/projects", f"{plan_id} inspects {workspace}; the project appears here once a worker has started.")
-    return Done(f"/projects/{line.project}", "The project is being inspected and planned; nothing is started.")
+        return ActionResult(
+            "/projects", f"{plan_id} inspects {workspace}; the project appears here once a worker has started."
+        )
+    return ActionResult(f"/projects/{line.project}", "The project is being inspected and planned; nothing is started.")
 
 
-def _need_all_projects(actor: Actor) -> None:
+def _need_all_projects(actor: ActionContext) -> None:
     actor.scope.require(Role.OPERATOR)
     if actor.scope.person.projects:
         raise InvalidRequestError("only a person with access to all projects can add one. Ask an operator who has it")
 
 
-def _describe_planning(workspace: str, actor: Actor) -> Intent:
+def _describe_planning(workspace: str, actor: ActionContext) -> Intent:
     sentence = f"{workspace} is inspected, and its work is split into tasks. Nothing runs until you dispatch them."
     return Intent(sentence, actor.text("goal"))
 
 
-def _loop_request(workspace: str, actor: Actor) -> LoopRequest:
+def _loop_request(workspace: str, actor: ActionContext) -> LoopRequest:
     name, parallel = actor.text("executor"), actor.text("parallel")
     request = LoopRequest(workspace=workspace, goal=actor.text("goal"))
     if name:
@@ -198,7 +200,7 @@ def _loop_request(workspace: str, actor: Actor) -> LoopRequest:
     return request.evolve(parallel=int(parallel)) if parallel.isdigit() else request
 
 
-async def _wait_for_record(actor: Actor, workflow_id: str) -> WorkflowLine | None:
+async def _wait_for_record(actor: ActionContext, workflow_id: str) -> WorkflowLine | None:
     """Wait until the ledger has a started run; None after about 5 s."""
     for _ in range(RECORD_LOOKS):
         try:
@@ -208,10 +210,10 @@ async def _wait_for_record(actor: Actor, workflow_id: str) -> WorkflowLine | Non
     return None
 
 
-def describe_dispatch(actor: Actor) -> Intent:
+def describe_dispatch(actor: ActionContext) -> Intent:
     """Describe the extent of a dispatch, estimated from the plan."""
     line = actor.line_to_steer()
-    estimate = dispatching(LoopStatus.model_validate(line.details))
+    estimate = preview_dispatch(LoopStatus.model_validate(line.details))
     tasks = "1 task becomes an episode" if estimate.runs == 1 else f"{estimate.runs} tasks become episodes"
     sentence = f"{tasks}, each in its own worktree. If two of them conflict, an extra task resolves the conflict."
     return Intent(sentence, estimate=estimate)
@@ -221,14 +223,18 @@ def _page(workflow_id: str) -> str:
     return f"/workflows/{workflow_id}"
 
 
-DESCRIBED: dict[str, Callable[[Actor], Intent]] = {
+DESCRIBED: dict[str, Callable[[ActionContext], Intent]] = {
     "answer": describe_answer,
     "add_project": describe_add,
     "plan_project": describe_plan,
     "dispatch": describe_dispatch,
 }
 """Functions for operations whose table entry has no fixed confirmation sentence."""
-WRITTEN: dict[str, Callable[[Actor], Awaitable[Done]]] = {"fork": fork, "add_project": add, "plan_project": plan}
+WRITTEN: dict[str, Callable[[ActionContext], Awaitable[ActionResult]]] = {
+    "fork": fork,
+    "add_project": add,
+    "plan_project": plan,
+}
 ACTIONS: dict[str, Action] = {
     operation.page.path: Action(
         DESCRIBED.get(operation.name) or _intent(operation.page.confirmation),

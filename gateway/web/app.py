@@ -23,9 +23,9 @@ from gateway.access.site import RefusedError, body_of
 from gateway.web import acting, pages
 from gateway.web.acting import is_confirmed
 from gateway.web.code import Row
-from gateway.web.look import Around, Look, Screen
+from gateway.web.look import Screen, SharedContent, View
 from gateway.web.metrics import metrics
-from gateway.web.pages import Sharing
+from gateway.web.pages import PageCache
 from tightloop.errors import TightloopError
 from tightloop.safety.seal import Role
 
@@ -95,7 +95,7 @@ class Templates:
         self._environment.filters["runs"] = _runs
 
     def page(
-        self, screen: Screen, view: Look, flash: str, *, last_event: int | None = None, part: bool = False
+        self, screen: Screen, view: View, flash: str, *, last_event: int | None = None, part: bool = False
     ) -> bytes:
         """Return a page as HTML.
 
@@ -158,15 +158,15 @@ def _decode_flash(flash: str) -> str:
         return ""
 
 
-Page = Callable[[Look, Request], Screen]
+Page = Callable[[View, Request], Screen]
 SEEN = "Tightloop-Seen"
 """Request header with the last event that an open page has received; the response is only its content."""
 CONFIRMED = "confirmed"
 """Form field that confirms an action."""
 FORM_BYTES = 100_000
-SAID = "tightloop_said"
-SAID_SECONDS = 20
-SAID_CHARACTERS = 600
+FLASH = "tightloop_said"
+FLASH_SECONDS = 20
+FLASH_CHARACTERS = 600
 PROBLEMS = (HTTPException, TightloopError, RefusedError)
 PAGES: dict[str, Page] = {
     "/": pages.inbox,
@@ -186,23 +186,23 @@ def web_app(services: Services) -> Starlette:
     """
     ledger, temporal = services.ledger, services.settings.temporal
     templates = Templates(temporal.ui_url, temporal.namespace)
-    sharing = Sharing(ledger)
+    sharing = PageCache(ledger)
 
-    def look_of(request: Request) -> Look:
-        return Look.of(Scope(request.state.person, services))
+    def look_of(request: Request) -> View:
+        return View.of(Scope(request.state.person, services))
 
     def read(page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             view = look_of(request)
             if SEEN in request.headers:
                 return HTMLResponse(await part(page, view, request))
-            flash = request.cookies.get(SAID, "")
+            flash = request.cookies.get(FLASH, "")
             # Read before the page: later events arrive through its stream.
             last_event = await run_in_threadpool(ledger.last_event)
             content = await run_in_threadpool(
                 lambda: templates.page(page(view, request), view, flash, last_event=last_event)
             )
-            return _without_said(HTMLResponse(content), flash)
+            return _clear_flash(HTMLResponse(content), flash)
 
         return answer
 
@@ -211,12 +211,12 @@ def web_app(services: Services) -> Starlette:
         topology = await services.client.topology()
         return await read(lambda look, _: pages.workers(look, topology))(request)
 
-    async def part(page: Page, view: Look, request: Request) -> bytes:
+    async def part(page: Page, view: View, request: Request) -> bytes:
         """Return the current content of an open page, which requests it after an event."""
         last_event, projects = _number(request.headers[SEEN]), frozenset(view.person.projects)
-        shared_content = await sharing.get(projects, last_event, lambda: _load_content(view.around))
+        shared_content = await sharing.get(projects, last_event, lambda: _load_content(view.shared))
         # All pages of these people show the same inbox and names, so one read serves them all.
-        shared = replace(view, around=shared_content)
+        shared = replace(view, shared=shared_content)
         # The person's name is not in the key, because this part of the page does not show it.
         key = (request.url.path, request.url.query, view.person.role, projects)
         return await sharing.get(key, last_event, lambda: templates.page(page(shared, request), shared, "", part=True))
@@ -225,8 +225,8 @@ def web_app(services: Services) -> Starlette:
         status, detail = _problem(error)
         view = look_of(request)
         heading = "Not found" if status == HTTPStatus.NOT_FOUND else "That did not work"
-        screen, flash = Screen("problem.html", {"heading": heading, "detail": detail}), request.cookies.get(SAID, "")
-        return _without_said(HTMLResponse(templates.page(screen, view, flash), status), flash)
+        screen, flash = Screen("problem.html", {"heading": heading, "detail": detail}), request.cookies.get(FLASH, "")
+        return _clear_flash(HTMLResponse(templates.page(screen, view, flash), status), flash)
 
     routes = [Route(path, read(page)) for path, page in PAGES.items()]
     routes.append(Route("/workers", workers))
@@ -245,26 +245,26 @@ def _endpoint(
     async def answer(request: Request) -> Response:
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
         scope = Scope(request.state.person, services)
-        actor = acting.Actor(scope, request.path_params.get("id", ""), form)
+        actor = acting.ActionContext(scope, request.path_params.get("id", ""), form)
         # Without a script every form comes here first: a stray Enter or click changes nothing.
         if form.get(CONFIRMED) != "yes":
             intent = await run_in_threadpool(action.describe, actor)
-            content = {"intent": intent, "path": request.url.path, "back": _back(request), "form": form}
+            content = {"intent": intent, "path": request.url.path, "back": _previous_page(request), "form": form}
             page = Screen("confirm.html", content)
-            return HTMLResponse(await run_in_threadpool(templates.page, page, Look.of(scope), ""))
+            return HTMLResponse(await run_in_threadpool(templates.page, page, View.of(scope), ""))
         try:
             outcome = await action.run(actor)
         except TightloopError as error:
             # Redirected like a success, because reloading an error page would send the form again.
-            outcome = acting.Done(_back(request), f"!{error.message}")
+            outcome = acting.ActionResult(_previous_page(request), f"!{error.message}")
         response = RedirectResponse(outcome.path, HTTPStatus.SEE_OTHER)
-        _say(response, outcome.message)
+        _set_flash(response, outcome.message)
         return response
 
     return answer
 
 
-def _load_content(content: Around) -> Around:
+def _load_content(content: SharedContent) -> SharedContent:
     """Load the cached properties now, in this thread."""
     _ = content.inbox, content.names
     return content
@@ -274,21 +274,21 @@ def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
-def _without_said(response: Response, flash: str) -> Response:
+def _clear_flash(response: Response, flash: str) -> Response:
     """Delete the flash message that the page has shown."""
     if flash:
-        response.delete_cookie(SAID, path="/")
+        response.delete_cookie(FLASH, path="/")
     return response
 
 
-def _say(response: Response, flash: str) -> None:
+def _set_flash(response: Response, flash: str) -> None:
     """Set the flash message in a cookie; in a query, any link could put its own words on the page."""
     # As hex, because a cookie value may hold few characters besides letters and digits.
-    value = flash[:SAID_CHARACTERS].encode("utf-8").hex()
-    response.set_cookie(SAID, value, max_age=SAID_SECONDS, path="/", httponly=True, samesite="lax")
+    value = flash[:FLASH_CHARACTERS].encode("utf-8").hex()
+    response.set_cookie(FLASH, value, max_age=FLASH_SECONDS, path="/", httponly=True, samesite="lax")
 
 
-def _back(request: Request) -> str:
+def _previous_page(request: Request) -> str:
     """Return the page to go back to."""
     if request.url.path.startswith("/projects"):
         return f"/projects/{request.path_params['id']}" if request.path_params else "/projects"

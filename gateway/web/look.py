@@ -22,7 +22,7 @@ class Screen:
     """Ids of workflows and projects whose events refresh the page; `*` for all."""
 
 
-class Around:
+class SharedContent:
     """Ledger content shown on every page, shared by people who see the same projects."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -41,23 +41,23 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Look:
+class View:
     """View of one person on the ledger, created per request."""
 
     ledger: Ledger
     person: Person
-    around: Around
+    shared: SharedContent
 
     @classmethod
-    def of(cls, scope: Scope) -> "Look":
+    def of(cls, scope: Scope) -> "View":
         """Return the view of a scope."""
         ledger = scope.ledger
-        return cls(ledger, scope.person, Around(ledger))
+        return cls(ledger, scope.person, SharedContent(ledger))
 
     @property
     def inbox(self) -> tuple[InboxItem, ...]:
         """Open questions, oldest first."""
-        return self.around.inbox
+        return self.shared.inbox
 
     def may(self, role: Role) -> bool:
         """Return whether the person has a role, or one that includes it."""
@@ -65,4 +65,4 @@ class Look:
 
     def name_of(self, project: str) -> str:
         """Return the display name of a project."""
-        return self.around.names.get(project, project)
+        return self.shared.names.get(project, project)

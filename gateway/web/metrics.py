@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from starlette.requests import Request
 
-from gateway.web.look import Look, Screen
+from gateway.web.look import Screen, View
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.metrics import MEANINGS, Division, Figure, MetricsFilter, Period, Rate, Unit, read_range
 from tightloop.ledger.model import amount
@@ -170,7 +170,7 @@ PLOTTED = ("success", "iterations_to_success", "cost_usd", "answer_s")
 GROUPED = ("success", "iterations_to_success", "cost_usd", "worked_s", "interventions", "answer_s")
 
 
-def metrics(view: Look, request: Request) -> Screen:
+def metrics(view: View, request: Request) -> Screen:
     """Show metrics of the episodes that ended in a time range."""
     query = request.query_params
     filters = {name: query.get(name, "") for name in ("project", "executor", "model")}
@@ -188,7 +188,7 @@ def metrics(view: Look, request: Request) -> Screen:
         # A range from a link stays selected, even if the list does not offer it.
         "ranges": RANGES | ({} if since in RANGES else {since: since}),
         "divisions": [division.value for division in Division],
-        "projects": view.around.names,
+        "projects": view.shared.names,
         "meanings": MEANINGS,
         "plots": [plot_of(name, report.periods) for name in PLOTTED],
         "plotted": PLOTTED,

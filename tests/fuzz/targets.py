@@ -16,7 +16,7 @@ from activities.executor.agent.acp.events import Turn, mode_among, option_for, p
 from activities.executor.agent.codex import CodexReader
 from activities.executor.agent.cursor import CursorReader
 from activities.executor.agent.host import Ending, EventReader
-from activities.executor.port import Delivered
+from activities.executor.port import OutboxEntry
 from activities.model.gateway.meter import AnswerReader
 from activities.model.repair import read_object
 from activities.process.output import EventLines
@@ -98,7 +98,7 @@ def answer(data: bytes) -> None:
 
 
 def work_order(data: bytes) -> None:
-    for model in (WorkOrder, Delivered):
+    for model in (WorkOrder, OutboxEntry):
         with suppress(ValidationError):
             again = model.model_validate_json(data)
             assert model.model_validate_json(again.model_dump_json()) == again

@@ -15,8 +15,8 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.alerts.activity import AlertActivities, AlertsSent, NotDeliveredError, Post, SendAlertsRequest
-from activities.alerts.channels import Desktop, TrailMemory, Webhook, post_of
+from activities.alerts.activity import AlertActivities, AlertDelivery, AlertsSent, NotDeliveredError, SendAlertsRequest
+from activities.alerts.channels import Desktop, SentAlerts, Webhook, make_alert_delivery
 from activities.workspace.folders import state_folder_of
 from activities.workspace.scope import EpisodeScope
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
@@ -89,14 +89,14 @@ async def test_a_receiver_that_is_down_may_be_tried_again() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         error = await refusal(Webhook("ops", f"http://127.0.0.1:{port}/hook/T0PSECRET", SECRET))
-    assert error.again
+    assert error.retryable
     assert error.reason == "cannot be reached (ConnectError)"
 
 
 async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiver) -> None:
     receiver.answers = [Answer(hang_s=20)]
     error = await refusal(hook(receiver, timeout_s=0.3))
-    assert error.again
+    assert error.retryable
     assert error.reason == "no answer within 0.3 s"
 
 
@@ -104,14 +104,14 @@ async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiv
 async def test_a_receiver_in_trouble_may_be_tried_again(receiver: Receiver, status: int) -> None:
     receiver.answers = [Answer(status)]
     error = await refusal(hook(receiver))
-    assert (error.again, error.after, error.reason) == (True, None, f"it answered {status}")
+    assert (error.retryable, error.retry_delay, error.reason) == (True, None, f"it answered {status}")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410])
 async def test_a_receiver_that_refuses_is_not_asked_again(receiver: Receiver, status: int) -> None:
     receiver.answers = [Answer(status, {"retry-after": "5"})]
     error = await refusal(hook(receiver))
-    assert (error.again, error.after) == (False, None)
+    assert (error.retryable, error.retry_delay) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ async def test_the_wait_that_a_receiver_asks_for_is_kept_within_bounds(
     receiver: Receiver, said: str, wait: timedelta | None
 ) -> None:
     receiver.answers = [Answer(429, {"retry-after": said})]
-    assert (await refusal(hook(receiver))).after == wait
+    assert (await refusal(hook(receiver))).retry_delay == wait
 
 
 async def test_a_wait_until_a_date_is_understood(receiver: Receiver) -> None:
     date = datetime.now(UTC) + timedelta(seconds=240)
     receiver.answers = [Answer(503, {"retry-after": format_datetime(date, usegmt=True)})]
-    after = (await refusal(hook(receiver))).after
+    after = (await refusal(hook(receiver))).retry_delay
     assert after is not None
     assert timedelta(seconds=180) < after <= timedelta(seconds=240)
 
@@ -146,7 +146,7 @@ async def test_an_alert_never_follows_a_redirect_to_another_host(receiver: Recei
         for status in (301, 302, 303, 307, 308):
             receiver.answers = [Answer(status, {"location": elsewhere.url})]
             error = await refusal(hook(receiver))
-            assert not error.again
+            assert not error.retryable
             assert f"it answered {status}, a redirect" in error.reason
         assert elsewhere.came == []
 
@@ -161,7 +161,7 @@ async def test_a_redirect_on_the_same_host_keeps_method_and_signature(receiver: 
 async def test_a_receiver_that_sends_in_circles_is_left(receiver: Receiver) -> None:
     receiver.answers = [Answer(307, {"location": "/alerts"})]
     error = await refusal(hook(receiver))
-    assert (error.again, error.reason) == (False, "more than 3 redirects")
+    assert (error.retryable, error.reason) == (False, "more than 3 redirects")
     assert len(receiver.came) == 4
 
 
@@ -204,7 +204,7 @@ async def test_a_host_without_a_desktop_says_what_is_missing(tmp_path: Path) -> 
     assert "Install the package libnotify-bin" in absent.probe()
     assert "outside a desktop session" in headless.probe()
     error = await refusal(headless)
-    assert (error.again, error.reason) == (False, headless.probe())
+    assert (error.retryable, error.reason) == (False, headless.probe())
 
 
 async def test_a_desktop_program_that_fails_is_told_with_its_words(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def settings_with(receiver: Receiver, channels: str = "") -> Settings:
 
 
 async def send(
-    post: Post, scope: EpisodeScope, alert: Alert = ALERT, *, beats: list[Any] | None = None, **info: Any
+    post: AlertDelivery, scope: EpisodeScope, alert: Alert = ALERT, *, beats: list[Any] | None = None, **info: Any
 ) -> AlertsSent:
     """Run the activity once, as a worker does; a new object each time, as after a restart."""
-    activities = AlertActivities(post, TrailMemory(open_project))
+    activities = AlertActivities(post, SentAlerts(open_project))
     environment = ActivityEnvironment()
     now = datetime.now(UTC)
     environment.info = replace(
@@ -242,7 +242,7 @@ async def send(
 
 
 async def test_a_cause_is_told_once_and_a_new_cause_again(receiver: Receiver, scope: EpisodeScope) -> None:
-    post = post_of(settings_with(receiver), {"HOOK_SECRET": SECRET})
+    post = make_alert_delivery(settings_with(receiver), {"HOOK_SECRET": SECRET})
     first = await send(post, scope)
     again = await send(post, scope, workflow_run_id="the run after it")
     assert len(receiver.came) == 1
@@ -252,7 +252,7 @@ async def test_a_cause_is_told_once_and_a_new_cause_again(receiver: Receiver, sc
 
 
 async def test_the_trail_tells_when_it_was_delivered(receiver: Receiver, scope: EpisodeScope) -> None:
-    post = post_of(settings_with(receiver), {"HOOK_SECRET": SECRET})
+    post = make_alert_delivery(settings_with(receiver), {"HOOK_SECRET": SECRET})
     late = ALERT.evolve(at=datetime.now(UTC) - timedelta(seconds=3))
     sent = await send(post, scope, late)
     (event,) = open_project(Path(scope.workspace)).events("episode-1")
@@ -272,7 +272,7 @@ async def test_another_try_leaves_out_what_was_delivered_or_refused_for_good(
         channels = ", ".join(
             f"{name}: {{type: webhook, url: '{one.url}'}}" for name, one in (("a", receiver), ("b", busy), ("c", gone))
         )
-        post = post_of(settings_with(receiver, channels), {})
+        post = make_alert_delivery(settings_with(receiver, channels), {})
         beats: list[Any] = []
         with pytest.raises(ApplicationError) as later:
             await send(post, scope, beats=beats)
@@ -304,14 +304,16 @@ async def test_the_last_try_tells_that_it_failed_in_place_of_asking_for_another(
     receiver: Receiver, scope: EpisodeScope, info: dict[str, Any]
 ) -> None:
     receiver.answers = [Answer(503)]
-    sent = await send(post_of(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope, **info)
+    sent = await send(make_alert_delivery(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope, **info)
     assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "it answered 503")
     (event,) = open_project(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert_failed"
 
 
 async def test_a_channel_gets_only_the_kinds_it_is_for(receiver: Receiver, scope: EpisodeScope) -> None:
-    post = post_of(settings_with(receiver, f"a: {{type: webhook, url: '{receiver.url}', kinds: [deviation]}}"), {})
+    post = make_alert_delivery(
+        settings_with(receiver, f"a: {{type: webhook, url: '{receiver.url}', kinds: [deviation]}}"), {}
+    )
     sent = await send(post, scope)
     assert (receiver.came, sent.deliveries) == ([], ())
     await send(post, scope, ALERT.evolve(kind=AlertKind.DEVIATION))
@@ -319,7 +321,7 @@ async def test_a_channel_gets_only_the_kinds_it_is_for(receiver: Receiver, scope
 
 
 async def test_a_missing_secret_is_told_and_nothing_goes_out_unsigned(receiver: Receiver, scope: EpisodeScope) -> None:
-    sent = await send(post_of(settings_with(receiver), {}), scope)
+    sent = await send(make_alert_delivery(settings_with(receiver), {}), scope)
     assert receiver.came == []
     assert "the environment variable HOOK_SECRET is not set" in sent.deliveries[0].error
 
@@ -329,7 +331,7 @@ async def test_a_full_alert_holds_the_reason_only_where_the_settings_say_so(
 ) -> None:
     settings = settings_with(receiver)
     full = settings.evolve(privacy=settings.privacy.evolve(alerts="full"))
-    await send(post_of(full, {"HOOK_SECRET": SECRET}), scope)
+    await send(make_alert_delivery(full, {"HOOK_SECRET": SECRET}), scope)
     assert receiver.came[0].told["reason"] == "the executor cannot work: no key"
     assert receiver.came[0].told["goal"] == "secret plans"
 
@@ -340,13 +342,13 @@ async def test_a_damaged_ledger_keeps_no_alert_back(
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "state"))
     state_folder_of(scope).mkdir(parents=True)
     (tmp_path / "state" / "ledger.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
-    sent = await send(post_of(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope)
+    sent = await send(make_alert_delivery(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope)
     assert len(receiver.came) == 1
     assert sent.deliveries[0].at is not None
 
 
 async def test_a_workspace_that_was_never_opened_is_left_alone(receiver: Receiver, tmp_path: Path) -> None:
     nowhere = EpisodeScope(episode_id="episode-1", workspace=str(tmp_path / "nowhere"))
-    await send(post_of(settings_with(receiver), {"HOOK_SECRET": SECRET}), nowhere)
+    await send(make_alert_delivery(settings_with(receiver), {"HOOK_SECRET": SECRET}), nowhere)
     assert len(receiver.came) == 1
     assert not (tmp_path / "nowhere").exists()

@@ -28,10 +28,10 @@ from tightloop.settings import Settings
 from worker import deployment
 from worker.build import build_adapters, build_workers
 from worker.connect import connect
-from worker.deployment import Run, account_of, find_runs, query_of, replay_runs, write_junit
+from worker.deployment import Run, find_runs, format_outcomes, query_of, replay_runs, write_junit
 from worker.health import Health
 from worker.hosting.startup import build_id_of, deployment_config
-from worker.replay import account, fetch_history, read_history, replay
+from worker.replay import fetch_history, format_replay, read_history, replay
 from worker.server import temporal_binary
 from workflows.retention import RetentionWorkflow
 
@@ -151,7 +151,7 @@ async def test_build_that_breaks_determinism_is_stopped(
 
         # This code fits, in a process beside.
         outcomes = await asyncio.to_thread(replay_runs, settings, [run])
-        assert "replayed 1 history of" in account_of(outcomes)
+        assert "replayed 1 history of" in format_outcomes(outcomes)
         assert not outcomes[0].failure
         write_junit(outcomes, tmp_path / "good.xml")
         assert ElementTree.parse(tmp_path / "good.xml").getroot().get("failures") == "0"
@@ -192,7 +192,7 @@ async def test_replay_and_promotion_take_retention_runs_and_skip_foreign_types_b
 
         outcomes = await asyncio.to_thread(replay_runs, settings, await eventually(both))
         skipped = "skipped 1 history: no worker of this installation runs workflows of type BillingWorkflow"
-        [first, second] = account_of(outcomes).splitlines()
+        [first, second] = format_outcomes(outcomes).splitlines()
         assert first == skipped
         assert re.fullmatch(r"replayed 1 history of \d+ events: the current code fits", second)
         write_junit(outcomes, tmp_path / "report.xml")
@@ -200,7 +200,7 @@ async def test_replay_and_promotion_take_retention_runs_and_skip_foreign_types_b
         assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["2", "0", "1"]
 
         history = await fetch_history(temporal_client, collected)
-        assert "the current code fits the history" in account(
+        assert "the current code fits the history" in format_replay(
             await replay(history, namespace=settings.temporal.namespace)
         )
         (tmp_path / "collected.json").write_text(history.to_json())

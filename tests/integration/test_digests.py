@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.alerts.activity import Post
-from activities.alerts.channels import post_of
+from activities.alerts.activity import AlertDelivery
+from activities.alerts.channels import make_alert_delivery
 from activities.workspace.ownership import hold_lock
 from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
 from tightloop.database.ledger import open_project
@@ -37,10 +37,10 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "shop"
 
 
-def post(receiver: Receiver, *, privacy: str = "minimal", log: bool = False) -> Post:
+def post(receiver: Receiver, *, privacy: str = "minimal", log: bool = False) -> AlertDelivery:
     channels = f"ops: {{type: webhook, url: '{receiver.url}', secret_env: S}}" + (", log: {type: log}" if log else "")
     text = f"alerts: {{digest: '07:30', channels: {{{channels}}}}}\nprivacy: {{alerts: {privacy}}}"
-    return post_of(parse_settings(text, {}), {"S": SECRET})
+    return make_alert_delivery(parse_settings(text, {}), {"S": SECRET})
 
 
 def ended(workspace: Path, episode_id: str, *, days: int = 1, status: str = "succeeded") -> None:

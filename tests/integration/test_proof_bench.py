@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from activities.proof.bench import REMOVAL, LocalBench
-from activities.proof.port import HeldTrees, Moved, TreeFile
+from activities.proof.bench import REMOVAL, LocalCheckouts
+from activities.proof.port import LockedTrees, TreeFile, UntrackedChanges
 from activities.proof.proving import Difference
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import GitWorkspaces
@@ -23,7 +23,7 @@ REMOVED_WITHIN_S = 30
 LARGE = 40_000_000
 
 
-class OneTree(HeldTrees):
+class OneTree(LockedTrees):
     """A tree in memory, whose contents are their own ids."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder that holds the folders of proofs."""
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
     (tmp_path / "project").mkdir()
-    with LocalBench().room(tmp_path / "project"):
+    with LocalCheckouts().proof_folder(tmp_path / "project"):
         (found,) = (tmp_path / "home").rglob("proofs")
     wait_for_removals()
     return found
@@ -73,8 +73,8 @@ def test_checkout_has_bytes_modes_and_links_of_the_tree_and_no_caches(proofs: Pa
     files |= {f"many/{number}": TreeFile(0o100644, str(number)) for number in range(450)}
     (tmp_path / "project" / "out").mkdir()
     (tmp_path / "project" / "out" / "ignored").write_text("beside")
-    with LocalBench().room(tmp_path / "project") as room:
-        view = room.checkout(OneTree(), files, Moved(unchanged=("out/ignored",)))
+    with LocalCheckouts().proof_folder(tmp_path / "project") as room:
+        view = room.checkout(OneTree(), files, UntrackedChanges(unchanged=("out/ignored",)))
         here = view.content
         assert here is not None
         found = {str((Path(above) / name).relative_to(here)) for above, _, names in os.walk(here) for name in names}
@@ -88,10 +88,10 @@ def test_checkout_has_bytes_modes_and_links_of_the_tree_and_no_caches(proofs: Pa
 
 
 def test_closed_room_is_removed_also_where_a_check_took_its_rights_away(proofs: Path, tmp_path: Path) -> None:
-    bench = LocalBench()
+    bench = LocalCheckouts()
     for _ in range(12):
-        with bench.room(tmp_path / "project") as room:
-            content = room.checkout(OneTree(), {"kept/file": TreeFile(0o100644, "x")}, Moved()).content
+        with bench.proof_folder(tmp_path / "project") as room:
+            content = room.checkout(OneTree(), {"kept/file": TreeFile(0o100644, "x")}, UntrackedChanges()).content
             assert content is not None
             (content / "kept").chmod(0o500)
             content.chmod(0o500)
@@ -105,16 +105,16 @@ def test_proof_with_a_large_file_never_has_it_in_memory(proofs: Path, tmp_path: 
     scope = EpisodeScope(episode_id="ep-large", workspace=str(root))
     workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
-    with workspaces.hold(scope) as tree, LocalBench().room(root) as room:
+    with workspaces.hold(scope) as tree, LocalCheckouts().proof_folder(root) as room:
         begun = tree.snapshot()
         with (root / "large.py").open("wb") as large:
             large.writelines(os.urandom(LARGE // 40) for _ in range(40))
-        trees, delivered = HeldTrees(tree), tree.snapshot()
+        trees, delivered = LockedTrees(tree), tree.snapshot()
         tracemalloc.start()
         try:
             change = Difference(trees, begun, delivered, "add it", ["true"])
             assert change.suspicious() == ()
-            view = room.checkout(trees, change.after, Moved())
+            view = room.checkout(trees, change.after, UntrackedChanges())
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -144,7 +144,7 @@ def test_checkout_of_a_killed_worker_is_removed_with_the_next_proof(proofs: Path
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     assert len(list(proofs.iterdir())) == 1
-    with LocalBench().room(tmp_path / "project"):
+    with LocalCheckouts().proof_folder(tmp_path / "project"):
         assert len(list(proofs.iterdir())) == 1
     wait_for_removals()
     assert not list(proofs.iterdir())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from activities.checks.activity import CheckView
-from activities.proof.bench import LocalBench
+from activities.proof.bench import LocalCheckouts
 from tests.support.proving import has_node
 from tightloop.episode.check import Check
 from tightloop.episode.proof.report import FAILED, PASSED, SKIPPED, Observation
@@ -29,7 +29,7 @@ def observe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observe:
     root.mkdir()
 
     def run(command: str) -> tuple[Observation, str]:
-        with LocalBench().room(root) as room:
+        with LocalCheckouts().proof_folder(root) as room:
             watched = room.watch(Check(run=command), CheckView())
             environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", **watched.view.environment}
             done = subprocess.run(

@@ -57,7 +57,7 @@ from tightloop.plan.child import child_id
 from tightloop.run.question import QuestionKind
 from tightloop.run.routing import Queues
 from tightloop.settings import Settings, parse_settings
-from worker.build import Role, build_adapters, build_workers, surroundings
+from worker.build import Role, build_adapters, build_executor_dependencies, build_workers
 from worker.composition import coder_executor
 from workflows.retention import RetentionWorkflow
 
@@ -95,7 +95,7 @@ class Stage:
         self, planner: ScriptedPlanner | None = None, *, settings: Settings | None = None, **more: Executor
     ) -> AsyncIterator[TightloopClient]:
         chosen, under = planner or ScriptedPlanner(), settings or self.settings
-        around = surroundings(under)
+        around = build_executor_dependencies(under)
         adapters = replace(
             build_adapters(self.temporal, under),
             planners=lambda _kind: chosen,

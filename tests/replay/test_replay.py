@@ -14,7 +14,7 @@ from tests.replay.scenarios import SCENARIOS
 from tightloop.errors import InvalidRequestError
 from worker.build import WORKFLOW_TYPES, workflow_runner
 from worker.connect import DATA_CONVERTER
-from worker.replay import Replayed, account, read_history, replay
+from worker.replay import ReplayResult, format_replay, read_history, replay
 
 RECORDED = sorted(HISTORIES.glob("*.json"))
 
@@ -217,7 +217,7 @@ async def test_workflow_code_changed_without_care_is_caught(name: str, changed: 
     result = await replayer.replay_workflow(history, raise_on_replay_failure=False)
     assert isinstance(result.replay_failure, NondeterminismError)
     assert re.search(told, str(result.replay_failure), re.DOTALL)
-    shown = account(Replayed(history.workflow_id, len(history.events), (), str(result.replay_failure)))
+    shown = format_replay(ReplayResult(history.workflow_id, len(history.events), (), str(result.replay_failure)))
     assert f"DIVERGED: the current code does not fit the history of {history.workflow_id}" in shown
 
 

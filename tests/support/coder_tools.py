@@ -8,7 +8,7 @@ from typing import Any
 
 from activities.artifacts.stores import LocalArtifactStore
 from activities.checks.runner import ProcessCheckRunner
-from activities.coder.calls import Toolbox
+from activities.coder.calls import ToolExecutor
 from activities.coder.port import CoderMemory, Tool, ToolContext, ToolResult
 from activities.coder.tools import make_tools
 from activities.model.observed import ProposedCall
@@ -75,7 +75,7 @@ class Bench:
             self.turn += 1
         written = arguments if isinstance(arguments, str) else json.dumps(arguments)
         call = ProposedCall(id="c", tool=tool, arguments=written)
-        box = Toolbox(self.tools, review=self.review)
+        box = ToolExecutor(self.tools, review=self.review)
         return box.use(self.turn if turn is None else turn, 0, call, replace(self.context, **changes), self.session)
 
     def text(self, result: CallResult) -> str:

@@ -15,7 +15,7 @@ from activities.model.gateway.wire import Wire
 from activities.model.observed import ProposedCall
 from activities.workspace.folders import state_folder_of
 from tests.support.fake_model import FakeModel
-from tightloop.coder.model import CallHead, Turn, place_of, session_of
+from tightloop.coder.model import CallHead, Turn, session_of, session_path
 from tightloop.settings import Settings, parse_settings
 from tightloop.value import ArtifactRef
 
@@ -94,7 +94,7 @@ class Conversing:
     @property
     def folder(self) -> Path:
         """The journal."""
-        return state_folder_of(self.scope) / place_of(self.scope.session)
+        return state_folder_of(self.scope) / session_path(self.scope.session)
 
     @property
     def store(self) -> ArtifactStore:

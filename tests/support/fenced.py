@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from activities.process import run_process
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
+from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
 from tests.support.processes import request_for
 from tests.support.sandboxes import REPOSITORY, give
 
@@ -60,8 +60,8 @@ def run(order: dict[str, Any]) -> str:
         wall_limit_s=order["wall_s"],
         inherit=False,
     )
-    fence = BubblewrapFence(tuple(order["network"]))
-    with fence.around(request, writable=(root,), nested=order["nested"]) as around:
+    fence = BubblewrapAgentSandbox(tuple(order["network"]))
+    with fence.wrap(request, writable=(root,), nested=order["nested"]) as around:
         return run_process(around, cancelled=lambda: False, started=lambda _pid: None).output.decode()
 
 

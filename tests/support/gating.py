@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from activities.proof.bench import LocalBench
+from activities.proof.bench import LocalCheckouts
 from activities.sandbox.choose import choose_sandbox
 from activities.testing import SandboxedTestGate
 from activities.workspace.port import WorkingTree
@@ -74,7 +74,7 @@ def changed(
     workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope_of(root), take_over=lambda _episode: True)
     settings = SandboxSettings()
-    gate = SandboxedTestGate(choose_sandbox(settings), settings, LocalBench())
+    gate = SandboxedTestGate(choose_sandbox(settings), settings, LocalCheckouts())
     with workspaces.hold(scope_of(root)) as tree:
         begun = tree.snapshot()
         for gone in before.keys() - after.keys():

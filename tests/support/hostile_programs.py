@@ -17,8 +17,8 @@ from activities.executor.agent.cli import AgentExecutor
 from activities.executor.agent.codex import CodexAdapter
 from activities.model.gateway.server import serve_gateway
 from activities.model.gateway.wire import Wire
-from activities.sandbox.choose import choose_fence
-from activities.sandbox.port import Fence
+from activities.sandbox.choose import choose_agent_sandbox
+from activities.sandbox.port import AgentSandbox
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, say, shell
 from tests.support.gating import changed
@@ -79,7 +79,7 @@ def work(agent: str, folder: Path) -> None:
     program, model_name = PROGRAMS[agent]
     wire = Wire.RESPONSES if name == "codex" else AGENTS[name].wire or Wire.CHAT
     os.environ["PROVIDER_KEY"] = "sk-planted-provider-key-0123456789"
-    fence: Fence | None = None if agent == "codex-alone" else choose_fence(SandboxSettings())
+    fence: AgentSandbox | None = None if agent == "codex-alone" else choose_agent_sandbox(SandboxSettings())
     with FakeModel(shell(f"{OWN}; git status > status.txt; echo made > made.txt"), say("done")) as model:
         settings = AgentSettings(
             program=str(agent_program(program)),
@@ -89,9 +89,11 @@ def work(agent: str, folder: Path) -> None:
         )
         homes = folder / "homes"
         executor = (
-            AgentExecutor(CodexAdapter(settings), settings=settings, homes=homes, gateways=serve_gateway, fence=fence)
+            AgentExecutor(
+                CodexAdapter(settings), settings=settings, homes=homes, gateways=serve_gateway, agent_sandbox=fence
+            )
             if name == "codex"
-            else AcpExecutor(AGENTS[name], settings=settings, homes=homes, gateways=serve_gateway, fence=fence)
+            else AcpExecutor(AGENTS[name], settings=settings, homes=homes, gateways=serve_gateway, agent_sandbox=fence)
         )
         choice = ExecutorChoice(name=name, wall_limit_s=240, idle_limit_s=200)
         wanted = order(root).evolve(executor=choice)

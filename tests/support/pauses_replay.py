@@ -88,7 +88,7 @@ class _Store:
         """Nothing lies in a file."""
         raise NotImplementedError(ref.name)
 
-    def together(self) -> AbstractContextManager[ArtifactStore]:
+    def open_batch(self) -> AbstractContextManager[ArtifactStore]:
         """Return this store."""
         return nullcontext(self)
 
@@ -210,7 +210,7 @@ class _Replay:
             return True
         if decision.action is decisions.NextAction.TELL:
             self._told.append(self._state.iteration)
-            self._state = state_changes.with_telling(self._state)
+            self._state = state_changes.with_reported_doubt(self._state)
             return False
         return self._follow(decision)
 

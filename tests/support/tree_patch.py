@@ -41,7 +41,7 @@ def apply_patch(store: Path, base: str, patch: bytes) -> str:
 
 def _applied(git: Git, base: str, patch: bytes, result: str) -> str:
     with tempfile.TemporaryDirectory(prefix="tightloop-patch-") as name:
-        git = git.within({"GIT_INDEX_FILE": str(Path(name) / "index")})
+        git = git.with_variables({"GIT_INDEX_FILE": str(Path(name) / "index")})
         git.run("read-tree", base)
         outcome = git.attempt("apply", "--cached", "-", stdin=patch)
         if outcome.code != 0:

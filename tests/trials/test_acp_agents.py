@@ -17,8 +17,8 @@ from activities.executor.agent.acp.agents import AGENTS
 from activities.executor.agent.acp.executor import AcpExecutor
 from activities.model.gateway.server import serve_gateway
 from activities.model.gateway.wire import Wire
-from activities.sandbox.choose import choose_fence
-from activities.sandbox.port import Fence, SandboxUnavailableError
+from activities.sandbox.choose import choose_agent_sandbox
+from activities.sandbox.port import AgentSandbox, SandboxUnavailableError
 from tests.support.agents.install import agent_program
 from tests.support.extent import ALL
 from tests.support.fake_model import FakeModel, Fault, say, shell, write
@@ -51,9 +51,9 @@ PLANTED = {
 }
 
 
-def fence_of_this_host() -> Fence | None:
+def fence_of_this_host() -> AgentSandbox | None:
     try:
-        return choose_fence(SandboxSettings())
+        return choose_agent_sandbox(SandboxSettings())
     except SandboxUnavailableError:
         return None
 
@@ -61,7 +61,7 @@ def fence_of_this_host() -> Fence | None:
 class Bench:
     """One agent with a working tree of its own."""
 
-    def __init__(self, name: str, folder: Path, fence: Fence | None) -> None:
+    def __init__(self, name: str, folder: Path, fence: AgentSandbox | None) -> None:
         self.name = name
         self.folder = folder
         self.root = folder / "project"
@@ -91,7 +91,7 @@ class Bench:
             settings=settings,
             homes=self.homes,
             gateways=serve_gateway,
-            fence=self.fence,
+            agent_sandbox=self.fence,
             grace_s=1.0,
         )
         mode = AgentMode.FULL if self.fence is None else AgentMode.WORKSPACE

@@ -14,7 +14,7 @@ from tests.support.extent import part
 from tests.support.weak_model.install import model_folder
 from tests.support.weak_model.server import weak_model
 from tightloop.coder import course
-from tightloop.coder.model import CallResult, Talk
+from tightloop.coder.model import CallResult, ConversationState
 
 TURNS = part(10, of=20)
 TASK = "Read src/shop.py."
@@ -30,7 +30,7 @@ async def test_every_turn_of_a_weak_model_is_a_call_a_bounded_correction_or_an_h
         service = ModelService(base_url=served.base_url, api_key=served.key, models=("smollm2",), timeout_s=180)
         settings = settings_for(roles={"coder": coder}, context_tokens=4_000, keep_tokens=1_500)
         session = Conversing(workspace, OpenAIModel(service), settings, task=TASK)
-        talk = Talk()
+        talk = ConversationState()
         while len(ended) < TURNS:
             results = tuple(SHOP for _ in talk.turn.calls) if talk.turn else ()
             turn = await session.turn(*results, correction=talk.correction)
@@ -45,7 +45,7 @@ async def test_every_turn_of_a_weak_model_is_a_call_a_bounded_correction_or_an_h
                 talk = course.after_results(talk, [CallResult(result=shown, mark=str(turn.calls)) for _ in turn.calls])
             if stop := course.why_stuck(talk):
                 ended.append(f"stop: {stop}")
-                session.node, talk = None, Talk()
+                session.node, talk = None, ConversationState()
             else:
                 ended.append("call" if turn.calls else f"correction: {turn.problem}")
     kinds = {kind: sum(line.startswith(kind) for line in ended) for kind in ("call", "correction", "stop")}

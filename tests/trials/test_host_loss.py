@@ -14,7 +14,7 @@ import pytest
 from activities.artifacts.stores import open_local_store
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.remote.activity import Copies
-from activities.remote.s3 import S3Bucket, SealedBucket
+from activities.remote.s3 import EncryptedBucket, S3Bucket
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.objects import TreeStore
 from activities.workspace.store.writer import PackedTrees
@@ -136,7 +136,7 @@ class Fleet:
         """The first host may write nothing more under its old epoch, not even a checkpoint that it has."""
         codec = data_converter(self.first.settings).payload_codec
         assert isinstance(codec, SealingCodec)
-        bucket = SealedBucket(S3Bucket(self.first.settings.remote), codec.keys)
+        bucket = EncryptedBucket(S3Bucket(self.first.settings.remote), codec.keys)
         copies = Copies(bucket, (self.home,), PackedTrees(), open_local_store)
         self.environment.setenv("TIGHTLOOP_HOME", str(self.lost_state))
         for each, old in zip(ids, self.here, strict=True):

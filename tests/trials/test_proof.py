@@ -9,7 +9,7 @@ import pytest
 
 from activities.artifacts.port import get_model
 from activities.artifacts.stores import open_local_store
-from activities.safety.gate import Gate
+from activities.safety.gate import AlignmentChecker
 from tests.data.proof import NODE, Work
 from tests.data.proof.cheats import CHEATS
 from tests.data.proof.honest import ANNOUNCED, ORDINARY
@@ -96,7 +96,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(working: Working):
     """Workers whose rules about changes are off: it is the proof that has to find out."""
     planner = ScriptedPlanner(lambda _briefing: planned("make it green", final=True))
-    return lambda: working(planner, gate=Gate(Rubric(enabled=False)))
+    return lambda: working(planner, gate=AlignmentChecker(Rubric(enabled=False)))
 
 
 @WITH_AND_WITHOUT_NODE

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from activities.sandbox.door import open_loopback_door
+from activities.sandbox.door import open_loopback_proxy
 from gateway.ui import application as codec_application
 from gateway.ui import codec_access
 from tests.support.extent import part
@@ -96,7 +96,7 @@ async def test_connections_that_send_a_byte_a_minute_are_closed_within_30_s(
     health, waits = watched.worker.health_bind, list[float]()
     with ExitStack() as stack:
         models = stack.enter_context(open_gateway(spec_of(stack.enter_context(FakeModel()))))
-        proxy, codec = stack.enter_context(open_loopback_door(("*",))), stack.enter_context(codec_server())
+        proxy, codec = stack.enter_context(open_loopback_proxy(("*",))), stack.enter_context(codec_server())
         async with gateway(tmp_path, client, settings) as served, serving_health(watched):
             addresses = {
                 "gateway": served.address,

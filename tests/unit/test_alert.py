@@ -23,7 +23,7 @@ from tightloop.ledger.alert import (
     alert_key,
     alert_kind,
     alert_of,
-    answers_to,
+    answer_commands,
     delivery_line,
     episode_link,
     notice_of,
@@ -103,7 +103,7 @@ def test_every_command_of_an_alert_is_one_that_the_cli_knows(
 ) -> None:
     known = app.commands
     told = alert(kind).evolve(question="q1", options=options, checkpoint_id=checkpoint)
-    for line in answers_to(told):
+    for line in answer_commands(told):
         program, name, *rest = shlex.split(line)
         command = known[name]
         context = command.make_context(name, list(rest), resilient_parsing=False)
@@ -122,7 +122,7 @@ def test_an_alert_names_the_options_of_its_question() -> None:
             question=question.evolve(id="q7"),
         )
         assert json.loads(notice_of(told).as_json())["question"] == "q7"
-        return answers_to(told)[0]
+        return answer_commands(told)[0]
 
     assert first(permission_question("t", "", "f")) == "tightloop answer e allow"
     assert first(work_question("t")) == "tightloop answer e done"
@@ -130,13 +130,13 @@ def test_an_alert_names_the_options_of_its_question() -> None:
 
 def test_work_that_is_questioned_can_be_allowed_or_undone() -> None:
     told = alert().evolve(kind=AlertKind.ALIGNMENT, checkpoint_id="ckpt-3", options=("allow", "refuse", "cancel"))
-    words = [line.split()[1] for line in answers_to(told)]
+    words = [line.split()[1] for line in answer_commands(told)]
     assert words == ["answer", "answer", "respond", "restore", "cancel", "status"]
 
 
 def test_an_id_with_blanks_is_quoted_for_the_shell_and_for_the_link() -> None:
     odd = alert().evolve(episode_id="my run; rm -rf ~", options=("continue",))
-    assert shlex.split(answers_to(odd)[0]) == ["tightloop", "answer", "my run; rm -rf ~", "continue"]
+    assert shlex.split(answer_commands(odd)[0]) == ["tightloop", "answer", "my run; rm -rf ~", "continue"]
     assert episode_link("http://ui", "a b", odd.episode_id).endswith("/a%20b/workflows/my%20run%3B%20rm%20-rf%20~")
 
 
@@ -200,5 +200,5 @@ def test_spent_budget_is_answered_by_raising_every_bound_that_is_reached(
 ) -> None:
     question = guard_rails(EpisodeState(budget=budget, spent=spent)).question
     assert question is not None
-    told = answers_to(alert(AlertKind.BUDGET, reason=question.title))
+    told = answer_commands(alert(AlertKind.BUDGET, reason=question.title))
     assert told[0] == f"tightloop top-up episode-1 {options}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from activities.model.asking import Unusable
+from activities.model.asking import UnusableAnswerError
 from activities.model.repair import ANSWER_CHARACTERS, REPAIR_CHARACTERS, Level, Reading, read_object
 from activities.planner.reflectors import read_reflection
 from tests.data.reflections.mutate import FAULTS, Chance, Truth
@@ -28,7 +28,7 @@ def taken(reading: Reading) -> str:
     """What the reflector takes from a reading; empty where it sends the answer back."""
     try:
         return read_reflection(reading.value or {}).model_dump_json()
-    except (Unusable, ValidationError):
+    except (UnusableAnswerError, ValidationError):
         return ""
 
 

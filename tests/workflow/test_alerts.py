@@ -14,8 +14,8 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.alerts.activity import AlertActivities, Post
-from activities.alerts.channels import TrailMemory, post_of
+from activities.alerts.activity import AlertActivities, AlertDelivery
+from activities.alerts.channels import SentAlerts, make_alert_delivery
 from tests.support.alert_receiver import SECRET, Answer, Came, Receiver, receiving
 from tests.support.doubles import AskingExecutor, ScriptedPlanner, gives_up
 from tests.support.episodes import APPEND, Working, eventually, scripted
@@ -54,12 +54,12 @@ def receiver() -> Iterator[Receiver]:
         yield running
 
 
-def post_to(receiver: Receiver, **channel: Any) -> Post:
+def post_to(receiver: Receiver, **channel: Any) -> AlertDelivery:
     options = "".join(f", {name}: {value}" for name, value in channel.items())
     settings = parse_settings(
         f"alerts: {{channels: {{ops: {{type: webhook, url: '{receiver.url}', secret_env: S{options}}}}}}}", {}
     )
-    return post_of(settings, {"S": SECRET})
+    return make_alert_delivery(settings, {"S": SECRET})
 
 
 async def told(receiver: Receiver, episode_id: str, count: int = 1) -> list[Came]:
@@ -355,7 +355,7 @@ async def test_a_queue_without_a_worker_alerts_that_no_executor_is_connected(
     impatient = Worker(
         temporal_client, task_queue=queue, workflows=[Impatient], workflow_runner=workflow_runner(),
         activities=[
-            AlertActivities(post_to(receiver), TrailMemory(open_project)).send_alerts,
+            AlertActivities(post_to(receiver), SentAlerts(open_project)).send_alerts,
             *impatient_staffing(temporal_client, queue),
         ],
     )  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from activities.safety.gate import Gate
+from activities.safety.gate import AlignmentChecker
 from tests.data.alignment import KEYS
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually, scripted
@@ -118,7 +118,7 @@ async def test_an_iteration_that_burns_more_processor_time_than_allowed_is_asked
 ) -> None:
     burn = "import time\nwhile time.process_time() < 1: pass"
     busy = f"{sys.executable} -c '{burn}' && test -f log.txt"
-    async with working(gate=Gate(Rubric(cpu_minutes=0.2 / 60))):
+    async with working(gate=AlignmentChecker(Rubric(cpu_minutes=0.2 / 60))):
         episode_id = await client.start(request_for(definition_of_done=[busy]))
         status = await paused(client, episode_id)
         await client.answer(episode_id, "allow")

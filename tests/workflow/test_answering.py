@@ -18,7 +18,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.executor.message import PlannedStep
 from tightloop.run.question import Question, QuestionKind
-from worker.build import surroundings
+from worker.build import build_executor_dependencies
 
 NEVER = ["echo nope; false"]
 ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
@@ -121,7 +121,9 @@ async def test_every_kind_of_wait_is_answered_in_three_ways(
 
     async with working(
         planner,
-        executors=executors(surroundings(settings), {"asking": AskingExecutor(), "breaking": BreakingExecutor()}),
+        executors=executors(
+            build_executor_dependencies(settings), {"asking": AskingExecutor(), "breaking": BreakingExecutor()}
+        ),
     ):
         [question] = await eventually(waiting)
         await ways(name, episode_id)(question, option)

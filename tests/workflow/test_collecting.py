@@ -13,7 +13,7 @@ from temporalio.client import Client, ScheduleOverlapPolicy
 from temporalio.service import RPCError
 
 from activities.artifacts.stores import open_local_store
-from activities.retention import Collected
+from activities.retention import CollectionTotals
 from tests.support.episodes import Working, eventually
 from tests.support.ledger import snapshot
 from tests.support.leftovers import aged, trees
@@ -24,7 +24,7 @@ from tightloop.memory import Kind, SeenFailure
 from tightloop.settings import Settings
 from worker.build import Role, build_workers
 from worker.connect import connect
-from worker.retention import Collecting, collect_now, keep_schedule, schedule_id, used_share, watch_disk
+from worker.retention import GarbageCollector, collect_now, keep_schedule, schedule_id, used_share, watch_disk
 
 DAY = timedelta(days=1)
 Cli = Callable[..., Awaitable[tuple[int, str]]]
@@ -60,7 +60,7 @@ def left_behind(workspace: Path, name: str, ended: datetime) -> None:
     aged(folder, (datetime.now(UTC) - ended).days)
 
 
-async def collected(client: Client, settings: Settings) -> Collected:
+async def collected(client: Client, settings: Settings) -> CollectionTotals:
     """Have the schedule collect once more and return what that gave back."""
     handle = client.get_schedule_handle(schedule_id(settings))
     before = (await handle.describe()).info.num_actions
@@ -70,7 +70,7 @@ async def collected(client: Client, settings: Settings) -> Collected:
         info = (await handle.describe()).info
         return info.recent_actions[-1].action.workflow_id if info.num_actions > before else ""
 
-    return await client.get_workflow_handle(await eventually(ran), result_type=Collected).result()
+    return await client.get_workflow_handle(await eventually(ran), result_type=CollectionTotals).result()
 
 
 async def test_schedule_frees_what_is_old_and_leaves_what_a_person_keeps(
@@ -126,16 +126,18 @@ async def test_reached_bound_starts_a_collection_that_frees_earlier(
 ) -> None:
     for one in ("episode-a", "episode-b"):
         left_behind(workspace, one, datetime.now(UTC) - 3 * DAY)
-    unbounded = await Collecting(temporal_client, collecting(settings)).collect()
+    unbounded = await GarbageCollector(temporal_client, collecting(settings)).collect()
     assert (unbounded.workflows, unbounded.used_share) == (0, 0)
     under = collecting(settings, max_gb=1e-5)
     before = used_share(under.retention)
     handle = temporal_client.get_schedule_handle(schedule_id(under))
 
-    async def result() -> Collected | None:
+    async def result() -> CollectionTotals | None:
         if not (found := (await handle.describe()).info.recent_actions):
             return None
-        return await temporal_client.get_workflow_handle(found[0].action.workflow_id, result_type=Collected).result()
+        return await temporal_client.get_workflow_handle(
+            found[0].action.workflow_id, result_type=CollectionTotals
+        ).result()
 
     async with working(under=under):
         await keep_schedule(temporal_client, under)
@@ -163,7 +165,7 @@ async def test_memory_forgets_failures_that_did_not_come_again(
         for name, age in (("old", 31 * DAY), ("new", 29 * DAY))
     ]
     memory.record_failures(folder.name, seen)
-    done = await Collecting(temporal_client, under).collect()
+    done = await GarbageCollector(temporal_client, under).collect()
     assert done.failures == 1
     assert [one.id for one in memory.entries(folder.name, Kind.FAILURE)] == ["new"]
 
@@ -179,4 +181,4 @@ async def test_collection_works_where_payloads_are_sealed(settings: Settings) ->
             done = await collected(client, sealed)
         finally:
             await keep_schedule(client, settings)
-    assert done == Collected()
+    assert done == CollectionTotals()

@@ -20,7 +20,7 @@ from activities.executor.agent.program import agent_home
 from activities.executor.agent.record import run_folder
 from activities.plan.children import Worktrees, child_scope
 from activities.plan.requests import PlanScope
-from activities.tracking.retention import Freed, Known, collect
+from activities.tracking.retention import CollectionResult, KnownWorkflow, collect
 from activities.workspace.store.objects import TreeStore
 from tests.support.episodes import Git, Working, eventually
 from tests.support.extent import part
@@ -102,9 +102,9 @@ def aged(folder: Path, *keys: str, by: timedelta = OLD) -> None:
                 outbox.execute("UPDATE delivery SET queued_at = ? WHERE episode_id = ?", (then.timestamp(), key))
 
 
-def closed(*keys: str) -> dict[str, Known]:
+def closed(*keys: str) -> dict[str, KnownWorkflow]:
     then = datetime.now(UTC) - OLD
-    return {key: Known(key, then - DAY, then) for key in keys}
+    return {key: KnownWorkflow(key, then - DAY, then) for key in keys}
 
 
 async def test_a_closed_plan_is_freed_with_its_worktrees_and_a_kept_one_stays(
@@ -120,14 +120,14 @@ async def test_a_closed_plan_is_freed_with_its_worktrees_and_a_kept_one_stays(
         alternative = next(key for key in ids if key.startswith(old) and key.endswith(".a"))
         # As a worker leaves it that was killed while the alternatives were judged.
         scope = PlanScope(episode_id=old, workspace=str(workspace))
-        with Worktrees(adapters.workspaces).at(child_scope(scope, alternative), references(folder)[0][1]):
+        with Worktrees(adapters.workspaces).open_worktree(child_scope(scope, alternative), references(folder)[0][1]):
             pass
     assert len(git(workspace, "worktree", "list").splitlines()) == 2
     gone = [key for key in ids if key.startswith(old)]
     aged(folder, *gone)
     known = closed(*gone)
     for key in set(ids) - set(gone):
-        known[key] = Known(key, datetime.now(UTC) - DAY, datetime.now(UTC))
+        known[key] = KnownWorkflow(key, datetime.now(UTC) - DAY, datetime.now(UTC))
     there = {path.name for path in (folder / "plans").iterdir()}
     planned = collect(folder, known, older_than=KEPT_FOR, dry_run=True)
     assert {path.name for path in (folder / "plans").iterdir()} == there
@@ -143,7 +143,7 @@ async def test_a_closed_plan_is_freed_with_its_worktrees_and_a_kept_one_stays(
     assert len(named) >= 3
     assert named <= LocalArtifactStore(folder / "artifacts").all().keys()
     again = collect(folder, known, older_than=KEPT_FOR, dry_run=False)
-    assert again == Freed(folder.name)
+    assert again == CollectionResult(folder.name)
 
 
 def named_in(value: object) -> set[str]:
@@ -186,7 +186,7 @@ async def test_a_collection_killed_at_any_moment_loses_nothing_and_the_next_one_
         run_folder(folder, key).mkdir(parents=True)
         (run_folder(folder, key) / "events.jsonl").write_text("{}")
     (agent_home(state_home() / "homes", old, "codex") / "session.jsonl").write_text("{}")
-    known = closed(old) | {kept: Known(kept, datetime.now(UTC) - DAY, None)}
+    known = closed(old) | {kept: KnownWorkflow(kept, datetime.now(UTC) - DAY, None)}
     planned = collect(folder, known, older_than=KEPT_FOR, dry_run=True)
     assert planned.episodes == (old,)
     assert {path.parent.name for path in planned.files} == {"runs", "homes"}
@@ -265,7 +265,7 @@ async def test_collections_beside_running_episodes_take_nothing_from_them(
     async def waits() -> bool:
         return bool((await client.status(last)).questions)
 
-    found: list[Freed] = []
+    found: list[CollectionResult] = []
 
     async def collecting() -> None:
         while not ended.is_set():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from activities.alerts.channels import post_of
+from activities.alerts.channels import make_alert_delivery
 from activities.executor.choose import executors
 from activities.executor.gui.executor import CONTINUE
 from tests.support.alert_receiver import SECRET, Came, Receiver, receiving
@@ -21,7 +21,7 @@ from tests.support.gui.fake import leading_marker
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.run.routing import Queues
 from tightloop.settings import Settings, parse_settings
-from worker.build import Role, build_adapters, build_workers, surroundings
+from worker.build import Role, build_adapters, build_executor_dependencies, build_workers
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +94,8 @@ async def test_screen_that_nobody_serves_alerts_within_seconds_and_is_used_when_
         adapters = replace(
             build_adapters(temporal_client, mine),
             planners=lambda _kind: ScriptedPlanner(),
-            executors=executors(surroundings(mine), {"cursor-gui": agent.executor}),
-            post=post_of(parse_settings(channel, {}), {"S": SECRET}),
+            executors=executors(build_executor_dependencies(mine), {"cursor-gui": agent.executor}),
+            post=make_alert_delivery(parse_settings(channel, {}), {"S": SECRET}),
         )
         async with AsyncExitStack() as stack:
             # The main workers would serve the queue of the executor themselves if they knew its name.

@@ -24,7 +24,7 @@ from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.run.routing import Queues
 from tightloop.settings import Settings, WindowSettings
-from worker.build import Role, build_adapters, build_workers, surroundings
+from worker.build import Role, build_adapters, build_executor_dependencies, build_workers
 from worker.connect import connect
 
 SLOW_S = 0.03
@@ -110,7 +110,7 @@ def play(
         adapters = replace(
             build_adapters(temporal_client, settings),
             planners=lambda _kind: ScriptedPlanner(),
-            executors=executors(surroundings(settings), {"cursor-gui": screen.executor}),
+            executors=executors(build_executor_dependencies(settings), {"cursor-gui": screen.executor}),
         )
         async with AsyncExitStack() as stack:
             built = build_workers(temporal_client, settings, adapters=adapters)

@@ -17,7 +17,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.remote.activity import Copies
 from activities.remote.s3 import S3Bucket
-from activities.staffing import StaffingActivities
+from activities.staffing import WorkerCheckActivities
 from activities.workspace.scope import EpisodeScope
 from tests.support.bucket import s3_server
 from tests.support.doubles import ScriptedPlanner
@@ -32,7 +32,7 @@ from tightloop.run.routing import Queues
 from tightloop.settings import RemoteSettings, Settings
 from worker.build import Role, build_adapters, build_workers, workflow_runner
 from worker.connect import connect
-from worker.hosting.presence import TemporalStaff
+from worker.hosting.presence import WorkerQueries
 from workflows.run.activities import ActivityFailedError, ActivityOptions, ActivityRunner, Routing
 
 ABSENCE_S = 3.0
@@ -61,10 +61,10 @@ class Stage:
     async def run_workflows(self, move_after: timedelta | None) -> None:
         """Run workflows that look after 2 s, with a worker that has no workspaces."""
         queue = self.settings.temporal.task_queue
-        staff = TemporalStaff(self.connection, queue)
+        staff = WorkerQueries(self.connection, queue)
         # Temporal may list a worker for a while that is gone: no more patience with busy ones.
         patience = timedelta(seconds=4)
-        staffing = StaffingActivities(staff, patience, patience, move_after)
+        staffing = WorkerCheckActivities(staff, patience, patience, move_after)
         worker = Worker(
             self.connection,
             task_queue=queue,

@@ -29,7 +29,7 @@ from tightloop.client import TightloopClient
 from tightloop.episode.check import ProofRule
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof import TestsFrom as From
-from tightloop.episode.proof.files import announcement_of
+from tightloop.episode.proof.files import find_requested_changes
 from tightloop.plan.document import Plan, StoredPlan
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.step import Step
@@ -359,7 +359,7 @@ async def test_person_announces_changes_of_tests_in_the_plan_and_a_model_does_no
 
     def announces(stored: StoredPlan, goal: str = "") -> bool:
         ref = store.put(stored.content(), name="plan")
-        return announcement_of(subject_of(store, scope, ref, goal).goal).everything
+        return find_requested_changes(subject_of(store, scope, ref, goal).goal).everything
 
     assert announces(model.evolve(prompts_sha256=""))
     assert not announces(model)

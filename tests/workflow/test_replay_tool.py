@@ -12,8 +12,8 @@ import pytest
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tightloop.client.keys import new_ring, write_ring
 from tightloop.client.sealing import Keys, SealingCodec
-from worker.replay import account, fetch_history, read_history, replay
-from worker.up import tell_of_changed_code
+from worker.replay import fetch_history, format_replay, read_history, replay
+from worker.up import warn_of_changed_code
 
 PROJECT = Path(__file__).parents[2]
 RECORDED = PROJECT / "tests" / "replay" / "histories" / "paused_and_resumed.json"
@@ -81,7 +81,7 @@ async def test_a_worker_says_once_that_its_code_changed_and_names_the_restart(tm
     file = tmp_path / "workflows" / "episode" / "iteration.py"
     file.parent.mkdir(parents=True)
     file.write_text("before")
-    looking = asyncio.create_task(tell_of_changed_code(every=0.05, root=tmp_path))
+    looking = asyncio.create_task(warn_of_changed_code(every=0.05, root=tmp_path))
     await asyncio.sleep(0.3)
     assert not looking.done()
     file.write_text("after")
@@ -117,7 +117,7 @@ async def test_a_running_episode_is_replayed_by_its_id(
         await client.result(episode_id)
     assert replayed.failure == ""
     assert [entry.kind for entry in replayed.timeline] == ["opened", "iteration"]
-    assert f"of {episode_id}: the current code fits the history" in account(replayed)
+    assert f"of {episode_id}: the current code fits the history" in format_replay(replayed)
     assert shown.returncode == 0, shown.stderr
     assert f"of {episode_id}: the current code fits the history" in shown.stdout
     assert still.status == "running"

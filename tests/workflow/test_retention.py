@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.artifacts.stores import open_local_store
-from activities.tracking.retention import Known, choose, collect
+from activities.tracking.retention import KnownWorkflow, choose, collect
 from activities.workspace.ownership import tree_lock
 from tests.support.episodes import Working, eventually
 from tests.support.leftovers import aged, last_active, trees
@@ -47,8 +47,8 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
         known = merged_runs(await known_workflows(temporal_client))
         # As if the first had ended 40 days ago, and the second had begun right after.
         ended = datetime.now(UTC) - 40 * DAY
-        known |= {old: Known(old, ended - DAY, ended)}
-        known |= {kept: Known(kept, datetime.now(UTC) - DAY, None)}
+        known |= {old: KnownWorkflow(old, ended - DAY, ended)}
+        known |= {kept: KnownWorkflow(kept, datetime.now(UTC) - DAY, None)}
         last_active(folder, old, ended)
         aged(folder, 50)
         planned = collect(folder, known, older_than=30 * DAY, dry_run=True)
@@ -96,7 +96,7 @@ async def test_trees_that_somebody_holds_are_left_for_a_later_run(
     async with working():
         episode_id = await client.start(request_for())
         await client.result(episode_id)
-    known = {episode_id: Known(episode_id, NOW - 500 * DAY, NOW - 400 * DAY)}
+    known = {episode_id: KnownWorkflow(episode_id, NOW - 500 * DAY, NOW - 400 * DAY)}
     last_active(folder, episode_id, NOW - 400 * DAY)
     with tree_lock(folder, workspace):
         busy = collect(folder, known, older_than=30 * DAY, dry_run=False)
@@ -113,7 +113,7 @@ ENDS = st.none() | st.integers(0, 100)
 @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 100), ENDS)))
 def test_nothing_is_freed_that_ended_after_a_kept_one_began(days: dict[str, tuple[int, int | None]]) -> None:
     known = {
-        key: Known(key, NOW - max(start, end or 0) * DAY, None if end is None else NOW - end * DAY)
+        key: KnownWorkflow(key, NOW - max(start, end or 0) * DAY, None if end is None else NOW - end * DAY)
         for key, (start, end) in days.items()
     }
     active = {key: each.closed or NOW for key, each in known.items()}

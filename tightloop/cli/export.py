@@ -15,7 +15,7 @@ import click
 
 from tightloop.cli.parameters import Id, Option
 from tightloop.cli.session import Session, session_of
-from tightloop.cli.terminal import as_plain_values, plain, remark, show
+from tightloop.cli.terminal import as_plain_values, plain, print_note, show
 from tightloop.client import CLOSED_STATUSES, Kind, Summary, TightloopClient
 from tightloop.client.store import Store
 from tightloop.errors import ArtifactError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
@@ -60,7 +60,7 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
     document, store = session.on(workflow, lambda client, key: _document(client, key, histories))
     # On stderr, so that the JSON on stdout can be parsed.
     for problem in document["problems"]:
-        remark(problem)
+        print_note(problem)
     if out is None:
         _write_json(sys.stdout, document, histories)
         return
@@ -71,7 +71,7 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
             show(f"wrote {out}. Replay its history with: tightloop replay {out}")
             return
         for sentence in _write_folder(out, document, store, histories):
-            remark(sentence)
+            print_note(sentence)
         show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     except OSError as error:
         raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Choose another --out") from error

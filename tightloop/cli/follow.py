@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.text import Text
 
 from tightloop.cli import INTERRUPTED
-from tightloop.cli.session import Session, within
-from tightloop.cli.terminal import console, on_terminal, plain, remark, show
+from tightloop.cli.session import Session, wait_at_most
+from tightloop.cli.terminal import console, on_terminal, plain, print_note, show
 from tightloop.cli.views import end_lines, event_line, status_line, todo_lines
 from tightloop.client import CLOSED_STATUSES, Event, RunStatus, TightloopClient
 from tightloop.episode.model import EpisodeOutcome
@@ -42,7 +42,7 @@ def follow(
     # `Session.run` turns Ctrl-C into this exit.
     except click.exceptions.Exit as left:
         if left.exit_code == INTERRUPTED:
-            remark(
+            print_note(
                 f"{workflow_id} keeps running. Follow it: tightloop watch {workflow_id}   "
                 f"Stop it: tightloop cancel {workflow_id}"
             )
@@ -63,7 +63,7 @@ class Follower:
         self._dry_run = dry_run
         self._cursor = ""
         self._todo: list[str] = []
-        self._silence, self._told = "", 0.0
+        self._silence, self._last_report_s = "", 0.0
 
     async def run(self, *, as_json: bool) -> RunStatus | None:
         """Print lines, and on a terminal a status line that is updated in place; return the last status."""
@@ -72,7 +72,7 @@ class Follower:
         # Refreshed once a second, because the age of running work changes without an event.
         display = Live(get_renderable=lambda: _last_line(last), console=out, refresh_per_second=1, transient=True)
         live = display if on_terminal() and not as_json else None
-        changes = self._client.watch(self._id, on_silence=self._tell_silence)
+        changes = self._client.watch(self._id, on_silence=self._report_silence)
         # An early return would otherwise leave the polling generator open until garbage collection.
         async with contextlib.aclosing(changes):
             with live or contextlib.nullcontext():
@@ -85,33 +85,33 @@ class Follower:
                         for line in await self._news(last):
                             out.print(line, soft_wrap=True)
                     if not self._waits and last.needs_person:
-                        remark(
+                        print_note(
                             f"{self._id} waits for a person. Answer, then follow it again: tightloop watch {self._id}"
                         )
                         return last
                     if live is not None:
                         live.refresh()
         # The workspace is released a moment after the workflow reports its end.
-        await within(LAST_EVENTS_S, self._client.result(self._id))
+        await wait_at_most(LAST_EVENTS_S, self._client.result(self._id))
         if last is not None and not as_json:
             for line in await self._news(last):
                 out.print(line, soft_wrap=True)
-            if not (self._dry_run and last.word == "completed"):
+            if not (self._dry_run and last.list_status == "completed"):
                 show(*end_lines(last))
         return last
 
-    def _tell_silence(self, error: ServiceUnavailableError) -> None:
+    def _report_silence(self, error: ServiceUnavailableError) -> None:
         """Report silence once and then every minute; polls run twice a second."""
         now = time.monotonic()
-        if error.message != self._silence or now - self._told >= SILENCE_S:
-            self._silence, self._told = error.message, now
-            remark(f"{error.message} - still trying ...")
+        if error.message != self._silence or now - self._last_report_s >= SILENCE_S:
+            self._silence, self._last_report_s = error.message, now
+            print_note(f"{error.message} - still trying ...")
 
     async def _news(self, status: RunStatus) -> list[Text]:
         lines: list[Text] = []
         # The timeline needs a worker; without one the status and its questions are still shown.
         with contextlib.suppress(TimeoutError, ServiceUnavailableError):
-            async with asyncio.timeout(LAST_EVENTS_S if status.word in CLOSED_STATUSES else None):
+            async with asyncio.timeout(LAST_EVENTS_S if status.list_status in CLOSED_STATUSES else None):
                 # Unlimited after the first batch, so that no event is skipped.
                 limit = None if self._cursor else FIRST_EVENTS
                 events = await self._client.timeline(self._id, after=self._cursor, limit=limit)

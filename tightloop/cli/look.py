@@ -12,8 +12,8 @@ from rich.table import Table
 from tightloop.cli.follow import follow
 from tightloop.cli.parameters import Argument, AsJson, EpisodeId, Id, JsonLines, Option, Project, Wait
 from tightloop.cli.plan import with_records
-from tightloop.cli.session import Session, leave, session_of, within
-from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either, show_json, table
+from tightloop.cli.session import Session, exit_with_status, session_of, wait_at_most
+from tightloop.cli.terminal import on_terminal, plain, print_note, show, show_either, show_json, table
 from tightloop.cli.views import (
     checkpoints_table,
     timeline_table,
@@ -57,7 +57,7 @@ def rows_of_temporal(
 
     async def question(client: TightloopClient, workflow_id: str) -> RunStatus | None:
         try:
-            return await within(QUESTION_SECONDS, client.status(workflow_id))
+            return await wait_at_most(QUESTION_SECONDS, client.status(workflow_id))
         # A status that is encrypted with an unknown key must not hide the list.
         except SettingsError as error:
             unread.append(error)
@@ -70,7 +70,7 @@ def rows_of_temporal(
 
     rows, waiting = session.run(look, compare_keys=False)
     if unread:
-        remark(unread[0].message)
+        print_note(unread[0].message)
     return rows, [run_status for run_status in waiting if run_status is not None]
 
 
@@ -82,7 +82,7 @@ def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple
             return await client.status(key), await client.steps(key) if steps else ()
         except ServiceUnavailableError as error:
             status = with_records(await client.stored_status(key))
-            remark(error.message)
+            print_note(error.message)
             return status, ()
 
     return session.on(workflow, look)
@@ -90,7 +90,7 @@ def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple
 
 def watch(context: click.Context, workflow: Id, wait: Wait = None, as_json: JsonLines = False) -> None:
     session = session_of(context)
-    leave(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json, wait=wait))
+    exit_with_status(follow(session, session.run(lambda client: client.resolve(workflow)), as_json=as_json, wait=wait))
 
 
 def timeline(
@@ -113,8 +113,8 @@ def timeline(
     show_either(events, timeline_table(events), as_json=as_json)
     if events and not as_json:
         if not after and len(events) == most:
-            remark(f"earlier events: tightloop timeline {key} --all")
-        remark(f"later events: tightloop timeline {key} --after {events[-1].cursor}")
+            print_note(f"earlier events: tightloop timeline {key} --all")
+        print_note(f"later events: tightloop timeline {key} --after {events[-1].cursor}")
 
 
 def checkpoints(
@@ -134,11 +134,11 @@ def checkpoints(
     visible = [record for record in records if all_ or not record.discarded]
     show(checkpoints_table(visible))
     if hidden := len(records) - len(visible):
-        remark(
+        print_note(
             f"{format_count(hidden, 'discarded checkpoint')} not shown. See them with --all; they can be restored, too."
         )
     if reset := reset_command(key, records):
-        remark(f"to reset in Temporal itself, use run and event of a checkpoint (in full with --json): {reset}")
+        print_note(f"to reset in Temporal itself, use run and event of a checkpoint (in full with --json): {reset}")
 
 
 def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:

@@ -9,7 +9,7 @@ import click
 from tightloop.cli.follow import follow
 from tightloop.cli.loop_views import gates_table, loop_todo_lines, tasks_table
 from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
-from tightloop.cli.session import leave, session_of, within
+from tightloop.cli.session import exit_with_status, session_of, wait_at_most
 from tightloop.cli.start import Executor, Model, Planner, Workspace, drop_none
 from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
@@ -58,7 +58,7 @@ def plan(
     async def start(client: TightloopClient) -> tuple[str, LoopStatus | None]:
         started = await client.plan_project(request, new_id=new_id)
         # A model may plan for minutes; by then the id is more useful than waiting.
-        return started, await within(PLAN_SECONDS, _wait_for_draft(client, started))
+        return started, await wait_at_most(PLAN_SECONDS, _wait_for_draft(client, started))
 
     started, status = session.run(start)
     if status is None:
@@ -90,7 +90,7 @@ def verify(
 ) -> None:
     key = send(context, BY_NAME["verify"], workflow, by=by, as_json=as_json)
     if watch:
-        leave(follow(session_of(context), key, as_json=as_json))
+        exit_with_status(follow(session_of(context), key, as_json=as_json))
 
 
 async def _wait_for_draft(client: TightloopClient, plan_id: str) -> LoopStatus:

@@ -16,7 +16,7 @@ TEXT_SHOWN = 200
 def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of the status panel."""
     return [
-        ("status", apply_colour(status.word)),
+        ("status", apply_colour(status.list_status)),
         ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
         ("workspace", status.workspace),
         ("packet", status.packet_id),
@@ -35,7 +35,7 @@ def gates_line(status: LoopStatus) -> str:
 
 def loop_line(status: LoopStatus) -> str:
     """Return the status line of `watch`."""
-    parts = [status.word, counts_of(status) if status.tasks else "", gates_line(status)]
+    parts = [status.list_status, counts_of(status) if status.tasks else "", gates_line(status)]
     return "  ".join(part for part in parts if part)
 
 

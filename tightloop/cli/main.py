@@ -14,7 +14,7 @@ from tightloop.cli.parameters import Option, parameters_of
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError, TightloopError
 
 
-class Sentences(Group):
+class RootGroup(Group):
     """Root group; prints our errors as one sentence instead of a traceback and sets the exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -22,7 +22,7 @@ class Sentences(Group):
         try:
             return super().invoke(ctx)
         except TightloopError as error:
-            _complain(*_sentences(error))
+            _print_errors(*_sentences(error))
             ctx.exit(WRONG_INPUT if isinstance(error, InvalidRequestError) else FAILED)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
@@ -30,16 +30,16 @@ class Sentences(Group):
         except BrokenPipeError:
             ctx.exit(FAILED)
         except OSError as error:
-            _complain(f"error: the operating system refused: {error}")
+            _print_errors(f"error: the operating system refused: {error}")
             ctx.exit(FAILED)
 
 
-def _complain(*sentences: str) -> None:
+def _print_errors(*sentences: str) -> None:
     # Lazy import: help and completion do not need Rich.
-    from tightloop.cli.terminal import complain
+    from tightloop.cli.terminal import print_error
 
     for sentence in sentences:
-        complain(sentence)
+        print_error(sentence)
 
 
 def _sentences(error: TightloopError) -> list[str]:
@@ -92,7 +92,7 @@ def options(
     context.obj = {"settings_file": settings, "address": address, "namespace": namespace}
 
 
-app = Sentences(
+app = RootGroup(
     "tightloop",
     "Durable coding-agent loops on Temporal: start an episode or a plan, watch it, steer it.",
     "",

@@ -147,7 +147,7 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
     except tomllib.TOMLDecodeError:
         raise SettingsError(by_hand) from None
     # The edit only knows tables. Inline tables and dotted keys of our server are noticed here.
-    if _others(before) != _others(after) or after["mcp_servers"][SERVER] != entry:
+    if _without_our_server(before) != _without_our_server(after) or after["mcp_servers"][SERVER] != entry:
         raise SettingsError(by_hand)
     return new_text
 
@@ -186,7 +186,7 @@ def _without_table(text: str) -> str:
     return "\n".join(lines)
 
 
-def _others(document: dict[str, Any]) -> dict[str, Any]:
+def _without_our_server(document: dict[str, Any]) -> dict[str, Any]:
     servers = {name: value for name, value in document.get("mcp_servers", {}).items() if name != SERVER}
     return {name: value for name, value in document.items() if name != "mcp_servers"} | {"mcp_servers": servers}
 

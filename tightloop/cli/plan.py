@@ -25,9 +25,9 @@ from tightloop.cli.plan_file import (
     read_inputs,
     step_text,
 )
-from tightloop.cli.session import leave, session_of
+from tightloop.cli.session import exit_with_status, session_of
 from tightloop.cli.start import drop_none, start_and_wait
-from tightloop.cli.terminal import on_terminal, plain, remark, show, show_either, show_json
+from tightloop.cli.terminal import on_terminal, plain, print_note, show, show_either, show_json
 from tightloop.cli.views import record_lines
 from tightloop.client import Kind, RunStatus, TightloopClient
 from tightloop.client.store import Store
@@ -102,7 +102,7 @@ _SECRET = re.compile(r"\[secret:[^\]]+\]")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunArguments:
     """Arguments of `run`."""
 
     file: str | None = None
@@ -159,7 +159,7 @@ def run(
 ) -> None:
     # False counts as omitted: with --again, the value of the earlier run then stays.
     options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
-    arguments = Wanted(file, again, plan_id, workspace, values or [], goal, options)
+    arguments = RunArguments(file, again, plan_id, workspace, values or [], goal, options)
     arguments.check()
     session = session_of(context)
     # Before connecting: errors in the text need no server.
@@ -174,7 +174,7 @@ def run(
 
     started, note = session.run(start)
     if note:
-        remark(note)
+        print_note(note)
     if detach:
         show_either({"id": started}, f"started {started}\nFollow it: tightloop watch {started}", as_json=as_json)
         return
@@ -183,22 +183,24 @@ def run(
     last = follow(session, started, as_json=as_json, dry_run=dry_run, wait=wait)
     if dry_run and isinstance(last, PlanStatus) and not as_json:
         _show_previews(last)
-    leave(last)
+    exit_with_status(last)
 
 
 def _remark_on(text: Examined) -> None:
     for problem in text.warnings:
-        remark(problem_line(problem))
+        print_note(problem_line(problem))
     # The difference, because the text itself may already contain such a mark.
     secrets = sorted(set(_SECRET.findall(scrub(text.text))) - set(_SECRET.findall(text.text)))
     if secrets:
-        remark(
+        print_note(
             f"{text.name}: warning: it contains what looks like {', '.join(secrets)}, and its text is stored with the "
             "plan. Put it into the worker's environment and name the variable in secret_headers of an http step"
         )
 
 
-async def _request(client: TightloopClient, arguments: Wanted, text: Examined | None) -> tuple[PlanRequest, str | None]:
+async def _request(
+    client: TightloopClient, arguments: RunArguments, text: Examined | None
+) -> tuple[PlanRequest, str | None]:
     """Return the request and the id to start it under."""
     fields: dict[str, Any] = {"goal": arguments.goal}
     plan_id, folder = arguments.plan_id, arguments.workspace
@@ -311,7 +313,7 @@ def _readable(file: str) -> Plan:
     if result.read is None or result.read.left_out:
         load_valid_plan(file)
     for problem in result.errors:
-        remark(problem_line(problem))
+        print_note(problem_line(problem))
     assert result.read is not None
     return result.read.plan
 
@@ -365,12 +367,12 @@ async def _load_plan(
     try:
         states = _states(await client.steps(plan_id))
     except ServiceUnavailableError as error:
-        remark(f"the states of the steps are unknown: {error.message}")
+        print_note(f"the states of the steps are unknown: {error.message}")
     store = Store(Path(status.workspace), plan_id)
     if step is not None and not store.is_here:
         with contextlib.suppress(WorkspaceError):
             store.require()
-        remark(f"the attempts of {step} are on the host of {status.workspace}")
+        print_note(f"the attempts of {step} are on the host of {status.workspace}")
     return plan, states, store.records(step) if step is not None else (), store.workspace
 
 

@@ -11,7 +11,7 @@ from tightloop.cli import FAILED
 from tightloop.cli.host.server_part import run_again
 from tightloop.cli.parameters import Argument, AsJson, Id, Option
 from tightloop.cli.session import session_of
-from tightloop.cli.terminal import remark, show, show_json
+from tightloop.cli.terminal import print_note, show, show_json
 from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal, sign, signing_key, to_json
 from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement, statement_of
 from tightloop.client.proof.verify import Point, Rules, Verified, find_proof
@@ -45,7 +45,7 @@ def proof(
                 output.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise InvalidRequestError(f"{output} cannot be written: {error.strerror}") from None
-            remark(f"wrote {output}. Verify it: tightloop verify {output}")
+            print_note(f"wrote {output}. Verify it: tightloop verify {output}")
     if not as_json:
         show("\n".join(proof_lines(statement)))
     # After the output, because a failed proof is evidence, too.
@@ -99,7 +99,7 @@ def _seal_content(content: bytes, *, unsigned: bool) -> str:
             envelope = seal(content, [sign(envelope.signed_bytes, signing_key())])
         # Not an error: an unsigned proof can still be compared, and `verify --unsigned` accepts it.
         except NoSigningKeyError as error:
-            remark(f"the proof is not signed: {error.message}")
+            print_note(f"the proof is not signed: {error.message}")
     return to_json(envelope)
 
 
@@ -163,7 +163,7 @@ def _verdict(result: Result, details: Details) -> str:
 def _run_lines(run: RunDetails) -> Iterator[str]:
     yield f"  {_RUNS[run.tests]}:"
     for check in run.checks:
-        yield f"    {check.status.value.replace('_', ' ')}: {check.run}{_counts(check)}{_walls(check)}"
+        yield f"    {check.status.value.replace('_', ' ')}: {check.run}{_counts(check)}{_sandbox_text(check)}"
 
 
 def _counts(check: CheckDetails) -> str:
@@ -178,7 +178,7 @@ def _counts(check: CheckDetails) -> str:
     return f" ({'; '.join(summaries)})" if summaries else " (exit status only)"
 
 
-def _walls(check: CheckDetails) -> str:
+def _sandbox_text(check: CheckDetails) -> str:
     if not check.sandbox:
         return ""
     missing = f", which did not enforce: {', '.join(check.not_enforced)}" if check.not_enforced else ""

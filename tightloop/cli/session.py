@@ -77,7 +77,7 @@ class Session:
         return self.run(resolve_and_run)
 
 
-async def within(seconds: float, work: Awaitable[T]) -> T | None:
+async def wait_at_most(seconds: float, work: Awaitable[T]) -> T | None:
     """Return the result of an awaitable; None after a timeout or without a response."""
     with contextlib.suppress(TimeoutError, ServiceUnavailableError):
         async with asyncio.timeout(seconds):
@@ -101,8 +101,8 @@ def operator() -> str:
         return "operator"
 
 
-def leave(last: RunStatus | None) -> None:
+def exit_with_status(last: RunStatus | None) -> None:
     """Exit with code 1 for a run that ended without success, or 3 if it waits for a person; return on success."""
-    if last is None or last.word in ("succeeded", "completed", "verified"):
+    if last is None or last.list_status in ("succeeded", "completed", "verified"):
         return
-    raise click.exceptions.Exit(FAILED if last.word in CLOSED_STATUSES else NEEDS_PERSON)
+    raise click.exceptions.Exit(FAILED if last.list_status in CLOSED_STATUSES else NEEDS_PERSON)

@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from tightloop.cli.follow import follow
 from tightloop.cli.parameters import Argument, AsJson, Option, Wait
-from tightloop.cli.session import Session, leave, session_of, within
-from tightloop.cli.terminal import remark, show_either
+from tightloop.cli.session import Session, exit_with_status, session_of, wait_at_most
+from tightloop.cli.terminal import print_note, show_either
 from tightloop.client import TightloopClient
 from tightloop.client.workers import explain_idle
 from tightloop.coder.model import CODER
 from tightloop.episode.check import ProofRule
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodePhase, EpisodeRequest, EpisodeStatus
-from tightloop.episode.progress.classification import Preset, under_request
+from tightloop.episode.progress.classification import Preset, apply_preset_to_request
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest, PlanStatus
@@ -97,7 +97,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     merged: dict[str, Any] = {}
     for layer in layers:
         # The preset of a layer fills only that layer, so that explicit values of later layers still win.
-        merged = merge_layers(merged, under_request(layer))
+        merged = merge_layers(merged, apply_preset_to_request(layer))
     try:
         request = EpisodeRequest.model_validate(merged)
     except ValidationError as error:
@@ -280,11 +280,11 @@ def start_now(
         compare_keys=False,
     )
     if note:
-        remark(note)
+        print_note(note)
     hint = "" if watch else f"\nFollow it: tightloop watch {started}"
     show_either({"id": started}, f"started {started}{hint}", as_json=as_json)
     if watch:
-        leave(follow(session, started, as_json=as_json, wait=wait))
+        exit_with_status(follow(session, started, as_json=as_json, wait=wait))
 
 
 async def start_and_wait(
@@ -304,7 +304,7 @@ async def start_and_wait(
     """
     started = await client.start(request, new_id=new_id, replace=replace)
     # A bad workspace is rejected within this time; a start without a worker is valid anyway.
-    if await within(OPENING_SECONDS, _begun(client, started)):
+    if await wait_at_most(OPENING_SECONDS, _wait_until_open(client, started)):
         return started, ""
     # Only a hint: a failure to list the workers must not fail the start.
     with contextlib.suppress(TightloopError):
@@ -316,7 +316,7 @@ async def start_and_wait(
     return started, ""
 
 
-async def _begun(client: TightloopClient, started: str) -> bool:
+async def _wait_until_open(client: TightloopClient, started: str) -> bool:
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import click
 
 from tightloop.cli.parameters import Argument, AsJson, By, Id, Option
-from tightloop.cli.session import operator, session_of, within
+from tightloop.cli.session import operator, session_of, wait_at_most
 from tightloop.cli.terminal import show_either
 from tightloop.cli.views import todo_lines
 from tightloop.client import ExecutorAmendment, Kind, TightloopClient
@@ -123,12 +123,12 @@ async def _approve(client: TightloopClient, key: str, arguments: Asked, by: str)
 
 async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
     # Read first: afterwards a run that was already paused looks like one paused by this command.
-    before = await within(LOOK_SECONDS, client.status(key))
+    before = await wait_at_most(LOOK_SECONDS, client.status(key))
     await client.pause(key, **arguments, by=by)
-    if before is not None and before.word == "paused":
+    if before is not None and before.list_status == "paused":
         return "\n".join([f"{key} is already paused", *todo_lines(before)])
     # If no worker answered the first time, do not wait a second time.
-    status = await within(LOOK_SECONDS, client.status(key)) if before is not None else None
+    status = await wait_at_most(LOOK_SECONDS, client.status(key)) if before is not None else None
     running = status.work if isinstance(status, EpisodeStatus) and not is_paused(status.questions) else None
     if running is None:
         return f"{key} pauses at its next safe point. Continue with: tightloop resume {key}"
@@ -138,10 +138,10 @@ async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -
 
 async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
     # Read first: the message may end the pause that the reply is about.
-    status = await within(END_SECONDS, client.status(key))
+    status = await wait_at_most(END_SECONDS, client.status(key))
     await client.resume(key, **arguments, by=by)
     checkpoint = arguments.get("checkpoint_id", "")
-    is_paused_now = status is not None and status.word == "paused"
+    is_paused_now = status is not None and status.list_status == "paused"
     # A bare resume takes the default of a question. Without one the workflow stays paused, and silence would look
     # like success.
     if (
@@ -157,12 +157,12 @@ async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) 
         raise InvalidRequestError("\n".join([needed, *todo_lines(status)]))
     if status is None or is_paused_now:
         return f"{key} continues{f' from {checkpoint}' if checkpoint else ''}"
-    return "\n".join([f"{key} is {status.word} and was not paused", *todo_lines(status)])
+    return "\n".join([f"{key} is {status.list_status} and was not paused", *todo_lines(status)])
 
 
 async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
     await client.cancel(key, **arguments, by=by)
-    result = await within(END_SECONDS, client.result(key))
+    result = await wait_at_most(END_SECONDS, client.result(key))
     if result is None:
         try:
             # Tells work that is still stopping, which ends by itself, from a missing worker.

@@ -79,13 +79,13 @@ def as_plain_values(value: Any) -> Any:
     return value
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """Print an error to stderr, red on a terminal."""
     # No wrapping, so that commands can be copied in one piece.
     console(stderr=True).print(Text(plain(sentence), style="red"), soft_wrap=True)
 
 
-def remark(sentence: str) -> None:
+def print_note(sentence: str) -> None:
     """Print a remark to stderr that is not part of the result."""
     console(stderr=True).print(Text(plain(sentence), style="dim"), soft_wrap=True)
 

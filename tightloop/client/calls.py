@@ -239,14 +239,14 @@ class Calls:
             if origin and await self._is_started_by(origin, workflow_id):
                 return
             if not await self._is_free(workflow_id):
-                raise await self._taken(workflow_id) from error
+                raise await self._explain_taken_id(workflow_id) from error
         else:
             return
         try:
             # Does not replace a workflow that starts in the meantime and succeeds.
             await start(WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY)
         except WorkflowAlreadyStartedError as error:
-            raise await self._taken(workflow_id) from error
+            raise await self._explain_taken_id(workflow_id) from error
 
     async def _is_started_by(self, origin: str, workflow_id: str) -> bool:
         try:
@@ -254,18 +254,18 @@ class Calls:
         except EpisodeNotFoundError:
             return False
         # A rejected run may be newer than the one that the request started.
-        return origin in (newest.request, (await self.listing.that_counts(newest)).request)
+        return origin in (newest.request, (await self.listing.find_newest_accepted(newest)).request)
 
     async def _is_free(self, workflow_id: str) -> bool:
         """Return whether all runs under an existing id were rejected at their start."""
         try:
-            return (await self.listing.that_counts(await self.describe(workflow_id))).refused
+            return (await self.listing.find_newest_accepted(await self.describe(workflow_id))).refused
         except EpisodeNotFoundError:
             return False
 
-    async def _taken(self, workflow_id: str) -> TightloopError:
+    async def _explain_taken_id(self, workflow_id: str) -> TightloopError:
         try:
-            execution = await self.listing.that_counts(await self.describe(workflow_id))
+            execution = await self.listing.find_newest_accepted(await self.describe(workflow_id))
         except EpisodeNotFoundError:
             return IdTakenError(f"{workflow_id} belongs to a workflow of another program. Choose another id")
         what = f"{workflow_id} exists: {execution.kind.noun}"
@@ -298,7 +298,7 @@ class Calls:
             ) from error
         # The SDK (1.35) cannot parse the rejection of a query whose workflow Temporal itself has paused.
         except ValueError as error:
-            raise await self._frozen(workflow_id, error) from error
+            raise await self._explain_frozen_run(workflow_id, error) from error
         return answer
 
     async def signal(self, workflow_id: str, name: str, argument: Any) -> None:
@@ -435,7 +435,7 @@ class Calls:
                 return await self._no_worker(workflow_id, requested_at)
             # Before the next case, whose advice would be to start a worker.
             case RPCStatusCode.FAILED_PRECONDITION if "paused" in message:
-                return await self._frozen(workflow_id, error)
+                return await self._explain_frozen_run(workflow_id, error)
             case RPCStatusCode.FAILED_PRECONDITION if requested_at:
                 return await self._no_worker(workflow_id, requested_at)
             case RPCStatusCode.INVALID_ARGUMENT:
@@ -471,7 +471,7 @@ class Calls:
             workers = ()  # a role that may only start and steer cannot list workers
         return ServiceUnavailableError(explain_silence(execution, workers, requested_at))
 
-    async def _frozen(self, workflow_id: str, error: BaseException) -> TightloopError:
+    async def _explain_frozen_run(self, workflow_id: str, error: BaseException) -> TightloopError:
         execution = await self.describe(workflow_id)
         if not execution.frozen:
             return ServiceUnavailableError(f"Temporal's answer about {workflow_id} cannot be read: {error}")
@@ -502,13 +502,13 @@ def checked_json(name: str, argument: Any) -> bytes:
         raise too_deep from None
     # A loop, because a recursive check would itself fail on the values that it has to reject.
     for _ in range(LEVELS_LIMIT + 1):
-        inner = [part for value in inner for part in _within(value)]
+        inner = [part for value in inner for part in _children_of(value)]
     if inner:
         raise too_deep
     return content
 
 
-def _within(value: Any) -> Iterable[Any]:
+def _children_of(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 

@@ -47,7 +47,7 @@ T = TypeVar("T")
 _ONE_AT_A_TIME = ThreadPoolExecutor(1, "plan-checking")
 
 
-async def check_aside(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def check_in_thread(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a CPU-bound check in a thread; pass its result or exception on."""
     return await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, partial(check, *args, **kwargs))
 
@@ -204,7 +204,7 @@ class TightloopClient(Viewer):
             # Lazy import: it loads a shell parser, which is slow to import.
             from tightloop.plan.validation import check_source
 
-            await check_aside(check_source, plan.source, tuple(plan.inputs))
+            await check_in_thread(check_source, plan.source, tuple(plan.inputs))
         queue = self._settings.temporal.task_queue
         await refuse_unreadable_start(self._calls, queue)
         if not start.queues.home and await self._is_home_of(start.workspace):
@@ -306,7 +306,7 @@ class TightloopClient(Viewer):
             InvalidRequestError: the text is empty, or the episode is closed.
         """
         arguments = {"text": text, "by": by} | ({} if resumes else {"resumes": False})
-        return await self._tell(episode_id, Kind.EPISODE, "respond", arguments, message_id=message_id)
+        return await self._send_update(episode_id, Kind.EPISODE, "respond", arguments, message_id=message_id)
 
     async def top_up(self, /, workflow_id: str, *, by: str = "operator", message_id: str = "", **amounts: float) -> str:
         """Raise the budget; return the workflow's reply.
@@ -347,7 +347,7 @@ class TightloopClient(Viewer):
         arguments = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
         amendment = read_amendment(arguments | ({"executor": executor} if executor else {}))
         changes = amendment.model_dump(mode="json")
-        return await self._tell(episode_id, Kind.EPISODE, "amend_goal", changes, message_id=message_id)
+        return await self._send_update(episode_id, Kind.EPISODE, "amend_goal", changes, message_id=message_id)
 
     async def restore(
         self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator", message_id: str = ""
@@ -404,7 +404,7 @@ class TightloopClient(Viewer):
         # Resolved here, because a workflow cannot list the workers.
         home = choose_home(to, (await self.topology()).homes)
         arguments = {"to": home, "workspace": workspace, "reason": reason, "by": by}
-        return await self._tell(episode_id, Kind.EPISODE, "move", arguments, message_id=message_id)
+        return await self._send_update(episode_id, Kind.EPISODE, "move", arguments, message_id=message_id)
 
     async def fork(
         self,
@@ -451,7 +451,9 @@ class TightloopClient(Viewer):
             InvalidRequestError: the text is invalid (the message names line and column).
         """
         arguments = {"source": source, "rationale": rationale, "by": by}
-        return await self._tell(plan_id, Kind.PLAN, "replan", arguments, timeout=REPLAN_TIMEOUT, message_id=message_id)
+        return await self._send_update(
+            plan_id, Kind.PLAN, "replan", arguments, timeout=REPLAN_TIMEOUT, message_id=message_id
+        )
 
     async def run_step(self, plan_id: str, step: str, *, by: str = "operator", message_id: str = "") -> str:
         """Start a ready step, even during a pause, or retry a failed one. Return the workflow's reply.
@@ -461,7 +463,7 @@ class TightloopClient(Viewer):
         Raises:
             InvalidRequestError: the step is unknown, or cannot be started.
         """
-        return await self._tell(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by}, message_id=message_id)
+        return await self._send_update(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by}, message_id=message_id)
 
     async def dispatch(
         self, plan_id: str, *, parallel: int | bool | None = None, by: str = "operator", message_id: str = ""
@@ -479,7 +481,7 @@ class TightloopClient(Viewer):
             WorkspaceBusyError: its workspace is in use. The plan stays a draft; retry later.
         """
         arguments = {"parallel": parallel, "by": by}
-        return await self._tell(plan_id, Kind.LOOP, "dispatch", arguments, message_id=message_id)
+        return await self._send_update(plan_id, Kind.LOOP, "dispatch", arguments, message_id=message_id)
 
     async def verify(self, plan_id: str, *, by: str = "operator", message_id: str = "") -> str:
         """Run the gates of a project plan whose tasks have ended; return the workflow's reply.
@@ -493,9 +495,9 @@ class TightloopClient(Viewer):
             InvalidRequestError: tasks are still running, or the plan has ended; the message lists the possible
                 operations.
         """
-        return await self._tell(plan_id, Kind.LOOP, "verify", {"by": by}, message_id=message_id)
+        return await self._send_update(plan_id, Kind.LOOP, "verify", {"by": by}, message_id=message_id)
 
-    async def _tell(
+    async def _send_update(
         self,
         workflow_id: str,
         kind: Kind,

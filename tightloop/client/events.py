@@ -32,7 +32,7 @@ class Event(TimelineLine):
     run_id: str = ""
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """Read position: number of lines read in a run, with all earlier runs read completely."""
 
     run_id: str
@@ -43,12 +43,12 @@ class Place(NamedTuple):
         return f"{self.run_id}.{self.lines}"
 
 
-NOWHERE = Place("", 0)
-Page = tuple[list[Event], Place, bool]
+NOWHERE = ReadPosition("", 0)
+Page = tuple[list[Event], ReadPosition, bool]
 """Events, position after them, and True if the run has more."""
 
 
-def read_cursor(cursor: str) -> Place | None:
+def read_cursor(cursor: str) -> ReadPosition | None:
     """Parse a cursor; empty means the first event.
 
     Raises:
@@ -61,7 +61,7 @@ def read_cursor(cursor: str) -> Place | None:
         raise InvalidRequestError(
             f"{cursor!r} is not a cursor. Pass an event's cursor unchanged, or omit it to start with the first event"
         )
-    return Place(match[1], int(match[2]))
+    return ReadPosition(match[1], int(match[2]))
 
 
 async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
@@ -83,7 +83,7 @@ class EventReader:
     calls: Calls
     workflow_id: str
 
-    async def page(self, position: Place, newest: Execution) -> Page:
+    async def page(self, position: ReadPosition, newest: Execution) -> Page:
         """Return the next events of a run; the last one is Temporal's if it ended the run without the workflow.
 
         Raises:
@@ -112,16 +112,18 @@ class EventReader:
                 return [], position, False
             lines += [forced] if forced else []
         events = [
-            Event.of(line, run_id=position.run_id, cursor=str(Place(position.run_id, timeline_page.start + number)))
+            Event.of(
+                line, run_id=position.run_id, cursor=str(ReadPosition(position.run_id, timeline_page.start + number))
+            )
             for number, line in enumerate(lines, start=1)
         ]
-        return events, Place(position.run_id, timeline_page.start + len(events)), has_more
+        return events, ReadPosition(position.run_id, timeline_page.start + len(events)), has_more
 
     async def runs(self, newest: Execution) -> list[str]:
         """Return the ids of all runs up to the newest one, oldest first."""
         return [run.run_id for run in await runs_until(self.calls, newest)]
 
-    async def begin(self, newest: Execution, position: Place | None) -> Place:
+    async def begin(self, newest: Execution, position: ReadPosition | None) -> ReadPosition:
         """Return the start position.
 
         Raises:
@@ -131,17 +133,17 @@ class EventReader:
             return position
         runs = await self.runs(newest)
         if position is None:
-            return Place(runs[0], 0)
+            return ReadPosition(runs[0], 0)
         if position.run_id not in runs:
             raise _too_old(self.workflow_id, position)
         return position
 
-    async def next_run(self, newest: Execution, position: Place) -> Place:
+    async def next_run(self, newest: Execution, position: ReadPosition) -> ReadPosition:
         """Return the start position of the following run."""
         runs = await self.runs(newest)
         # A run that Temporal has deleted is no longer listed; the oldest remaining one follows it.
         number = runs.index(position.run_id) + 1 if position.run_id in runs else 0
-        return Place(runs[min(number, len(runs) - 1)], OWN)
+        return ReadPosition(runs[min(number, len(runs) - 1)], OWN)
 
 
 async def read_timeline(calls: Calls, workflow_id: str, after: str) -> AsyncGenerator[Event]:
@@ -166,7 +168,7 @@ async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
     # From the newest run backwards, so that a worker replays an old run only if its events are needed.
     for run_id in reversed(runs):
         # Later runs carry lines of earlier ones; OWN leaves these out.
-        position, more, run_events = Place(run_id, 0 if run_id == runs[0] else OWN), True, list[Event]()
+        position, more, run_events = ReadPosition(run_id, 0 if run_id == runs[0] else OWN), True, list[Event]()
         while more:
             events, position, more = await reader.page(position, newest)
             run_events += events
@@ -189,14 +191,14 @@ async def follow(
     while True:
         # Taken before the reads: a change during them must not be missed.
         moves = feed.moves
-        newest = await patient(lambda: feed.look("run", lambda: describe_run(calls, workflow_id)))
+        newest = await patient(lambda: feed.read("run", lambda: describe_run(calls, workflow_id)))
         if position is NOWHERE:
             position = await patient(partial(reader.begin, newest, start))
         is_newest = position.run_id == newest.run_id
         ask = partial(reader.page, position, newest)
         # The key includes the run's state: a page cached before the end would miss the last events.
         name = ("events", position, newest.run_id, newest.is_open)
-        events, position, more = await patient(partial(feed.look, name, ask))
+        events, position, more = await patient(partial(feed.read, name, ask))
         for event in events:
             yield event
         if more:
@@ -209,7 +211,7 @@ async def follow(
             await feed.wait_for_change(moves)
 
 
-def _too_old(workflow_id: str, position: Place) -> InvalidRequestError:
+def _too_old(workflow_id: str, position: ReadPosition) -> InvalidRequestError:
     return InvalidRequestError(
         f"the events of {workflow_id} after the cursor {position} are no longer stored, or the cursor belongs to "
         "another id. Omit the cursor to start with the oldest event"

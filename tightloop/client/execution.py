@@ -125,7 +125,7 @@ class Execution(Summary):
     """Id of its running coder workflow; empty without one."""
 
     @property
-    def asked_run(self) -> str:
+    def query_run_id(self) -> str:
         """Run id for queries; empty for the newest run, which may change in the meantime."""
         return "" if self.is_open else self.run_id
 

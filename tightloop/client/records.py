@@ -47,7 +47,7 @@ class Listing:
                     continue
                 row = await self._read(info)
                 listed_ids.add(row.id)
-                counts = await self.that_counts(row)
+                counts = await self.find_newest_accepted(row)
                 if kind in (None, counts.kind):
                     yield counts
 
@@ -60,7 +60,7 @@ class Listing:
         infos.sort(key=lambda info: info.start_time.ToNanoseconds())
         return tuple([await self._read(info) for info in infos])
 
-    async def that_counts(self, newest: Execution) -> Execution:
+    async def find_newest_accepted(self, newest: Execution) -> Execution:
         """Return the newest run that was not rejected at its start; if all were, the newest one."""
         if not newest.refused:
             return newest

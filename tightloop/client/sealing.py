@@ -72,7 +72,7 @@ class RefusedError(Exception):
     """The payload is not authentic; the text is the reason."""
 
 
-class _Place(NamedTuple):
+class _PayloadOwner(NamedTuple):
     """Owner of a payload. The activity fields are empty if it belongs to no activity."""
 
     namespace: str = ""
@@ -227,15 +227,15 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return frozenset({SealKind.WORKFLOW}) if is_command else _WORKFLOW
 
     @property
-    def _place(self) -> _Place:
+    def _owner(self) -> _PayloadOwner:
         context = self.context
         if isinstance(context, WorkflowSerializationContext):
-            return _Place(context.namespace, context.workflow_id)
+            return _PayloadOwner(context.namespace, context.workflow_id)
         if isinstance(context, ActivitySerializationContext):
-            return _Place(
+            return _PayloadOwner(
                 context.namespace, context.workflow_id or "", context.activity_type or "", context.activity_id or ""
             )
-        return _Place()
+        return _PayloadOwner()
 
     def _open_or_refuse(self, payload: Payload) -> Payload:
         if not self.strict and payload.metadata.get("encoding") != ENCRYPTED:
@@ -271,7 +271,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
 
     def _bound(self, key_id: str, seal: Seal) -> bytes:
         # Temporal's UI and CLI encode a message before its target is known.
-        context = _Place() if seal.kind is SealKind.OPERATOR else self._place
+        context = _PayloadOwner() if seal.kind is SealKind.OPERATOR else self._owner
         return _join_parts(key_id, seal.kind.value, str(seal.issued), seal.nonce, *context)
 
     def _check_purpose(self, seal: Seal) -> None:
@@ -284,7 +284,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         if seal.kind not in self._allowed:
             raise RefusedError(f"it was sealed as {seal.kind.value}")
         # Last, because binding lasts: a message that is refused for another reason must stay usable.
-        if seal.kind is SealKind.OPERATOR and self.claim and not self.claim(seal.nonce, self._place.workflow):
+        if seal.kind is SealKind.OPERATOR and self.claim and not self.claim(seal.nonce, self._owner.workflow):
             raise RefusedError("it is a copy of a message to another workflow")
 
     def _decrypt(self, payload: Payload) -> tuple[list[str], Payload]:

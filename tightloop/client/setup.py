@@ -42,19 +42,19 @@ CLOUD_HOSTS = (".tmprl.cloud", ".api.temporal.io")
 _TYPE = "INDEXED_VALUE_TYPE_"
 
 
-class Done(StrEnum):
+class SetupOutcome(StrEnum):
     """Result of a setup step."""
 
-    THERE = "already set up"
-    MADE = "set up"
-    WOULD = "would be set up"
+    EXISTING = "already set up"
+    CREATED = "set up"
+    PLANNED = "would be set up"
 
 
-class Part(NamedTuple):
+class SetupStep(NamedTuple):
     """Setup step with its result."""
 
     name: str
-    done: Done
+    outcome: SetupOutcome
     detail: str = ""
 
 
@@ -64,7 +64,7 @@ class NotAllowedError(SettingsError):
 
 async def connect_and_set_up(
     settings: "Settings", *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
-) -> tuple[Part, ...]:
+) -> tuple[SetupStep, ...]:
     """Set up the configured namespace over a new connection; see `set_up`."""
     calls = Calls(await connect(settings, PLAIN_CONVERTER))
     return await set_up(calls, create=create, retention=retention, dry_run=dry_run)
@@ -72,7 +72,7 @@ async def connect_and_set_up(
 
 async def set_up(
     calls: Calls, *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
-) -> tuple[Part, ...]:
+) -> tuple[SetupStep, ...]:
     """Set up the namespace of a connection; return the steps with their results. Idempotent.
 
     Args:
@@ -87,10 +87,10 @@ async def set_up(
     """
     namespace_part = await _namespace(calls, create, retention, dry_run)
     # A namespace that does not exist yet cannot be asked for its attributes.
-    if namespace_part.done is Done.WOULD:
-        return (namespace_part, Part("search attributes", Done.WOULD, ", ".join(SEARCH_ATTRIBUTES)))
+    if namespace_part.outcome is SetupOutcome.PLANNED:
+        return (namespace_part, SetupStep("search attributes", SetupOutcome.PLANNED, ", ".join(SEARCH_ATTRIBUTES)))
     parts = [namespace_part, await _attributes(calls, dry_run)]
-    if retention is not None and namespace_part.done is Done.THERE:
+    if retention is not None and namespace_part.outcome is SetupOutcome.EXISTING:
         parts.append(await _retention(calls, retention, dry_run))
     return tuple(parts)
 
@@ -112,7 +112,7 @@ def _wrong(registered: Mapping[str, str]) -> dict[str, str]:
     return {name: kind for name, kind in kinds.items() if kind != SEARCH_ATTRIBUTES[name]}
 
 
-async def _attributes(calls: Calls, dry_run: bool) -> Part:
+async def _attributes(calls: Calls, dry_run: bool) -> SetupStep:
     name, wrong = "search attributes", await wrong_search_attributes(calls)
     where = (calls.address, calls.client.namespace)
     mistyped = {name: kind for name, kind in wrong.items() if kind}
@@ -125,7 +125,7 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
         )
     if not wrong or dry_run:
         names = ", ".join(wrong or SEARCH_ATTRIBUTES)
-        return Part(name, Done.WOULD if wrong else Done.THERE, names)
+        return SetupStep(name, SetupOutcome.PLANNED if wrong else SetupOutcome.EXISTING, names)
     types = {name: IndexedValueType.Value(f"{_TYPE}{SEARCH_ATTRIBUTES[name].upper()}") for name in wrong}
     request = AddSearchAttributesRequest(namespace=where[1], search_attributes=types)
     async with translate_denial(calls, f"add the search attributes {', '.join(wrong)}", *_by_hand(calls, wrong)):
@@ -135,20 +135,20 @@ async def _attributes(calls: Calls, dry_run: bool) -> Part:
             # Another process added them at the same moment.
             if error.status is not RPCStatusCode.ALREADY_EXISTS:
                 raise
-    return Part(name, Done.MADE, ", ".join(wrong))
+    return SetupStep(name, SetupOutcome.CREATED, ", ".join(wrong))
 
 
-async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dry_run: bool) -> Part:
+async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dry_run: bool) -> SetupStep:
     name, namespace = "namespace", calls.client.namespace
     try:
         async with calls.bound_call("", CALL_TIMEOUT):
             await find_namespace(calls)
-        return Part(name, Done.THERE, namespace)
+        return SetupStep(name, SetupOutcome.EXISTING, namespace)
     except SettingsError:
         if not create:
             raise
     if dry_run:
-        return Part(name, Done.WOULD, namespace)
+        return SetupStep(name, SetupOutcome.PLANNED, namespace)
     period = retention or timedelta(days=30)
     request = RegisterNamespaceRequest(namespace=namespace, workflow_execution_retention_period=_duration(period))
     arguments = f"operator namespace create --address {calls.address} --retention {period.days}d -n {namespace}"
@@ -170,7 +170,7 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
             if asyncio.get_running_loop().time() >= until:
                 raise
         await asyncio.sleep(0.5)
-    return Part(name, Done.MADE, f"{namespace}, histories are kept for {period.days} days")
+    return SetupStep(name, SetupOutcome.CREATED, f"{namespace}, histories are kept for {period.days} days")
 
 
 async def find_namespace(calls: Calls) -> timedelta:
@@ -184,15 +184,15 @@ async def find_namespace(calls: Calls) -> timedelta:
     return answer.config.workflow_execution_retention_ttl.ToTimedelta()
 
 
-async def _retention(calls: Calls, period: timedelta, dry_run: bool) -> Part:
+async def _retention(calls: Calls, period: timedelta, dry_run: bool) -> SetupStep:
     name, namespace = "retention", calls.client.namespace
     async with calls.bound_call("", CALL_TIMEOUT):
         current = await find_namespace(calls)
     if current == period:
-        return Part(name, Done.THERE, f"{period.days} days")
+        return SetupStep(name, SetupOutcome.EXISTING, f"{period.days} days")
     detail = f"{period.days} days instead of {current.days}"
     if dry_run:
-        return Part(name, Done.WOULD, detail)
+        return SetupStep(name, SetupOutcome.PLANNED, detail)
     config = NamespaceConfig(workflow_execution_retention_ttl=_duration(period))
     arguments = f"operator namespace update --address {calls.address} --retention {period.days}d -n {namespace}"
     tcld = f"namespace retention set --namespace {namespace} --retention-days {period.days}"
@@ -200,7 +200,7 @@ async def _retention(calls: Calls, period: timedelta, dry_run: bool) -> Part:
         await calls.client.workflow_service.update_namespace(
             UpdateNamespaceRequest(namespace=namespace, config=config), timeout=CALL_TIMEOUT
         )
-    return Part(name, Done.MADE, detail)
+    return SetupStep(name, SetupOutcome.CREATED, detail)
 
 
 @asynccontextmanager

@@ -83,7 +83,7 @@ ASKED_AT_ONCE = 10
 ASK_SECONDS = 15.0
 
 
-class Unserved(NamedTuple):
+class UnservedHost(NamedTuple):
     """Host without a worker, with the open work that only it can do."""
 
     queue: str
@@ -91,13 +91,13 @@ class Unserved(NamedTuple):
     ids: tuple[str, ...]
 
 
-class _Asked(Value):
+class _RequestQueues(Value):
     """Relevant part of a request of any kind."""
 
     queues: Queues = Queues.model_construct()
 
 
-async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[Unserved, ...]:
+async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[UnservedHost, ...]:
     """Return hosts without workers that have open work, among the first `ASKED_MOST` workflows that Temporal lists.
 
     The workflow itself knows its host; those that do not respond within `ASK_SECONDS` are omitted.
@@ -119,7 +119,7 @@ async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[Unser
     async def ask(workflow_id: str) -> None:
         async with free:
             with contextlib.suppress(TightloopError):
-                request = await calls.query(workflow_id, "request", _Asked)
+                request = await calls.query(workflow_id, "request", _RequestQueues)
                 homes[request.queues.home].append(workflow_id)
 
     with contextlib.suppress(TimeoutError):
@@ -130,7 +130,7 @@ async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[Unser
     served = await queues_with(calls, f"{main}-workspace-")
     return tuple(
         [
-            Unserved(queue, tuple(sorted(waiting)))
+            UnservedHost(queue, tuple(sorted(waiting)))
             for queue, waiting in sorted(homes.items())
             if queue not in served and not await workers_on(calls, queue)
         ]

@@ -57,20 +57,20 @@ class Feed:
 
     def __init__(self, calls: Calls, workflow_id: str) -> None:
         self._calls, self._id = calls, workflow_id
-        self._looks: dict[Hashable, asyncio.Future[Any]] = {}
+        self._reads: dict[Hashable, asyncio.Future[Any]] = {}
         self._moved = asyncio.Event()
         self.moves = 0
         self.followers = 0
         self.interval = POLL_INTERVAL
         self.polling: asyncio.Task[None] | None = None
 
-    async def look(self, name: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+    async def read(self, name: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `ask`; shared by all followers until the next change. Errors are not cached."""
-        if name not in self._looks:
-            self._looks[name] = asyncio.ensure_future(ask())
+        if name not in self._reads:
+            self._reads[name] = asyncio.ensure_future(ask())
             # Retrieve the exception, which asyncio would log if all followers have left.
-            self._looks[name].add_done_callback(lambda done: done.cancelled() or done.exception())
-        future: asyncio.Future[T] = self._looks[name]
+            self._reads[name].add_done_callback(lambda done: done.cancelled() or done.exception())
+        future: asyncio.Future[T] = self._reads[name]
         try:
             # The first follower may be cancelled while others still wait.
             return await asyncio.shield(future)
@@ -79,9 +79,9 @@ class Feed:
             if (
                 future.done()
                 and (future.cancelled() or future.exception() is not None)
-                and self._looks.get(name) is future
+                and self._reads.get(name) is future
             ):
-                del self._looks[name]
+                del self._reads[name]
 
     async def wait_for_change(self, since: int) -> None:
         """Wait until the workflow may have changed since `moves` was `since`."""
@@ -94,7 +94,7 @@ class Feed:
     def move(self) -> None:
         """Invalidate the cache and wake all followers."""
         self.moves += 1
-        self._looks.clear()
+        self._reads.clear()
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -190,7 +190,7 @@ async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None)
         EpisodeNotFoundError: no episode and no plan has this id.
         InvalidRequestError: the id belongs to another kind.
     """
-    execution = await calls.listing.that_counts(await calls.describe(workflow_id))
+    execution = await calls.listing.find_newest_accepted(await calls.describe(workflow_id))
     if kind not in (None, execution.kind):
         expected = kind.noun if kind is not None else ""
         raise InvalidRequestError(
@@ -407,13 +407,13 @@ async def changes(
     previous: dict[str, Any] | None = None
 
     def look() -> Awaitable[RunStatus]:
-        return feed.look("status", lambda: status_of(calls, workflow_id))
+        return feed.read("status", lambda: status_of(calls, workflow_id))
 
     while True:
         # Taken before the read, so that a change during it is not missed.
         moves = feed.moves
         status = await patiently(look, patience, feed.interval, on_silence)
-        if status.word in CLOSED_STATUSES:
+        if status.list_status in CLOSED_STATUSES:
             # A status read just before the end lacks the reason.
             await end(calls, workflow_id, patience=patience)
             status = await patiently(lambda: status_of(calls, workflow_id), patience, feed.interval, on_silence)
@@ -422,7 +422,7 @@ async def changes(
         if current != previous:
             previous = current
             yield status
-        if status.word in CLOSED_STATUSES:
+        if status.list_status in CLOSED_STATUSES:
             return
         await feed.wait_for_change(moves)
 

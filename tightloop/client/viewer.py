@@ -16,7 +16,7 @@ from tightloop.client.calls import QUERY_TIMEOUT, Calls
 from tightloop.client.events import Event
 from tightloop.client.execution import Kind, Run, Summary
 from tightloop.client.setup import Topology, topology_of, wrong_search_attributes
-from tightloop.client.staffing import Unserved, find_unserved_hosts
+from tightloop.client.staffing import UnservedHost, find_unserved_hosts
 from tightloop.client.status import PATIENCE, POLL_INTERVAL, Feeds, OnSilence, describe_run, models_of
 from tightloop.client.workers import Poller
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
@@ -218,7 +218,7 @@ class Viewer:
         """Return the request; for an episode including its amendments."""
         execution = await describe_run(self._calls, workflow_id)
         return await self._calls.query(
-            workflow_id, "request", models_of(execution.kind).request, run_id=execution.asked_run
+            workflow_id, "request", models_of(execution.kind).request, run_id=execution.query_run_id
         )
 
     async def checkpoints(self, episode_id: str) -> "tuple[CheckpointRecord, ...]":
@@ -227,13 +227,13 @@ class Viewer:
 
         execution = await describe_run(self._calls, episode_id, Kind.EPISODE)
         records = builtins.list[CheckpointRecord]
-        return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=execution.asked_run))
+        return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=execution.query_run_id))
 
     async def steps(self, plan_id: str) -> "tuple[StepLine, ...]":
         """Return all steps in plan order; those expanded from a template come last."""
         from tightloop.plan.request import StepPage
 
-        run = (await describe_run(self._calls, plan_id, Kind.PLAN)).asked_run
+        run = (await describe_run(self._calls, plan_id, Kind.PLAN)).query_run_id
         page = await self._calls.query(plan_id, "steps", StepPage, 1, run_id=run)
         lines = builtins.list(page.lines)
         for number in range(2, page.pages + 1):
@@ -269,7 +269,7 @@ class Viewer:
         """Return the workers of the installation and the missing ones."""
         return await topology_of(self._calls, self._settings)
 
-    async def unserved_hosts(self) -> tuple[Unserved, ...]:
+    async def unserved_hosts(self) -> tuple[UnservedHost, ...]:
         """Return the hosts without a worker that have open work, among 100 open episodes and plans."""
         return await find_unserved_hosts(self._calls, self._settings)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from tightloop.coder.model import Bounds, CallResult, CoderProgress, Talk, Turn
+from tightloop.coder.model import Bounds, CallResult, CoderProgress, ConversationState, Turn
 from tightloop.executor.model import Usage
 from tightloop.value import ArtifactRef
 
@@ -26,7 +26,7 @@ def spent_tokens(usage: Usage) -> int:
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
-def add_message(talk: Talk, message: ArtifactRef) -> Talk:
+def add_message(talk: ConversationState, message: ArtifactRef) -> ConversationState:
     """Append a message for the model, and reset its loop counters."""
     # New instructions start a new part of the work: earlier repeats are no evidence of a loop any more.
     return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
@@ -34,7 +34,7 @@ def add_message(talk: Talk, message: ArtifactRef) -> Talk:
 
 def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> str:
     """Return the exhausted bound of a role as a sentence, or ""."""
-    most, turns = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, Talk()).turns
+    most, turns = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, ConversationState()).turns
     # The role's own bound first: it is the narrower one, so its setting is the one to raise.
     if turns >= most:
         return f"coder.roles.{role}.max_turns is {most}, and {turns} turns were used"
@@ -45,7 +45,7 @@ def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> st
     return ""
 
 
-def after_turn(talk: Talk, turn: Turn) -> Talk:
+def after_turn(talk: ConversationState, turn: Turn) -> ConversationState:
     """Record a reply before its calls are made."""
     # None of the calls of a faulty reply is made, so it is as idle as a reply without calls.
     idle = not turn.calls or bool(turn.problem)
@@ -61,7 +61,7 @@ def after_turn(talk: Talk, turn: Turn) -> Talk:
     )
 
 
-def after_results(talk: Talk, results: Sequence[CallResult]) -> Talk:
+def after_results(talk: ConversationState, results: Sequence[CallResult]) -> ConversationState:
     """Record the results of all calls of the last reply."""
     marks = (*talk.marks, *(result.mark for result in results if result.mark))[-WINDOW:]
     times = count_repeats(marks)
@@ -91,7 +91,7 @@ def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
     return bounds.testing and not progress.tested
 
 
-def why_stuck(talk: Talk) -> str:
+def why_stuck(talk: ConversationState) -> str:
     """Return the reason that a conversation is stuck, as a sentence, or ""."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
@@ -107,7 +107,7 @@ def resume_progress(progress: CoderProgress) -> CoderProgress:
     return progress.evolve(talks=talks)
 
 
-def _without_questions(talk: Talk) -> Talk:
+def _without_questions(talk: ConversationState) -> ConversationState:
     results = []
     for result in talk.results:
         # Everything after the question is dropped too, because results belong to calls by their position.

@@ -94,7 +94,7 @@ class Bounds(Sparse):
     """Replies per part of the work, by role."""
 
 
-class Talk(Sparse):
+class ConversationState(Sparse):
     """State of the conversation with one role."""
 
     node: ArtifactRef | None = None
@@ -124,7 +124,7 @@ class CoderProgress(Sparse):
     turns: int = 0
     usage: Usage = Usage.model_construct(input_tokens=0, cached_tokens=0, output_tokens=0, cost_usd=0.0)
     round: int = 1
-    talks: dict[str, Talk] = Field(default_factory=dict)
+    talks: dict[str, ConversationState] = Field(default_factory=dict)
     """Conversations by role."""
     tested: bool = False
     """True if the tester has run."""
@@ -242,7 +242,7 @@ def session_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def place_of(session: str) -> str:
+def session_path(session: str) -> str:
     """Return the path of a session in the state folder of its project.
 
     Raises:

@@ -24,7 +24,7 @@ COMPARED_LINES, COMPARED_CHARACTERS = 2_000, 200
 BYTE_ORDER_MARK = "\ufeff"
 
 
-class Patched(NamedTuple):
+class PatchedText(NamedTuple):
     """A file after the change."""
 
     text: str
@@ -36,29 +36,29 @@ class Patched(NamedTuple):
     """Strategy that matched; empty: exact characters."""
 
 
-class Miss(NamedTuple):
+class PatchFailure(NamedTuple):
     """Failed replacement; the file is unchanged."""
 
     reason: str
     """Reason and advice, addressed to the model."""
 
 
-class _Place(NamedTuple):
+class _Replacement(NamedTuple):
     start: int
     end: int
     new: str
 
 
-def patch(text: str, old: str, new: str) -> Patched | Miss:
+def patch(text: str, old: str, new: str) -> PatchedText | PatchFailure:
     """Replace the only match of `old` in `text`."""
     byte_order_mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
     file = _File(text[len(byte_order_mark) :])
     # A model may copy the mark from what it read, or leave it out; the file keeps its own either way.
     old, new = (_plain(part.removeprefix(BYTE_ORDER_MARK)) for part in (old, new))
     if not old:
-        return Miss("old is empty: quote the lines to replace. To make a new file, use create_file")
+        return PatchFailure("old is empty: quote the lines to replace. To make a new file, use create_file")
     if old == new:
-        return Miss("old and new are the same: there is nothing to change")
+        return PatchFailure("old and new are the same: there is nothing to change")
     applied_starts: list[int] = []
     for how, places in _ways(file.plain, old, new):
         # If the new text contains the old one, an edit that is already applied would match again.
@@ -68,13 +68,15 @@ def patch(text: str, old: str, new: str) -> Patched | Miss:
         if len(matches) == 1:
             match = matches[0]
             line = file.plain.count("\n", 0, match.start) + 1
-            return Patched(byte_order_mark + file.replace(match), line, match.new.count("\n") + 1, how)
+            return PatchedText(byte_order_mark + file.replace(match), line, match.new.count("\n") + 1, how)
         # An ambiguous match is not left to a looser strategy, which could pick another place.
         if matches:
             lines = ", ".join(str(file.plain.count("\n", 0, match.start) + 1) for match in matches[:PLACES_SHOWN])
             more = f" and {len(matches) - PLACES_SHOWN} more" if len(matches) > PLACES_SHOWN else ""
             at = f"at lines {lines}{more}"
-            return Miss(f"old occurs {len(matches)} times, {at}. Include more of the lines around the one you mean")
+            return PatchFailure(
+                f"old occurs {len(matches)} times, {at}. Include more of the lines around the one you mean"
+            )
     return _missing(file.plain, old, new, applied_starts)
 
 
@@ -86,7 +88,7 @@ class _File:
         self.plain = _plain(text)
         self._returns = [match.start() for match in re.finditer("\r\n", text)]
 
-    def replace(self, match: _Place) -> str:
+    def replace(self, match: _Replacement) -> str:
         """Return the text with a place replaced; new line ends follow those of the old part, or of the file."""
         start, end = self._original(match.start), self._original(match.end)
         old = self._text[start:end]
@@ -109,8 +111,8 @@ def _plain(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _ways(text: str, old: str, new: str) -> Iterator[tuple[str, list[_Place]]]:
-    exact = [_Place(at, at + len(old), new) for at in islice(_find_all(text, old), PLACES_LIMIT)]
+def _ways(text: str, old: str, new: str) -> Iterator[tuple[str, list[_Replacement]]]:
+    exact = [_Replacement(at, at + len(old), new) for at in islice(_find_all(text, old), PLACES_LIMIT)]
     # A match that starts inside an indentation has a different one, so the remaining lines need shifting too.
     is_cut = old[0] in " \t" and "\n" in new.removesuffix("\n")
     yield "", [match for match in exact if not (is_cut and _cuts_indentation(text, match.start))]
@@ -132,7 +134,7 @@ def _find_all(text: str, part: str) -> Iterator[int]:
         at = text.find(part, at + 1)
 
 
-def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]:
+def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Replacement]:
     """Return the places whose lines equal `old` up to trailing blanks, or also up to indentation."""
     # `_place` deals with the final newline: here it would hide a match in the last line of a file without one.
     old_lines = old.removesuffix("\n").split("\n")
@@ -142,7 +144,7 @@ def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]
         starts.append(starts[-1] + len(line) + 1)
     # A blank line would match almost everywhere.
     anchor = next(number for number, line in enumerate(old_lines) if line.strip())
-    matches: list[_Place] = []
+    matches: list[_Replacement] = []
     for first in range(len(lines) - len(old_lines) + 1):
         # Compare one line first: most candidates fail here.
         if lines[first + anchor].strip() != old_lines[anchor].strip():
@@ -154,15 +156,15 @@ def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Place]
     return matches
 
 
-def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Place:
+def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Replacement:
     if end > len(text):
         # The last line of a file without a final newline, which it must not gain.
         new = new.removesuffix("\n") if old_ends else new
         # Deleting the last line takes the newline before it along: the file had none at its end before.
         if old_ends and not new:
             start = max(start - 1, 0)
-        return _Place(start, len(text), new)
-    return _Place(start, end if old_ends else end - 1, new)
+        return _Replacement(start, len(text), new)
+    return _Replacement(start, end if old_ends else end - 1, new)
 
 
 def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bool) -> str | None:
@@ -201,7 +203,7 @@ def _indentation(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _around(text: str, match: _Place) -> int | None:
+def _around(text: str, match: _Replacement) -> int | None:
     """Return the start of the new text if it already surrounds the place, or None."""
     old = text[match.start : match.end]
     for inside in islice(_find_all(match.new, old), PLACES_LIMIT):
@@ -211,18 +213,20 @@ def _around(text: str, match: _Place) -> int | None:
     return None
 
 
-def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> Miss:
+def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> PatchFailure:
     # White space alone occurs in every file, and would always look applied.
     starts = applied_starts or (list(islice(_find_all(text, new), 1)) if new.strip() else [])
     if starts:
         line = text.count("\n", 0, starts[0]) + 1
         excerpt = _around_line(text, line, new.count("\n") + 1)
-        return Miss(f"already applied: new is at line {line}, and old occurs nowhere else\n{excerpt}")
+        return PatchFailure(f"already applied: new is at line {line}, and old occurs nowhere else\n{excerpt}")
     nearest_line = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
     if nearest_line is None:
-        return Miss("old is not in the file, and no line of the file resembles it. Read the file and copy from it")
+        return PatchFailure(
+            "old is not in the file, and no line of the file resembles it. Read the file and copy from it"
+        )
     excerpt = _around_line(text, nearest_line, old.count("\n") + 1)
-    return Miss(f"old is not in the file. Copy it exactly, blanks included. The nearest lines are:\n{excerpt}")
+    return PatchFailure(f"old is not in the file. Copy it exactly, blanks included. The nearest lines are:\n{excerpt}")
 
 
 def _around_line(text: str, line: int, count: int) -> str:

@@ -202,7 +202,7 @@ class Database:
 
     def upgrade(self) -> str:
         """Migrate to the newest revision; return the previous one, empty for a new database."""
-        with self._translate_errors(), self._begun(Mode.DURABLE) as connection:
+        with self._translate_errors(), self._begin_transaction(Mode.DURABLE) as connection:
             # Under the write lock, because another process may have migrated in the meantime.
             before = self._migrations.revision_of(connection)
             if before != self.head:
@@ -234,7 +234,7 @@ class Database:
     @contextlib.contextmanager
     def _transaction(self, mode: Mode) -> Iterator[Connection]:
         with self._translate_errors(), contextlib.ExitStack() as stack:
-            connection = stack.enter_context(self._begun(mode))
+            connection = stack.enter_context(self._begin_transaction(mode))
             # Only for readers: writing to another schema could lose data.
             if mode is Mode.READ and time.monotonic() < connection.info.get(CHECKED, 0.0):
                 yield connection
@@ -246,11 +246,11 @@ class Database:
                 # The migration needs the write lock, which this transaction may hold.
                 stack.close()
                 self._bring_up(revision)
-                connection = stack.enter_context(self._begun(mode))
+                connection = stack.enter_context(self._begin_transaction(mode))
             yield connection
 
     @contextlib.contextmanager
-    def _begun(self, mode: Mode) -> Iterator[Connection]:
+    def _begin_transaction(self, mode: Mode) -> Iterator[Connection]:
         options: dict[str, Any] = {"tightloop_mode": mode}
         if mode is Mode.READ and self._engine.dialect.name == "postgresql":
             # Part of BEGIN: a separate statement would cost another round trip.

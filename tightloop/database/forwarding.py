@@ -160,16 +160,16 @@ def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[s
         hosts: names of the host, its own first; a project stored under any of them keeps its id.
     """
     # A project keeps the id under which it was first stored, also under an earlier name of the host.
-    candidate_ids = [project, *(id_beside(project, host) for host in reversed(hosts))]
+    candidate_ids = [project, *(host_project_id(project, host) for host in reversed(hosts))]
     query = select(table.c.project, table.c.host).where(table.c.project.in_(candidate_ids))
     owners: dict[str, str] = dict(connection.execute(query).all())
     owned_ids = [name for name in candidate_ids if owners.get(name) in hosts]
     if owned_ids:
         return owned_ids[0]
-    return id_beside(project, hosts[0]) if owners.get(project) else project
+    return host_project_id(project, hosts[0]) if owners.get(project) else project
 
 
-def id_beside(project: str, host: str) -> str:
+def host_project_id(project: str, host: str) -> str:
     """Return the id of a project whose path also exists on another host."""
     return f"{project}-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
 
@@ -180,7 +180,7 @@ LEVELS = 10
 """Maximum nesting of plans."""
 
 
-class Within(NamedTuple):
+class Ancestor(NamedTuple):
     """Parent workflow in the ledger."""
 
     parent: str
@@ -197,7 +197,7 @@ class Blocked(NamedTuple):
 
 
 def inbox_items(
-    waiting: Iterable[RowMapping], steps: Iterable[StepRow], ancestors: Mapping[str, Within]
+    waiting: Iterable[RowMapping], steps: Iterable[StepRow], ancestors: Mapping[str, Ancestor]
 ) -> tuple[InboxItem, ...]:
     """Return the open questions of workflows, oldest first.
 
@@ -206,7 +206,7 @@ def inbox_items(
         steps: steps of those workflows and of their ancestors.
         ancestors: ancestor plans by id.
     """
-    finder = _Around(steps, ancestors)
+    finder = _Ancestry(steps, ancestors)
     items = [
         InboxItem(
             project=row["project"],
@@ -232,13 +232,13 @@ def inbox_items(
     )
 
 
-class _Around:
+class _Ancestry:
     """Ancestor plans of waiting workflows."""
 
-    def __init__(self, steps: Iterable[StepRow], ancestors: Mapping[str, Within]) -> None:
+    def __init__(self, steps: Iterable[StepRow], ancestors: Mapping[str, Ancestor]) -> None:
         self._plans: dict[str, dict[str, StepRow]] = defaultdict(dict)
         self._started: dict[str, StepRow] = {}
-        self._within = ancestors
+        self._ancestors = ancestors
         for step in steps:
             self._plans[step.plan_id][step.step] = step
             if step.child_id:
@@ -253,7 +253,7 @@ class _Around:
             count += len(_dependents(question.step, self._plans.get(workflow_id, {})))
         # Bounded, because damaged rows could form a cycle.
         for _ in range(LEVELS):
-            above = self._within.get(parent)
+            above = self._ancestors.get(parent)
             if above is None:
                 break
             if above.tasks:

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 from tightloop.database.engine import Database, postgres_database, sqlite_database
-from tightloop.database.forwarding import LEVELS, Within, inbox_items, shared_id
+from tightloop.database.forwarding import LEVELS, Ancestor, inbox_items, shared_id
 from tightloop.database.project import ProjectLedger
 from tightloop.database.rows import ended_episodes, event_line, read_step, workflow_line
 from tightloop.database.schema import Moment, checkpoints, days, events, projects, steps, workflows
@@ -176,15 +176,15 @@ class Ledger:
             query = query.where(workflows.c.project == project)
         with self._database.reading() as connection:
             waiting = connection.execute(query.order_by(workflows.c.waiting_since, workflows.c.id)).mappings().all()
-            ancestors = self._around(connection, {row["parent"] for row in waiting if row["parent"]})
+            ancestors = self._find_ancestors(connection, {row["parent"] for row in waiting if row["parent"]})
             plans = {row["id"] for row in waiting} | ancestors.keys()
             step_query = select(steps).where(self._sees(steps), steps.c.plan_id.in_(plans))
             rows = connection.execute(step_query).mappings().all() if plans else []
         return inbox_items(waiting, [read_step(row) for row in rows], ancestors)
 
-    def _around(self, connection: Connection, ids: set[str]) -> dict[str, Within]:
+    def _find_ancestors(self, connection: Connection, ids: set[str]) -> dict[str, Ancestor]:
         """Return the plans with these ids and their ancestors."""
-        plans: dict[str, Within] = {}
+        plans: dict[str, Ancestor] = {}
         for _ in range(LEVELS):
             if not ids:
                 break
@@ -193,7 +193,7 @@ class Ledger:
             query = select(workflows.c.id, workflows.c.parent, details.label("details"))
             for row in connection.execute(query.where(self._sees(workflows), workflows.c.id.in_(ids))):
                 tasks = LoopStatus.model_validate_json(row.details).tasks if row.details else ()
-                plans[row.id] = Within(row.parent, tasks)
+                plans[row.id] = Ancestor(row.parent, tasks)
             ids = {plan.parent for plan in plans.values() if plan.parent} - plans.keys()
         return plans
 

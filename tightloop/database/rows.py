@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tightloop.database.engine import Database
 from tightloop.database.schema import clock, days, events, metrics, steps, workflows
-from tightloop.episode.control import STANDS_IN
+from tightloop.episode.control import FALLBACK_MARK
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.ledger.metrics import EndedEpisode, Metric, MetricKind, MetricsFilter
 from tightloop.ledger.model import SUCCEEDED, UNKNOWN, EvidenceLine, StepRow, TrailEvent, WorkflowLine, WorkflowSnapshot
@@ -311,7 +311,7 @@ def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[floa
     worked_s, interventions, safety_findings, bandit_findings, coverage, searches = measured_values
     return EndedEpisode(
         project=project,
-        executor=executor.partition(STANDS_IN)[0],
+        executor=executor.partition(FALLBACK_MARK)[0],
         model=model,
         closed=closed,
         succeeded=None if status == UNKNOWN else status.lower() in SUCCEEDED,
@@ -358,7 +358,7 @@ def _conditions(filters: MetricsFilter) -> Iterator[ColumnElement[bool]]:
     if filters.project:
         yield workflows.c.project == filters.project
     if filters.executor:
-        stands_in = workflows.c.executor.startswith(f"{filters.executor}{STANDS_IN}", autoescape=True)
+        stands_in = workflows.c.executor.startswith(f"{filters.executor}{FALLBACK_MARK}", autoescape=True)
         yield or_(workflows.c.executor == filters.executor, stands_in)
     if filters.model:
         yield workflows.c.model == filters.model

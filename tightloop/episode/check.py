@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from tightloop.episode.failure import Printed, combine_signatures, is_part, read_output, signature
+from tightloop.episode.failure import ComparableOutput, combine_signatures, is_part, read_output, signature
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
 
@@ -103,7 +103,7 @@ class CheckResult(Value):
     """Failing tests or lint rules, at most `FAILING_LIMIT`."""
     signature: str = ""
     """Id of the failure, equal for equal causes; empty if passed."""
-    printed: Printed = Printed.model_construct()
+    printed: ComparableOutput = ComparableOutput.model_construct()
     """Comparable parts of the output; empty if passed."""
     cpu_s: float | None = None
     """CPU time of its processes in seconds; None if the sandbox does not report it."""
@@ -223,7 +223,7 @@ def judge(
     counts, failing = parse_counts(output)
     # The time limit first: a program that handles the signal may still exit with 0.
     status = CheckStatus.TIMED_OUT if timed_out else _STATUS_OF.get(exit_code, CheckStatus.FAILED)
-    result_signature, printed = "", Printed()
+    result_signature, printed = "", ComparableOutput()
     if status is not CheckStatus.PASSED:
         printed = read_output(_searchable(output))
         # All causes, not only the last: a smaller set is a different failure.

@@ -189,12 +189,12 @@ class EpisodeInput(EpisodeRequest, RunInput):
 
 # Fits one screen of the Web UI; `tightloop checkpoints` lists them all.
 CHECKPOINTS_SHOWN = 12
-STANDS_IN = " in place of "
+FALLBACK_MARK = " in place of "
 """Separator between the executor that worked and the requested one."""
 _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
 
 
-def way_back(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
+def find_restore_point(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
     """Return the checkpoint to restore: the one before the change in question, or else the last one."""
     last = state.last_checkpoint
     doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
@@ -227,7 +227,7 @@ def status_of(
         iteration=state.iteration,
         branch=state.branch,
         plan=state.plan_title,
-        executor=f"{state.stand_in}{STANDS_IN}{request.executor.name}".removeprefix(STANDS_IN),
+        executor=f"{state.stand_in}{FALLBACK_MARK}{request.executor.name}".removeprefix(FALLBACK_MARK),
         # A stand-in uses the model of its own settings, never the requested executor's.
         model=state.model or ("" if state.stand_in else request.executor.model),
         checks=state.checks_text,
@@ -237,7 +237,7 @@ def status_of(
         probability_class=state.probability_class,
         diagnosis=state.diagnosis,
         checkpoint_id=last.id if last else "",
-        way_back=way_back(state, core.questions.waiting),
+        way_back=find_restore_point(state, core.questions.waiting),
         tree=state.tree,
         questions=core.questions.waiting,
         drifts=core.drifts,
@@ -317,7 +317,7 @@ def _checkpoint_row(record: CheckpointRecord) -> str:
 
 def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
     # Before the first checkpoint the JSON still has to show the form of the message.
-    back = way_back(state, questions) or "ckpt-0"
+    back = find_restore_point(state, questions) or "ckpt-0"
     if state.phase is EpisodePhase.CLOSED:
         again = json.dumps({"restore": {"checkpoint_id": back}})
         back = "To go back, reset it to the event of a checkpoint, or start it again with the same id, its input and"

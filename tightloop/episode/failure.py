@@ -253,7 +253,7 @@ class _NumberWords:
 _number_words = cache(_NumberWords)
 
 
-class Printed(Value):
+class ComparableOutput(Value):
     """Output of a failing check, comparable line by line and number by number."""
 
     lines: tuple[str, ...] = ()
@@ -271,13 +271,13 @@ class Printed(Value):
     """Mark of the whole output, including numbers."""
 
 
-def read_output(text: str) -> Printed:
+def read_output(text: str) -> ComparableOutput:
     """Return the comparable parts of an output."""
     text = without_frames(text)
     lines = [without_noise(line) for line in text.split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
     numbers = _numbers(text)
-    return Printed(
+    return ComparableOutput(
         # The marks are stored with every result; a longer output is compared as a whole only.
         lines=marks if len(marks) <= LINES_LIMIT else (),
         numbers=tuple(number.value for number in numbers),
@@ -346,7 +346,7 @@ _MARK = re.compile(r"^E  +")
 _TYPE = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt))\b|(?:^|\s)([A-Z]{1,6}\d{3,4})\b")
 
 
-def telling_line(text: str) -> str:
+def find_explaining_line(text: str) -> str:
     """Return the printed line that explains the failure best, or ""."""
     for pattern in _ERROR_LINES:
         if lines := pattern.findall(text):
@@ -355,12 +355,12 @@ def telling_line(text: str) -> str:
     return ""
 
 
-def said_line(text: str) -> str:
+def normalize_explaining_line(text: str) -> str:
     """Return the explaining line without noise; equal for equal failures."""
-    return without_noise(_MARK.sub("", telling_line(text).strip()))
+    return without_noise(_MARK.sub("", find_explaining_line(text).strip()))
 
 
 def failure_type(text: str) -> str:
     """Return the exception or the rule that the explaining line names, or ""."""
-    match = _TYPE.search(telling_line(text))
+    match = _TYPE.search(find_explaining_line(text))
     return (match[1] or match[2]) if match else ""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
-from tightloop.episode.failure import telling_line
+from tightloop.episode.failure import find_explaining_line
 from tightloop.episode.progress.course import HistoryEntry, command_text, one_line
 from tightloop.memory import Match, Recollection
 from tightloop.safety.commands.shell import read_script
@@ -486,7 +486,7 @@ class FixFinder:
 
 def last_error(result: CheckResult) -> str:
     """Return the most informative line of the output, at most `ERROR_CHARACTERS`."""
-    return one_line(telling_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
+    return one_line(find_explaining_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
 
 
 def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:

@@ -144,7 +144,7 @@ class EpisodeRequest(CallerInput):
     @classmethod
     def _fill(cls, data: Any) -> Any:
         # Before the validation, because a preset must not override what the caller gave.
-        return classification.under_request(data)
+        return classification.apply_preset_to_request(data)
 
     def check(self) -> None:
         """Validate the request: values that are empty, too large, out of range or unknown.

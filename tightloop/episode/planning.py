@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
-from tightloop.episode.failure import failure_type, said_line, signature
+from tightloop.episode.failure import failure_type, normalize_explaining_line, signature
 from tightloop.episode.model import PlanVerdict as PlanVerdict
 from tightloop.episode.model import ReflectCause as ReflectCause
 from tightloop.executor.message import PlanMessage, PlanRequestMessage, Reflection
@@ -18,7 +18,7 @@ ASKED_FOR = 3
 """Maximum number of failing checks to query the memory for."""
 
 
-class Followed(Value):
+class FollowedPattern(Value):
     """Recalled pattern that a plan followed."""
 
     failure: str
@@ -33,7 +33,7 @@ def failure_signature(result: CheckResult) -> str:
 
     Coarser than the signature of the loop, which detects any change of the output.
     """
-    return signature(result.run, result.status.value, said_line(result.tail), *result.failing)
+    return signature(result.run, result.status.value, normalize_explaining_line(result.tail), *result.failing)
 
 
 def seen_failures(
@@ -47,7 +47,7 @@ def seen_failures(
             signature=failure_key,
             type=problem_type(result),
             check=result.run,
-            line=said_line(result.tail) or f"{result.name}: {result.status.value}",
+            line=normalize_explaining_line(result.tail) or f"{result.name}: {result.status.value}",
             context=result.tail,
             workflow_id=workflow_id,
             iteration=iteration,
@@ -90,7 +90,9 @@ def pattern_of(
     )
 
 
-def list_outcomes(followed: Iterable[Followed], after: CheckReport, *, key: str, at: datetime) -> tuple[Outcome, ...]:
+def list_outcomes(
+    followed: Iterable[FollowedPattern], after: CheckReport, *, key: str, at: datetime
+) -> tuple[Outcome, ...]:
     """Return the outcome of each followed pattern: it worked if its check passes now."""
     passed = {result.run: result.passed for result in after.results}
     return tuple(
@@ -260,7 +262,7 @@ class PlanRecord(Value):
     """Stored `CheckReport` that the plan is based on."""
     recalled: int | None = None
     """Number of memory entries found for it; None: not queried."""
-    followed: tuple[Followed, ...] = ()
+    followed: tuple[FollowedPattern, ...] = ()
     """Patterns that it followed."""
     reason: str = ""
     model: str = ""

@@ -198,7 +198,7 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     )
 
 
-def with_telling(state: EpisodeState) -> EpisodeState:
+def with_reported_doubt(state: EpisodeState) -> EpisodeState:
     """Record that a doubt was reported; only later iterations count towards a pause."""
     failures = state.failures.evolve(times=0, count=0, iterations=0, fruitless=0)
     return state.evolve(told=True, low_streak=0, failures=failures)

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from urllib.parse import quote
 
-from tightloop.episode.control import way_back
+from tightloop.episode.control import find_restore_point
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
@@ -206,7 +206,7 @@ def alert_of(
         branch=state.branch,
         checks=state.checks_text,
         probability_class=state.probability_class,
-        checkpoint_id=way_back(state, (question,) if question else ()),
+        checkpoint_id=find_restore_point(state, (question,) if question else ()),
         question=question.id if question else "",
         options=question.names if question else (),
         reason=shorten(reason, 600),
@@ -225,7 +225,7 @@ def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = Fals
     """
     title = f"{alert.subject.value.capitalize()} {alert.episode_id} {TITLES[alert.kind]}"
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
-    commands = answers_to(alert)
+    commands = answer_commands(alert)
     # Phones and lists show only the first line.
     lines = (f"{title} ({_where(alert)}).", reason, f"Answer: {commands[0]}", page, link)
     text = "\n".join(line for line in lines if line)
@@ -240,7 +240,7 @@ def _where(alert: Alert) -> str:
     return f"{alert.phase}, iteration {alert.iteration}" + (f", checks {alert.checks}" if alert.checks else "")
 
 
-def answers_to(alert: Alert) -> tuple[str, ...]:
+def answer_commands(alert: Alert) -> tuple[str, ...]:
     """Return the shell commands that answer an alert, most likely first; the last one shows the status."""
     # Ids and option names are free text; the command must survive being pasted into a shell.
     name = shlex.quote(alert.episode_id)
@@ -250,9 +250,9 @@ def answers_to(alert: Alert) -> tuple[str, ...]:
     commands = [f"answer {name} {option}{which}" for option in alert.options if option != CANCEL]
     if alert.kind is AlertKind.BUDGET and (more := top_up_options(alert.reason)):
         commands.insert(0, f"top-up {name} {more}")
-    if alert.kind in _GUIDED:
+    if alert.kind in _PLANNER_CAN_HELP:
         commands.append(f'respond {name} "message for the planner"')
-    if alert.checkpoint_id and alert.kind in _UNDONE:
+    if alert.checkpoint_id and alert.kind in _RESTORABLE:
         commands.append(f"restore {name} {alert.checkpoint_id}")
     # Last, because people copy the first command.
     if CANCEL in alert.options:
@@ -260,7 +260,7 @@ def answers_to(alert: Alert) -> tuple[str, ...]:
     return tuple(f"tightloop {command}" for command in (*commands, f"status {name}"))
 
 
-_GUIDED = frozenset(
+_PLANNER_CAN_HELP = frozenset(
     {
         AlertKind.DEVIATION,
         AlertKind.REPEATED_ERROR,
@@ -270,7 +270,7 @@ _GUIDED = frozenset(
     }
 )
 """Kinds for which a message to the planner helps."""
-_UNDONE = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKind.ALIGNMENT, AlertKind.FAILED})
+_RESTORABLE = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKind.ALIGNMENT, AlertKind.FAILED})
 """Kinds for which restoring a checkpoint helps."""
 
 

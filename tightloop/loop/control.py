@@ -12,7 +12,7 @@ from tightloop.value import Document, shorten
 NAME_CHARACTERS = 80
 
 
-class DispatchWord(Document):
+class DispatchCommand(Document):
     """Arguments of the update `dispatch`."""
 
     # pydantic's union keeps True as a bool; a field of type int would read it as 1.
@@ -21,54 +21,54 @@ class DispatchWord(Document):
     by: str = "operator"
 
 
-class VerifyWord(Document):
+class VerifyCommand(Document):
     """Arguments of the update `verify`."""
 
     by: str = "operator"
 
 
-class CancelWord(Document):
+class CancelCommand(Document):
     """Arguments of the update `cancel`."""
 
     reason: str = ""
     by: str = "operator"
 
 
-def read_dispatch(value: Any) -> DispatchWord:
+def read_dispatch(value: Any) -> DispatchCommand:
     """Parse the argument of `dispatch`: nothing, or an object.
 
     Raises:
         InvalidRequestError: a field is unknown or out of range.
     """
-    command = read_argument(value or {}, DispatchWord, what="dispatch", example='{"parallel": 4, "by": "ada"}')
+    command = read_argument(value or {}, DispatchCommand, what="dispatch", example='{"parallel": 4, "by": "ada"}')
     parallel = command.parallel
     if parallel is not None and not isinstance(parallel, bool) and not 1 <= parallel <= PARALLEL_LIMIT:
         raise InvalidRequestError(f"dispatch: parallel is {parallel}; it must be 1 to {PARALLEL_LIMIT}")
     return command.evolve(by=_name(command.by))
 
 
-def read_verify(value: Any) -> VerifyWord:
+def read_verify(value: Any) -> VerifyCommand:
     """Parse the argument of `verify`: nothing, or an object.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid.
     """
-    command = read_argument(value or {}, VerifyWord, what="verify", example='{"by": "ada"}')
+    command = read_argument(value or {}, VerifyCommand, what="verify", example='{"by": "ada"}')
     return command.evolve(by=_name(command.by))
 
 
-def read_cancel(value: Any) -> CancelWord:
+def read_cancel(value: Any) -> CancelCommand:
     """Parse the argument of the update `cancel`: nothing, the reason, or an object.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid.
     """
     value = {"reason": value} if isinstance(value, str) else value or {}
-    command = read_argument(value, CancelWord, what="cancel", example='{"reason": "not needed", "by": "ada"}')
+    command = read_argument(value, CancelCommand, what="cancel", example='{"reason": "not needed", "by": "ada"}')
     return command.evolve(by=_name(command.by), reason=shorten(command.reason, 500))
 
 
-def resolve_parallel(command: DispatchWord, default: int) -> int:
+def resolve_parallel(command: DispatchCommand, default: int) -> int:
     """Return the number of concurrent tasks."""
     # `is`, because 1 == True: `{"parallel": 1}` is a number of tasks.
     if command.parallel is None or command.parallel is True:
@@ -86,7 +86,7 @@ TEXT_SHOWN = 120
 
 def loop_details(status: LoopStatus) -> str:
     """Return the current details as Markdown."""
-    lines = [f"**{status.word}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'open problems'}", ""]
+    lines = [f"**{status.list_status}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'open problems'}", ""]
     for question in status.questions:
         lines += [f"**{question.id} waits for an answer** ({question.kind.value}): {question.title}", ""]
     lines += [f"- tasks: {counts_of(status)}"]

@@ -65,7 +65,7 @@ def read_gate(check: Check, result: CheckResult, output: str, report: str = "") 
         report: JUnit XML that it wrote.
     """
     name = gate_name(check)
-    inner_checks = tuple(_within(name, result, output, report))
+    inner_checks = tuple(_find_checks(name, result, output, report))
     failed = [inner for inner in inner_checks if not inner.passed]
     # Only the list is cut: `_message` counts all inner checks.
     listed = (*failed, *(inner for inner in inner_checks if inner.passed))[:WITHIN_LIMIT]
@@ -98,7 +98,7 @@ def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
     return shorten(": ".join(filter(None, (summary or why, tail))), MESSAGE_CHARACTERS)
 
 
-def _within(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
+def _find_checks(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
     """Yield the checks in the output: those of its reports, otherwise the diagnostics or the failing tests."""
     reported = [case for text in (report, *_documents(output)) for case in _junit(name, text)]
     # Only with a version or plan line: a line that begins with "ok" is also ordinary English.

@@ -273,7 +273,7 @@ class LoopStatus(RunStatus):
         return self.plan_id
 
     @property
-    def word(self) -> str:
+    def list_status(self) -> str:
         """Status for lists."""
         # A closed plan is never paused, even if its last snapshot still holds unanswered questions.
         if self.status in CLOSED or not self.questions:
@@ -286,7 +286,7 @@ class LoopStatus(RunStatus):
         # A task that waits for an answer does not need a person at once while other tasks make progress.
         running = any(task.state is TaskState.RUNNING for task in self.tasks)
         may_start = {"dispatch", "verify"}.intersection(self.possible)
-        return self.word == "paused" or bool(may_start) or bool(self.children and not running)
+        return self.list_status == "paused" or bool(may_start) or bool(self.children and not running)
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
         """Return this snapshot, completed with the outcome; fields missing in `result` are kept."""

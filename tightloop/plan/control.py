@@ -18,7 +18,7 @@ AMOUNT_LIMIT = 10**12
 TOP_UP_EXAMPLE = '{"cost_usd": 2.5} or {"attempts": 100, "wall_minutes": 60}'
 
 
-class ReplanWord(Document):
+class ReplanCommand(Document):
     """Arguments of `replan`: a new plan text, or none to ask a planner."""
 
     source: str = ""
@@ -26,7 +26,7 @@ class ReplanWord(Document):
     by: str = "operator"
 
 
-class StepWord(Document):
+class StepCommand(Document):
     """Arguments of `run_step`."""
 
     step: str
@@ -62,7 +62,7 @@ def _rename_alias(value: Any, *others: str, to: str) -> Any:
     return value if other is None else {to if name == other else name: content for name, content in value.items()}
 
 
-def read_replan(value: Any) -> ReplanWord:
+def read_replan(value: Any) -> ReplanCommand:
     """Parse the argument of `replan`: the new text, or an object; without a text a planner is asked.
 
     Raises:
@@ -74,7 +74,7 @@ def read_replan(value: Any) -> ReplanWord:
         value = {"source": value}
     value = _rename_alias(_rename_alias(value, "text", "plan", to="source"), "reason", "note", to="rationale")
     command = read_argument(
-        value, ReplanWord, what="replan", example='{"source": "<the whole plan>", "rationale": "why"}'
+        value, ReplanCommand, what="replan", example='{"source": "<the whole plan>", "rationale": "why"}'
     )
     size = len(command.source.encode("utf-8", "replace"))
     # Refused here with advice; Temporal would only reject the message.
@@ -89,14 +89,14 @@ def read_replan(value: Any) -> ReplanWord:
     )
 
 
-def read_step_word(value: Any) -> StepWord:
+def read_step_word(value: Any) -> StepCommand:
     """Parse the argument of `run_step`: a step id, or an object.
 
     Raises:
         InvalidRequestError: no step is named.
     """
     value = {"step": value} if isinstance(value, str) else _rename_alias(value or {}, "id", "name", to="step")
-    command = read_argument(value, StepWord, what="run_step", example='"build" or {"step": "build", "by": "ada"}')
+    command = read_argument(value, StepCommand, what="run_step", example='"build" or {"step": "build", "by": "ada"}')
     if not command.step.strip():
         raise InvalidRequestError('run_step: no step is named. Send for example: "build"')
     return command.evolve(step=command.step.strip(), by=shorten(command.by, NAME_CHARACTERS))

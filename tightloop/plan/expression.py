@@ -13,14 +13,14 @@ from tightloop.plan.reference import (
     FUNCTIONS,
     FunctionError,
     Lookup,
-    Piece,
+    Segment,
     as_text,
     find_references,
     is_number,
     kind,
     pattern_of,
-    pieces,
     resolve,
+    split_segments,
 )
 
 MARKS_LIMIT = 200
@@ -100,10 +100,10 @@ def insert_marks(text: str) -> Source:
     return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
 
 
-def _pieces(text: str, before: int) -> tuple[Piece, ...]:
+def _pieces(text: str, before: int) -> tuple[Segment, ...]:
     """Split part of an expression; error columns are offset by `before` characters."""
     try:
-        return pieces(text)
+        return split_segments(text)
     except ExpressionError as error:
         raise ExpressionError(error.problem, before + error.column, error.suggestion) from None
 

@@ -21,7 +21,7 @@ _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acts:
+class StepEffects:
     """Known effects of a step, determined before it starts."""
 
     paths: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Acts:
     urls: tuple[str, ...] = ()
 
 
-def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
+def find_effects(step: Step, action: Mapping[str, Any]) -> StepEffects:
     """Return the effects of a step.
 
     `action` holds the fields of its action with references resolved and commands quoted for the shell.
@@ -42,21 +42,21 @@ def acts_of(step: Step, action: Mapping[str, Any]) -> Acts:
     if step.capability is Capability.SHELL:
         environment = {str(name): str(value) for name, value in dict(action.get("environment", {})).items()}
         folder = str(action.get("folder", ""))
-        return Acts(commands=(str(action.get("run", "")),), environment=environment, folder=folder)
+        return StepEffects(commands=(str(action.get("run", "")),), environment=environment, folder=folder)
     if step.capability is Capability.EDIT:
         files = (str(file["path"]) for file in action.get("files", ()) if isinstance(file, Mapping))
-        return Acts(paths=(*files, *_list_patch_paths(str(action.get("diff", "")))))
+        return StepEffects(paths=(*files, *_list_patch_paths(str(action.get("diff", "")))))
     if step.branch is not None:
         # They run in worktrees without another policy check.
-        return Acts(commands=(*(check.run for check in step.branch.checks), step.branch.score))
+        return StepEffects(commands=(*(check.run for check in step.branch.checks), step.branch.score))
     if step.episode is not None:
-        return Acts(commands=tuple(check.run for check in step.episode.definition_of_done))
+        return StepEffects(commands=tuple(check.run for check in step.episode.definition_of_done))
     if step.capability is Capability.HTTP:
-        return Acts(urls=(str(action["url"]),) if action.get("url") else ())
-    return Acts()
+        return StepEffects(urls=(str(action["url"]),) if action.get("url") else ())
+    return StepEffects()
 
 
-def judge(policy: Policy, step: Step, acts: Acts) -> Ruling:
+def judge(policy: Policy, step: Step, acts: StepEffects) -> Ruling:
     """Return the strictest ruling of a policy and its enclosing policies on a step that is about to start.
 
     Fetched documents are judged one by one on request, so that a refused one does not stop the others.
@@ -161,7 +161,7 @@ def enclosing_policies(policy: Policy) -> Iterator[Policy]:
         current = current.within
 
 
-def _verdicts(policy: Policy, step: Step, acts: Acts) -> Iterator[Ruling]:
+def _verdicts(policy: Policy, step: Step, acts: StepEffects) -> Iterator[Ruling]:
     yield from _of_paths(policy, acts.paths)
     for command in acts.commands:
         yield judge_command(command, policy.commands, acts.environment)
@@ -324,7 +324,7 @@ def policy_for(
     return Policy(write=write, network=network, commands=(*rules, ask), deletions=deletions)
 
 
-def under(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
+def apply_policy(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
     """Return a model's plan with the policy of `old`, or with the hosts from the settings for a first plan."""
     if old is not None:
         return plan.evolve(policy=old.policy)
@@ -386,13 +386,13 @@ def label_risky_step(step: Step, caution: Caution) -> Step:
         changes["branch"] = step.branch.evolve(alternatives=ways)
     if (
         step.capability in _REACHES_OUT
-        or judge(caution.policy, step, acts_of(step, _action(step))).verdict != Verdict.ALLOW
+        or judge(caution.policy, step, find_effects(step, _action(step))).verdict != Verdict.ALLOW
     ):
         changes["labels"] = tuple(dict.fromkeys((*step.labels, UNREVIEWED)))
     return step.evolve(**changes)
 
 
-def objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...]:
+def find_objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...]:
     """Return the objections to a model's plan, one sentence each, addressed to the model.
 
     Steps unchanged since `old`, the previous revision, are not checked.
@@ -444,7 +444,7 @@ def _needs(plan: Plan) -> dict[str, frozenset[str]]:
 def _of_step(step: Step, policy: Policy) -> Iterator[str]:
     if step.subplan is not None and step.subplan.file:
         yield f"step '{step.id}' takes a plan from a file: write its steps into the plan, under `subplan.steps`"
-    verdict = judge(policy, step, acts_of(step, _action(step)))
+    verdict = judge(policy, step, find_effects(step, _action(step)))
     # References are judged when the step starts.
     if verdict.verdict == Verdict.DENY and not (step.http is not None and "${" in step.http.url):
         yield f"step '{step.id}': {verdict.reason}"

@@ -10,7 +10,7 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from tightloop.errors import ExpressionError, InvalidRequestError, ReferenceMissingError
 from tightloop.plan.step import RESERVED_IDS
-from tightloop.safety.commands.effects import PLACEHOLDER, Found, Place, find_places
+from tightloop.safety.commands.effects import PLACEHOLDER, QuotingContext, ShellContext, find_places
 from tightloop.value import format_count, shorten
 
 Lookup = Callable[[str], Any]
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\*?(?:\.[A-Za-z0-9_][A-Za-z0-9_-]
 _OPENING = re.compile(r"\$?\$\{")
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A part of a text."""
 
     text: str
@@ -30,13 +30,13 @@ class Piece(NamedTuple):
     is_reference: bool = False
 
 
-def pieces(text: str) -> tuple[Piece, ...]:
+def split_segments(text: str) -> tuple[Segment, ...]:
     """Split a text into literals and references.
 
     Raises:
         ExpressionError: a `${` is unterminated, or its content is not a reference.
     """
-    parts: list[Piece] = []
+    parts: list[Segment] = []
     for part in scan(text):
         if isinstance(part, ExpressionError):
             raise part
@@ -44,27 +44,27 @@ def pieces(text: str) -> tuple[Piece, ...]:
     return tuple(parts)
 
 
-def scan(text: str) -> Iterator[Piece | ExpressionError]:
+def scan(text: str) -> Iterator[Segment | ExpressionError]:
     """Yield the parts of a text, with an error for each malformed reference."""
     at = 0
     while (opening := _OPENING.search(text, at)) is not None:
         start, end = opening.span()
         if opening.group().startswith("$$"):
-            yield Piece(text[at:start] + "${")
+            yield Segment(text[at:start] + "${")
             at = end
             continue
         if start > at:
-            yield Piece(text[at:start])
+            yield Segment(text[at:start])
         # 0 if there is no `}`.
         at = text.find("}", end) + 1
         yield _parse_reference(text, start, at)
         # Without the brace, the end of the reference is unknown.
         at = at or end
     if at < len(text):
-        yield Piece(text[at:])
+        yield Segment(text[at:])
 
 
-def _parse_reference(text: str, start: int, end: int) -> Piece | ExpressionError:
+def _parse_reference(text: str, start: int, end: int) -> Segment | ExpressionError:
     """Return the reference between `${` at `start` and `}` before `end`; `end` is 0 if the `}` is missing."""
     literal = "write $${ for a literal ${ or a shell variable"
     if end == 0:
@@ -76,7 +76,7 @@ def _parse_reference(text: str, start: int, end: int) -> Piece | ExpressionError
             start + 1,
             f"write for example ${{step-id.output}} or ${{plan.name}}; {literal}",
         )
-    return Piece(name, is_reference=True)
+    return Segment(name, is_reference=True)
 
 
 def is_one_reference(text: str) -> bool:
@@ -96,7 +96,7 @@ def find_references(value: Any) -> tuple[str, ...]:
 
 def _within(value: Any) -> Iterable[str]:
     if isinstance(value, str):
-        yield from (piece.text for piece in pieces(value) if piece.is_reference)
+        yield from (piece.text for piece in split_segments(value) if piece.is_reference)
     elif isinstance(value, Mapping):
         for name, item in value.items():
             yield from _within(name)
@@ -127,7 +127,7 @@ def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = Non
 
 
 def _resolve_text(text: str, lookup: Lookup, quote: Callable[[str], str] | None) -> Any:
-    parts = pieces(text)
+    parts = split_segments(text)
     if quote is None and len(parts) == 1 and parts[0].is_reference:
         return lookup(parts[0].text)
 
@@ -352,27 +352,27 @@ LARGEST = 2**63
 _START = re.compile(r"(?<!\$)\$\{")
 
 
-class Placed(NamedTuple):
+class CommandSegment(NamedTuple):
     """A part of a command with its shell context."""
 
-    piece: Piece
-    context: Found
+    piece: Segment
+    context: ShellContext
     offset: int = 0
     """Start of a reference in the text."""
 
 
-def place_references(text: str) -> tuple[Placed, ...]:
+def place_references(text: str) -> tuple[CommandSegment, ...]:
     """Split a command into literals and references, each with its shell context.
 
     Raises:
         ExpressionError: a reference is malformed.
     """
-    parts = pieces(text)
+    parts = split_segments(text)
     places = find_places([None if part.is_reference else part.text for part in parts])
     # `pieces` does not report positions. Both skip `$${`, so the n-th start belongs to the n-th reference.
     starts = (match.start() for match in _START.finditer(text))
     return tuple(
-        Placed(part, context, next(starts) if part.is_reference else 0)
+        CommandSegment(part, context, next(starts) if part.is_reference else 0)
         for part, context in zip(parts, places, strict=True)
     )
 
@@ -383,13 +383,13 @@ def with_placeholders(text: str) -> str:
     Raises:
         ExpressionError: a reference is malformed.
     """
-    return "".join(PLACEHOLDER if part.is_reference else part.text for part in pieces(text))
+    return "".join(PLACEHOLDER if part.is_reference else part.text for part in split_segments(text))
 
 
-def find_place_faults(placed: Iterable[Placed]) -> Iterator[tuple[Placed, str, str]]:
+def find_place_faults(placed: Iterable[CommandSegment]) -> Iterator[tuple[CommandSegment, str, str]]:
     """Yield the references that a shell would not expand, each with the fault and its correction."""
     for part in placed:
-        if part.piece.is_reference and part.context.context is Place.LITERAL:
+        if part.piece.is_reference and part.context.context is QuotingContext.LITERAL:
             message = f"a reference is inside a here-document whose delimiter {part.context.delimiter} is quoted, "
             yield part, message + "where the shell expands nothing", "Remove the quotes from the delimiter"
 

@@ -210,7 +210,7 @@ class PlanStatus(RunStatus):
         waiting = {wait.step for wait in self.children}
         some = bool(self.questions or waiting)
         # While a step runs that does not wait itself, the plan makes progress without the answer.
-        return self.word == "paused" or (some and all(line.id in waiting for line in self.running))
+        return self.list_status == "paused" or (some and all(line.id in waiting for line in self.running))
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
         """Return the final snapshot; `result` may contain less than this snapshot."""

@@ -11,7 +11,7 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_valida
 from tightloop.errors import followed_by
 from tightloop.run.question import Question, Questions
 from tightloop.safety.drift import Drift, is_news, with_drift
-from tightloop.safety.seal import Heard, Seal
+from tightloop.safety.seal import MessageLog, Seal
 from tightloop.value import ArtifactRef, CallerInput, Value, first_problem, unknown_fields
 from tightloop.wording import work_text
 
@@ -141,7 +141,7 @@ class RunInput(CallerInput):
     """State carried over from the previous Temporal run."""
     replace: bool = False
     """True if a run with this id may have ended before; its leftovers are taken over."""
-    heard: Heard = Heard.model_construct()
+    heard: MessageLog = MessageLog.model_construct()
     """Messages that previous Temporal runs have processed."""
     sealed_as: Seal | None = None
     """Seal of the input. Set by the converter; a sent value is overwritten."""
@@ -222,14 +222,14 @@ class RunStatus(Value):
         """Workflow id."""
 
     @property
-    def word(self) -> str:
+    def list_status(self) -> str:
         """Status for lists: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
         return self.status
 
     @property
     def needs_person(self) -> bool:
         """True if the run cannot continue until a person acts."""
-        return self.word == "paused"
+        return self.list_status == "paused"
 
     @abstractmethod
     def with_outcome(self, result: RunResult, status: str) -> Self:

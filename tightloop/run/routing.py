@@ -38,7 +38,7 @@ class Queues(CallerInput):
     """Seconds without Temporal before running work is abandoned. The settings override the request's value."""
 
 
-PERSON_LOOKS = timedelta(minutes=10)
+ATTENTION_SPAN = timedelta(minutes=10)
 """Time after a message during which the sender is assumed to wait for its effect."""
 
 
@@ -58,7 +58,7 @@ def urgency(*, last_message_at: datetime | None, now: datetime, is_new: bool) ->
         now: current time.
         is_new: True if no work has been done yet.
     """
-    if last_message_at is not None and now - last_message_at < PERSON_LOOKS:
+    if last_message_at is not None and now - last_message_at < ATTENTION_SPAN:
         return Urgency.PERSON_WAITS
     return Urgency.NEW if is_new else Urgency.RUNNING
 

@@ -18,7 +18,7 @@ SKEW_SECONDS = 5
 """Tolerance for clock differences between hosts, in seconds."""
 REMEMBERED = 200
 """Number of remembered messages per workflow, for the detection of copies; older messages are refused."""
-_ANEW = "Send it again with tightloop, or through the codec endpoint that `tightloop up` prints"
+_RESEND_HINT = "Send it again with tightloop, or through the codec endpoint that `tightloop up` prints"
 
 
 class SealKind(StrEnum):
@@ -81,7 +81,7 @@ class RefusedPayload:
     reason: str
 
 
-class Heard(Value):
+class MessageLog(Value):
     """Messages that a workflow has accepted, for the detection of copies. Carried over to following runs."""
 
     since: int = 0
@@ -99,15 +99,18 @@ class Heard(Value):
         if seal.kind not in (SealKind.MESSAGE, SealKind.OPERATOR):
             return f"it was sealed as {seal.kind.value}, not as a message"
         if any(seal.nonce == nonce for _, nonce in self.nonces):
-            return f"it is a copy of a message that was already accepted. {_ANEW}"
+            return f"it is a copy of a message that was already accepted. {_RESEND_HINT}"
         if seal.issued < self.since:
-            return f"it is older than the messages accepted since. {_ANEW}"
+            return f"it is older than the messages accepted since. {_RESEND_HINT}"
         # An operator's seal is valid for every workflow, and others do not remember its nonce: only time stops a copy.
         if seal.kind is SealKind.OPERATOR and abs(now - seal.issued) > OPERATOR_SECONDS * 1000:
-            return f"it was sealed {abs(now - seal.issued) // 1000} s ago; the limit is {OPERATOR_SECONDS} s. {_ANEW}"
+            return (
+                f"it was sealed {abs(now - seal.issued) // 1000} s ago; the limit is {OPERATOR_SECONDS} s. "
+                f"{_RESEND_HINT}"
+            )
         return ""
 
-    def with_message(self, seal: Seal) -> "Heard":
+    def with_message(self, seal: Seal) -> "MessageLog":
         """Return the record after accepting a message."""
         # By time of issue, not of arrival, because `since` is compared with the time of issue.
         nonces = sorted((*self.nonces, (seal.issued, seal.nonce)))
@@ -135,7 +138,9 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
             return
         life = CHILD_START_SECONDS
     if seal.kind not in (SealKind.START, SealKind.OPERATOR) and not (seal.kind is SealKind.WORKFLOW and is_child):
-        raise InvalidRequestError(f"the input was refused: it was sealed as {seal.kind.value}, not as a start. {_ANEW}")
+        raise InvalidRequestError(
+            f"the input was refused: it was sealed as {seal.kind.value}, not as a start. {_RESEND_HINT}"
+        )
     if abs(started - seal.issued) > life * 1000:
         raise InvalidRequestError(
             f"the input was refused: it was sealed {abs(started - seal.issued) // 1000} s before or after the start; "

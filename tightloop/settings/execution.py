@@ -434,7 +434,7 @@ class TrackingSettings(Thresholds, Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        return classification.under(values, classification.TRACKING)
+        return classification.apply_preset(values, classification.TRACKING)
 
     @model_validator(mode="after")
     def _check_order(self) -> "TrackingSettings":
@@ -464,7 +464,7 @@ class AlignmentSettings(Rubric, Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        return classification.under(values, classification.ALIGNMENT)
+        return classification.apply_preset(values, classification.ALIGNMENT)
 
     @model_validator(mode="after")
     def _code_is_known(self) -> Self:

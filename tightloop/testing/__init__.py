@@ -125,7 +125,7 @@ class Item(Value):
     path: str
 
 
-class Collected(Value):
+class Collection(Value):
     """Result of pytest's collection."""
 
     items: tuple[Item, ...] = ()
@@ -144,7 +144,7 @@ class Session(Value):
 
     missing: str = ""
     """Python without pytest, and the reason."""
-    collected: Collected | None = None
+    collected: Collection | None = None
     plain: tuple[Run, ...] = ()
     """Each test twice, unless it did not pass."""
     mutated: Mapping[int, tuple[Run, ...]] = Field(default_factory=dict)
@@ -189,7 +189,7 @@ COMPARED_LINES = 3_000
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Changed(NamedTuple):
+class ChangedLines(NamedTuple):
     """Change of one file."""
 
     lines: frozenset[int]
@@ -198,7 +198,7 @@ class Changed(NamedTuple):
     """Lines of the new text that follow removed lines."""
 
 
-def changed_lines(old: str, new: str) -> Changed:
+def changed_lines(old: str, new: str) -> ChangedLines:
     """Compare two texts line by line."""
     before, after = old.splitlines(), new.splitlines()
     start = 0
@@ -210,7 +210,7 @@ def changed_lines(old: str, new: str) -> Changed:
         end += 1
     before, after = before[start : len(before) - end], after[start : len(after) - end]
     if max(len(before), len(after)) > COMPARED_LINES:
-        return Changed(frozenset(range(start + 1, start + len(after) + 1)))
+        return ChangedLines(frozenset(range(start + 1, start + len(after) + 1)))
     lines: set[int] = set()
     gaps: set[int] = set()
     for kind, _, _, first, last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
@@ -218,10 +218,10 @@ def changed_lines(old: str, new: str) -> Changed:
             gaps.add(start + first + 1)
         elif kind != "equal":
             lines.update(range(start + first + 1, start + last + 1))
-    return Changed(frozenset(lines), frozenset(gaps))
+    return ChangedLines(frozenset(lines), frozenset(gaps))
 
 
-def touched_bodies(tree: ast.Module, changed: Changed) -> frozenset[int]:
+def touched_bodies(tree: ast.Module, changed: ChangedLines) -> frozenset[int]:
     """Return the body lines of the innermost functions with changed or removed lines."""
     body_lines: set[int] = set()
     for function in functions_of(tree):

@@ -72,7 +72,7 @@ class _Claims:
     """Classifies the assertions of one function."""
 
     def __init__(self, test: FunctionNode, values: frozenset[str]) -> None:
-        self._made, self._values = _find_assignments(test), values | _VALUES
+        self._assignments, self._values = _find_assignments(test), values | _VALUES
 
     def of_method(self, name: str, args: list[ast.expr]) -> Claim:
         """Return the claim of a unittest method; other methods, such as those of mocks, count as strong."""
@@ -134,9 +134,9 @@ class _Claims:
     def _resolve_name(self, value: ast.expr) -> ast.expr:
         # Bounded, because names may refer to each other.
         for _ in range(4):
-            if not isinstance(value, ast.Name) or value.id not in self._made:
+            if not isinstance(value, ast.Name) or value.id not in self._assignments:
                 break
-            value = self._made[value.id]
+            value = self._assignments[value.id]
         return value
 
     def _find_callee(self, claim: ast.expr) -> str:
@@ -203,7 +203,7 @@ _MACHINERY = frozenset({
 """Names that a test needs to detect that it is observed, or to bypass the mutated code."""
 
 
-class Reading(NamedTuple):
+class TestFindings(NamedTuple):
     """Static findings about a test."""
 
     asserts: bool
@@ -235,7 +235,7 @@ def names_of(tree: ast.Module) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
 
 
-def read_tests(path: str, source: str, known_code: Known) -> dict[str, Reading]:
+def read_tests(path: str, source: str, known_code: Known) -> dict[str, TestFindings]:
     """Return the findings per test, by node id without parameters; helpers count as part of their callers.
 
     Raises:
@@ -250,10 +250,10 @@ def read_tests(path: str, source: str, known_code: Known) -> dict[str, Reading]:
     return {name: _read(test, helpers, everywhere, known_code) for name, test in tests.items()}
 
 
-def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str, known_code: Known) -> Reading:
+def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str, known_code: Known) -> TestFindings:
     used = _find_used_helpers(test, helpers)
     claims = [claim for part in (test, *used) for claim in claims_of(part, known_code.plain)]
-    reading = Reading(
+    reading = TestFindings(
         bool(claims),
         weak=str(weakest(set(claims))),
         names_only=bool(claims) and set(claims) <= {Claim.NAMED, Claim.SURE},

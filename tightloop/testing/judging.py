@@ -10,7 +10,7 @@ from tightloop.testing import (
     TEXT_CHARACTERS,
     AcceptedTest,
     ChangedCoverage,
-    Collected,
+    Collection,
     GateReport,
     Item,
     Outcome,
@@ -19,7 +19,7 @@ from tightloop.testing import (
     Session,
     can_fail,
 )
-from tightloop.testing.claims import Reading
+from tightloop.testing.claims import TestFindings
 from tightloop.testing.mutants import Mutant
 from tightloop.value import format_count, shorten
 from tightloop.value.scrub import scrub
@@ -39,7 +39,7 @@ class Evidence:
 
     after: Session
     before: Session | None = None
-    readings: Mapping[str, Reading] = field(default_factory=dict)
+    readings: Mapping[str, TestFindings] = field(default_factory=dict)
     """Static findings by id without parameters."""
     changed: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Changed lines by file."""
@@ -53,7 +53,7 @@ class Evidence:
 
 def judge(evidence: Evidence) -> GateReport:
     """Decide which tests count."""
-    collected = evidence.after.collected or Collected()
+    collected = evidence.after.collected or Collection()
     functions: dict[str, list[Item]] = {}
     for item in collected.items:
         functions.setdefault(item.function, []).append(item)
@@ -74,7 +74,7 @@ def judge(evidence: Evidence) -> GateReport:
     return GateReport(
         accepted=tuple(accepted[:TESTS_LIMIT]),
         refused=tuple(refused[:TESTS_LIMIT]),
-        survived=tuple(mutant.told for mutant in survived[:SURVIVORS_LIMIT]),
+        survived=tuple(mutant.label for mutant in survived[:SURVIVORS_LIMIT]),
         survived_count=len(survived),
         mutants=len(_list_tried_mutants(evidence)),
         coverage=_coverage(evidence, collected, counting),
@@ -87,7 +87,7 @@ class _Test:
 
     def __init__(self, evidence: Evidence, name: str, items: Sequence[Item]) -> None:
         self._evidence, self._name, self._items = evidence, name, items
-        self._reading = evidence.readings.get(name, Reading(asserts=True))
+        self._reading = evidence.readings.get(name, TestFindings(asserts=True))
         self._runs = evidence.after.runs(item.id for item in items)
         self._green = {
             key: runs[0] for key, runs in self._runs.items() if all(run.outcome is Outcome.PASSED for run in runs)
@@ -198,7 +198,7 @@ class _Test:
         return f"It passes {' and '.join(where)}: it would not notice a fault. Assert what those lines decide."
 
 
-def _list_uncollected_files(evidence: Evidence, collected: Collected) -> list[RefusedTest]:
+def _list_uncollected_files(evidence: Evidence, collected: Collection) -> list[RefusedTest]:
     """Return the test files without tests, each with the reason."""
     after = evidence.after
     collected_paths = {item.path for item in collected.items}
@@ -227,7 +227,7 @@ def _list_tried_mutants(evidence: Evidence) -> set[int]:
     return {*after.mutated, *after.unreached, *after.broken}
 
 
-def _coverage(evidence: Evidence, collected: Collected, counting: set[str]) -> ChangedCoverage:
+def _coverage(evidence: Evidence, collected: Collection, counting: set[str]) -> ChangedCoverage:
     total, covered, missing = 0, 0, []
     for path, changed in sorted(evidence.changed.items()):
         lines = changed & collected.executable.get(path, frozenset())
@@ -242,7 +242,7 @@ def _coverage(evidence: Evidence, collected: Collected, counting: set[str]) -> C
     return ChangedCoverage(covered=covered, total=total, missing=tuple(missing[:SURVIVORS_LIMIT]))
 
 
-def _notes(evidence: Evidence, collected: Collected, accepted: int, refused: int) -> list[str]:
+def _notes(evidence: Evidence, collected: Collection, accepted: int, refused: int) -> list[str]:
     notes = []
     if collected.more:
         notes.append(f"{format_count(collected.more, 'test')} beyond the limit were not run.")

@@ -58,7 +58,7 @@ class Weight(IntEnum):
     MESSAGE = 3
 
 
-class Other(NamedTuple):
+class Replacement(NamedTuple):
     """Replacement code for a node."""
 
     node: ast.AST
@@ -66,7 +66,7 @@ class Other(NamedTuple):
     weight: Weight = Weight.LOGIC
 
 
-def others(node: ast.AST) -> Iterator[Other]:
+def find_replacements(node: ast.AST) -> Iterator[Replacement]:
     """Yield the replacements for a node or a part of it."""
     match node:
         case ast.Compare() | ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
@@ -74,57 +74,57 @@ def others(node: ast.AST) -> Iterator[Other]:
         case ast.Constant():
             yield from _constants(node)
         case ast.JoinedStr():
-            yield Other(node, repr("mutated"), Weight.TEXT)
+            yield Replacement(node, repr("mutated"), Weight.TEXT)
         case ast.Call():
             yield from _calls(node)
         # Before `ast.stmt`, which also matches statements with a condition.
         case ast.If() | ast.While() | ast.IfExp():
             yield from _negate(node.test)
         case ast.For() | ast.AsyncFor():
-            yield Other(node.iter, "()")
+            yield Replacement(node.iter, "()")
         case ast.comprehension():
-            yield Other(node.iter, "()")
+            yield Replacement(node.iter, "()")
             for condition in node.ifs:
                 yield from _negate(condition)
         case ast.stmt():
             yield from _statements(node)
 
 
-def _operators(node: ast.Compare | ast.BinOp | ast.BoolOp | ast.UnaryOp) -> Iterator[Other]:
+def _operators(node: ast.Compare | ast.BinOp | ast.BoolOp | ast.UnaryOp) -> Iterator[Replacement]:
     match node:
         case ast.Compare():
             for at, op in enumerate(node.ops):
                 for other in _COMPARES[type(op)]:
                     yield _rewritten(node, ops=[*node.ops[:at], other(), *node.ops[at + 1 :]])
         case ast.BinOp(op=ast.Mod(), left=ast.Constant(value=str()) | ast.JoinedStr()):
-            yield Other(node, ast.unparse(node.left), Weight.TEXT)
+            yield Replacement(node, ast.unparse(node.left), Weight.TEXT)
         case ast.BinOp(op=op) if type(op) in _ARITHMETIC:
             yield _rewritten(node, op=_ARITHMETIC[type(op)]())
         case ast.BoolOp(op=op):
             yield _rewritten(node, op=ast.Or() if isinstance(op, ast.And) else ast.And())
         case ast.UnaryOp(op=ast.Not() | ast.USub() | ast.Invert()):
-            yield Other(node, ast.unparse(node.operand))
+            yield Replacement(node, ast.unparse(node.operand))
 
 
-def _constants(node: ast.Constant) -> Iterator[Other]:
+def _constants(node: ast.Constant) -> Iterator[Replacement]:
     match node.value:
         case bool():
-            yield Other(node, str(not node.value), Weight.VALUE)
+            yield Replacement(node, str(not node.value), Weight.VALUE)
         case int() | float():
-            yield Other(node, repr(node.value + 1), Weight.VALUE)
+            yield Replacement(node, repr(node.value + 1), Weight.VALUE)
         case str():
-            yield Other(node, repr(f"XX{node.value}"), Weight.TEXT)
+            yield Replacement(node, repr(f"XX{node.value}"), Weight.TEXT)
         case bytes():
-            yield Other(node, repr(b"XX" + node.value), Weight.TEXT)
+            yield Replacement(node, repr(b"XX" + node.value), Weight.TEXT)
 
 
-def _negate(test: ast.expr) -> Iterator[Other]:
+def _negate(test: ast.expr) -> Iterator[Replacement]:
     # Comparisons and `not` have their own inversions.
     if not isinstance(test, ast.Compare | ast.UnaryOp | ast.Constant):
-        yield Other(test, f"not ({ast.unparse(test)})")
+        yield Replacement(test, f"not ({ast.unparse(test)})")
 
 
-def _calls(node: ast.Call) -> Iterator[Other]:
+def _calls(node: ast.Call) -> Iterator[Replacement]:
     match node.func:
         case ast.Name(id=name) if name in _FUNCTIONS and len(node.args) > 0:
             # `list` takes neither `key` nor `reverse`.
@@ -132,11 +132,11 @@ def _calls(node: ast.Call) -> Iterator[Other]:
             args = node.args[:1] if _FUNCTIONS[name] == "list" else node.args
             yield _rewritten(node, func=ast.Name(_FUNCTIONS[name]), args=args, keywords=keywords)
         case ast.Name(id=name) if name in _UNWRAPPED and node.args and not isinstance(node.args[0], ast.Starred):
-            yield Other(node, ast.unparse(node.args[0]))
+            yield Replacement(node, ast.unparse(node.args[0]))
         case ast.Attribute(attr=name) if name in _METHODS:
             yield _rewritten(node, func=_rewrite(node.func, attr=_METHODS[name]))
         case ast.Attribute(value=receiver, attr=name) if name not in _MESSAGES and not _is_new(receiver):
-            yield Other(node, ast.unparse(receiver))
+            yield Replacement(node, ast.unparse(receiver))
     for keyword in node.keywords:
         if keyword.arg is not None:
             yield _rewritten(node, keywords=[entry for entry in node.keywords if entry is not keyword])._replace(
@@ -154,20 +154,20 @@ def _is_new(receiver: ast.expr) -> bool:
     )
 
 
-def _statements(node: ast.stmt) -> Iterator[Other]:
+def _statements(node: ast.stmt) -> Iterator[Replacement]:
     match node:
         case ast.AugAssign(op=op):
             if type(op) in _ARITHMETIC:
                 yield _rewritten(node, op=_ARITHMETIC[type(op)]())
-            yield Other(node, "pass")
+            yield Replacement(node, "pass")
         case ast.Raise() | ast.Delete() | ast.Expr(value=ast.Call() | ast.Await()):
-            yield Other(node, "pass", Weight.MESSAGE if is_message(node) else Weight.LOGIC)
+            yield Replacement(node, "pass", Weight.MESSAGE if is_message(node) else Weight.LOGIC)
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield Other(node, "pass")
+            yield Replacement(node, "pass")
         case ast.Break():
-            yield Other(node, "continue")
+            yield Replacement(node, "continue")
         case ast.Continue():
-            yield Other(node, "break")
+            yield Replacement(node, "break")
 
 
 def is_message(node: ast.AST) -> bool:
@@ -178,8 +178,8 @@ def is_message(node: ast.AST) -> bool:
     return False
 
 
-def _rewritten(node: ast.AST, **fields: object) -> Other:
-    return Other(node, ast.unparse(_rewrite(node, **fields)))
+def _rewritten(node: ast.AST, **fields: object) -> Replacement:
+    return Replacement(node, ast.unparse(_rewrite(node, **fields)))
 
 
 def _rewrite(node: N, **fields: object) -> N:
@@ -209,12 +209,12 @@ class Mutant(NamedTuple):
     weight: Weight = Weight.LOGIC
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """Location and description, for the author of the tests."""
         return f"{self.path}:{self.line}: {self.what}"
 
 
-class _Place(NamedTuple):
+class _StatementContext(NamedTuple):
     """Lines and weight of the statement around a node."""
 
     lines: tuple[int, ...] = ()
@@ -237,8 +237,8 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
         name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
     }
     mutants: dict[tuple[int, int, str], Mutant] = {}
-    for node, position in _visit_nodes(tree, _Place()):
-        for other in others(node):
+    for node, position in _visit_nodes(tree, _StatementContext()):
+        for other in find_replacements(node):
             start, end, text = _edit(offsets, other.node, other.code)
             first, last = _span(other.node)
             if not changed.intersection(range(first, last + 1)):
@@ -267,7 +267,7 @@ def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
     return tuple(ordered[:limit])
 
 
-def _visit_nodes(node: ast.AST, position: _Place) -> Iterator[tuple[ast.AST, _Place]]:
+def _visit_nodes(node: ast.AST, position: _StatementContext) -> Iterator[tuple[ast.AST, _StatementContext]]:
     """Yield the nodes that may be mutated, each with its statement's lines."""
     if _is_left_alone(node):
         return
@@ -276,7 +276,9 @@ def _visit_nodes(node: ast.AST, position: _Place) -> Iterator[tuple[ast.AST, _Pl
         body = getattr(node, "body", None)
         if isinstance(body, list) and body:
             last = max(first, body[0].lineno - (body[0].lineno > first))
-        position = _Place(tuple(range(first, last + 1)), Weight.MESSAGE if is_message(node) else Weight.LOGIC)
+        position = _StatementContext(
+            tuple(range(first, last + 1)), Weight.MESSAGE if is_message(node) else Weight.LOGIC
+        )
     if isinstance(node, ast.Raise):
         # The fact that it is raised matters, its message hardly.
         yield node, position

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from tightloop.errors import InvalidRequestError, did_you_mean
-from tightloop.value.scrub import marks
+from tightloop.value.scrub import find_secrets
 from tightloop.wording import format_count as format_count
 
 AROUND_CUT = 4_096
@@ -150,7 +150,7 @@ def shorten(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     suffix = " [...]"
-    return text[: _beside_secret(text, max(limit - len(suffix), 0))[0]] + suffix[:limit]
+    return text[: _cut_around_secret(text, max(limit - len(suffix), 0))[0]] + suffix[:limit]
 
 
 def clip(text: str, limit: int) -> str:
@@ -161,7 +161,7 @@ def clip(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     prefix = "[...] "[:limit]
-    return prefix + text[_beside_secret(text, len(text) - limit + len(prefix))[1] :]
+    return prefix + text[_cut_around_secret(text, len(text) - limit + len(prefix))[1] :]
 
 
 def abridge(text: str, limit: int) -> str:
@@ -175,17 +175,17 @@ def abridge(text: str, limit: int) -> str:
 def split(text: str, limit: int) -> Iterator[str]:
     """Yield pieces of a text with at most `limit` characters each; a longer secret stays in one piece."""
     while len(text) > limit:
-        before, after = _beside_secret(text, limit)
+        before, after = _cut_around_secret(text, limit)
         # A secret at the very start leaves no cut before it, so it is taken as a whole.
         yield text[: before or after]
         text = text[before or after :]
     yield text
 
 
-def _beside_secret(text: str, at: int) -> tuple[int, int]:
+def _cut_around_secret(text: str, at: int) -> tuple[int, int]:
     """Return the cut positions before and after a secret that spans `at`; both are `at` if there is none."""
     start = max(at - AROUND_CUT, 0)
-    for span in marks(text[start : at + AROUND_CUT]):
+    for span in find_secrets(text[start : at + AROUND_CUT]):
         if start + span.start < at < start + span.end:
             return start + span.start, start + span.end
     return at, at

@@ -8,11 +8,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """Least-recently-used cache; thread-safe."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._max_size = most
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -28,7 +28,7 @@ class Recent(Generic[K, V]):
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
-            while len(self._values) > self._most:
+            while len(self._values) > self._max_size:
                 self._values.popitem(last=False)
 
     def drop(self, key: K) -> None:

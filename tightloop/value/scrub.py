@@ -166,7 +166,7 @@ _rules = cache(_Rules)
 # -- finding ----------------------------------------------------------------------------------------
 
 
-class Mark(NamedTuple):
+class SecretMatch(NamedTuple):
     """Span and name of a rule's match."""
 
     start: int
@@ -174,9 +174,9 @@ class Mark(NamedTuple):
     name: str
 
 
-def marks(text: str) -> list[Mark]:
+def find_secrets(text: str) -> list[SecretMatch]:
     """Return the spans to remove, ordered by position; the earlier rule wins an overlap."""
-    spans: list[Mark] = []
+    spans: list[SecretMatch] = []
     folded = text.replace("\u0130", "I").lower()  # lower case has two characters and would shift positions
     # IBANs before other numbers: the card rule would match a part of one.
     for span in (*_find_by_anchor(text, folded), *_ibans(text), *_numbers(text)):
@@ -188,7 +188,7 @@ def marks(text: str) -> list[Mark]:
     return spans
 
 
-def _find_by_anchor(text: str, folded: str) -> Iterator[Mark]:
+def _find_by_anchor(text: str, folded: str) -> Iterator[SecretMatch]:
     for rule in _rules().anchored:
         source = folded if rule.folded else text
         for anchor in rule.anchors:
@@ -200,7 +200,7 @@ def _find_by_anchor(text: str, folded: str) -> Iterator[Mark]:
                 at = source.find(anchor, max(at + 1, span.end if span else 0))
 
 
-def _at(rule: Rule, text: str, at: int) -> Mark | None:
+def _at(rule: Rule, text: str, at: int) -> SecretMatch | None:
     match = _rules().compiled[rule].match(text, at)
     if match is None or (rule.accepts is not None and not rule.accepts(match)):
         return None
@@ -213,17 +213,17 @@ def _at(rule: Rule, text: str, at: int) -> Mark | None:
     groups = match.re.groupindex
     start = match.end("kept") if "kept" in groups else start
     end = match.start("rest") if "rest" in groups else end
-    return Mark(start, end, rule.name)
+    return SecretMatch(start, end, rule.name)
 
 
-def _ibans(text: str) -> Iterator[Mark]:
+def _ibans(text: str) -> Iterator[SecretMatch]:
     for match in _rules().compiled[_rules().iban].finditer(text):
         neighbours = text[match.start() - 1 : match.start()] + text[match.end() : match.end() + 1]
         if not any(letter.isalnum() or letter in "/+=_-" for letter in neighbours) and _is_iban(match):
-            yield Mark(*match.span(), _IBAN)
+            yield SecretMatch(*match.span(), _IBAN)
 
 
-def _numbers(text: str) -> Iterator[Mark]:
+def _numbers(text: str) -> Iterator[SecretMatch]:
     for number in _NUMBER.finditer(text):
         start, end = number.span()
         window = text[max(0, start - 2) : end]
@@ -234,7 +234,7 @@ def _numbers(text: str) -> Iterator[Mark]:
             # A sign or a bracket may precede the first digit; the text after the number decides its end.
             match = _rules().compiled[rule].search(text, max(0, start - 2), end + 2)
             if match is not None and rule.accepts is not None and rule.accepts(match):
-                yield Mark(*match.span(), rule.name)
+                yield SecretMatch(*match.span(), rule.name)
 
 
 # -- replacing -------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Scrubber:
             text = text.replace(secret, "[secret:known]")
         parts: list[str] = []
         end = 0
-        for span in marks(text):
+        for span in find_secrets(text):
             if span.name.startswith(self._kind):
                 parts += (text[end : span.start], f"[{span.name}]")
                 end = span.end

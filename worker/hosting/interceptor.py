@@ -38,7 +38,7 @@ from tightloop.safety.drift import DriftError
 from tightloop.safety.seal import SealKind, check_id
 from tightloop.value.scrub import scrub
 from worker.hosting.presence import Presence
-from worker.hosting.tenure import Home
+from worker.hosting.tenure import HostScope
 
 logger = logging.getLogger("tightloop")
 
@@ -123,7 +123,7 @@ class Work:
             self.task.cancel()
 
 
-class Works:
+class WorkRegistry:
     """Running work of one worker."""
 
     def __init__(self, client: Client | None) -> None:
@@ -132,7 +132,7 @@ class Works:
         self._running: dict[Key, Work] = {}
         self._results: OrderedDict[Key, Any] = OrderedDict()
 
-    async def do(
+    async def run(
         self, attempt: Attempt, perform: Callable[[Work], Awaitable[Any]], beat: Callable[..., None], *, in_thread: bool
     ) -> Any:
         """Run the work of an activity, or join the work that an earlier attempt started.
@@ -248,10 +248,10 @@ class ActivityInterceptor(Interceptor):
     """Interceptor for all activities of a worker."""
 
     def __init__(
-        self, home: Home | None = None, client: Client | None = None, presence: Presence | None = None
+        self, home: HostScope | None = None, client: Client | None = None, presence: Presence | None = None
     ) -> None:
         """Without `home` all requests are accepted; without `client` no attempt joins an earlier one."""
-        self.home, self.client, self.presence, self.works = home, client, presence, Works(client)
+        self.home, self.client, self.presence, self.works = home, client, presence, WorkRegistry(client)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         return _Inbound(next, self)
@@ -303,7 +303,7 @@ class _Inbound(ActivityInboundInterceptor):
         # Repeat the previous attempt's details: they would be lost if this attempt died before its first own heartbeat.
         before = tuple(attempt.info.heartbeat_details)
         if (home := self._worker.home) is not None and scope is not None:
-            async with self._beating(before):
+            async with self._send_heartbeats(before):
                 await home.check(attempt.info.activity_type, scope)
                 await home.check_epoch(attempt.info.activity_type, scope)
 
@@ -313,10 +313,10 @@ class _Inbound(ActivityInboundInterceptor):
 
         in_thread = not inspect.iscoroutinefunction(input.fn)
         # Heartbeats bypass `_Outbound`, which would take the repeated details for new ones of the work.
-        return await self._worker.works.do(attempt, perform, self._outbound.next.heartbeat, in_thread=in_thread)
+        return await self._worker.works.run(attempt, perform, self._outbound.next.heartbeat, in_thread=in_thread)
 
     @contextlib.asynccontextmanager
-    async def _beating(self, details: Sequence[Any]) -> AsyncIterator[None]:
+    async def _send_heartbeats(self, details: Sequence[Any]) -> AsyncIterator[None]:
         if activity.info().heartbeat_timeout is None:
             yield
             return

@@ -76,7 +76,7 @@ class Presence:
         self._file: int | None = None
         self._written = 0
         self._users = 0
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator[None]:
@@ -84,15 +84,15 @@ class Presence:
         self._users += 1
         if self._users == 1:
             await asyncio.to_thread(self._open)
-            self._looking = asyncio.create_task(self._look())
+            self._watching = asyncio.create_task(self._watch_notes())
         try:
             yield
         finally:
             self._users -= 1
-            if self._users == 0 and self._looking is not None:
-                self._looking.cancel()
+            if self._users == 0 and self._watching is not None:
+                self._watching.cancel()
                 # `wait` instead of `await`, which would raise the cancellation of the task here.
-                await asyncio.wait({self._looking})
+                await asyncio.wait({self._watching})
                 self._close()
 
     @contextlib.contextmanager
@@ -159,21 +159,21 @@ class Presence:
 
     # -- other processes --------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _watch_notes(self) -> None:
         while True:
-            for path in await asyncio.to_thread(self._others):
+            for path in await asyncio.to_thread(self._list_other_notes):
                 try:
-                    await self._give_back(path)
+                    await self._release_activities(path)
                 except (RPCError, OSError) as error:
                     logger.debug("the notes of %s are handled later: %s", path.name, error)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _others(self) -> list[Path]:
+    def _list_other_notes(self) -> list[Path]:
         return sorted(path for path in self._path.parent.glob(f"*{SUFFIX}") if path != self._path)
 
-    async def _give_back(self, path: Path) -> None:
+    async def _release_activities(self, path: Path) -> None:
         """Fail the activities of a process if it is dead, so that they are retried."""
-        file = await asyncio.to_thread(_take, path)
+        file = await asyncio.to_thread(_lock_dead_notes, path)
         if file is None:
             return
         try:
@@ -239,7 +239,7 @@ def _make_failure(identity: str) -> Failure:
     )
 
 
-def _take(path: Path) -> int | None:
+def _lock_dead_notes(path: Path) -> int | None:
     """Return the open and locked notes of a dead process; None if it is alive or another process handles it."""
     try:
         file = os.open(path, os.O_RDWR)
@@ -281,7 +281,7 @@ def _read(file: int) -> Notes | None:
 
 
 @dataclass(frozen=True)
-class TemporalStaff:
+class WorkerQueries:
     """Queries about workers in Temporal."""
 
     client: Client

@@ -20,7 +20,7 @@ from temporalio.client import Client
 
 from activities.plan.requests import OpenedPlan
 from activities.remote.activity import Copies, need_copies
-from activities.workspace.port import Opened
+from activities.workspace.port import OpenResult
 from activities.workspace.scope import EpisodeScope
 from tightloop.client.calls import Calls
 from tightloop.client.staffing import workers_on
@@ -58,7 +58,7 @@ class Tenure(Value):
 
 
 @dataclass(frozen=True)
-class Held:
+class TenureShare:
     """Share of this process in a tenure."""
 
     tenure: Tenure
@@ -76,7 +76,7 @@ class Held:
         """
         calls, clock = Calls(client), time.monotonic
         first_polls: dict[str, tuple[Poller, float]] = {}
-        while other_pollers := await self._others(calls):
+        while other_pollers := await self._find_other_workers(calls):
             for name, other in other_pollers.items():
                 first = first_polls.setdefault(name, (other, clock()))[0]
                 if _is_newer(other, first):
@@ -140,7 +140,7 @@ class Held:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                other_pollers = await self._others(calls)
+                other_pollers = await self._find_other_workers(calls)
             except ServiceUnavailableError:
                 # `last` is not updated, so a long outage makes the lease doubtful.
                 continue
@@ -154,7 +154,7 @@ class Held:
                 if lives and (now < doubtful or (now < settled and other.tenure < self.tenure.id)):
                     raise self._refusal(other)
 
-    async def _others(self, calls: Calls) -> dict[str, Poller]:
+    async def _find_other_workers(self, calls: Calls) -> dict[str, Poller]:
         """Return the workers under this host's names that belong to neither this tenure nor an ended one."""
         own_ids = {self.tenure.id, *self.tenure.ended}
         return {
@@ -177,7 +177,7 @@ class Held:
         )
 
 
-async def hold_name(client: Client, settings: Settings) -> Held:
+async def join_tenure(client: Client, settings: Settings) -> TenureShare:
     """Join the tenure of this host's name, or start one.
 
     Raises:
@@ -193,7 +193,7 @@ async def hold_name(client: Client, settings: Settings) -> Held:
     return lease
 
 
-def _join(settings: Settings) -> Held:
+def _join(settings: Settings) -> TenureShare:
     home, named = open_state_home(), settings.worker.host
     descriptor = os.open(home / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -214,7 +214,7 @@ def _join(settings: Settings) -> Held:
                 identity.name,
                 before.name,
             )
-        return Held(tenure, identity, settings, descriptor)
+        return TenureShare(tenure, identity, settings, descriptor)
     except BaseException:
         os.close(descriptor)
         raise
@@ -291,13 +291,13 @@ def _silence(other: Poller) -> timedelta:
 
 ANYWHERE = frozenset({"send_alerts", "look_for_workers"})
 OPENING = frozenset({"open_workspace", "open_plan"})
-FENCED = frozenset({"hand_off", "execute", "track_iteration"})
+EPOCH_CHECKED = frozenset({"hand_off", "execute", "track_iteration"})
 """Activities forbidden to a host after another one has taken the episode over. `copy_checkpoint` checks for itself."""
 HOST_CHECKS, HOST_CHECK_SECONDS = 10, 0.5
 
 
 @dataclass(frozen=True)
-class Home:
+class HostScope:
     """Host of a worker, which decides what it accepts from task queues shared with other hosts."""
 
     queues: tuple[str, ...]
@@ -350,11 +350,11 @@ class Home:
             SettingsError: no remote store is configured here.
             ServiceUnavailableError: the remote store does not answer. Retryable.
         """
-        if scope.epoch and activity_type in FENCED:
+        if scope.epoch and activity_type in EPOCH_CHECKED:
             await asyncio.to_thread(need_copies(self.copies).check, scope)
 
     def bind(self, result: Any) -> Any:
         """Return the result of an activity; if it opened a workspace, with this host's queue as its home."""
-        if isinstance(result, Opened):
+        if isinstance(result, OpenResult):
             return result.evolve(home=self.queues[0], copied=self.copies is not None)
         return result.evolve(home=self.queues[0]) if isinstance(result, OpenedPlan) else result

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 
-from activities.alerts.activity import Channel, NotDeliveredError, Post
+from activities.alerts.activity import AlertDelivery, Channel, NotDeliveredError
 from activities.workspace.ownership import hold_lock
 from tightloop.database.ledger import local_ledger
 from tightloop.errors import TightloopError, WorkspaceLockedError
@@ -27,7 +27,7 @@ Sent = dict[str, dict[str, date]]
 """Last day sent, by project and channel."""
 
 
-async def send_digests(post: Post, at: time, every: timedelta = LOOK) -> None:
+async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -> None:
     """Send due digests periodically, until cancelled."""
     wait = every
     while True:
@@ -44,7 +44,7 @@ async def send_digests(post: Post, at: time, every: timedelta = LOOK) -> None:
         await asyncio.sleep(min(wait, (due_at if due_at > now else due_at + timedelta(days=1)) - now).total_seconds())
 
 
-async def send_due(post: Post, at: time, now: datetime) -> bool:
+async def send_due(post: AlertDelivery, at: time, now: datetime) -> bool:
     """Send every due digest that was not sent yet, oldest first.
 
     A process that dies after sending and before recording it sends the digest again, with the same id.
@@ -68,7 +68,7 @@ async def send_due(post: Post, at: time, now: datetime) -> bool:
         memory = _Memory(path, await asyncio.to_thread(_read, path))
         for project in await asyncio.to_thread(local_ledger().projects):
             for channel in channels:
-                sending = _Sending(memory, project.id, channel, post.full, now)
+                sending = _DigestDelivery(memory, project.id, channel, post.full, now)
                 is_complete = await sending.send(newest) and is_complete
     return is_complete
 
@@ -102,7 +102,7 @@ def _read(path: Path) -> Sent:
 
 
 @dataclass(frozen=True)
-class _Sending:
+class _DigestDelivery:
     memory: _Memory
     project: str
     channel: Channel
@@ -126,7 +126,7 @@ class _Sending:
                     "the digest of %s for %s was not delivered to %s: %s", self.project, day, self.channel.name, error
                 )
                 # A permanent rejection counts as sent, or the channel would be stuck on this day.
-                if error.again:
+                if error.retryable:
                     return False
             await self.memory.note(self.project, self.channel.name, day)
         return True

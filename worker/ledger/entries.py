@@ -41,14 +41,14 @@ from activities.tracking.activity import (
 from activities.tracking.learning import note_problem
 from activities.workspace import port as workspace
 from activities.workspace.port import (
-    Adopted,
     AdoptRequest,
-    Closed,
+    AdoptResult,
     CloseRequest,
-    Opened,
+    CloseResult,
     OpenRequest,
-    Reconciled,
+    OpenResult,
     ReconcileRequest,
+    ReconcileResult,
     RestoredCheckpoint,
     RestoreRequest,
 )
@@ -69,7 +69,7 @@ STEPS = (
 )  # fmt: skip
 
 
-class Maker(NamedTuple):
+class EntryMaker(NamedTuple):
     """Types of an activity's request and result, and the function that makes its ledger entries."""
 
     request: type[Any]
@@ -82,7 +82,7 @@ def _checkpoint(ledger: ProjectLedger, episode_id: str, key: str, record: Checkp
     ledger.adopt([(episode_id, record.number, key, record.model_dump_json())])
 
 
-def _enter_opening(ledger: ProjectLedger, request: OpenRequest, result: Opened, call: Call) -> None:
+def _enter_opening(ledger: ProjectLedger, request: OpenRequest, result: OpenResult, call: Call) -> None:
     _checkpoint(ledger, request.scope.episode_id, workspace.opened_key(request.opening), result.checkpoint)
     workspace.note_opening(ledger, request, call)
 
@@ -115,39 +115,39 @@ def _enter_record(ledger: ProjectLedger, request: RecordRequest, result: Recorde
 def _enter_step(ledger: ProjectLedger, request: RunStepRequest, result: StepResult | None, call: Call) -> None:
     if result is not None and not result.record:
         return  # a plain milestone, which has no record
-    plans.note_begun(ledger, request, call)
+    plans.note_step_start(ledger, request, call)
     if result is not None:
         plans.note_step_end(ledger, request, result, call)
 
 
-MAKERS: dict[str, Maker] = {
-    "open_workspace": Maker(OpenRequest, Opened, _enter_opening),
-    "adopt_workspace": Maker(AdoptRequest, Adopted, workspace.note_adoption),
-    "restore_checkpoint": Maker(RestoreRequest, RestoredCheckpoint, _enter_restore),
-    "reconcile_reset": Maker(
+MAKERS: dict[str, EntryMaker] = {
+    "open_workspace": EntryMaker(OpenRequest, OpenResult, _enter_opening),
+    "adopt_workspace": EntryMaker(AdoptRequest, AdoptResult, workspace.note_adoption),
+    "restore_checkpoint": EntryMaker(RestoreRequest, RestoredCheckpoint, _enter_restore),
+    "reconcile_reset": EntryMaker(
         ReconcileRequest,
-        Reconciled,
+        ReconcileResult,
         lambda ledger, request, result, call: workspace.note_reset(ledger, request, len(result.discarded), call),
     ),
-    "close_workspace": Maker(
-        CloseRequest, Closed, lambda ledger, request, _, call: workspace.note_closing(ledger, request, call)
+    "close_workspace": EntryMaker(
+        CloseRequest, CloseResult, lambda ledger, request, _, call: workspace.note_closing(ledger, request, call)
     ),
-    "track_iteration": Maker(TrackRequest, Tracked, _enter_tracking),
-    "send_alerts": Maker(SendAlertsRequest, AlertsSent, _enter_alerts),
-    "record": Maker(RecordRequest, Recorded, _enter_record),
-    "open_plan": Maker(OpenPlanRequest, OpenedPlan, plans.note_opening),
-    "revise_plan": Maker(RevisePlanRequest, RevisedPlan, plans.note_revision),
-    "prepare_children": Maker(RunStepRequest, StepRun, plans.note_preparation),
-    "settle_children": Maker(
+    "track_iteration": EntryMaker(TrackRequest, Tracked, _enter_tracking),
+    "send_alerts": EntryMaker(SendAlertsRequest, AlertsSent, _enter_alerts),
+    "record": EntryMaker(RecordRequest, Recorded, _enter_record),
+    "open_plan": EntryMaker(OpenPlanRequest, OpenedPlan, plans.note_opening),
+    "revise_plan": EntryMaker(RevisePlanRequest, RevisedPlan, plans.note_revision),
+    "prepare_children": EntryMaker(RunStepRequest, StepRun, plans.note_preparation),
+    "settle_children": EntryMaker(
         SettleRequest,
         StepResult,
         lambda ledger, request, result, call: plans.note_step_end(ledger, request.run, result, call),
     ),
-    "compensate_step": Maker(RunStepRequest, CompensationResult, plans.note_compensation),
-    "close_plan": Maker(
+    "compensate_step": EntryMaker(RunStepRequest, CompensationResult, plans.note_compensation),
+    "close_plan": EntryMaker(
         ClosePlanRequest, PlanClosed, lambda ledger, request, _, call: plans.note_closing(ledger, request, call)
     ),
-    **{name: Maker(RunStepRequest, StepResult, _enter_step) for name in STEPS},
+    **{name: EntryMaker(RunStepRequest, StepResult, _enter_step) for name in STEPS},
 }
 """By activity name."""
 
@@ -199,7 +199,7 @@ def _enter_all(ended: tuple[Execution, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class Made:
+class RecordedCall:
     """Activity call found in a history."""
 
     activity: str
@@ -219,7 +219,9 @@ class _Open:
     started: datetime | None = None
 
 
-async def calls_of(client: Client, workflow_id: str, run_id: str, converter: DataConverter) -> AsyncIterator[Made]:
+async def calls_of(
+    client: Client, workflow_id: str, run_id: str, converter: DataConverter
+) -> AsyncIterator[RecordedCall]:
     """Yield the calls of a run that make ledger entries, in order of completion.
 
     Events copied by a reset are attributed to the run they were copied from.
@@ -228,7 +230,7 @@ async def calls_of(client: Client, workflow_id: str, run_id: str, converter: Dat
     reader = replace(DATA_CONVERTER, payload_codec=ReadingCodec(codec if isinstance(codec, SealingCodec) else None))
     waiting: dict[int, _Open] = {}
     # Collected before anything is yielded, because a reset further on changes the run of earlier calls.
-    taken_over: list[Made] = []
+    taken_over: list[RecordedCall] = []
     handle = client.get_workflow_handle(workflow_id, run_id=run_id)
     async for event in handle.fetch_history_events():
         failed = event.workflow_task_failed_event_attributes
@@ -250,7 +252,9 @@ async def calls_of(client: Client, workflow_id: str, run_id: str, converter: Dat
             yield entry
 
 
-async def _read(event: HistoryEvent, waiting: dict[int, _Open], run_id: str, reader: DataConverter) -> Made | None:
+async def _read(
+    event: HistoryEvent, waiting: dict[int, _Open], run_id: str, reader: DataConverter
+) -> RecordedCall | None:
     if event.HasField("activity_task_scheduled_event_attributes"):
         if event.activity_task_scheduled_event_attributes.activity_type.name in MAKERS:
             waiting[event.event_id] = _Open(event, run_id)
@@ -271,7 +275,7 @@ async def _read(event: HistoryEvent, waiting: dict[int, _Open], run_id: str, rea
     return None
 
 
-async def _make_entry(open_call: _Open, completed: HistoryEvent | None, reader: DataConverter) -> Made | None:
+async def _make_entry(open_call: _Open, completed: HistoryEvent | None, reader: DataConverter) -> RecordedCall | None:
     attributes = open_call.scheduled.activity_task_scheduled_event_attributes
     name, scheduled = attributes.activity_type.name, _moment(open_call.scheduled.event_time)
     maker, result = MAKERS[name], None
@@ -285,7 +289,7 @@ async def _make_entry(open_call: _Open, completed: HistoryEvent | None, reader: 
             or maker.result.model_construct()
         )
     ended = _moment(completed.event_time) if completed is not None else scheduled
-    return Made(
+    return RecordedCall(
         name, request.scope, request, result, Call(open_call.run, scheduled, open_call.started or scheduled), ended
     )
 

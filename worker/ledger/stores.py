@@ -38,7 +38,7 @@ from tightloop.plan.document import StoredPlan
 from tightloop.settings import Settings
 from tightloop.value import ArtifactRef, format_count, shorten
 from worker.connect import known_workflows
-from worker.ledger.entries import MAKERS, STEPS, Made, calls_of, enter_end
+from worker.ledger.entries import MAKERS, STEPS, RecordedCall, calls_of, enter_end
 
 TITLE = "found in the stores of this host"
 GOAL_CHARACTERS = 200
@@ -50,7 +50,7 @@ _REVISION = re.compile(r"revision-\d+")
 
 
 @dataclass
-class Recovered:
+class RecoveryCounts:
     """Counts of recovered entries."""
 
     workflows: int = 0
@@ -71,9 +71,9 @@ class Recovered:
         )
 
 
-def recover(ledger: Ledger, home: Path, known_ids: Collection[str]) -> Recovered:
+def recover(ledger: Ledger, home: Path, known_ids: Collection[str]) -> RecoveryCounts:
     """Enter workflows found in project stores that neither Temporal nor the ledger knows. Idempotent."""
-    recovered = Recovered()
+    recovered = RecoveryCounts()
     there = {*known_ids, *_list_workflow_ids(ledger)}
     for folder in sorted((home / "projects").glob("*")):
         if folder.is_dir():
@@ -91,8 +91,8 @@ def _list_workflow_ids(ledger: Ledger) -> Iterator[str]:
 
 
 class _Project:
-    def __init__(self, folder: Path, recovered: Recovered, there: Collection[str]) -> None:
-        self._folder, self._found, self._there = folder, recovered, there
+    def __init__(self, folder: Path, recovered: RecoveryCounts, there: Collection[str]) -> None:
+        self._folder, self._counts, self._there = folder, recovered, there
         self._artifacts = LocalArtifactStore(folder / "artifacts")
         self._ledger = open_state(folder)
 
@@ -118,11 +118,11 @@ class _Project:
                         branch=file.state.branch,
                         checks=file.state.checks_text,
                     )
-                    self._found.states += 1
+                    self._counts.states += 1
                 rows.append((episode, number, f"recovered/{number}", record.model_dump_json()))
             self._ledger.adopt(rows)
             self._record(episode, "episode", self._goal(episode))
-            self._found.checkpoints += len(rows)
+            self._counts.checkpoints += len(rows)
         for plan_id, stored in plans.items():
             if plan_id not in self._there:
                 self._enter_plan(plan_id, stored)
@@ -145,7 +145,7 @@ class _Project:
             for record in ran
         )  # fmt: skip
         self._record(plan_id, "plan", stored.plan.title)
-        self._found.steps += len({record.step for record in ran})
+        self._counts.steps += len({record.step for record in ran})
 
     def _record(self, workflow_id: str, kind: str, goal: str) -> None:
         now = datetime.now(UTC)
@@ -161,7 +161,7 @@ class _Project:
                 details={"reason": "Temporal has deleted its history"},
             )
         )
-        self._found.workflows += 1
+        self._counts.workflows += 1
 
     # -- contents of the stores ------------------------------------------------------------------------
 
@@ -324,7 +324,11 @@ def _by_workflow(runs: Iterable[Execution]) -> dict[str, list[Execution]]:
 
 
 def _enter(
-    ledger: Ledger, entry: Made, settings: Settings, identity: HostIdentity, entered: list[tuple[int, int, float]]
+    ledger: Ledger,
+    entry: RecordedCall,
+    settings: Settings,
+    identity: HostIdentity,
+    entered: list[tuple[int, int, float]],
 ) -> bool:
     """Enter a call made on this host, and record the event ids that it added."""
     home, host_queues = entry.scope.home or getattr(entry.result, "home", ""), identity.queues(settings)

@@ -35,7 +35,7 @@ from tightloop.safety.drift import DriftCause
 from tightloop.value import ArtifactRef, clip, format_count
 from workflows.children import run_coder
 from workflows.episode.record import EpisodeRecord
-from workflows.episode.safe_points import Answered, EpisodeOver, SafePoints
+from workflows.episode.safe_points import EpisodeOver, QuestionAnswered, SafePoints
 from workflows.run.activities import (
     GRACE,
     HAND_OFF_TIMEOUT,
@@ -167,7 +167,7 @@ class Iteration:
             decision = decisions.guard_rails(self._record.state)
             if decision.question is None:
                 return
-            await self._points.follow(decision)
+            await self._points.apply_decision(decision)
 
     async def plan(self) -> PlanningOutcome:
         """Return a plan that may be carried out. A plan that a person rejects is planned again."""
@@ -202,7 +202,7 @@ class Iteration:
             # Before the question about the plan, so that the planner's cost counts even if the plan is rejected.
             record.apply(state_changes.with_plan, outcome, notes)
             decision = decisions.after_planning(outcome, record.state.overruled)
-            option = await self._points.follow(decision)
+            option = await self._points.apply_decision(decision)
             if decision.question is None or (option == ALLOW and decisions.is_plan_allowed(record.state, outcome)):
                 return outcome
 
@@ -378,7 +378,7 @@ class Delivery:
                     summary, limit + GRACE, self._queue, open_question=report_question() if reports else None
                 ),
             )
-        except Answered as answered:
+        except QuestionAnswered as answered:
             # The answer has stopped the activity before it could report, so only the files tell what was done.
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
             await self._points.tree.take_tree("take the files that the agent left")

@@ -19,7 +19,7 @@ from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.run.routing import Queues
 from workflows.run.activities import ActivityRunner
 from workflows.run.kernel import COMMAND_CHARACTERS, Meter, Run
-from workflows.run.reporting import View, begins
+from workflows.run.reporting import View, first_row
 
 P = ParamSpec("P")
 
@@ -95,7 +95,7 @@ class EpisodeRecord(Run):
         """Enter the phase CLOSED."""
         self.state = self.state.evolve(phase=EpisodePhase.CLOSED)
 
-    def tell_missing(self, what: str) -> None:
+    def report_missing_worker(self, what: str) -> None:
         """Log and alert that no worker runs the executor. The episode continues as soon as one starts."""
         self.log("waits", what)
         self.alerts.send(self.alert(AlertKind.NO_EXECUTOR, what))
@@ -279,4 +279,4 @@ class EpisodeView(View):
     @property
     def first(self) -> WorkflowSnapshot:
         """Initial row for the ledger."""
-        return begins("episode", self._record.request.goal, self._record.request.executor.name)
+        return first_row("episode", self._record.request.goal, self._record.request.executor.name)

@@ -10,7 +10,7 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError
 
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.port import Adopted, AdoptRequest, AmendRequest, ReconcileRequest
+from activities.workspace.port import AdoptRequest, AdoptResult, AmendRequest, ReconcileRequest
 from tightloop.episode import decisions, state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, RestoreTarget, merge
 from tightloop.episode.decisions import drift_question, end_question, make_question, read_drift_answer
@@ -46,7 +46,7 @@ class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an err
         self.outcome, self.reason = outcome, reason
 
 
-class Answered(Exception):  # noqa: N818 - it ends an activity, it is not an error
+class QuestionAnswered(Exception):  # noqa: N818 - it ends an activity, it is not an error
     """The question that was open during an activity was answered, which stopped the activity."""
 
     def __init__(self, answer: Answer) -> None:
@@ -90,7 +90,7 @@ class SafePoints:
         """
         if not options.at_once:
             await self._pass()
-        return await self._insist(lambda: self._runner.run(method, request(), options), options)
+        return await self._run_until_done(lambda: self._runner.run(method, request(), options), options)
 
     async def do_workflow(
         self,
@@ -109,7 +109,7 @@ class SafePoints:
         await self._pass()
         self._pause_child = pause
         try:
-            result: R = await self._insist(lambda: self._runner.run_workflow(child()), options)
+            result: R = await self._run_until_done(lambda: self._runner.run_workflow(child()), options)
         finally:
             self._pause_child = None
         return result
@@ -123,7 +123,7 @@ class SafePoints:
         # Not in a `finally`: if the restore is interrupted, `raise_if_leaving` names the checkpoint that was dropped.
         self._restoring = None
 
-    async def _insist(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
+    async def _run_until_done(self, once: Callable[[], Coroutine[Any, Any, Any]], options: ActivityOptions) -> Any:
         while True:
             try:
                 return await self._run(once, options)
@@ -171,7 +171,7 @@ class SafePoints:
 
     def _raise_answer(self, question_id: str, failure: ActivityFailedError | None = None) -> None:
         if answer := self._record.take_answer(question_id):
-            raise Answered(answer) from failure
+            raise QuestionAnswered(answer) from failure
 
     def offer_to_end(self) -> None:
         """Ask whether a requested pause should stop the running activity, if stopping costs only time.
@@ -227,7 +227,7 @@ class SafePoints:
         if record.continues:
             raise ContinueAsNew
 
-    async def follow(self, decision: decisions.Decision) -> str:
+    async def apply_decision(self, decision: decisions.Decision) -> str:
         """Ask the question of a decision, if it has one. Return the name of the chosen option, or "".
 
         Raises:
@@ -278,7 +278,7 @@ class SafePoints:
             await self.alert_failure(reason)
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
 
-    def tell(self, what: str) -> None:
+    def report(self, what: str) -> None:
         """Alert people and inform the planner about something that needs no decision."""
         self._record.log("unmoved", what)
         self._record.note(f"The loop noticed: {what}.")
@@ -361,13 +361,13 @@ class TreeChanges:
         summary = f"edits to {format_count(adopted.files_changed, 'file')} {when} were kept"
         record.log("resumed", summary if changed else "resumed")
 
-    async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[Adopted, bool]:
+    async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[AdoptResult, bool]:
         """Adopt the files on disk, except for those that `drift` undoes.
 
         Return the result, and whether the tree changed.
         """
         record = self._record
-        adopted: Adopted = await self._points.do(
+        adopted: AdoptResult = await self._points.do(
             WorkspaceActivities.adopt_workspace,
             lambda: AdoptRequest(scope=record.scope, expected_tree=record.state.tree, drift=drift),
             ActivityOptions(summary, RESTORE_TIMEOUT, record.request.queues.workspace),

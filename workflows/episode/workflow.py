@@ -321,7 +321,7 @@ class EpisodeWorkflow(RunWorkflow):
         if (move := self._record.state.move) is not None:
             await self._workspace.take_over(move)
         elif target is not None:
-            await self._workspace.go_back(target)
+            await self._workspace.restore(target)
         self._copies.keep_up()
 
     async def _iterate(self) -> None:
@@ -340,20 +340,20 @@ class EpisodeWorkflow(RunWorkflow):
         await steps.track(before, report, verification)
         self._copies.keep_up()
         decision = self._decide()
-        option = await self._points.follow(decision)
+        option = await self._points.apply_decision(decision)
         # The findings hid what would have been decided without them, so decide once more.
         if option == ALLOW and decisions.is_change_allowed(record.state):
             decision = self._decide()
-            await self._points.follow(decision)
+            await self._points.apply_decision(decision)
         if decision.action is NextAction.SUCCEED:
             await self._proof.prove_success()
         elif decision.action is NextAction.TELL:
-            self._points.tell(decision.tell)
+            self._points.report(decision.tell)
 
     def _decide(self) -> decisions.Decision:
         decision = decisions.after_tracking(self._record.state, self._record.request)
         if decision.action is NextAction.TELL:
-            self._record.apply(state_changes.with_telling)
+            self._record.apply(state_changes.with_reported_doubt)
         return decision
 
     async def _end(self, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from activities.remote.activity import Copied, CopyRequest, RemoteActivities, TakenOver, TakeOverRequest
+from activities.remote.activity import CopyRequest, CopyResult, RemoteActivities, TakeOverRequest, TakeOverResult
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.port import CloseRequest, OpenRequest, RestoreRequest
 from tightloop.episode import state_changes
@@ -89,7 +89,7 @@ class EpisodeCopies:
                 return
             self._copied = request.record.id
 
-    async def _copy_for_certain(self) -> Copied:
+    async def _copy_for_certain(self) -> CopyResult:
         request = self._request()
         copied = await self._points.do(RemoteActivities.copy_checkpoint, lambda: request, self._options(request))
         self._copied = request.record.id
@@ -170,7 +170,7 @@ class Workspace:
         self._points.enter(EpisodePhase.RESTORING)
         with self._points.tree.replacing_files():
             queue = record.request.queues.workspace
-            takeover: TakenOver = await self._points.do(
+            takeover: TakeOverResult = await self._points.do(
                 RemoteActivities.take_over,
                 lambda: TakeOverRequest(scope=record.scope, last=last),
                 ActivityOptions("take over the episode", RESTORE_TIMEOUT, queue, at_once=True),
@@ -182,9 +182,9 @@ class Workspace:
         record.replace(record.state.evolve(restore=back))
         lines = (f"{reason} (by {target.by}), epoch {record.state.epoch}", *takeover.notes)
         record.log("moved", ". ".join(lines))
-        await self.go_back(back, moved=takeover.record)
+        await self.restore(back, moved=takeover.record)
 
-    async def go_back(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:
+    async def restore(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:
         """Restore a checkpoint, state and files. `moved` is the last checkpoint copied by the previous host."""
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)

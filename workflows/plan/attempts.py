@@ -42,7 +42,7 @@ INSTANT = timedelta(seconds=10)
 """Limit of an activity that only reads the plan; too short to need heartbeats."""
 
 
-class Merging:
+class MergeQueue:
     """Serializes merges into the plan's tree and keeps other steps off the tree meanwhile."""
 
     def __init__(self, context: PlanContext) -> None:
@@ -51,7 +51,7 @@ class Merging:
         self._is_merging = False
 
     @asynccontextmanager
-    async def turn(self, attempt: Attempt) -> AsyncIterator[None]:
+    async def hold_tree(self, attempt: Attempt) -> AsyncIterator[None]:
         """Hold the tree for one merge. Merges run in plan order, and no step starts meanwhile."""
         context = self._context
         number = context.schedule.find(attempt.name)
@@ -84,7 +84,7 @@ class Merging:
         return self._waiting[name] == min(self._waiting.values())
 
 
-async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Merging) -> StepResult:
+async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: MergeQueue) -> StepResult:
     """Run an attempt to its end.
 
     Raises:
@@ -102,16 +102,16 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
             return await activities.run(PlanActivities.pass_milestone, attempt.request, call)
         return await activities.run(ACTIVITIES[attempt.capability], attempt.request, call)
     except TimeoutError:
-        return out_of_time(attempt.timeout)
+        return timeout_result(attempt.timeout)
     except ActivityFailedError as failure:
         if failure.timed_out:
             # Without a result it is unknown what the activity has written.
             attempt.is_lost = True
-            return out_of_time(attempt.timeout)
+            return timeout_result(attempt.timeout)
         raise
 
 
-def out_of_time(limit: timedelta | None) -> StepResult:
+def timeout_result(limit: timedelta | None) -> StepResult:
     """Return a transient failure for an attempt that exceeded its limit."""
     limit_text = "" if limit is None else f" of {limit.total_seconds():g} s"
     return failed_result(FailureClass.TRANSIENT, f"it exceeded its time limit{limit_text}")
@@ -126,7 +126,7 @@ def failed_result(failure_class: FailureClass, reason: str) -> StepResult:
 # -- children ---------------------------------------------------------------------------------------
 
 
-async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: Merging) -> StepResult:
+async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: MergeQueue) -> StepResult:
     prepare = attempt.options(f"{attempt.summary}: prepare", PREPARE_TIMEOUT)
     run = await activities.run(PlanActivities.prepare_children, attempt.request, prepare)
     if run.result is not None:
@@ -144,7 +144,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     settle = attempt.options(f"{attempt.summary}: take over the results", SETTLE_TIMEOUT)
     base = attempt.request.expected_tree if attempt.merges else ""
     if attempt.merges:
-        async with merging.turn(attempt):
+        async with merging.hold_tree(attempt):
             # The turn has updated `expected_tree` to the present tree; the base is still the tree at the start.
             request = _settlement(attempt, ended).evolve(base_tree=base)
             result = await activities.run(PlanActivities.settle_children, request, settle)

@@ -80,7 +80,7 @@ class PlanCommands(Commands):
     def child_waits(self, note: Any) -> None:
         """Show the open questions of a child workflow."""
         try:
-            if self._view.hear(read_child_note(note)):
+            if self._view.record_child_waits(read_child_note(note)):
                 self._reporting.show()
         except InvalidRequestError as error:
             self._context.log("refused", error.message)
@@ -102,7 +102,7 @@ class PlanCommands(Commands):
             return await self._replan([question for question, _ in matched], answer)
         return "; ".join([self._apply(*answered) for answered in self._context.answer(matched)])
 
-    def read_replan(self, value: Any) -> control.ReplanWord:
+    def read_replan(self, value: Any) -> control.ReplanCommand:
         """Parse the argument of `replan`.
 
         Raises:
@@ -111,11 +111,11 @@ class PlanCommands(Commands):
         self._context.need_schedule()
         return control.read_replan(value)
 
-    async def replan(self, command: control.ReplanWord) -> str:
+    async def replan(self, command: control.ReplanCommand) -> str:
         """Replace the text of the plan, or have a planner write it if no text is given."""
         return await self._revisions.revise(command.source, command.rationale, command.by)
 
-    def read_step(self, value: Any) -> control.StepWord:
+    def read_step(self, value: Any) -> control.StepCommand:
         """Parse the step that `run_step` starts.
 
         Raises:
@@ -142,12 +142,12 @@ class PlanCommands(Commands):
             f"run_step: {name} {why.get(status, f'is {status.value}')}. Only ready and failed steps can be started"
         )
 
-    def run_step(self, command: control.StepWord) -> str:
+    def run_step(self, command: control.StepCommand) -> str:
         """Start a ready step, or retry a failed one, even if the plan is paused."""
         context, name, schedule = self._context, command.step, self._context.schedule
         number = schedule.find(name)
         if number is not None and schedule.status(number) is StepStatus.FAILED:
-            context.try_afresh(name, number)
+            context.reset_failed_step(name, number)
             self._questions.close(
                 [question for question in context.find(QuestionKind.FAILED_STEP) if question.step == name]
             )
@@ -225,7 +225,7 @@ class PlanCommands(Commands):
         if number is None or question.chosen not in (RETRY.name, SKIP.name):
             return
         if question.chosen == RETRY.name:
-            context.try_afresh(question.step, number)
+            context.reset_failed_step(question.step, number)
             return
         context.schedule.finish(number, StepStatus.SKIPPED)
         context.progress = context.progress.settle(question.step)

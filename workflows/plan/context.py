@@ -134,7 +134,7 @@ class PlanContext(Run):
         self.running: dict[str, Attempt] = {}
         self.ended: deque[tuple[Attempt, StepResult | ActivityFailedError | None]] = deque()
         # A dictionary: the order of a set could differ in replay.
-        self.beside: dict[asyncio.Task[None], None] = {}
+        self.side_tasks: dict[asyncio.Task[None], None] = {}
         self.is_adopting = False
         self._holds = 0
 
@@ -279,7 +279,7 @@ class PlanContext(Run):
     def is_idle(self) -> bool:
         """True if no step runs or can start, regardless of open questions."""
         is_wanted = bool(self.progress.wanted)
-        return not (self.has_attempts or self.beside or is_wanted or self.is_held) and self.schedule.is_settled
+        return not (self.has_attempts or self.side_tasks or is_wanted or self.is_held) and self.schedule.is_settled
 
     @property
     def is_nothing_left(self) -> bool:
@@ -297,7 +297,7 @@ class PlanContext(Run):
         )
 
     @property
-    def otherwise(self) -> str:
+    def answer_hint(self) -> str:
         """Hint on where else to answer if no question of the plan itself is open."""
         waits = self.waits_within
         if not waits:
@@ -359,7 +359,7 @@ class PlanContext(Run):
         del step, failure
         return False
 
-    def try_afresh(self, step: str, number: int) -> None:
+    def reset_failed_step(self, step: str, number: int) -> None:
         """Reopen a failed step with its original attempts and time limit."""
         attempts = self.schedule.attempt(number)
         self.schedule.reopen(number)
@@ -472,7 +472,7 @@ class Continuation:
     @property
     def _is_quiet(self) -> bool:
         context = self._context
-        return not (context.has_attempts or context.beside or context.alerts.is_sending)
+        return not (context.has_attempts or context.side_tasks or context.alerts.is_sending)
 
     def _is_due(self, *, is_quiet: bool) -> bool:
         # Temporal suggests a new run from 4 096 events or 4 MiB on. After a failed try only further attempts count: the

@@ -16,7 +16,7 @@ from tightloop.plan.failing import FailureClass, Watchdog
 from tightloop.plan.request import PlanSpent
 from tightloop.plan.step import CHILDREN, Access, Capability
 from tightloop.run.question import Question, QuestionKind
-from workflows.plan.attempts import Merging, failed_result, run_attempt
+from workflows.plan.attempts import MergeQueue, failed_result, run_attempt
 from workflows.plan.context import Attempt, PlanContext
 from workflows.plan.recovery import Recovery
 from workflows.plan.reporting import PlanQuestions
@@ -46,7 +46,7 @@ class StartRate:
         """Count an attempt that starts."""
         self._begun.append(attempt)
 
-    def room(self) -> int:
+    def count_free_starts(self) -> int:
         """Return the number of attempts that may start now. Ended attempts do not count."""
         now, running = self._context.now(), self._context.running
         self._begun = deque(
@@ -79,7 +79,7 @@ class Dispatch:
     ) -> None:
         self._context, self._questions, self._recovery, self._activities = context, questions, recovery, activities
         self._rate = StartRate(context)
-        self._merging = Merging(context)
+        self._merging = MergeQueue(context)
         self._working_time: asyncio.Task[None] | None = None
         self._busy_since: datetime | None = None
 
@@ -88,7 +88,7 @@ class Dispatch:
     @property
     def is_busy(self) -> bool:
         """True if anything runs or backs off; waiting for people does not count."""
-        return bool(self._context.running or self._context.beside or self._recovery.is_backing_off)
+        return bool(self._context.running or self._context.side_tasks or self._recovery.is_backing_off)
 
     @property
     def has_children(self) -> bool:
@@ -132,14 +132,14 @@ class Dispatch:
             return
         self._expand_held()
         window = min(context.request.max_parallel or schedule.graph.head.max_parallel, WINDOW_LIMIT)
-        rate = self._rate.room()
+        rate = self._rate.count_free_starts()
         # An attempt that waits for a person does no work, so another step takes its slot.
         busy = schedule.running - sum(attempt.is_waiting for attempt in context.running.values())
         for number in schedule.take(min(window - busy, rate)):
             self._start(number)
         self._watch_working_time()
         # Steps are ready and slots are free: without this timer nothing might wake the loop.
-        if busy < window and schedule.ready and self._rate.room() <= 0:
+        if busy < window and schedule.ready and self._rate.count_free_starts() <= 0:
             self._rate.wait()
 
     def stop_starting(self) -> None:
@@ -325,7 +325,7 @@ class Dispatch:
         for task in tasks:
             task.cancel()
         # `cancel()` is only a request. What follows (compensation, closing) needs a tree that nobody writes to.
-        await workflow.wait_condition(lambda: all(task.done() for task in tasks) and not context.beside)
+        await workflow.wait_condition(lambda: all(task.done() for task in tasks) and not context.side_tasks)
         while self._context.ended:
             attempt, ended = self._context.ended.popleft()
             number = context.schedule.find(attempt.name)

@@ -68,7 +68,7 @@ class Ending:
             compensate = context.failure_policy is OnPlanFailure.COMPENSATE
         outcome = PlanOutcome.CANCELLED if is_cancelled else PlanOutcome.FAILED
         if compensate:
-            problems = await self._compensation.take_all_back()
+            problems = await self._compensation.undo_all()
             if problems:
                 reason += ". Not undone: " + "; ".join(problems[:NAMES_SHOWN])
             elif not is_cancelled:
@@ -91,7 +91,7 @@ class Ending:
         if context.is_open:
             context.schedule.close()
             context.log("closed", f"{outcome.value}: {context.reason}")
-            result = await self._account(outcome)
+            result = await self._store_result(outcome)
         context.enter_closed_phase()
         self._reporting.close()
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -112,7 +112,7 @@ class Ending:
             return
         context.open(Graph.unpack(opened.graph), has_planner=opened.planner)
 
-    async def _account(self, outcome: PlanOutcome) -> PlanResult:
+    async def _store_result(self, outcome: PlanOutcome) -> PlanResult:
         """Store the final record, release the workspace and return the result."""
         context, schedule = self._context, self._context.schedule
         counts, record = schedule.counts(), None

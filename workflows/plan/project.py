@@ -47,7 +47,7 @@ from workflows.plan.reporting import PlanReporting, PlanView
 from workflows.plan.workflow import GraphWorkflow
 from workflows.run.activities import CLOSE_TIMEOUT, OPEN_TIMEOUT, ActivityFailedError
 from workflows.run.kernel import Meter, refusals
-from workflows.run.reporting import GOAL_CHARACTERS, Seen
+from workflows.run.reporting import GOAL_CHARACTERS, StatusKey
 
 
 class ProjectContext(PlanContext):
@@ -71,7 +71,7 @@ class ProjectContext(PlanContext):
     ) -> None:
         self.asked = LoopRequest() if run_input.problem else LoopRequest.of(run_input)
         self.facts = run_input.facts or ProjectFacts(created_at=now(), updated_at=now())
-        self._trail: list[TrailEvent] = []
+        self._pending_events: list[TrailEvent] = []
         self.logged = 0
         super().__init__(run_input.plan, run_id=run_id, now=now, meter=meter)
 
@@ -187,11 +187,11 @@ class ProjectContext(PlanContext):
         self.logged += 1
         # The run id is part of the key, because a reset run counts from the same number again.
         key = f"{workflow.info().run_id}/{self.logged}"
-        self._trail.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
+        self._pending_events.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
 
-    def take_trail(self) -> tuple[TrailEvent, ...]:
+    def take_events(self) -> tuple[TrailEvent, ...]:
         """Return the pending timeline events and clear them; each is recorded once."""
-        events, self._trail = tuple(self._trail), []
+        events, self._pending_events = tuple(self._pending_events), []
         return events
 
     def _entry_text(self, event: str, step: str, text: str) -> str:
@@ -239,7 +239,7 @@ class ProjectView(PlanView):
         complete = sum(task.state is TaskState.COMPLETE for task in status.tasks)
         row = super().row()
         return row.evolve(
-            status=status.word,
+            status=status.list_status,
             goal=shorten(status.goal, GOAL_CHARACTERS),
             phase=status.status.value.lower(),
             checks=f"{complete}/{len(status.tasks)}" if status.tasks else "",
@@ -249,9 +249,9 @@ class ProjectView(PlanView):
             details=status.model_dump(mode="json"),
         )
 
-    def take_trail(self) -> tuple[TrailEvent, ...]:
+    def take_events(self) -> tuple[TrailEvent, ...]:
         """Return the pending timeline events and clear them."""
-        return self._context.take_trail()
+        return self._context.take_events()
 
     def details(self) -> str:
         """Return the current details as Markdown."""
@@ -283,13 +283,13 @@ class ProjectReporting(PlanReporting):
 
     @property
     def _word(self) -> str:
-        return self._view.loop_status().word
+        return self._view.loop_status().list_status
 
-    def _visible_state(self) -> Seen:
+    def _visible_state(self) -> StatusKey:
         status = self._view.loop_status()
         gates = status.gate_result.checks if status.gate_result is not None else ()
         return (
-            status.word,
+            status.list_status,
             str(self._context.logged),
             *(f"{task.task_id} {task.state} {task.run_id}" for task in status.tasks),
             *(f"{check.name} {check.passed} {check.running}" for check in gates),
@@ -313,7 +313,7 @@ class ProjectCommands(PlanCommands):
         if self._context.core.cancel is not None:
             raise InvalidRequestError(f"{command}: the plan is being cancelled")
 
-    def dispatch(self, command: control.DispatchWord) -> str:
+    def dispatch(self, command: control.DispatchCommand) -> str:
         """Start the tasks."""
         context = self._context
         parallel = control.resolve_parallel(command, context.asked.parallel)
@@ -321,13 +321,13 @@ class ProjectCommands(PlanCommands):
         self._let_go_on(DISPATCH, command.by)
         return f"{format_count(len(context.tasks), 'task')} dispatched, {parallel} at a time"
 
-    def verify(self, command: control.VerifyWord) -> str:
+    def verify(self, command: control.VerifyCommand) -> str:
         """Run the gates."""
         self._context.verify()
         self._let_go_on(VERIFY, command.by)
         return "the gates are running"
 
-    def cancel_now(self, command: control.CancelWord) -> str:
+    def cancel_now(self, command: control.CancelCommand) -> str:
         """Stop the running steps and end the plan."""
         self._cancel(command.reason, command.by)
         return "the plan is being cancelled"
@@ -430,15 +430,15 @@ class ProjectWorkflow(GraphWorkflow):
         """State of the plan, shown by the replay tool."""
         return f"the plan is {self._view.loop_status().status.value}"
 
-    def _read_dispatch(self, value: Any) -> control.DispatchWord:
+    def _read_dispatch(self, value: Any) -> control.DispatchCommand:
         self._orders.check_command("dispatch")
         return control.read_dispatch(value)
 
-    def _read_verify(self, value: Any) -> control.VerifyWord:
+    def _read_verify(self, value: Any) -> control.VerifyCommand:
         self._orders.check_command("verify")
         return control.read_verify(value)
 
-    def _read_cancel(self, value: Any) -> control.CancelWord:
+    def _read_cancel(self, value: Any) -> control.CancelCommand:
         self._orders.check_command("cancel")
         return control.read_cancel(value)
 

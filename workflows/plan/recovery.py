@@ -48,7 +48,7 @@ class Compensation:
         # asyncio's lock wakes waiters in FIFO order, in replay too.
         self._one_at_a_time = asyncio.Lock()
 
-    async def go_another_way(self, name: str, steps: tuple[str, ...]) -> None:
+    async def start_alternate(self, name: str, steps: tuple[str, ...]) -> None:
         """Undo steps while nothing else touches the tree, then start the alternate of a failed step.
 
         The caller must hold the plan, because the main loop could start a step first; the hold is released here.
@@ -61,7 +61,7 @@ class Compensation:
                 await workflow.wait_condition(
                     lambda: not any(attempt.touches_tree for attempt in self._context.running.values())
                 )
-                await self._take_back(select_undo(context.progress.undo, steps))
+                await self._undo_entries(select_undo(context.progress.undo, steps))
             is_taken_back = True
         finally:
             # A hold that is never released would stop the plan for good. The alternate needs a successful undo.
@@ -70,7 +70,7 @@ class Compensation:
             if number is not None:
                 context.schedule.fail(number, alternate=is_taken_back)
 
-    async def take_all_back(self) -> list[str]:
+    async def undo_all(self) -> list[str]:
         """Undo all attempts. Return the reasons for those that could not be undone.
 
         Raises:
@@ -81,19 +81,19 @@ class Compensation:
         for entry in select_undo(self._context.progress.undo):
             if self._context.attempts >= HARD_ATTEMPTS:
                 raise ContinueAsNew
-            problems += await self._take_back((entry,))
+            problems += await self._undo_entries((entry,))
         return problems
 
-    async def _take_back(self, entries: tuple[UndoEntry, ...]) -> list[str]:
+    async def _undo_entries(self, entries: tuple[UndoEntry, ...]) -> list[str]:
         problems: list[str] = []
         for entry in entries:
-            problem = await self._take_one_back(entry)
+            problem = await self._undo_attempt(entry)
             if problem:
                 self._context.log("not undone", problem, entry.step)
                 problems.append(f"{entry.step}: {problem}")
         return problems
 
-    async def _take_one_back(self, entry: UndoEntry) -> str:
+    async def _undo_attempt(self, entry: UndoEntry) -> str:
         """Undo one attempt. Return the reason for a failure, or ""."""
         context = self._context
         request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
@@ -277,7 +277,7 @@ class Recovery:
         """Stop all tasks, because the plan ends."""
         self._revisions.stop()
         self.stop_backing_off()
-        for task in self._context.beside:
+        for task in self._context.side_tasks:
             task.cancel()
 
     def stop_backing_off(self) -> None:
@@ -298,7 +298,7 @@ class Recovery:
         replan_count = progress.replans.get(name, 0)
         if self._context.revises_itself(name, failure):
             self._context.schedule.retry_later(number)
-            self._do_beside(self._fail_over(name, failure))
+            self._run_aside(self._fail_over(name, failure))
             return
         # Attempts before a retry by a person do not count.
         attempt -= progress.earlier.get(name, 0)
@@ -332,7 +332,7 @@ class Recovery:
                 self._back_off(name)
             case RouteAction.ALTERNATE if way.compensate:
                 context.hold()
-                self._do_beside(self._compensation.go_another_way(name, way.compensate))
+                self._run_aside(self._compensation.start_alternate(name, way.compensate))
             case RouteAction.ALTERNATE:
                 schedule.fail(number, alternate=True)
             case RouteAction.SKIP:
@@ -340,7 +340,7 @@ class Recovery:
                 schedule.finish(number, StepStatus.SKIPPED)
             case RouteAction.REPLAN:
                 schedule.retry_later(number)
-                self._do_beside(self._ask_planner(name, failure))
+                self._run_aside(self._ask_planner(name, failure))
             case RouteAction.ASK:
                 schedule.fail(number)
                 self._questions.ask_about_failure(name, failure)
@@ -372,7 +372,7 @@ class Recovery:
 
     def grow(self, name: str, result: StepResult) -> None:
         """Revise the plan with the findings of a step, then complete the step."""
-        self._do_beside(self._complete_revised_step(name, result))
+        self._run_aside(self._complete_revised_step(name, result))
 
     async def _complete_revised_step(self, name: str, result: StepResult) -> None:
         context, problem = self._context, ""
@@ -427,13 +427,13 @@ class Recovery:
             last = context.schedule.node(number).retry.attempts
             self._follow(name, number, failure, self._route(name, number, failure, attempt=last, may_replan=False))
 
-    def _do_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_aside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._context.beside[task] = None
-        task.add_done_callback(self._end_beside)
+        self._context.side_tasks[task] = None
+        task.add_done_callback(self._finish_aside)
 
-    def _end_beside(self, task: asyncio.Task[None]) -> None:
-        self._context.beside.pop(task, None)
+    def _finish_aside(self, task: asyncio.Task[None]) -> None:
+        self._context.side_tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             # The step that the task worked for would wait forever, so an unexpected error ends the plan.
             self._context.end_with(PlanEnd(f"{type(error).__name__}: {error}"))

@@ -185,7 +185,7 @@ class PlanView(View):
         request = self._context.request
         return request.depth > 1 and not self._context.is_ending
 
-    def hear(self, note: ChildNote) -> bool:
+    def record_child_waits(self, note: ChildNote) -> bool:
         """Record the open questions of a child workflow. Return False if no running step started it."""
         child = note.workflow_id
         attempt = next((entry for entry in self._context.running.values() if child in entry.children), None)

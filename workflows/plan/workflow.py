@@ -36,7 +36,7 @@ from workflows.plan.reporting import PlanQuestions, PlanReporting, PlanView
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
 from workflows.run.activities import NOTICE, OPEN_TIMEOUT, RETRIES_IN_TIME, ActivityFailedError, ActivityRunner
 from workflows.run.kernel import NotOpenedError
-from workflows.run.reporting import begins
+from workflows.run.reporting import first_row
 from workflows.run.workflow import RunWorkflow
 
 OPEN_WITH_PLANNER_TIMEOUT = timedelta(minutes=60)
@@ -91,7 +91,7 @@ class Opening:
             request=context.request,
             opening=opening,
             is_new=context.is_first,
-            snapshot=begins(context.kind, context.title or context.request.goal),
+            snapshot=first_row(context.kind, context.title or context.request.goal),
         )
         options = context.on_host("check the plan and claim the workspace", limit)
         while True:

@@ -11,7 +11,7 @@ from temporalio.common import Priority, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as TemporalTimeoutError
 
-from activities.staffing import LookRequest, Staffing, StaffingActivities
+from activities.staffing import CheckWorkersRequest, WorkerAvailability, WorkerCheckActivities
 from tightloop.errors import IdTakenError, WorkspaceElsewhereError
 from tightloop.run.core import Work, wait_for_worker
 from tightloop.run.question import Question
@@ -117,7 +117,7 @@ class Routing:
         """Priority of the next activity; by default that of its workflow."""
         return Priority()
 
-    def tell_missing(self, what: str) -> None:
+    def report_missing_worker(self, what: str) -> None:
         """Handle a missing worker of the executor. Called once per wait."""
 
     def leave_silent_host(self, successor: str) -> bool:
@@ -262,13 +262,13 @@ class ActivityRunner:
                     if not found_no_worker(error) or self._is_stopped(before):
                         raise
                     self._waits[since, queue] = None
-                    notice, missing = await self._look(request, queue, error.activity_type, since)
+                    notice, missing = await self._check_workers(request, queue, error.activity_type, since)
                     # The interrupt may have come during the look, which then ended by itself.
                     if self._is_stopped(before):
                         raise
                     if missing and not is_reported and not self._quiet and self._is_executors_own(queue):
                         is_reported = True
-                        self._routing.tell_missing(
+                        self._routing.report_missing_worker(
                             f"no worker on task queue {queue!r} takes {error.activity_type}; it is waiting"
                         )
         finally:
@@ -351,7 +351,7 @@ class ActivityRunner:
         queues = self._routing.queues
         return queue == queues.executor not in ("", queues.workspace, queues.home)
 
-    async def _look(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
+    async def _check_workers(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
         """Check for workers of a task queue on which an activity has not been taken.
 
         Returns:
@@ -362,14 +362,14 @@ class ActivityRunner:
         """
         # A local activity, because the slots for ordinary ones may be used up.
         looking = workflow.start_local_activity_method(
-            StaffingActivities.look_for_workers,
-            LookRequest(scope=request.scope, queue=queue, waited=workflow.now() - since),
+            WorkerCheckActivities.look_for_workers,
+            CheckWorkersRequest(scope=request.scope, queue=queue, waited=workflow.now() - since),
             activity_id=new_activity_id(),
             schedule_to_close_timeout=LOOK_TIMEOUT,
             retry_policy=RETRIES,
         )
         try:
-            staff: Staffing = await self._settle(looking)
+            staff: WorkerAvailability = await self._settle(looking)
         except ActivityError as error:
             if self.interrupted:
                 raise _failure(error, ActivityOptions("", LOOK_TIMEOUT, queue)) from error

@@ -27,7 +27,7 @@ from tightloop.run.question import (
 )
 from tightloop.run.routing import Queues, urgency
 from tightloop.safety.drift import Drift
-from tightloop.safety.seal import SKEW_SECONDS, Heard, RefusedPayload, Seal, SealedMessage, check_id, check_start
+from tightloop.safety.seal import SKEW_SECONDS, MessageLog, RefusedPayload, Seal, SealedMessage, check_id, check_start
 from tightloop.telemetry import METRICS
 from tightloop.value import shorten
 from workflows.run.activities import Routing, found_no_worker, new_activity_id, priority_of
@@ -102,12 +102,12 @@ class Inbox:
         last_heard: time of the last accepted message in this run.
     """
 
-    def __init__(self, seal: Seal | None, messages: Heard) -> None:
+    def __init__(self, seal: Seal | None, messages: MessageLog) -> None:
         """Start with the seal of the input and the messages accepted by previous runs."""
         self._seal = seal
         # Messages issued before this workflow started were meant for an earlier workflow with the same id.
         since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
-        self.heard = messages if messages != Heard() else Heard(since=since)
+        self.heard = messages if messages != MessageLog() else MessageLog(since=since)
         self.last_heard: datetime | None = None
 
     def read(self, message: Any) -> Any:
@@ -224,7 +224,7 @@ class Run(Routing, ABC):
         return False
 
     @property
-    def otherwise(self) -> str:
+    def answer_hint(self) -> str:
         """Hint on where else to answer if the run has no open question."""
         return TELL_THE_PLANNER
 
@@ -349,7 +349,7 @@ class Run(Routing, ABC):
             command,
             # A question with a command of its own, such as `dispatch`, is answered by that command only.
             tuple(question for question in self.waiting if not question.command),
-            self.otherwise,
+            self.answer_hint,
         )
 
     def answer(self, answers: Answers) -> Answers:

@@ -99,7 +99,7 @@ RECORD_RETRIES = RetryPolicy(
     maximum_attempts=10,
 )
 GOAL_CHARACTERS = 200
-Seen = tuple[str, ...]
+StatusKey = tuple[str, ...]
 """Status and ids of open questions; a change triggers a record."""
 
 
@@ -112,7 +112,7 @@ class Recording:
     def __init__(
         self,
         run: Run,
-        visible_state: Callable[[], Seen],
+        visible_state: Callable[[], StatusKey],
         row: Callable[[], WorkflowSnapshot],
         events: Callable[[], tuple[TrailEvent, ...]] = tuple,
     ) -> None:
@@ -125,7 +125,7 @@ class Recording:
             events: returns pending timeline events, each once.
         """
         self._run, self._see, self._row, self._events = run, visible_state, row, events
-        self._recorded: Seen | None = None if workflow.info().continued_run_id else ("running",)
+        self._recorded: StatusKey | None = None if workflow.info().continued_run_id else ("running",)
         self._recording: asyncio.Task[None] | None = None
 
     def show(self) -> None:
@@ -174,7 +174,7 @@ class Recording:
         )
 
 
-def begins(kind: str, goal: str, executor: str = "") -> WorkflowSnapshot:
+def first_row(kind: str, goal: str, executor: str = "") -> WorkflowSnapshot:
     """Return the first ledger row of a workflow."""
     info = workflow.info()
     return WorkflowSnapshot(
@@ -205,7 +205,7 @@ async def signal_parent(waits: Waits) -> None:
         await parent.signal(CHILD_WAITS, ChildNote(workflow_id=info.workflow_id, waits=waits))
 
 
-class ParentNotice:
+class ParentReporter:
     """Signals open questions to the parent plan, without duplicates."""
 
     def __init__(
@@ -213,25 +213,25 @@ class ParentNotice:
     ) -> None:
         """Start with nothing reported. After continue-as-new the last report is unknown."""
         self._is_child, self._send = is_child, send
-        self._told: Waits | None = () if is_first_run else None
+        self._sent: Waits | None = () if is_first_run else None
         self._wanted: Waits = ()
-        self._telling: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    def tell(self, waits: Waits) -> None:
+    def report(self, waits: Waits) -> None:
         """Send the open questions in the background. The newest state arrives last."""
         self._wanted = waits
-        is_telling = self._telling is not None and not self._telling.done()
-        if self._is_child and waits != self._told and not is_telling:
-            self._telling = asyncio.create_task(self._tell())
+        is_telling = self._sending is not None and not self._sending.done()
+        if self._is_child and waits != self._sent and not is_telling:
+            self._sending = asyncio.create_task(self._send_changes())
 
-    def tell_again(self) -> None:
+    def report_again(self) -> None:
         """Forget the last report, after a reset."""
-        self._told = None
+        self._sent = None
 
-    async def _tell(self) -> None:
-        while self._wanted != self._told:
+    async def _send_changes(self) -> None:
+        while self._wanted != self._sent:
             # Set before the signal: a change that arrives during it starts another round.
-            waits = self._told = self._wanted
+            waits = self._sent = self._wanted
             try:
                 await self._send(waits)
             except FailureError:
@@ -269,7 +269,7 @@ class View(ABC):
     def row(self) -> WorkflowSnapshot:
         """Return the row for the ledger."""
 
-    def take_trail(self) -> tuple[TrailEvent, ...]:
+    def take_events(self) -> tuple[TrailEvent, ...]:
         """Return and clear the pending timeline events; empty if activities record them."""
         return ()
 
@@ -284,8 +284,8 @@ class Reporting:
         question, paused = view.needs
         kind = question.kind.value if question else ""
         self._reporter = Reporter(view.details, called_for=kind, paused=paused, every=every)
-        self._recording = Recording(run, self._visible_state, view.row, view.take_trail)
-        self._parent = ParentNotice(is_child=info.parent is not None, is_first_run=info.continued_run_id is None)
+        self._recording = Recording(run, self._visible_state, view.row, view.take_events)
+        self._parent = ParentReporter(is_child=info.parent is not None, is_first_run=info.continued_run_id is None)
 
     @property
     def status(self) -> str:
@@ -300,7 +300,7 @@ class Reporting:
             self._reporter.show(at_once=at_once)
             return
         if view.tells_parent:
-            self._parent.tell((*waits_of(run.id, run.waiting), *view.waits_within)[:WAITS_LIMIT])
+            self._parent.report((*waits_of(run.id, run.waiting), *view.waits_within)[:WAITS_LIMIT])
         if at_once:
             question, paused = view.needs
             self._reporter.call_for(question.kind.value if question else "", paused=paused, running=self._word)
@@ -311,7 +311,7 @@ class Reporting:
 
     def show_again(self) -> None:
         """Publish everything unconditionally, after a reset."""
-        self._parent.tell_again()
+        self._parent.report_again()
         self.show()
         if self._view.is_opened:
             self._recording.show_again()
@@ -338,5 +338,5 @@ class Reporting:
         """Status in lists while no answer is needed."""
         return self._run.status
 
-    def _visible_state(self) -> Seen:
+    def _visible_state(self) -> StatusKey:
         return (self.status, *(question.id for question in self._run.waiting))

@@ -21,9 +21,9 @@ from activities.executor.agent.record import (
     stopped_outcome,
     sweep_runs,
 )
-from activities.executor.delivery import early_outcome, fatal_outcome, held_file
+from activities.executor.delivery import early_outcome, fatal_outcome, write_temporary_file
 from activities.executor.port import Availability, Control, Executor
-from activities.model.gateway.wire import Gateway, GatewaySeen
+from activities.model.gateway.wire import Gateway, GatewayCounters
 from activities.process import ProcessResult, Reason, run_process
 from activities.process.output import BoundedOutput, EventLines
 from activities.sandbox.port import SandboxUnavailableError
@@ -167,7 +167,7 @@ class Run:
     def _errors(self, result: ProcessResult) -> str:
         return self._redaction.end_of(result.errors, _ERRORS_BYTES).strip()
 
-    def _outcome_at_exit(self, result: ProcessResult, counters: GatewaySeen | None) -> ExecutorOutcome:
+    def _outcome_at_exit(self, result: ProcessResult, counters: GatewayCounters | None) -> ExecutorOutcome:
         if self._stop is not Stop.FINISHED and (early := early_outcome(result, self._choice)):
             return early
         outcome = self._reader.read_outcome(self.ending(result))
@@ -262,14 +262,14 @@ class AgentExecutor(AgentHost, Executor):
         write_files(home, launch.files)
         folder, reader = run_folder(state_folder, order.key), self.adapter.reader(order)
         with ExitStack() as stack:
-            stdin = stack.enter_context(held_file(folder / "prompt", launch.stdin))
+            stdin = stack.enter_context(write_temporary_file(folder / "prompt", launch.stdin))
             try:
                 request = self.build_request(order, launch, home, stdin=stdin)
             except ExecutorError as error:
                 return fatal_outcome(error.message, ErrorKind.MISSING_PROGRAM)
             redaction = Redaction(self.secrets_of(self.adapter, request, launch))
             try:
-                fenced = self.behind_fence(request, order, launch, home=home, hosts=access.hosts)
+                fenced = self.open_sandbox(request, order, launch, home=home, hosts=access.hosts)
                 request, fence = stack.enter_context(fenced)
             except SandboxUnavailableError as error:
                 return fatal_outcome(error.message, ErrorKind.SANDBOX).evolve(resume=order.resume)

@@ -13,8 +13,8 @@ from activities.executor.agent.record import looks_secret
 from activities.executor.port import Availability
 from activities.model.gateway.wire import Gateway, Gateways, GatewaySpec, Wire
 from activities.process import GRACE_S, Growth, ProcessRequest, search_path
-from activities.sandbox.choose import NoFence
-from activities.sandbox.port import MEBIBYTE, Fence, SandboxUnavailableError
+from activities.sandbox.choose import NoAgentSandbox
+from activities.sandbox.port import MEBIBYTE, AgentSandbox, SandboxUnavailableError
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import EPISODE_VARIABLE, AgentMode, ExecutorEvent, ExecutorOutcome, ResumeToken, WorkOrder
 from tightloop.host.programs import find_trusted_program, trusted_path
@@ -141,7 +141,7 @@ class AgentAdapter(ModelUser, Protocol):
         ...
 
 
-BEYOND_S = 60.0
+KILL_DELAY_S = 60.0
 """The wall limit ends the turn, so that the session can be resumed; this much later the process is killed."""
 
 
@@ -160,7 +160,7 @@ class AgentHost:
     """Folder of the agents' homes, outside the temporary folder."""
     gateways: Gateways | None = None
     """Opens gateways to the model; None: the agent gets the real key."""
-    fence: Fence | None = None
+    agent_sandbox: AgentSandbox | None = None
     """Sandbox for all agents; without one, agents that have none themselves are rejected except in mode `full`."""
     open_to: tuple[str, ...] = ()
     """Hosts and folders that the settings allow inside the sandbox."""
@@ -238,7 +238,7 @@ class AgentHost:
         if self.gateways is None or not self.settings.gateway or self.settings.login or agent.wire is None:
             return "it talks to its provider itself, not through the gateway"
         try:
-            if self.fence is None or self.fence.name == NoFence.name:
+            if self.agent_sandbox is None or self.agent_sandbox.name == NoAgentSandbox.name:
                 return "it runs without a sandbox"
         except SandboxUnavailableError as error:
             return error.message
@@ -274,7 +274,7 @@ class AgentHost:
             secrets={**passed, **launch.secrets},
             inherit=False,
             stdin=stdin,
-            wall_limit_s=order.executor.wall_limit_s + BEYOND_S,
+            wall_limit_s=order.executor.wall_limit_s + KILL_DELAY_S,
             # Sampled, because no platform limits the size of a folder for an ordinary user.
             growth=Growth(folders=(root, home), limit_bytes=self.disk_mb * MEBIBYTE),
             grace_s=self.grace_s,
@@ -282,7 +282,7 @@ class AgentHost:
         )
 
     @contextmanager
-    def behind_fence(
+    def open_sandbox(
         self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path, hosts: tuple[str, ...]
     ) -> Iterator[tuple[ProcessRequest, str]]:
         """Yield the sandboxed process request and the name of the sandbox; `hosts` as in `ModelAccess`.
@@ -298,12 +298,12 @@ class AgentHost:
         nested = False
         if launch.own_sandbox:
             with suppress(SandboxUnavailableError):
-                nested = self.fence is not None and self.fence.nests()
+                nested = self.agent_sandbox is not None and self.agent_sandbox.can_nest()
         # Its own sandbox alone is better than ours alone: only its own can separate the commands from the key.
         if launch.own_sandbox and not nested:
             yield request, "own"
             return
-        if self.fence is None:
+        if self.agent_sandbox is None:
             raise SandboxUnavailableError(
                 f"this worker has no sandbox, and neither does {order.executor.name}. Install one "
                 "(tightloop doctor lists them), or use mode full on a disposable host"
@@ -317,9 +317,9 @@ class AgentHost:
         # The home stays writable in any mode: sessions and settings are written there.
         writable, readable_roots = ((home,), (root,)) if reads_only else ((root, home), ())
         readable = (*installed, *readable_roots)
-        sandboxed = self.fence.around(request, writable=writable, readable=readable, network=hosts, nested=nested)
+        sandboxed = self.agent_sandbox.wrap(request, writable=writable, readable=readable, network=hosts, nested=nested)
         with sandboxed as fenced:
-            yield fenced, f"{self.fence.name}+own" if nested else self.fence.name
+            yield fenced, f"{self.agent_sandbox.name}+own" if nested else self.agent_sandbox.name
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
         """Yield values to redact, including the worker's key, which an unsandboxed agent could find."""

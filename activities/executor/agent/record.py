@@ -188,7 +188,7 @@ class RunRecord:
         return redacted
 
 
-def kept_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
+def read_stored_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
     """Return the outcome that a dead attempt stored, or None."""
     folder = run_folder(state_folder, key)
     try:
@@ -198,7 +198,7 @@ def kept_outcome(state_folder: Path, key: str) -> ExecutorOutcome | None:
         return None
 
 
-def kept_session(state_folder: Path, key: str) -> str:
+def read_stored_session(state_folder: Path, key: str) -> str:
     """Return the session id that a dead attempt recorded, or ""."""
     try:
         lines = (run_folder(state_folder, key) / EVENTS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()

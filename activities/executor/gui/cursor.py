@@ -26,7 +26,7 @@ MOST_BYTES = 4_000_000
 MOST_DEPTH = 6
 
 
-class Said(NamedTuple):
+class TranscriptMessage(NamedTuple):
     """One message of a transcript."""
 
     role: str
@@ -57,7 +57,7 @@ def answer_to(path: Path, handoff_id: str) -> str:
     return answer
 
 
-def read_messages(path: Path) -> Iterator[Said]:
+def read_messages(path: Path) -> Iterator[TranscriptMessage]:
     """Yield the messages at the end of a transcript, skipping other lines."""
     try:
         with path.open("rb") as file:
@@ -77,7 +77,7 @@ def read_messages(path: Path) -> Iterator[Said]:
             inner = decoded.get("message")
             message: dict[str, Any] = inner if isinstance(inner, dict) else decoded
             role = str(decoded.get("role") or message.get("role") or "")
-            yield Said(role, "\n".join(_texts(message.get("content", message.get("text", "")))))
+            yield TranscriptMessage(role, "\n".join(_texts(message.get("content", message.get("text", "")))))
 
 
 def _texts(content: Any, depth: int = 0) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _texts(content: Any, depth: int = 0) -> Iterator[str]:
         yield from _texts(content.get("text", ""), depth + 1)
 
 
-def _begins(message: Said, handoff_id: str) -> bool:
+def _begins(message: TranscriptMessage, handoff_id: str) -> bool:
     # Cursor may wrap the user's text in a tag; only the first marker counts, as later ones may be quotations.
     return message.role == "user" and MARKER.findall(message.text)[:1] == [handoff_id]
 
@@ -159,9 +159,9 @@ class CursorEvents:
         return None if path is None else Receipt(handoff_id=handoff_id, transcript=str(path), source="transcript")
 
     def busy(self) -> bool:
-        return next(self._at_work(), None) is not None
+        return next(self._active_conversations(), None) is not None
 
-    def _at_work(self) -> Iterator[Sequence[Path]]:
+    def _active_conversations(self) -> Iterator[Sequence[Path]]:
         """Yield the events of each conversation that has not ended."""
         root, newest = self._folder / "events", time.time() - BUSY_S
         for folder in root.iterdir() if root.is_dir() else ():
@@ -173,7 +173,7 @@ class CursorEvents:
 
     def offer(self, message: Message) -> None:
         """Leave the message for the hook `stop` of a conversation of the same episode; see `Receipts.offer`."""
-        for files in self._at_work():
+        for files in self._active_conversations():
             records = [_read(path) or {} for path in files]
             handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
             conversation = str(records[-1].get("conversation", ""))
@@ -184,7 +184,7 @@ class CursorEvents:
                 replace_file(folder / f"{file_stem(conversation)}.json", json.dumps(offered).encode())
                 return
 
-    def taken(self, handoff_id: str) -> bool:
+    def withdraw_offer(self, handoff_id: str) -> bool:
         """Withdraw an offer; return whether the hook was faster; see `Receipts.taken`."""
         folder = self._folder / "next"
         for path in _files(folder):
@@ -193,7 +193,7 @@ class CursorEvents:
         # After the deletion: the hook renames the offer, so only one of the two can succeed.
         return (folder / f"{file_stem(handoff_id)}.taken").exists()
 
-    def after(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
+    def events_since(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
         """Return the events of a conversation since a hand-off."""
         events = [
             AgentEvent.model_validate(event_fields)

@@ -76,7 +76,7 @@ SHORTEST_ANSWER = 12
 
 
 @dataclass(frozen=True)
-class Waiting:
+class OutcomeWaiter:
     """Waits for the end of one hand-off."""
 
     order: WorkOrder
@@ -97,7 +97,7 @@ class Waiting:
         while True:
             if self.control.is_cancelled():
                 return cancelled_outcome().evolve(summary="the agent in the window may still be at work: stop it there")
-            events = self.cursor.after(self.receipt)
+            events = self.cursor.events_since(self.receipt)
             if outcome := self._outcome_by_events(events):
                 return outcome
             transcript = self.receipt.transcript
@@ -259,7 +259,7 @@ class CursorGuiExecutor(Executor):
     patience_s: float = PATIENCE_S
     transcript_quiet_s: float = TRANSCRIPT_QUIET_S
     locator: Locator | None = None
-    shows: Callable[[str], bool] = lambda _workspace: True
+    may_see_window: Callable[[str], bool] = lambda _workspace: True
     """Returns whether the locator's model may see the window of a workspace."""
 
     def availability(self) -> Availability:
@@ -271,7 +271,7 @@ class CursorGuiExecutor(Executor):
             health = driver.preflight()
         finally:
             driver.close()
-        problems = (*health.problems, *self._no_way_back())
+        problems = (*health.problems, *self._receipt_problems())
         version = f"{driver.name}, {health.version}".strip(", ")
         if self.locator is not None:
             problems, version = (*problems, *filter(None, (self.locator.problem(),))), f"{version}, with Agent S"
@@ -294,7 +294,7 @@ class CursorGuiExecutor(Executor):
         """
         del state_folder
         options = read_options(CursorGuiOptions, order.executor, NAME)
-        if problems := self._no_way_back():
+        if problems := self._receipt_problems():
             return fatal_outcome("; ".join(problems), ErrorKind.CONFIG)
         root = Path(order.root)
         # The same for all deliveries of a plan: one that resumes after a limit finds the file in place.
@@ -346,12 +346,12 @@ class CursorGuiExecutor(Executor):
             lock=self.folder / "screen.lock",
             cancelled=control.is_cancelled,
             patience_s=self.patience_s,
-            locator=self.locator if self.shows(order.root) else None,
+            locator=self.locator if self.may_see_window(order.root) else None,
         )
         result = self._hand_over(hand_off, message, control)
         match result.end:
             case HandOffEnd.ACKED if result.receipt is not None:
-                wait = Waiting(order, result.receipt, cursor, driver, target, control)
+                wait = OutcomeWaiter(order, result.receipt, cursor, driver, target, control)
                 return replace(wait, transcript_quiet_s=self.transcript_quiet_s).wait()
             case HandOffEnd.CANCELLED:
                 return cancelled_outcome()
@@ -376,7 +376,7 @@ class CursorGuiExecutor(Executor):
             result = hand_off.deliver(message)
             over = control.is_cancelled() or not result.retryable or time.monotonic() >= end
             # An open offer must not be taken after the end.
-            if over and result.end is HandOffEnd.REFUSED and hand_off.receipts.taken(message.id):
+            if over and result.end is HandOffEnd.REFUSED and hand_off.receipts.withdraw_offer(message.id):
                 continue
             if control.is_cancelled():
                 return result if result.end is HandOffEnd.ACKED else HandOffResult(end=HandOffEnd.CANCELLED)
@@ -392,7 +392,7 @@ class CursorGuiExecutor(Executor):
     def _identity(order: WorkOrder) -> str:
         return handoff_id(order.key, order.episode_id, order.iteration)
 
-    def _no_way_back(self) -> tuple[str, ...]:
+    def _receipt_problems(self) -> tuple[str, ...]:
         """Return the reasons why no hook or transcript would report the agent's work; empty if one does."""
         if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()

@@ -186,7 +186,7 @@ class Receipts(Protocol):
         """Offer a message that the agent's side takes at the end of its turn, if it works on the same episode."""
         ...
 
-    def taken(self, handoff_id: str) -> bool:
+    def withdraw_offer(self, handoff_id: str) -> bool:
         """Withdraw an offer; return whether it had been taken."""
         ...
 
@@ -216,7 +216,7 @@ class Ledger(Protocol):
         ...
 
 
-KEPT = 200
+ENTRIES_LIMIT = 200
 """Number of entries kept; the outbox remembers deliveries for longer."""
 LEFTOVERS = 20
 
@@ -229,7 +229,7 @@ def gui_folder() -> Path:
 class FileLedger:
     """A ledger in a folder."""
 
-    def __init__(self, folder: Path, limit: int = KEPT) -> None:
+    def __init__(self, folder: Path, limit: int = ENTRIES_LIMIT) -> None:
         self._folder, self._kept = folder, limit
 
     def get(self, handoff_id: str) -> Entry | None:

@@ -45,7 +45,7 @@ PASTE_S = 3.0
 PENDING_S = 1.0
 SETTLE_S = 0.15
 POLL_S = 0.05
-LOOK_S = 0.5
+RETRY_WAIT_S = 0.5
 TITLES_SHOWN = 5
 _REMOVABLE = (BoxState.OURS, BoxState.LEFTOVER)
 _UNDECIDED = {
@@ -60,7 +60,7 @@ _UNDECIDED = {
 }
 
 
-class Refused(Exception):  # noqa: N818 - not a failure: nothing was submitted
+class HandOffRefusedError(Exception):
     """The hand-off ends here, before Enter."""
 
     def __init__(self, reason: str, *, retryable: bool = False) -> None:
@@ -113,7 +113,7 @@ class HandOff:
         if entry is None or entry.state is HandOffState.PREPARED:
             self.receipts.expect(message, self.target.root)
         # The hook may have given it to the agent at the end of its turn: then it counts as submitted.
-        if entry is not None and entry.state is HandOffState.PREPARED and self.receipts.taken(message.id):
+        if entry is not None and entry.state is HandOffState.PREPARED and self.receipts.withdraw_offer(message.id):
             entry = self.ledger.record(message, HandOffState.ENTER)
         # Enter may have been pressed before the crash, so from here on nothing is pasted any more.
         if entry is not None and entry.state is HandOffState.ENTER:
@@ -123,8 +123,8 @@ class HandOff:
             self.ledger.record(message, HandOffState.PREPARED)
             clipboard = self.driver.clipboard()
             # A dead attempt may have pasted just now, and the editor may not show it yet.
-            self._land(message, pending=entry is not None)
-        except Refused as refused:
+            self._enter_text(message, pending=entry is not None)
+        except HandOffRefusedError as refused:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=refused.reason, retryable=refused.retryable)
         except DriverError as error:
             return HandOffResult(end=HandOffEnd.REFUSED, reason=error.message, retryable=True)
@@ -141,12 +141,14 @@ class HandOff:
     def _check_host(self, message: Message) -> None:
         health = self.driver.preflight()
         if not health.usable:
-            raise Refused("; ".join(health.problems), retryable=True)
+            raise HandOffRefusedError("; ".join(health.problems), retryable=True)
         if self.receipts.busy():
             # Before the offer: once it is taken, nothing may be pasted.
             self.ledger.record(message, HandOffState.PREPARED)
             self.receipts.offer(message)
-            raise Refused("the agent is still working on an earlier hand-off. Wait for it, or stop it", retryable=True)
+            raise HandOffRefusedError(
+                "the agent is still working on an earlier hand-off. Wait for it, or stop it", retryable=True
+            )
 
     # -- the window and the box -----------------------------------------------------------------------
 
@@ -162,8 +164,10 @@ class HandOff:
         if matches:
             titles = ", ".join(repr(shorten(window.title, 80)) for window in matches[:TITLES_SHOWN])
             # Not retryable: the window that is meant does not become clear by waiting.
-            raise Refused(f"{len(matches)} windows could be meant: {titles}. Leave one of them open")
-        raise Refused(f"{description} is not open. Open the folder of the project in the editor", retryable=True)
+            raise HandOffRefusedError(f"{len(matches)} windows could be meant: {titles}. Leave one of them open")
+        raise HandOffRefusedError(
+            f"{description} is not open. Open the folder of the project in the editor", retryable=True
+        )
 
     def _focus_box(self) -> tuple[Window, Element]:
         """Focus the chat box and return it with its window; presses no key in any other window."""
@@ -171,7 +175,9 @@ class HandOff:
         if not self._is_active(window):
             self.driver.activate(window)
             if not self._until(lambda: self._is_active(window), ACTIVATE_S):
-                raise Refused(f"the window {shorten(window.title, 80)!r} did not come to the front", retryable=True)
+                raise HandOffRefusedError(
+                    f"the window {shorten(window.title, 80)!r} did not come to the front", retryable=True
+                )
         # The shortcut may be a toggle: if the first press closes the chat, the second opens it.
         for press in range(3):
             wait_s = FOCUS_S if press else 0.0
@@ -183,7 +189,7 @@ class HandOff:
             return window, element
         focus = self.driver.focused_element()
         what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
-        raise Refused(
+        raise HandOffRefusedError(
             f"the focus is not in the chat box after {self.target.chat_key}, but in {what}. Open the chat; if it is "
             f"open, check window.box and the permissions of the accessibility tree: tightloop doctor{self._located}",
             retryable=True,
@@ -218,55 +224,57 @@ class HandOff:
         active = self.driver.active()
         return active is not None and active.id == window.id
 
-    def _look(self, window: Window, message: Message) -> BoxState | None:
+    def _read_box(self, window: Window, message: Message) -> BoxState | None:
         """Return the state of the box; None if it does not have the focus."""
         if not self._is_active(window) or (element := self._box()) is None:
             return None
         if element.text is None:
-            raise Refused("the accessibility tree does not show the text of the chat box, so nothing can be checked")
+            raise HandOffRefusedError(
+                "the accessibility tree does not show the text of the chat box, so nothing can be checked"
+            )
         # Checked twice: another window may have come to the front in between.
         return look_at_box(element.text, message, self.ledger.texts()) if self._is_active(window) else None
 
     # -- before Enter ---------------------------------------------------------------------------------
 
-    def _land(self, message: Message, *, pending: bool) -> None:
+    def _enter_text(self, message: Message, *, pending: bool) -> None:
         """Bring exactly this text into the box; if `pending`, an earlier paste may still arrive.
 
         Raises:
             Refused: it did not work, or the box contains a person's draft.
         """
         pasted, again = pending, pending
-        last = Refused("the text did not arrive in the chat box as it was sent", retryable=True)
+        last = HandOffRefusedError("the text did not arrive in the chat box as it was sent", retryable=True)
         for _ in range(TRIES):
             if self.cancelled():
-                raise Refused("stopped on request")
+                raise HandOffRefusedError("stopped on request")
             try:
                 window, _element = self._focus_box()
-            except Refused as refused:
+            except HandOffRefusedError as refused:
                 if not refused.retryable:
                     raise
                 last = refused
-                self.sleep(LOOK_S)
+                self.sleep(RETRY_WAIT_S)
                 continue
-            state = self._look(window, message)
+            state = self._read_box(window, message)
             # After one paste the text is final; only a second one can still arrive and double it.
-            if state is BoxState.OURS and (not again or self._stays(window, message)):
+            if state is BoxState.OURS and (not again or self._is_stable(window, message)):
                 return
             again = again or pasted
             pasted = self._correct(state, window, message, pasted=pasted)
         raise last
 
-    def _stays(self, window: Window, message: Message) -> bool:
+    def _is_stable(self, window: Window, message: Message) -> bool:
         """Return whether the text stays for a while: after two pastes, the second may still arrive."""
-        self._until(lambda: self._look(window, message) is not BoxState.OURS, PENDING_S)
-        return self._look(window, message) is BoxState.OURS
+        self._until(lambda: self._read_box(window, message) is not BoxState.OURS, PENDING_S)
+        return self._read_box(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
         """Take a step towards the wanted content; return whether our paste may be in the box now."""
         match state:
             case BoxState.EMPTY:
                 # A late paste must not collide with another one.
-                if pasted and self._until(lambda: self._look(window, message) is not BoxState.EMPTY, PASTE_S):
+                if pasted and self._until(lambda: self._read_box(window, message) is not BoxState.EMPTY, PASTE_S):
                     return True
                 # A paste that came too late stays possible, whatever the new one does.
                 return self._paste(window, message) or pasted
@@ -279,7 +287,9 @@ class HandOff:
                 self.sleep(SETTLE_S)
                 return False
             case BoxState.FOREIGN:
-                raise Refused("the chat box contains a draft that is not ours. Send it or remove it", retryable=True)
+                raise HandOffRefusedError(
+                    "the chat box contains a draft that is not ours. Send it or remove it", retryable=True
+                )
             case _:
                 self.sleep(POLL_S)
                 return pasted
@@ -291,22 +301,22 @@ class HandOff:
         if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
             return False
         # Editors report long texts in pages, the last of which may be empty: moving back shows the one before.
-        if self._look(window, message) is not BoxState.EMPTY or not self._press(window, "left"):
+        if self._read_box(window, message) is not BoxState.EMPTY or not self._press(window, "left"):
             return False
         self.sleep(SETTLE_S)
-        if self._look(window, message) is not BoxState.EMPTY or not self._press(window, "mod+v"):
+        if self._read_box(window, message) is not BoxState.EMPTY or not self._press(window, "mod+v"):
             return False
         self.sleep(SETTLE_S)
-        self._until(lambda: self._look(window, message) not in (BoxState.EMPTY, BoxState.FOREIGN), PASTE_S)
+        self._until(lambda: self._read_box(window, message) not in (BoxState.EMPTY, BoxState.FOREIGN), PASTE_S)
         return True
 
     def _clear(self, window: Window, message: Message) -> None:
         """Delete our own text; call it only if that is the whole content of the box."""
         # A slow box still shows the submitted text, and clears itself.
-        if self._until(lambda: self._look(window, message) not in _REMOVABLE, PASTE_S):
+        if self._until(lambda: self._read_box(window, message) not in _REMOVABLE, PASTE_S):
             return
         # Checked again between the two keys: a person may have begun to type.
-        if self._press(window, "mod+a") and self._look(window, message) in _REMOVABLE:
+        if self._press(window, "mod+a") and self._read_box(window, message) in _REMOVABLE:
             self._press(window, "backspace")
             self.sleep(SETTLE_S)
 
@@ -350,18 +360,18 @@ class HandOff:
                 box = None
             self.sleep(POLL_S)
             # Leave the window alone while the receipt may be on its way.
-            if self.now() - since >= (ACK_S if enters else 0) and self.now() - checked_at >= LOOK_S:
+            if self.now() - since >= (ACK_S if enters else 0) and self.now() - checked_at >= RETRY_WAIT_S:
                 box = None
                 # If the box cannot be read, its state stays unknown, and no second Enter is pressed.
-                with suppress(Refused, DriverError):
-                    box = self._look(self._focus_box()[0], message)
+                with suppress(HandOffRefusedError, DriverError):
+                    box = self._read_box(self._focus_box()[0], message)
                 checked_at = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
         """Delete the text that the hook rejected, if it is still in the box; it may be handed over again."""
-        with suppress(Refused, DriverError):
+        with suppress(HandOffRefusedError, DriverError):
             window, _element = self._focus_box()
-            if self._look(window, message) is BoxState.OURS:
+            if self._read_box(window, message) is BoxState.OURS:
                 self._clear(window, message)
         # The hook has blocked the prompt, so another attempt cannot submit it twice.
         self.ledger.record(message, HandOffState.PREPARED)
@@ -371,12 +381,12 @@ class HandOff:
         """Press Enter if the focused box still has the text; return whether it may have been pressed."""
         try:
             window, _element = self._focus_box()
-            if self._look(window, message) is not BoxState.OURS or not self._press(window, "right"):
+            if self._read_box(window, message) is not BoxState.OURS or not self._press(window, "right"):
                 return False
             # The focus may have moved within the window.
             if self._box() is None or not self._is_active(window):
                 return False
-        except (Refused, DriverError) as error:
+        except (HandOffRefusedError, DriverError) as error:
             self._blocked = f". {error}"
             return False
         self._blocked = ""

@@ -28,13 +28,13 @@ class TooLargeError(Exception):
     """A request body exceeds its limit, or all of them together do."""
 
 
-class Room:
+class ByteBudget:
     """Byte budget for the requests that a gateway holds."""
 
     def __init__(self) -> None:
         self._left = ALL_REQUESTS_BYTES
 
-    def take(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Reserve bytes; a negative size returns them.
 
         Raises:
@@ -48,9 +48,9 @@ class Room:
 class AgentConnection:
     """Reads requests and writes answers. Belongs to the event loop of its gateway."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, room: Room) -> None:
-        self._room = room
-        self._taken = 0
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._reserved_bytes = 0
         self._reader = reader
         self._writer = writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD_BYTES)
@@ -64,7 +64,7 @@ class AgentConnection:
             AgentGoneError: the input is not HTTP, or ended in mid-request.
             TooLargeError: the body exceeds `LARGEST_REQUEST_BYTES`, or all together exceed `ALL_REQUESTS_BYTES`.
         """
-        self._give_back()
+        self._release_bytes()
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
         elif self._http.our_state is not h11.IDLE:
@@ -92,13 +92,13 @@ class AgentConnection:
         method, target = event.method.decode("latin-1"), event.target.decode("latin-1")
         return Request(method=method, target=target, headers=headers, body=body)
 
-    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
+    async def run_while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine, cancelling it as soon as the agent hangs up.
 
         Raises:
             AgentGoneError: the agent hung up.
         """
-        doing, hang_up = asyncio.ensure_future(work), asyncio.ensure_future(self._hung_up())
+        doing, hang_up = asyncio.ensure_future(work), asyncio.ensure_future(self._wait_for_hang_up())
         try:
             await asyncio.wait({doing, hang_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -142,7 +142,7 @@ class AgentConnection:
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        self._give_back()
+        self._release_bytes()
         self._writer.close()
         with suppress(TimeoutError, OSError):
             await asyncio.wait_for(self._writer.wait_closed(), LINGER_S)
@@ -155,16 +155,16 @@ class AgentConnection:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
         body = bytearray()
         while isinstance(event := await self._event(), h11.Data):
-            self._room.take(len(event.data))
-            self._taken += len(event.data)
+            self._budget.reserve(len(event.data))
+            self._reserved_bytes += len(event.data)
             body += event.data
             if len(body) > LARGEST_REQUEST_BYTES:
                 raise TooLargeError
         return bytes(body)
 
-    def _give_back(self) -> None:
-        self._room.take(-self._taken)
-        self._taken = 0
+    def _release_bytes(self) -> None:
+        self._budget.reserve(-self._reserved_bytes)
+        self._reserved_bytes = 0
 
     async def _event(self) -> Any:
         try:
@@ -174,7 +174,7 @@ class AgentConnection:
             raise AgentGoneError from None
         return event
 
-    async def _hung_up(self) -> None:
+    async def _wait_for_hang_up(self) -> None:
         """Wait until the agent closes its end; a little early input is kept for the next request."""
         early = 0
         with suppress(OSError):

@@ -32,7 +32,7 @@ class NoAnswerError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
-        self.asked = was_sent
+        self.was_sent = was_sent
 
 
 class BrokenOffError(Exception):
@@ -84,7 +84,7 @@ class Source(Protocol):
         """Close connections and files."""
 
 
-_UNASKED = ("client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user")
+_CALLER_FIELDS = ("client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user")
 """Top-level fields that identify the caller rather than the question."""
 _RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pattern"]
 _PATTERNS = tuple((re.compile(rule["text"], re.IGNORECASE), rule["mark"]) for rule in _RULES)
@@ -98,7 +98,7 @@ def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
     try:
         body = json.loads(call.body) if call.body else None
         if isinstance(body, dict):
-            body = {name: value for name, value in body.items() if name not in _UNASKED}
+            body = {name: value for name, value in body.items() if name not in _CALLER_FIELDS}
         # With sorted keys, whose order may differ between two runs of an agent.
         text = json.dumps(normalise(body, volatile), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def _plain(text: str, volatile: Sequence[str]) -> str:
 
 LARGEST_BODY_BYTES = 32 * 2**20
 """Larger answers are passed on but not recorded."""
-_KEPT = ("content-type", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
+_RECORDED_HEADERS = ("content-type", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
          "x-should-retry", "request-id", "x-request-id")  # fmt: skip
 
 
@@ -180,7 +180,11 @@ class Recorder:
         size = 0
         line: dict[str, Any] = {
             "status": answer.status,
-            "headers": [(name, self._text(value.encode())) for name, value in answer.headers if name.startswith(_KEPT)],
+            "headers": [
+                (name, self._text(value.encode()))
+                for name, value in answer.headers
+                if name.startswith(_RECORDED_HEADERS)
+            ],
         }
         try:
             async for chunk in answer.chunks:

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from activities.model.gateway.fingerprint import Call
-from activities.model.gateway.wire import GatewaySeen, GatewaySpec, Wire
+from activities.model.gateway.wire import GatewayCounters, GatewaySpec, Wire
 from activities.model.observed import OBSERVER, ModelAnswer, Operation, operation
 from tightloop import telemetry
 from tightloop.executor.limit import LimitSignal, detect
@@ -24,7 +24,7 @@ LARGEST_EVENT_BYTES = 8 * 2**20
 """A larger event or body is passed on without being parsed."""
 BYTES_PER_TOKEN = 4
 _LAST = re.compile(rb'"type": ?"(?:response\.completed|message_stop)"')
-_TELLING = (b'"usage', b'"error"', b'"finish_reason":"', b'"finish_reason": "')
+_RELEVANT_MARKERS = (b'"usage', b'"error"', b'"finish_reason":"', b'"finish_reason": "')
 """Markers of the events to parse; most events only hold a piece of text."""
 
 
@@ -101,7 +101,7 @@ class AnswerReader:
         self._data.clear()
         self._events += bool(data)
         self.finished = self.finished or data.strip() == b"[DONE]" or bool(_LAST.search(data))
-        if any(marker in data for marker in _TELLING):
+        if any(marker in data for marker in _RELEVANT_MARKERS):
             self._body(data)
 
     def _body(self, data: bytes) -> None:
@@ -199,31 +199,31 @@ class Meter:
     def __init__(self, spec: GatewaySpec) -> None:
         self._spec = spec
         self._lock = threading.Lock()
-        self._seen = GatewaySeen()
+        self._counters = GatewayCounters()
         self._statuses: Counter[int] = Counter()
         self._finished = Usage()
         self._running: dict[int, Usage] = {}
         self._tokens = 0
 
-    def read_counters(self) -> GatewaySeen:
+    def read_counters(self) -> GatewayCounters:
         with self._lock:
-            return self._seen
+            return self._counters
 
     def begin(self) -> int:
         """Count a model call and return its number, starting at 1; 0 if the budget is spent, without counting."""
         with self._lock:
-            if self._spent():
+            if self._describe_spent_budget():
                 self._note(budget_spent=True)
                 return 0
-            number = self._seen.calls + 1
+            number = self._counters.calls + 1
             self._running[number] = Usage()
             self._note(calls=number, waiting=True, moved=time.monotonic())
             return number
 
-    def spent(self) -> str:
+    def describe_spent_budget(self) -> str:
         """Return the exhausted budget in a sentence, or ""."""
         with self._lock:
-            return self._spent()
+            return self._describe_spent_budget()
 
     def headers(self, status: int, headers: Mapping[str, str]) -> None:
         """Record the start of an answer; a limit in it is visible from here on, before the agent sees it."""
@@ -242,7 +242,9 @@ class Meter:
         with self._lock:
             self._count(UNREACHED)
 
-    def heard(self, number: int, reader: AnswerReader, headers: Mapping[str, str], *, ended: bool = False) -> None:
+    def record_answer(
+        self, number: int, reader: AnswerReader, headers: Mapping[str, str], *, ended: bool = False
+    ) -> None:
         """Record the answer so far, before the agent receives that part and may act on it."""
         usage = reader.usage()
         with self._lock:
@@ -253,7 +255,7 @@ class Meter:
                 self._note(usage=functools.reduce(add_usage, self._running.values(), self._finished))
             if reader.error is not None:
                 self._note_limit(LimitSignal(headers=headers, body=reader.error))
-            elif (ended or reader.finished) and self._seen.limit is not None:
+            elif (ended or reader.finished) and self._counters.limit is not None:
                 # Only at the end: an answer can begin well and still hit a limit.
                 self._note(limit=None)
 
@@ -268,10 +270,10 @@ class Meter:
         self._statuses[status] += 1
         self._note(statuses=dict(self._statuses))
 
-    def _spent(self) -> str:
+    def _describe_spent_budget(self) -> str:
         # Calls count when they begin; their tokens are known only at the end.
         for used, most, what in (
-            (self._seen.calls, self._spec.max_calls, "model calls"),
+            (self._counters.calls, self._spec.max_calls, "model calls"),
             (self._tokens, self._spec.max_tokens, "tokens"),
         ):
             if most is not None and used >= most:
@@ -290,7 +292,7 @@ class Meter:
         self._note(limit=limit)
 
     def _note(self, **changes: Any) -> None:
-        self._seen = replace(self._seen, **changes)
+        self._counters = replace(self._counters, **changes)
 
 
 def add_usage(total: Usage, more: Usage) -> Usage:

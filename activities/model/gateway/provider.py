@@ -36,7 +36,7 @@ SHORTEST_KEY = 8
 """Shorter keys are dummy words for services that accept any key; masking them would garble answers."""
 
 
-class Screen:
+class KeyMask:
     """Masks the key in the answers of one provider."""
 
     def __init__(self, key: str) -> None:
@@ -138,7 +138,7 @@ class Provider:
     def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
         """Prepare at most `at_once` connections; nothing connects yet."""
         self._base = httpx2.URL(spec.upstream.rstrip("/"))
-        self._screen = Screen(spec.key)
+        self._key_mask = KeyMask(spec.key)
         self._key = key_header(spec.wire, spec.key) if spec.key else None
         # Proxies and certificates from the environment apply to external hosts only.
         self._client = httpx2.AsyncClient(
@@ -159,8 +159,8 @@ class Provider:
             came = tuple(
                 (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.headers.raw
             )
-            headers = self._screen.headers(tuple(item for item in came if item[0] not in HOP_HEADERS))
-            body = self._screen.body(came, _chunks(response))
+            headers = self._key_mask.headers(tuple(item for item in came if item[0] not in HOP_HEADERS))
+            body = self._key_mask.body(came, _chunks(response))
             yield Answer(status=response.status_code, headers=headers, chunks=body)
         finally:
             await response.aclose()
@@ -217,9 +217,9 @@ class ProxiedCall:
         self._call = call
         self._number = 0
         self._tokens = 0
-        self._made: Operation | None = None
+        self._span: Operation | None = None
 
-    async def go(self, source: Source, turns: asyncio.Semaphore, span: Operation | None = None) -> None:
+    async def forward(self, source: Source, turns: asyncio.Semaphore, span: Operation | None = None) -> None:
         """Forward the call; if there is no answer, send an error that says why.
 
         Args:
@@ -231,17 +231,17 @@ class ProxiedCall:
             AgentGoneError: the agent hung up.
             BrokenOffError: the provider's answer ended prematurely.
         """
-        self._made = span
+        self._span = span
         if self._call.route.counted:
             self._number = self._meter.begin()
             if not self._number:
-                await self._refuse(HTTPStatus.TOO_MANY_REQUESTS, self._meter.spent())
+                await self._refuse(HTTPStatus.TOO_MANY_REQUESTS, self._meter.describe_spent_budget())
                 return
         try:
             async with _turn(turns), source.answer(self._call) as answer:
-                await self._pass(answer)
+                await self._forward_answer(answer)
         except NoAnswerError as error:
-            if self._number and error.asked:
+            if self._number and error.was_sent:
                 self._meter.count_no_answer()
             self._end()
             await self._refuse(error.status, error.message)
@@ -260,14 +260,14 @@ class ProxiedCall:
         headers = NO_RETRY if status < HTTPStatus.INTERNAL_SERVER_ERROR else ()
         await self._agent.answer(status, refusal(self._spec.wire, status, message), headers)
 
-    async def _pass(self, answer: Answer) -> None:
+    async def _forward_answer(self, answer: Answer) -> None:
         # Of duplicate headers the last one wins.
         named = dict(answer.headers)
         if self._number:
             self._meter.headers(answer.status, named)
         if answer.status >= FAILED_FROM:
             self._note(answer.status)
-            await self._pass_error(answer, named)
+            await self._forward_error(answer, named)
             return
         await self._agent.begin(answer.status, answer.headers)
         reader = AnswerReader(named)
@@ -277,10 +277,10 @@ class ProxiedCall:
                 reader.feed(chunk)
                 # Hold back the end of an unstreamed body until it has been parsed: the agent may act on it immediately.
                 ready, pending = (chunk, b"") if reader.streamed else (pending, chunk)
-                self._hear(reader, named)
+                self._meter_answer(reader, named)
                 await self._agent.write(ready)
             reader.end()
-            self._hear(reader, named, ended=True)
+            self._meter_answer(reader, named, ended=True)
         finally:
             self._tokens = reader.tokens(len(self._call.body))
             self._note(answer.status, reader)
@@ -289,14 +289,14 @@ class ProxiedCall:
         await self._agent.finish()
 
     def _note(self, status: int, reader: AnswerReader | None = None) -> None:
-        if self._made is not None:
-            note_answer(self._made, status, reader)
+        if self._span is not None:
+            note_answer(self._span, status, reader)
 
-    def _hear(self, reader: AnswerReader, named: Mapping[str, str], *, ended: bool = False) -> None:
+    def _meter_answer(self, reader: AnswerReader, named: Mapping[str, str], *, ended: bool = False) -> None:
         if self._number:
-            self._meter.heard(self._number, reader, named, ended=ended)
+            self._meter.record_answer(self._number, reader, named, ended=ended)
 
-    async def _pass_error(self, answer: Answer, named: Mapping[str, str]) -> None:
+    async def _forward_error(self, answer: Answer, named: Mapping[str, str]) -> None:
         """Parse an error before passing it on."""
         body = bytearray()
         has_begun = False

@@ -16,11 +16,19 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from activities.model.gateway.agent_connection import AgentConnection, AgentGoneError, Room, TooLargeError
+from activities.model.gateway.agent_connection import AgentConnection, AgentGoneError, ByteBudget, TooLargeError
 from activities.model.gateway.fingerprint import BrokenOffError, Call, Player, Recorder, Request, Source
 from activities.model.gateway.meter import Meter, observed_call
 from activities.model.gateway.provider import NO_RETRY, Provider, ProxiedCall
-from activities.model.gateway.wire import Cassette, Gateway, GatewaySeen, GatewaySpec, credentials, find_route, refusal
+from activities.model.gateway.wire import (
+    Cassette,
+    Gateway,
+    GatewayCounters,
+    GatewaySpec,
+    credentials,
+    find_route,
+    refusal,
+)
 from tightloop.errors import ExecutorError
 
 CALLS_AT_ONCE = 32
@@ -42,7 +50,7 @@ def serve_gateway(spec: GatewaySpec) -> Iterator[Gateway]:
     try:
         yield gateway
     finally:
-        gateway.shut()
+        gateway.close()
 
 
 class GatewayServer:
@@ -61,7 +69,7 @@ class GatewayServer:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
-        self._room = Room()
+        self._budget = ByteBudget()
         self._tasks: set[asyncio.Task[None]] = set()
         # The delivery's observer also observes its calls.
         context = contextvars.copy_context()
@@ -72,13 +80,13 @@ class GatewayServer:
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._port}{self._prefix}"
 
-    def read_counters(self) -> GatewaySeen:
+    def read_counters(self) -> GatewayCounters:
         return self._meter.read_counters()
 
     def open(self) -> None:
         self._thread.start()
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Abort all calls and release the port."""
         self._loop.call_soon_threadsafe(self._stop.set)
         # Bounded: the end of a delivery must not hang with this thread, which is a daemon.
@@ -109,14 +117,14 @@ class GatewayServer:
             return
         # asyncio sets this only for sockets with an explicit protocol; without it each answer waits 40 ms for an ACK.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = self._loop.create_task(self._converse(AgentConnection(reader, writer, self._room)))
+        task = self._loop.create_task(self._serve_connection(AgentConnection(reader, writer, self._budget)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _converse(self, agent: AgentConnection) -> None:
+    async def _serve_connection(self, agent: AgentConnection) -> None:
         try:
             while request := await agent.request():
-                await agent.while_there(self._answer(agent, request))
+                await agent.run_while_connected(self._answer(agent, request))
         except TooLargeError:
             with suppress(AgentGoneError):
                 await self._refuse(agent, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
@@ -145,10 +153,10 @@ class GatewayServer:
         call = Call(**vars(request), route=route)
         proxied = ProxiedCall(self._spec, self._meter, agent, call)
         if not route.counted:
-            await proxied.go(self._source, self._turns)
+            await proxied.forward(self._source, self._turns)
             return
         with observed_call(self._spec.wire, call) as span:
-            await proxied.go(self._source, self._turns, span)
+            await proxied.forward(self._source, self._turns, span)
 
     async def _refuse(self, agent: AgentConnection, status: int, message: str, *headers: tuple[str, str]) -> None:
         await agent.answer(status, refusal(self._spec.wire, status, message), (*NO_RETRY, *headers))

@@ -53,7 +53,7 @@ class GatewaySpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySeen:
+class GatewayCounters:
     """Counters of the calls so far."""
 
     calls: int = 0
@@ -85,7 +85,7 @@ class Gateway(Protocol):
         """Key that the agent must send; valid only here, and only while the gateway is open."""
         ...
 
-    def read_counters(self) -> GatewaySeen:
+    def read_counters(self) -> GatewayCounters:
         """Return the counters; may be called from any thread."""
         ...
 

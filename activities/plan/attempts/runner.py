@@ -10,7 +10,7 @@ from typing import Any
 
 from temporalio.exceptions import CancelledError
 
-from activities.attempt import is_unwanted
+from activities.attempt import is_cancelled_by_workflow
 from activities.plan.attempts.context import AttemptPorts, hash_inputs, is_cacheable, is_fresh
 from activities.plan.outputs import References, collect_outputs, count_items, find_unfit, pack
 from activities.plan.port import RunnerResult, Trees, Work
@@ -25,10 +25,10 @@ from tightloop.plan.action import Option
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepRecord, StepResult, StepStatus
 from tightloop.plan.document import DRY_RUN, Plan, file_name
 from tightloop.plan.engine.graph import choices as graph_choices
-from tightloop.plan.engine.state import choices, collect_evidence, tally
+from tightloop.plan.engine.state import choices, collect_evidence, count_votes
 from tightloop.plan.expression import parse_expression
 from tightloop.plan.failing import FailureClass, FailureMode
-from tightloop.plan.guard import acts_of, enclosing_policies, judge, judge_changes, judge_deletions
+from tightloop.plan.guard import enclosing_policies, find_effects, judge, judge_changes, judge_deletions
 from tightloop.plan.reference import is_one_reference, resolve
 from tightloop.plan.step import Access, Capability, Prose, Step
 from tightloop.run.question import Question, QuestionKind, evidence_of
@@ -100,7 +100,9 @@ def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset
     return frozenset()
 
 
-def without_own(drift: Drift | None, after: str, changed: Collection[str], own_files: frozenset[str]) -> Drift | None:
+def drop_own_drift(
+    drift: Drift | None, after: str, changed: Collection[str], own_files: frozenset[str]
+) -> Drift | None:
     """Return the drift to report, or None if the step itself caused all of it.
 
     Args:
@@ -112,7 +114,7 @@ def without_own(drift: Drift | None, after: str, changed: Collection[str], own_f
     return None if drift is not None and drift.tree == after and own_files.issuperset(changed) else drift
 
 
-def move(
+def replace_files(
     tree: WorkingTree, trees: Trees, store: Path, before: str, after: str, *, undone_step: str = ""
 ) -> Drift | None:
     """Replace the files of `before`, which should be on disk, by those of `after`.
@@ -150,7 +152,7 @@ def check_step(work: Work) -> RunnerResult | None:
     Raises:
         ReferenceMissingError: the action refers to a missing value.
     """
-    acts = acts_of(work.step, _action(work))
+    acts = find_effects(work.step, _action(work))
     ruling = judge(work.plan.policy, work.step, acts)
     evidence = evidence_of(scrub("\n".join((*acts.commands, *acts.urls, *acts.paths))))
     return _enforce_ruling(work, ruling, f"may {work.step.title or work.step.id} run?", (), evidence=evidence)
@@ -164,7 +166,7 @@ def _enforce_ruling(
         return None
     if ruling.verdict is Verdict.DENY:
         return fail_step(ruling.reason, FailureClass.POLICY)
-    votes = tally(work.request.answers, 1, options)
+    votes = count_votes(work.request.answers, 1, options)
     if votes.rejection is not None:
         rejection = votes.rejection
         why = f": {rejection.text}" if rejection.text else ""
@@ -180,7 +182,7 @@ def _enforce_ruling(
 
 def check_command(work: Work) -> str:
     """Return the reason why the policy denies a compensation command, or "". It never asks for approval."""
-    ruling = judge(work.plan.policy, work.step, acts_of(work.step, {"run": work.command.inlined_text}))
+    ruling = judge(work.plan.policy, work.step, find_effects(work.step, {"run": work.command.inlined_text}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
 
@@ -318,7 +320,7 @@ def _scrub_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Errors of the plan's author: they fail the step. Any other error is the worker's, and Temporal retries it.
-_WRONG = (ExpressionError, ReferenceMissingError, InvalidRequestError)
+_STEP_ERRORS = (ExpressionError, ReferenceMissingError, InvalidRequestError)
 Act = Callable[[Work], RunnerResult]
 
 
@@ -340,7 +342,7 @@ class AttemptRunner:
             return self._preview(work, preview)
         try:
             return self._admit(work)
-        except _WRONG as error:
+        except _STEP_ERRORS as error:
             return write_record(work, fail_step(error.message))
 
     def carry_out(self, work: Work, act: Act, *, left: str | None = None) -> StepResult:
@@ -368,7 +370,7 @@ class AttemptRunner:
             except CancelledError:
                 # Leftovers of an attempt that was cut off otherwise are undone and reported by the next holder of the
                 # tree.
-                if left is not None or not is_unwanted():
+                if left is not None or not is_cancelled_by_workflow():
                     raise
                 undone = tree.ensure(before, DriftCause.DURING_STEP, step=work.step.id)
                 stopped = make_failure("the step was stopped", FailureClass.TRANSIENT)
@@ -387,28 +389,28 @@ class AttemptRunner:
             return write_record(work, fail_step(why))
         work.inputs_sha256 = hash_inputs(work)
         # Before the policy: it is part of the hash, so whoever approved this result is not asked twice.
-        if (old := self._result_from_before(work)) is not None:
+        if (old := self._reuse_result(work)) is not None:
             return old
         stopped = check_step(work)
         return work if stopped is None else write_record(work, stopped)
 
-    def _result_from_before(self, work: Work) -> StepResult | None:
+    def _reuse_result(self, work: Work) -> StepResult | None:
         """Return the result of an earlier run with the same inputs, after restoring its tree on disk."""
         request, step = work.request, work.step
         if not is_cacheable(step):
             return None
-        old = work.records.same(request.scope.episode_id, step.id, work.inputs_sha256)
+        old = work.records.find_equal_result(request.scope.episode_id, step.id, work.inputs_sha256)
         # A later attempt in the same run was requested explicitly, so do not reuse.
         if old is None or old.attempt < request.attempt or not is_fresh(step, old, work.store):
             return None
         if step.tree_access is not Access.WRITES:
-            return _taken_over(work, old, None)
+            return _record_reuse(work, old, None)
         try:
             with self._ports.workspaces.hold(request.scope) as tree:
                 drift = tree.expect(request.expected_tree)
                 # The hash covers the tree before the step, so this changes exactly what the step changed then.
                 tree.restore(old.tree_after)
-                return _taken_over(work, old, drift)
+                return _record_reuse(work, old, drift)
         except WorkspaceError:
             # Its tree is no longer in the repository.
             return None
@@ -417,7 +419,7 @@ class AttemptRunner:
         try:
             work.lookup.inputs = resolve(work.step.inputs, work.lookup)
             text = preview(work)
-        except _WRONG as error:
+        except _STEP_ERRORS as error:
             text = f"cannot be shown before the steps it needs have run: {error.message}"
         work.inputs_sha256 = DRY_RUN
         # Show all paths: the choice is not known yet.
@@ -456,15 +458,15 @@ class AttemptRunner:
             tree.keep(f"{name}.failed", after)
             step = work.step.id
             if has_other_changes:
-                work.drift = move(tree, self._ports.trees, store, after, before, undone_step=step)
+                work.drift = replace_files(tree, self._ports.trees, store, after, before, undone_step=step)
             else:
                 own_files = own_paths(work.step, run_result.outputs, run_result.command)
                 undone = tree.ensure(before, DriftCause.DURING_STEP, step=step)
-                work.drift = without_own(undone, after, paths, own_files) or work.drift
+                work.drift = drop_own_drift(undone, after, paths, own_files) or work.drift
         return write_record(work, run_result, tree=before, tree_after=after)
 
 
-def _taken_over(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
+def _record_reuse(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
     """Record the result of an earlier run for this attempt."""
     # The earlier run paid for it; the budget must not be charged again.
     result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
@@ -477,7 +479,7 @@ def _taken_over(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
 def _find_earlier_result(work: Work) -> StepResult | None:
     """Return the recorded result if this attempt already ran."""
     request = work.request
-    record = work.records.attempt(request.scope.episode_id, work.step.id, request.attempt)
+    record = work.records.find_attempt(request.scope.episode_id, work.step.id, request.attempt)
     if record is None or record.undone or request.dry_run or record.inputs_sha256 == DRY_RUN:
         return None
     # A record of another run, or from before an answer, does not count.
@@ -489,7 +491,7 @@ def _act(work: Work, act: Act) -> RunnerResult:
     """Run the action, check its contract and return the result with the step's outputs."""
     try:
         run_result = act(work)
-    except _WRONG as error:
+    except _STEP_ERRORS as error:
         run_result = fail_step(error.message)
     # A runner that is stopped returns a partial result, which must not be judged.
     if work.cancelled():

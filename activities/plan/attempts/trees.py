@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from activities.plan.files import CLOSED
-from activities.plan.port import Undone
+from activities.plan.port import UndoResult
 from activities.workspace.git_command import store_git
 from activities.workspace.store.entry import EXECUTABLE, REGULAR, Entry, TreeChange, TreeMerge, folders_above
 from activities.workspace.store.objects import TreeStore
@@ -46,7 +46,7 @@ class GitTrees:
         """
         return merge_trees(TreeStore(store), base, ours, theirs, markers=markers)
 
-    def undo(self, store: Path, before: str, after: str, current: str) -> Undone:
+    def undo(self, store: Path, before: str, after: str, current: str) -> UndoResult:
         """Remove the change from `before` to `after` from `current`.
 
         A path that is unchanged since the step returns to its previous content. If a later step changed other lines of
@@ -74,8 +74,8 @@ class GitTrees:
         conflicts += _collisions(present, replacements)
         if conflicts:
             paths = sorted({path.decode("utf-8", "backslashreplace") for path in conflicts})
-            return Undone(conflicts=tuple(paths))
-        return Undone(tree=trees.replace_paths(current, replacements), files=len(replacements))
+            return UndoResult(conflicts=tuple(paths))
+        return UndoResult(tree=trees.replace_paths(current, replacements), files=len(replacements))
 
 
 def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Entry | None]) -> list[bytes]:

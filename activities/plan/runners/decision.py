@@ -6,9 +6,9 @@ from typing import Any
 
 from activities.plan.attempts.runner import fail_step
 from activities.plan.port import RunnerResult, Work
-from activities.plan.runners.model import Asked, PlanModel, strict
+from activities.plan.runners.model import ModelQuestion, PlanModel, strict
 from tightloop.plan.action import CheckpointAction, DecisionAction, Option
-from tightloop.plan.engine.state import choices, find_best_hypothesis, tally
+from tightloop.plan.engine.state import choices, count_votes, find_best_hypothesis
 from tightloop.plan.expression import parse_expression
 from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Question, QuestionKind
@@ -35,7 +35,7 @@ class DecisionRunner:
         """Decide. A person's answer takes precedence over rules, hypotheses and the model."""
         action = work.action(DecisionAction)
         options = action.options or _as_options(work, action)
-        votes = tally(work.request.answers, 1, options)
+        votes = count_votes(work.request.answers, 1, options)
         if votes.rejection is not None:
             reason = f"{votes.rejection.by} said no: {votes.rejection.text or 'no reason given'}"
             return fail_step(
@@ -63,7 +63,7 @@ class DecisionRunner:
             return fail_step(problem, command=_describe_decision(work))
         answered = self._model.ask(
             work,
-            Asked(
+            ModelQuestion(
                 prompt=self._model.render("options.md", question=action.question, options=action.options),
                 system="decision.md",
                 schema=_schema(tuple(by_name)),

@@ -285,7 +285,7 @@ STOPPED = make_failure("fetching was stopped", FailureClass.TRANSIENT)
 
 
 @dataclass
-class _Fetched:
+class _FetchState:
     """Results for the URLs processed so far."""
 
     documents: list[dict[str, Any]] = field(default_factory=list)
@@ -316,7 +316,7 @@ class FetchRunner:
         command = f"fetch {format_count(len(urls), 'document')}: " + shorten(" ".join(urls), 1_000)
         if problem:
             return fail_step(problem, command=command)
-        fetched = _Fetched(deadline=time.monotonic() + work.step.timeout_s)
+        fetched = _FetchState(deadline=time.monotonic() + work.step.timeout_s)
         for url in urls:
             if work.cancelled():
                 fetched.failed.append((url, STOPPED))
@@ -339,7 +339,7 @@ class FetchRunner:
             return cache, urls[:URLS_LIMIT], problem
         return cache, urls, ""
 
-    def _fetch(self, work: Work, cache: WebCache, url: str, fetched: _Fetched) -> None:
+    def _fetch(self, work: Work, cache: WebCache, url: str, fetched: _FetchState) -> None:
         document = cache.find(url)
         from_cache = _fresh(document, work)
         # For cached documents too: another plan with another policy may have fetched them.
@@ -432,7 +432,7 @@ def _store_document(cache: WebCache, url: str, answer: WebAnswer, cached: Cached
     return document
 
 
-def _done(work: Work, fetched: _Fetched, command: str) -> RunnerResult:
+def _done(work: Work, fetched: _FetchState, command: str) -> RunnerResult:
     count, minimum = len(fetched.documents), work.action(HttpAction).at_least
     summary = (
         f"{format_count(count, 'document')}, {format_count(len(fetched.duplicates), 'duplicate')}, "

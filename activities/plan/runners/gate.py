@@ -9,17 +9,17 @@ from activities.plan.attempts.runner import fail_step, make_failure
 from activities.plan.files import shell_command
 from activities.plan.outputs import find_base_tree
 from activities.plan.port import RunnerResult, Work
-from activities.plan.runners.model import problems_with
+from activities.plan.runners.model import find_violations
 from activities.workspace.folders import store_folder_of
 from activities.workspace.scope import Differ, TreeDiff
 from tightloop.episode.check import Check
 from tightloop.errors import InvalidRequestError
 from tightloop.plan.action import Approval, DiffReview, GateAction, GateCheck, ShellAction
 from tightloop.plan.commands import independent_hosts
-from tightloop.plan.engine.state import Tally, choices, tally
+from tightloop.plan.engine.state import VoteResult, choices, count_votes
 from tightloop.plan.expression import parse_expression
 from tightloop.plan.failing import FailureClass
-from tightloop.plan.guard import acts_of, judge
+from tightloop.plan.guard import find_effects, judge
 from tightloop.plan.step import Step, StepKind
 from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.rubric import Verdict
@@ -57,13 +57,13 @@ def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> 
     step = Step(
         id=work.step.id, kind=StepKind.TOOL, shell=ShellAction(run=resolved.inlined_text), timeout_s=work.step.timeout_s
     )
-    ruling = judge(work.plan.policy, step, acts_of(step, {"run": resolved.inlined_text}))
+    ruling = judge(work.plan.policy, step, find_effects(step, {"run": resolved.inlined_text}))
     if ruling.verdict is Verdict.DENY:
         return Outcome(title, False, ruling.reason)
     if ruling.verdict is Verdict.ASK:
         approval = work.action(GateAction).approval
         # The gate's full number of approvers must have agreed, whichever option they chose, and nobody rejected.
-        if not tally(work.request.answers, approval.count if approval is not None else 1, ()).approved:
+        if not count_votes(work.request.answers, approval.count if approval is not None else 1, ()).approved:
             return Outcome(title, None, ruling.reason)
     check = Check(run=resolved.script, name=title, timeout_s=work.step.timeout_s)
     result = runner.run(check, work.root, cancelled=work.cancelled, started=work.record_process)
@@ -103,7 +103,7 @@ def _shorten_value(value: Any) -> str:
 def judge_value(work: Work, title: str, check: GateCheck) -> Outcome:
     """Validate an output against a schema, or count the confirmations of its claims."""
     value = work.resolve(check.artifact)
-    if check.schema_ is not None and (problems := problems_with(value, check.schema_)):
+    if check.schema_ is not None and (problems := find_violations(value, check.schema_)):
         return Outcome(title, False, shorten("; ".join(problems), TAIL_CHARACTERS))
     if check.confirmations:
         return _judge_claims(work, title, value, check.confirmations)
@@ -253,7 +253,7 @@ class GateRunner:
         self, work: Work, action: GateAction, outcomes: list[Outcome], run_result: RunnerResult
     ) -> RunnerResult:
         approval = action.approval or Approval()
-        votes = tally(work.request.answers, approval.count, approval.options)
+        votes = count_votes(work.request.answers, approval.count, approval.options)
         if votes.rejection is not None:
             who = votes.rejection.by
             reason = f"{who} said no: {votes.rejection.text or 'no reason given'}"
@@ -276,7 +276,7 @@ class GateRunner:
         )
 
     def _put(
-        self, work: Work, action: GateAction, approval: Approval, outcomes: list[Outcome], votes: Tally
+        self, work: Work, action: GateAction, approval: Approval, outcomes: list[Outcome], votes: VoteResult
     ) -> Question:
         lines = [*_question(work, action).split("\n"), *([f"({votes.note})"] if votes.note else [])]
         refs = [_evidence(work, text) for text in action.evidence] + [

@@ -10,7 +10,7 @@ from activities.plan.attempts.trees import GitTrees
 from activities.plan.port import RunnerResult, Work
 from activities.plan.records import describe_answer, section
 from activities.workspace.folders import store_folder_of
-from activities.workspace.git_command import Git, Outcome, filtered_paths, shown_paths, split_z, user_git
+from activities.workspace.git_command import Git, Outcome, filtered_paths, format_paths, split_z, user_git
 from activities.workspace.user_repository import UserRepository
 from tightloop.errors import GitError, InvalidRequestError
 from tightloop.plan.action import GitAction
@@ -85,7 +85,7 @@ class GitRunner:
             base = work.scope.base_tree
             tree = work.tree.snapshot() if work.tree is not None else base
             paths = GitTrees().changed_paths(store_folder_of(work.scope), base, tree) if base and tree else ()
-            records = work.records.of_this_run(work.scope.episode_id)
+            records = work.records.find_run_records(work.scope.episode_id)
             text = pull_request_text(action.pull_request, work.plan, records, paths)
             outputs["pull_request"] = text
             artifacts["pull_request"] = work.store.put(text.encode(), name="pull request", media_type="text/markdown")
@@ -175,7 +175,7 @@ def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
     """Reject files that need a filter program of the repository (such as git-lfs): such programs are never run."""
     if filtered := filtered_paths(git, paths):
         return make_failure(
-            f"{shown_paths(filtered, 3)}: .gitattributes names a filter, which is a program and is not run. "
+            f"{format_paths(filtered, 3)}: .gitattributes names a filter, which is a program and is not run. "
             "Do this step yourself, or leave these files out"
         )
     return None

@@ -12,7 +12,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from activities.model.asking import Asker, Exchange, Question, Unusable
+from activities.model.asking import Asker, Exchange, Question, UnusableAnswerError
 from activities.model.client import AnswerSchema, ModelService
 from activities.model.prompt import WITHHELD, Prompts
 from activities.plan.attempts.runner import make_failure
@@ -42,7 +42,7 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def problems_with(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
+def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the schema violations of a value, one sentence each, at most `PROBLEMS_LIMIT`; empty if it is valid."""
     if problem := schema_problem(schema):
         return (problem,)
@@ -90,12 +90,12 @@ _Validator: Any = extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
 
 
 PROMPTS = Path(__file__).parents[1] / "prompts"
-_WRITTEN_BY_THE_AUTHOR = ("plan.", "seed")
+_AUTHOR_KEYS = ("plan.", "seed")
 """References whose values are part of the plan itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ModelQuestion:
     """Question to a model."""
 
     prompt: str
@@ -107,7 +107,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered(RunnerResult):
+class ModelRunnerResult(RunnerResult):
     """Answer to a question; its fields are the outputs."""
 
     model: str = ""
@@ -139,17 +139,17 @@ class PlanModel:
 
         def look_up_public(name: str) -> Any:
             value = work.lookup(name)
-            is_authored = name.startswith(_WRITTEN_BY_THE_AUTHOR)
+            is_authored = name.startswith(_AUTHOR_KEYS)
             return value if is_authored or value is None or isinstance(value, bool | int | float) else WITHHELD
 
         return str(resolve(text + "\n", look_up_public)).rstrip("\n")
 
-    def ask(self, work: Work, request: Asked) -> Answered:
+    def ask(self, work: Work, request: ModelQuestion) -> ModelRunnerResult:
         """Ask until the answer matches the schema, a bounded number of times. Failures are returned, not raised."""
         prompt = self.prompt(work, request.prompt)
         problem = self._problem(prompt, request)
         if problem:
-            return Answered(failure=make_failure(problem))
+            return ModelRunnerResult(failure=make_failure(problem))
         # Stored before the call, so that it can be read after a failed one too.
         artifacts = {"prompt": work.store.put(prompt.encode(), name="prompt", media_type="text/markdown")}
         question = Question(
@@ -161,28 +161,28 @@ class PlanModel:
 
         def read(value: dict[str, Any]) -> dict[str, Any]:
             if why := find_unfit(value):
-                raise Unusable(why)
+                raise UnusableAnswerError(why)
             # In strict mode services ignore keywords such as `pattern` and `minimum`, so every answer is checked here.
-            if problems := problems_with(value, request.schema):
-                raise Unusable(*problems)
+            if problems := find_violations(value, request.schema):
+                raise UnusableAnswerError(*problems)
             return value
 
         asker = Asker(self._chosen(work, request))
         try:
             exchange = asyncio.run(run_until(asker.ask(question, read), work.cancelled))
         except PlannerError as error:
-            return Answered(failure=make_failure(error.message), api_calls=1, artifacts=artifacts)
+            return ModelRunnerResult(failure=make_failure(error.message), api_calls=1, artifacts=artifacts)
         except PlannerUnavailableError as error:
             wait = None if error.retry_after is None else error.retry_after.total_seconds()
             failure = make_failure(error.message, FailureClass.TRANSIENT).evolve(retry_after_s=wait)
-            return Answered(failure=failure, api_calls=1, artifacts=artifacts)
+            return ModelRunnerResult(failure=failure, api_calls=1, artifacts=artifacts)
         except TimeoutError:
             stopped = make_failure("the model call was stopped", FailureClass.TRANSIENT)
-            return Answered(failure=stopped, artifacts=artifacts)
+            return ModelRunnerResult(failure=stopped, artifacts=artifacts)
         artifacts["exchange"] = work.store.put(exchange.transcript, name="exchange", media_type="text/markdown")
         return _make_answer(exchange, artifacts)
 
-    def _problem(self, prompt: str, request: Asked) -> str:
+    def _problem(self, prompt: str, request: ModelQuestion) -> str:
         if not self._service.configured:
             return (
                 "no model can be asked: the worker has no key. Set OPENAI_API_KEY (or the variable that "
@@ -198,7 +198,7 @@ class PlanModel:
             return f"the schema has no properties. Example: {right}"
         return schema_problem(request.schema)
 
-    def _chosen(self, work: Work, request: Asked) -> ModelService:
+    def _chosen(self, work: Work, request: ModelQuestion) -> ModelService:
         """Return the service with the step's model, token and time limits."""
         bounds = (self._service.max_output_tokens, request.max_output_tokens, work.step.budget.max_tokens)
         return replace(
@@ -210,14 +210,14 @@ class PlanModel:
         )
 
 
-def _make_answer(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactRef]) -> Answered:
+def _make_answer(exchange: Exchange[dict[str, Any]], artifacts: dict[str, ArtifactRef]) -> ModelRunnerResult:
     failure = None
     if exchange.refusal:
         failure = make_failure(f"model {exchange.model} refused to answer: {exchange.refusal}")
     # A truncated answer may still be valid, with its last text cut short.
     elif exchange.value is None or exchange.truncated:
         failure = make_failure(exchange.failure)
-    return Answered(
+    return ModelRunnerResult(
         outputs=exchange.value or {},
         failure=failure,
         model=exchange.model,
@@ -246,7 +246,7 @@ class ModelRunner:
         action = work.action(ModelAction)
         answered = self._model.ask(
             work,
-            Asked(
+            ModelQuestion(
                 prompt=action.prompt,
                 schema=action.schema_ or PLAIN,
                 model=action.model,

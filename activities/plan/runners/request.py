@@ -60,7 +60,7 @@ BUSY = frozenset(
     {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 )
 AGENT = "tightloop"
-_SECRET_ON_THE_WAY = frozenset({"authorization", "cookie", "proxy-authorization"})
+_SECRET_IN_URL = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class WebError(Exception):
@@ -162,7 +162,7 @@ def _redirect(call: WebRequest, target: str, status: int) -> WebRequest:
     if status in (301, 302, 303) and call.method not in ("GET", "HEAD"):
         call = replace(call, method="GET", content=None)
     if _origin(target) != _origin(call.url):
-        open_ones = {name: value for name, value in call.headers.items() if name.lower() not in _SECRET_ON_THE_WAY}
+        open_ones = {name: value for name, value in call.headers.items() if name.lower() not in _SECRET_IN_URL}
         call = replace(call, headers=open_ones, secret_headers={})
     return replace(call, url=target)
 
@@ -258,7 +258,9 @@ def _make_status_error(answer: WebAnswer, request_count: int) -> WebError:
     status = answer.status
     message = f"{_strip_query(answer.url)} answered {status}"
     if status in BUSY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return WebError(FailureClass.TRANSIENT, message, retry_after_s=_asked_wait(answer), requests=request_count)
+        return WebError(
+            FailureClass.TRANSIENT, message, retry_after_s=_parse_retry_after(answer), requests=request_count
+        )
     advice = {
         401: ". Name the environment variable of a valid key in secret_headers",
         403: ". The service denies access: check the key and its permissions",
@@ -267,7 +269,7 @@ def _make_status_error(answer: WebAnswer, request_count: int) -> WebError:
     return WebError(FailureClass.LOGIC, message + advice, requests=request_count)
 
 
-def _asked_wait(answer: WebAnswer) -> float | None:
+def _parse_retry_after(answer: WebAnswer) -> float | None:
     signal = LimitSignal(status_code=answer.status, headers=dict(answer.headers))
     limit = detect(signal, now=datetime.now(UTC))
     if limit is None or limit.retry_after is None:

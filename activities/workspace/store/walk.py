@@ -18,7 +18,7 @@ from activities.workspace.store.objects import DEPTH_LIMIT, STREAMED_BYTES, Obje
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules, as_bytes_text
 from tightloop.errors import GitError
 from tightloop.host import private_folder
-from tightloop.value.recent import Recent
+from tightloop.value.recent import LruCache
 
 MAGIC = b"tightloop-index 1\n"
 ROW = struct.Struct("<qqQQI20s")
@@ -105,7 +105,7 @@ class Folder:
 
 
 Signature = tuple[int, int, int]
-States = Recent[Path, tuple[Signature, Folder]]
+States = LruCache[Path, tuple[Signature, Folder]]
 """Last states of a few trees, by file and its signature; one thread at a time per tree."""
 
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from gateway.access.scope import Scope, perform
-from gateway.http.requests import IN_PATH, InOnce, InScope, Once, Wait, WorkflowId
+from gateway.http.requests import IN_PATH, IdempotentRequest, InOnce, InScope, Wait, WorkflowId
 from gateway.http.routes import loops, overview, reading, starting
 from tightloop import errors
 from tightloop.operations import BY_NAME, OPERATIONS, READS, Http, Operation
@@ -83,7 +83,9 @@ def _message(operation: Operation, row: Http, path: str) -> Callable[..., Awaita
     kinds = tuple(kind for kind in operation.kinds if (kind == "episode") == is_episode)
     model = operation.request if is_episode or not operation.plan_request else operation.plan_request
 
-    async def endpoint(scope: Scope, once: Once, workflow_id: str, sent: Any = None, **fields: str) -> Response:
+    async def endpoint(
+        scope: Scope, once: IdempotentRequest, workflow_id: str, sent: Any = None, **fields: str
+    ) -> Response:
         async def work() -> Response:
             arguments = fields if sent is None else {**sent.arguments(), **fields}
             message = await perform(scope, operation, workflow_id, arguments, kinds=kinds, message_id=once.message_id)

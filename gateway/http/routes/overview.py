@@ -8,11 +8,11 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 from gateway.access.scope import require_all_projects
-from gateway.http.hub import Wanted
+from gateway.http.hub import StreamFilter
 from gateway.http.requests import InScope, ProjectFilter, ProjectId
 from gateway.http.routes.starting import SOURCE
 from tightloop.client import EpisodeRequest, PlanRequest
-from tightloop.client.client import check_aside
+from tightloop.client.client import check_in_thread
 from tightloop.errors import InvalidRequestError, ProjectNotFoundError
 from tightloop.ledger.metrics import Division, MetricsFilter, read_range
 from tightloop.loop.model import LoopRequest
@@ -107,7 +107,7 @@ async def events(
     To resume, send the id of the last event as Last-Event-ID. A stream ends after five minutes.
     """
     visible_projects = frozenset(scope.person.projects) if scope.person.projects else None
-    stream_filter = Wanted(visible_projects, project, workflow)
+    stream_filter = StreamFilter(visible_projects, project, workflow)
     stream = request.app.state.hub.stream(stream_filter, header or query or None)
     # Without the header nginx buffers the stream, and events arrive late.
     return StreamingResponse(stream, media_type=STREAM, headers={"X-Accel-Buffering": "no"})
@@ -163,7 +163,7 @@ async def validate(
     body: Annotated[PlanText, Body(openapi_examples={"one step": {"value": {"source": SOURCE}}})],
 ) -> Any:
     # Parsing a long text can take seconds of CPU time, which would delay all other requests.
-    _, problems = await check_aside(check_text, body.source)
+    _, problems = await check_in_thread(check_text, body.source)
     text_problems = [
         TextProblem(
             severity=problem.severity.value,

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from gateway.access.scope import (
     EPISODES,
     PLANS,
-    Found,
     Scope,
+    WorkflowRef,
     details_of,
     fresh_page,
     require_all_projects,
@@ -57,11 +57,11 @@ PATCH_CHARACTERS = 2_000_000
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-async def _find_workflow(request: Request, scope: InScope, workflow_id: WorkflowId) -> Found:
+async def _find_workflow(request: Request, scope: InScope, workflow_id: WorkflowId) -> WorkflowRef:
     return await scope.find(workflow_id, _kinds(request))
 
 
-async def _find_current_workflow(request: Request, scope: InScope, workflow_id: WorkflowId) -> Found:
+async def _find_current_workflow(request: Request, scope: InScope, workflow_id: WorkflowId) -> WorkflowRef:
     return await scope.find(workflow_id, _kinds(request), now=True)
 
 
@@ -69,9 +69,9 @@ def _kinds(request: Request) -> tuple[str, ...]:
     return EPISODES if request.url.path.startswith("/api/episodes/") else PLANS
 
 
-Known = Annotated[Found, Depends(_find_workflow)]
+Known = Annotated[WorkflowRef, Depends(_find_workflow)]
 # For routes that ask Temporal: its newest run under this id may belong to another project.
-Steered = Annotated[Found, Depends(_find_current_workflow)]
+Steered = Annotated[WorkflowRef, Depends(_find_current_workflow)]
 
 
 async def episodes(
@@ -209,7 +209,7 @@ async def steps(scope: InScope, workflow_id: WorkflowId) -> Any:
     return {"items": await asyncio.to_thread(scope.ledger.steps, workflow.id)}
 
 
-async def _artifacts(scope: Scope, workflow: Found) -> list[Any]:
+async def _artifacts(scope: Scope, workflow: WorkflowRef) -> list[Any]:
     documents: list[Any] = [workflow.line.details if workflow.line is not None else {}]
     if workflow.kind == "episode":
         records = await asyncio.to_thread(scope.ledger.checkpoints, workflow.id)

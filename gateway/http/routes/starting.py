@@ -7,7 +7,7 @@ from fastapi import Body
 from starlette.responses import Response
 
 from gateway.access.scope import EPISODES, PLANS, Scope, check_id_choice, check_workspace, reach, refused_by_state
-from gateway.http.requests import InOnce, InScope, NewId, Once, ProjectId, Replace, WorkflowId, at
+from gateway.http.requests import IdempotentRequest, InOnce, InScope, NewId, ProjectId, Replace, WorkflowId, location_of
 from tightloop.client import EpisodeRequest, PlanRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.operations import BY_NAME
@@ -79,11 +79,11 @@ async def fork(scope: InScope, once: InOnce, workflow_id: WorkflowId, body: Fork
         work = scope.client.fork(episode.id, body.checkpoint_id, chosen_id, by=by, request_id=request_id)
         return str(await refused_by_state(scope, operation, episode, work))
 
-    return await once.start("episode-", body.id, start, at("episodes"))
+    return await once.start("episode-", body.id, start, location_of("episodes"))
 
 
 async def _start(
-    scope: Scope, once: Once, request: EpisodeRequest | PlanRequest, new_id: str | None, *, replace: bool
+    scope: Scope, once: IdempotentRequest, request: EpisodeRequest | PlanRequest, new_id: str | None, *, replace: bool
 ) -> Response:
     noun, kinds = ("episode", EPISODES) if isinstance(request, EpisodeRequest) else ("plan", PLANS)
     await check_id_choice(scope, new_id, kinds, replace=replace)
@@ -95,7 +95,7 @@ async def _start(
     async def start(chosen_id: str | None, request_id: str) -> str:
         return await scope.client.start(request, new_id=chosen_id, replace=replace, request_id=request_id)
 
-    return await once.start(f"{noun}-", new_id, start, at(f"{noun}s"))
+    return await once.start(f"{noun}-", new_id, start, location_of(f"{noun}s"))
 
 
 HANDLERS = (start_episode, start_episode_of_project, start_plan, start_plan_of_project, fork)

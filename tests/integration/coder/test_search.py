@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.coder.files import LINES_LIMIT, Query, listed_files, search_files
+from activities.coder.files import LINES_LIMIT, Query, find_files, search_files
 from activities.coder.port import ToolError
 from tests.support.coder_tools import Bench, bench
 
@@ -38,7 +38,7 @@ def made(tmp_path: Path) -> Bench:
 
 def found(made: Bench, program: bool, pattern: str, path: str | None = None, glob: str | None = None, **more) -> str:
     query = Query(pattern=pattern, **more)
-    names = listed_files(made.root, path, glob)
+    names = find_files(made.root, path, glob)
     return search_files(made.root, names, query, cancelled=lambda: False, with_ripgrep=program)
 
 

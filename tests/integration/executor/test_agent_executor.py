@@ -15,8 +15,8 @@ from activities.executor.agent.program import agent_home, copy_login, sweep_home
 from activities.executor.agent.record import EVENTS_FILE, RECORD_BYTES, RUNS_AT_MOST, run_folder, sweep_runs
 from activities.model.gateway.server import serve_gateway
 from activities.model.gateway.wire import Wire
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
-from activities.sandbox.port import Fence
+from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
+from activities.sandbox.port import AgentSandbox
 from tests.support.agents.sample import SampleAdapter
 from tests.support.orders import Supervision, order
 from tightloop.errors import ExecutorError
@@ -46,7 +46,7 @@ def run(root: Path, tmp_path: Path) -> Run:
         *,
         adapter: SampleAdapter | None = None,
         control: Supervision | None = None,
-        fence: Fence | None = None,
+        fence: AgentSandbox | None = None,
         settings: AgentSettings | None = None,
         **choice: object,
     ) -> ExecutorOutcome:
@@ -54,7 +54,7 @@ def run(root: Path, tmp_path: Path) -> Run:
             adapter or SampleAdapter(),
             settings=settings or AgentSettings(),
             homes=tmp_path / "homes",
-            fence=fence,
+            agent_sandbox=fence,
             grace_s=1.0,
         )
         made = asked(root, code, **choice)
@@ -94,7 +94,7 @@ for name in ({str(tmp_path / "outside.txt")!r}, "inside.txt", os.environ["HOME"]
     except OSError as error: tell("could not", name=name)
 tell("done")
 """
-    outcome = run(code, adapter=SampleAdapter(own_sandbox=False), fence=BubblewrapFence(), mode=mode)
+    outcome = run(code, adapter=SampleAdapter(own_sandbox=False), fence=BubblewrapAgentSandbox(), mode=mode)
     assert outcome.status is ExecutorStatus.COMPLETED, outcome
     assert outcome.versions["fence"] == "bubblewrap"
     assert not (tmp_path / "outside.txt").exists()

@@ -16,7 +16,7 @@ from activities.executor.agent.acp.executor import AcpExecutor
 from activities.executor.agent.record import run_folder
 from activities.model.gateway.server import serve_gateway
 from activities.model.gateway.wire import Gateways, Wire
-from activities.sandbox.choose import choose_fence
+from activities.sandbox.choose import choose_agent_sandbox
 from tests.support.agents.install import agent_program
 from tests.support.fake_model import FakeModel, Fault, say, shell, write
 from tests.support.orders import Supervision, order
@@ -59,13 +59,13 @@ class Bench:
     def executor(self, model: FakeModel, **settings: Any) -> AcpExecutor:
         chosen: dict[str, Any] = {"api_key_env": KEY_VARIABLE, **settings}
         agent = AgentSettings(program=str(self._program), base_url=model.base_url(Wire.MESSAGES), **chosen)
-        fence = choose_fence(SandboxSettings(unsafe_local=True))
+        fence = choose_agent_sandbox(SandboxSettings(unsafe_local=True))
         return AcpExecutor(
             AGENTS["claude"],
             settings=agent,
             homes=self.homes,
             gateways=self.gateways,
-            fence=fence,
+            agent_sandbox=fence,
             grace_s=1.0,
         )
 

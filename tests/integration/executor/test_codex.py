@@ -23,8 +23,8 @@ from activities.executor.agent.cli import AgentExecutor
 from activities.executor.agent.codex import PLACEHOLDERS, CodexAdapter
 from activities.model.gateway.server import serve_gateway
 from activities.model.gateway.wire import Wire
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
-from activities.sandbox.port import Fence
+from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
+from activities.sandbox.port import AgentSandbox
 from tests.support.agents.install import agent_program
 from tests.support.episodes import Git
 from tests.support.fake_model import FakeModel, Fault, say, shell, write
@@ -78,7 +78,7 @@ class Bench:
         self.root = root
         self.state = state
         self.homes = homes
-        self.fence: Fence | None = None if BubblewrapSandbox().probe() else BubblewrapFence()
+        self.fence: AgentSandbox | None = None if BubblewrapSandbox().probe() else BubblewrapAgentSandbox()
 
     @property
     def walls(self) -> str:
@@ -93,7 +93,7 @@ class Bench:
             settings=chosen,
             homes=self.homes,
             gateways=serve_gateway,
-            fence=self.fence,
+            agent_sandbox=self.fence,
             grace_s=2.0,
         )
 
@@ -383,7 +383,7 @@ for family, place in [(2, ("127.0.0.1", port)) for port in {ports}] + [(1, chr(0
     except OSError: print("refused")
 """
         (bench.root / "try.py").write_text(code)
-        executor = dataclasses.replace(bench.executor(model), fence=BubblewrapFence((f"127.0.0.1:{ports[0]}",)))
+        executor = dataclasses.replace(bench.executor(model), agent_sandbox=BubblewrapAgentSandbox((f"127.0.0.1:{ports[0]}",)))
         wanted = bench.order(options={"network": True} if listed else {})
         outcome = executor.execute(wanted, Supervision(), bench.state)
     assert outcome.status is ExecutorStatus.COMPLETED, outcome

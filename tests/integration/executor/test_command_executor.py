@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from activities.executor.choose import executors
-from activities.executor.command import PROGRAMS, CommandExecutor, leaves
+from activities.executor.command import PROGRAMS, CommandExecutor, is_outside
 from activities.executor.port import Executor, Executors
 from activities.sandbox.choose import UnsafeLocal, choose_sandbox
 from activities.sandbox.port import Sandbox
@@ -20,7 +20,7 @@ from tightloop.errors import ExecutorError
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
 from tightloop.executor.options import OPTIONS
 from tightloop.settings import SandboxSettings, Settings
-from worker.build import surroundings
+from worker.build import build_executor_dependencies
 from worker.composition import host_executors
 
 WALLS = SandboxSettings(unsafe_local=True)
@@ -129,8 +129,8 @@ def test_an_argument_that_leads_out_of_the_tree_is_refused(root: Path, argument:
     ],
 )
 def test_an_ordinary_argument_is_accepted(root: Path, argument: str) -> None:
-    assert not leaves(argument, root.resolve())
-    assert not leaves(f"--config={root.resolve()}/ruff.toml", root.resolve())
+    assert not is_outside(argument, root.resolve())
+    assert not is_outside(f"--config={root.resolve()}/ruff.toml", root.resolve())
 
 
 def test_a_missing_program_is_fatal_before_anything_runs(root: Path) -> None:
@@ -217,7 +217,7 @@ def agent(root: Path, script: str) -> ExecutorOutcome:
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o700)
     work = order(root, options={"argv": [str(file), "{plan_file}"]})
-    return execute(work, executor=executors(surroundings(Settings(sandbox=WALLS)))("command"))
+    return execute(work, executor=executors(build_executor_dependencies(Settings(sandbox=WALLS)))("command"))
 
 
 def test_a_limit_that_passes_is_waited_for(root: Path) -> None:
@@ -305,7 +305,7 @@ def test_wrong_options_are_refused_with_a_sentence(root: Path, options: dict[str
 
 
 def test_executors_are_chosen_by_name(root: Path) -> None:
-    around = surroundings(Settings(sandbox=WALLS))
+    around = build_executor_dependencies(Settings(sandbox=WALLS))
     choose: Executors = executors(around)
     known = host_executors(Settings(sandbox=WALLS), around).names
     assert sorted(OPTIONS) == sorted(known), "clients refuse names that are close to one of these"

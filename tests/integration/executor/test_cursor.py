@@ -14,7 +14,7 @@ import pytest
 from activities.executor.agent.cli import AgentExecutor
 from activities.executor.agent.cursor import CursorAdapter
 from activities.executor.agent.program import agent_home
-from activities.sandbox.choose import choose_fence
+from activities.sandbox.choose import choose_agent_sandbox
 from tests.support.orders import Supervision, order
 from tightloop.errors import ExecutorError
 from tightloop.executor.limit import LimitKind
@@ -40,8 +40,10 @@ class Bench:
     def deliver(self, scenario: str = "", *, resume: ResumeToken | None = None, **choice: Any) -> ExecutorOutcome:
         login = bool(choice.pop("login", False))
         settings = AgentSettings(program=str(PROGRAM), arguments=(f"--scenario={scenario}",), login=login)
-        fence = choose_fence(SandboxSettings(unsafe_local=True))
-        executor = AgentExecutor(CursorAdapter(settings), settings=settings, homes=self.homes, fence=fence, grace_s=0.5)
+        fence = choose_agent_sandbox(SandboxSettings(unsafe_local=True))
+        executor = AgentExecutor(
+            CursorAdapter(settings), settings=settings, homes=self.homes, agent_sandbox=fence, grace_s=0.5
+        )
         made = order(self.root)
         chosen = made.executor.evolve(name="cursor", **choice)
         return executor.execute(made.evolve(executor=chosen, resume=resume), self.control, self.state)

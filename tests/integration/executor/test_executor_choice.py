@@ -16,13 +16,13 @@ from tests.support.orders import order
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.settings import parse_settings
-from worker.build import surroundings
+from worker.build import build_executor_dependencies
 
 NAMES = {"command", "scripted", "person", "codex", "claude", "cursor", "opencode", "gemini", "copilot", "acp"}
 
 
 def test_every_executor_says_whether_it_can_be_used_and_if_not_why() -> None:
-    registry = executors(surroundings(parse_settings("", {})))
+    registry = executors(build_executor_dependencies(parse_settings("", {})))
     assert set(registry.names) >= NAMES
     seen = {name: registry(name).availability() for name in registry.names}
     assert seen["person"].usable
@@ -32,7 +32,7 @@ def test_every_executor_says_whether_it_can_be_used_and_if_not_why() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_and_all_that_there_are() -> None:
-    registry = executors(surroundings(parse_settings("", {})))
+    registry = executors(build_executor_dependencies(parse_settings("", {})))
     with pytest.raises(ExecutorError, match=r"'gemnii' is unknown\. Did you mean gemini\? This worker has: acp, cl"):
         registry("gemnii")
 
@@ -40,7 +40,7 @@ def test_an_unknown_name_gets_the_nearest_and_all_that_there_are() -> None:
 def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -> None:
     settings = parse_settings("executor: {agents: {opncode: {model: m}}}", {})
     with pytest.raises(SettingsError, match=r"executor\.agents has 'opncode'.* Did you mean opencode\?"):
-        executors(surroundings(settings))
+        executors(build_executor_dependencies(settings))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -
 def test_executors_declare_what_their_walls_leave_open(
     workspace: Path, settings: str, name: str, choice: dict[str, Any], effects: str
 ) -> None:
-    executor = executors(surroundings(parse_settings(settings, {})))(name)
+    executor = executors(build_executor_dependencies(parse_settings(settings, {})))(name)
     work = order(workspace).evolve(executor=ExecutorChoice.model_validate({"name": name, **choice}))
     declared = executor.effects_outside(work)
     assert declared.startswith(effects) if effects else declared == ""
@@ -75,7 +75,7 @@ def test_executors_declare_what_their_walls_leave_open(
 
 def test_executors_of_an_embedder_win_and_are_the_same_each_time() -> None:
     own = ScriptedExecutor()
-    registry = executors(surroundings(parse_settings("", {})), {"command": own, "mine": own})
+    registry = executors(build_executor_dependencies(parse_settings("", {})), {"command": own, "mine": own})
     assert registry("command") is registry("mine") is own
     assert registry("person") is registry("person")
 

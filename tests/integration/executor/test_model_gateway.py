@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from activities.model.gateway.server import CALLS_AT_ONCE
-from activities.model.gateway.wire import Cassette, GatewaySeen, GatewaySpec, Wire
+from activities.model.gateway.wire import Cassette, GatewayCounters, GatewaySpec, Wire
 from tests.support.fake_model import FakeModel, Fault, say
 from tests.support.fake_model.exchange import Tokens
 from tests.support.model_gateway_client import (
@@ -81,7 +81,7 @@ def test_another_token_or_none_is_refused_without_asking_the_provider(wire: Wire
             assert status == 401
             assert "token" in json.loads(body)["error"]["message"]
         assert model.calls == 0
-        assert gateway.read_counters() == GatewaySeen()
+        assert gateway.read_counters() == GatewayCounters()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from gateway.http.hub import CATCH_UP, QUEUE_BYTES, Hub, Wanted
+from gateway.http.hub import CATCH_UP, QUEUE_BYTES, Hub, StreamFilter
 from tests.support.gateway import fill, project_id
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
@@ -22,7 +22,7 @@ def add(ledger: Ledger, folder: Path, first: int, count: int, text: str = "x") -
         of.add_event(TrailEvent(episode_id="orders-episode-1", kind="iteration", text=text, key=f"more/{number}"))
 
 
-async def told(hub: Hub, after: str | None, until: str, wanted: Wanted = Wanted()) -> str:
+async def told(hub: Hub, after: str | None, until: str, wanted: StreamFilter = StreamFilter()) -> str:
     """What a stream says until a word comes."""
     said = ""
     stream = hub.stream(wanted, after)
@@ -62,7 +62,7 @@ async def test_an_unknown_id_and_one_too_far_back_mean_read_everything_again(tmp
 
 async def test_a_stream_of_one_workflow_carries_no_other(tmp_path: Path) -> None:
     hub = Hub(filled(tmp_path))
-    wanted = Wanted(workflow="orders-episode-1")
+    wanted = StreamFilter(workflow="orders-episode-1")
     said = await told(hub, "0", "event: trail", wanted)
     assert "orders-episode-1" in said
     assert "orders-episode-2" not in said
@@ -72,7 +72,7 @@ async def test_a_stream_of_one_workflow_carries_no_other(tmp_path: Path) -> None
 async def test_a_slow_reader_is_told_to_read_again_and_holds_little(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     hub = Hub(ledger)
-    stream = hub.stream(Wanted(), None)
+    stream = hub.stream(StreamFilter(), None)
     assert b"event: ready" in await anext(stream)
     # It reads nothing while more than its share comes.
     await asyncio.to_thread(add, ledger, tmp_path, 0, 300, "y" * (QUEUE_BYTES // 200))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from activities.memory.port import SparedMemories, SparedMemory, ToldMemory
-from activities.tracking.learning import Earlier, Lesson, Moment, teach
+from activities.memory.port import BestEffortMemories, BestEffortMemory, TextMemory
+from activities.tracking.learning import EarlierPlan, Lesson, Moment, record_lesson
 from activities.workspace.scope import TreeDiff
 from tightloop.database.engine import sqlite_database
 from tightloop.database.memory.schema import MEMORY
 from tightloop.database.memory.store import MemoryStore
 from tightloop.episode.check import Check, CheckReport, judge
-from tightloop.episode.planning import Followed, PlanRecord, failure_signature
+from tightloop.episode.planning import FollowedPattern, PlanRecord, failure_signature
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.executor.message import PlanMessage, PlannedStep
 from tightloop.memory import HashingEmbedder, Kind, Query
@@ -39,7 +39,7 @@ def report(**failing: str) -> CheckReport:
     return CheckReport(tree="t", results=(result,))
 
 
-def plan(*commands: tuple[str, ...], followed: Sequence[Followed] = ()) -> PlanRecord:
+def plan(*commands: tuple[str, ...], followed: Sequence[FollowedPattern] = ()) -> PlanRecord:
     steps = tuple(PlannedStep(title=f"Run {command[-1]}", run=command) for command in commands)
     return PlanRecord(message=PlanMessage(steps=steps), followed=tuple(followed))
 
@@ -50,18 +50,18 @@ def store(tmp_path: Path) -> MemoryStore:
 
 
 @pytest.fixture
-def memory(store: MemoryStore) -> SparedMemory:
-    return SparedMemory("p", lambda: store)
+def memory(store: MemoryStore) -> BestEffortMemory:
+    return BestEffortMemory("p", lambda: store)
 
 
 def taught(
-    memory: SparedMemory, made: PlanRecord, before: str, after: str, *, iteration: int = 1, diff: TreeDiff = CHANGE,
-    findings: Sequence[Finding] = (), earlier: Sequence[Earlier] = (),
+    memory: BestEffortMemory, made: PlanRecord, before: str, after: str, *, iteration: int = 1, diff: TreeDiff = CHANGE,
+    findings: Sequence[Finding] = (), earlier: Sequence[EarlierPlan] = (),
 ) -> None:  # fmt: skip
     lesson = Lesson(made, report(output=before), report(output=after), diff, findings, earlier)
     for _ in range(2):
         # An activity may be tried again.
-        teach(memory, lesson, Moment("e", iteration, "run", NOW))
+        record_lesson(memory, lesson, Moment("e", iteration, "run", NOW))
 
 
 def solutions(store: MemoryStore, output: str) -> list[tuple[tuple[str, ...], ...]]:
@@ -70,7 +70,7 @@ def solutions(store: MemoryStore, output: str) -> list[tuple[tuple[str, ...], ..
     return [one.pattern.commands for one in found if one.pattern and one.failure == signature]
 
 
-def test_plan_after_which_a_check_passes_is_kept_with_its_change(memory: SparedMemory, store: MemoryStore) -> None:
+def test_plan_after_which_a_check_passes_is_kept_with_its_change(memory: BestEffortMemory, store: MemoryStore) -> None:
     taught(memory, plan(A), "KeyError: 'alpha'", "")
     [entry] = store.entries("p", Kind.PATTERN)
     pattern = store.show("p", entry.id).pattern
@@ -93,17 +93,19 @@ def test_plan_after_which_a_check_passes_is_kept_with_its_change(memory: SparedM
     ids=["still fails", "nothing changed", "tests alone", "a person has to look"],
 )
 def test_nothing_is_learnt_where_the_plan_was_not_proven(
-    memory: SparedMemory, store: MemoryStore, after: str, diff: TreeDiff, findings: Sequence[Finding]
+    memory: BestEffortMemory, store: MemoryStore, after: str, diff: TreeDiff, findings: Sequence[Finding]
 ) -> None:
     taught(memory, plan(A), "KeyError: 'alpha'", after, diff=diff, findings=findings)
     assert store.entries("p", Kind.PATTERN) == ()
     assert store.stats("p").failures >= 1
 
 
-def test_commands_from_the_first_failure_on_are_one_solution_for_it(memory: SparedMemory, store: MemoryStore) -> None:
+def test_commands_from_the_first_failure_on_are_one_solution_for_it(
+    memory: BestEffortMemory, store: MemoryStore
+) -> None:
     before = [
-        Earlier(plan(B).message or PlanMessage(), report(output="KeyError: 'beta'")),
-        Earlier(plan(A).message or PlanMessage(), report(output="KeyError: 'alpha'")),
+        EarlierPlan(plan(B).message or PlanMessage(), report(output="KeyError: 'beta'")),
+        EarlierPlan(plan(A).message or PlanMessage(), report(output="KeyError: 'alpha'")),
     ]
     for output in ("KeyError: 'alpha'", "KeyError: 'beta'"):
         taught(memory, plan(A), output, output)
@@ -113,19 +115,19 @@ def test_commands_from_the_first_failure_on_are_one_solution_for_it(memory: Spar
     assert solutions(store, "KeyError: 'alpha'") == [(A, B, C)]
 
 
-def test_what_was_recalled_is_judged_by_whether_its_check_passes(memory: SparedMemory, store: MemoryStore) -> None:
+def test_what_was_recalled_is_judged_by_whether_its_check_passes(memory: BestEffortMemory, store: MemoryStore) -> None:
     taught(memory, plan(A), "KeyError: 'alpha'", "")
     [entry] = store.entries("p", Kind.PATTERN)
     signature = failure_signature(report(output="KeyError: 'alpha'").results[0])
-    again = plan(B, followed=[Followed(failure=signature, pattern=entry.id, check="pytest -q")])
+    again = plan(B, followed=[FollowedPattern(failure=signature, pattern=entry.id, check="pytest -q")])
     taught(memory, again, "KeyError: 'alpha'", "KeyError: 'alpha'", iteration=2)
     [entry] = store.entries("p", Kind.PATTERN)
     assert (entry.evidence.worked, entry.evidence.tried) == (1, 2)
 
 
-def test_model_is_told_of_failures_and_facts(memory: SparedMemory) -> None:
+def test_model_is_told_of_failures_and_facts(memory: BestEffortMemory) -> None:
     taught(memory, plan(A), "KeyError: 'alpha'", "")
-    told = ToldMemory(memory, "e")
+    told = TextMemory(memory, "e")
     told.remember("alpha", "it is set by the loader")
     failure, fact = told.search("KeyError: 'alpha' of the loader", 3)
     assert failure.startswith("failure: KeyError: 'alpha'")
@@ -142,7 +144,7 @@ def test_memory_that_failed_rests_and_says_why(tmp_path: Path) -> None:
         calls.append(workspace)
         raise ServiceUnavailableError("the database x does not answer. Start it")
 
-    memories = SparedMemories(unreachable, lambda workspace: workspace.name)
+    memories = BestEffortMemories(unreachable, lambda workspace: workspace.name)
     for _ in range(3):
         memory = memories(tmp_path)
         assert memory.recall(Query(text="KeyError: 'alpha'")) == ()

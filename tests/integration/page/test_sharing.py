@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from gateway.web.pages import KEPT_SECONDS, Sharing
+from gateway.web.pages import KEPT_SECONDS, PageCache
 from tests.support.seeded_ledger import ORDERS
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
@@ -12,7 +12,7 @@ from tightloop.ledger.model import ProjectLine, TrailEvent
 
 async def test_many_who_ask_at_once_are_given_one_answer_that_knows_the_event_they_heard_of(tmp_path: Path) -> None:
     ledger = Ledger(sqlite_database(tmp_path / "ledger.db"))
-    sharing, made = Sharing(ledger), list[int]()
+    sharing, made = PageCache(ledger), list[int]()
 
     def make() -> int:
         made.append(ledger.last_event())

@@ -16,7 +16,7 @@ from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import scope_of
 from tests.support.plan.work import work_for
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
-from tightloop.plan.engine.state import tally
+from tightloop.plan.engine.state import count_votes
 from tightloop.plan.failing import FailureClass
 from tightloop.run.question import Answer
 from tightloop.settings import SandboxSettings
@@ -285,8 +285,8 @@ def test_chosen_option_starts_its_steps(workspace: Path) -> None:
 
 def test_person_who_thinks_again_counts_with_the_last_word() -> None:
     first, again = said("ada", approved=False, rationale="wait"), said("ada", rationale="now")
-    assert tally((first, again), 1, ()).approved
-    assert tally((again, first), 1, ()).rejection == first
+    assert count_votes((first, again), 1, ()).approved
+    assert count_votes((again, first), 1, ()).rejection == first
 
 
 def test_gate_without_checks_is_open(workspace: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from activities.artifacts.stores import open_local_store
 from activities.model.client import ModelService
 from activities.plan.port import RunnerResult
-from activities.plan.runners.model import ModelRunner, PlanModel, problems_with, schema_problem, strict
+from activities.plan.runners.model import ModelRunner, PlanModel, find_violations, schema_problem, strict
 from tests.support.model_server import ModelServer, fails, hangs, rate_limited, says
 from tests.support.plan.work import work_for
 from tightloop.plan.failing import FailureClass
@@ -204,7 +204,7 @@ def test_preview_shows_the_prompt_and_asks_nobody(tmp_path: Path, server: ModelS
     ],
 )
 def test_schema_that_cannot_be_used_or_met_says_why(schema: dict[str, Any], words: str) -> None:
-    assert words in "; ".join(problems_with("a" * 2_000 + "!", schema))
+    assert words in "; ".join(find_violations("a" * 2_000 + "!", schema))
 
 
 def test_services_get_every_property_required() -> None:

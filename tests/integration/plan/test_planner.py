@@ -15,7 +15,7 @@ from tests.support.model_server import ModelServer, Reply, fails, says
 from tests.support.plan.stage import PLAN_ID, Stage, activities_for, stage
 from tightloop.errors import InvalidRequestError, PlannerUnavailableError
 from tightloop.plan.document import Plan, Policy, StoredPlan
-from tightloop.plan.guard import UNREVIEWED, Acts, judge
+from tightloop.plan.guard import UNREVIEWED, StepEffects, judge
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.text.writing import write_plan
 from tightloop.safety.drift import PromptPrivacy
@@ -197,11 +197,11 @@ budget: {max_cost_usd: 1000, max_attempts: 15000, max_wall_s: 60}
         _, work = opened(root, writer(server, write=("a.txt",), max_cost_usd=2.0))
         plan = work.plan
         step = plan.steps[-1]
-        assert judge(plan.policy, step, Acts(commands=("python x.py",))).verdict is Verdict.ASK
-        assert judge(plan.policy, step, Acts(commands=("cat ~/.ssh/id_rsa",))).verdict is Verdict.ASK
-        assert judge(plan.policy, step, Acts(commands=("git push --force",))).verdict is Verdict.DENY
-        assert judge(plan.policy, step, Acts(paths=("b.txt",))).verdict is Verdict.DENY
-        assert judge(plan.policy, step, Acts(paths=(".env",))).verdict is Verdict.DENY
+        assert judge(plan.policy, step, StepEffects(commands=("python x.py",))).verdict is Verdict.ASK
+        assert judge(plan.policy, step, StepEffects(commands=("cat ~/.ssh/id_rsa",))).verdict is Verdict.ASK
+        assert judge(plan.policy, step, StepEffects(commands=("git push --force",))).verdict is Verdict.DENY
+        assert judge(plan.policy, step, StepEffects(paths=("b.txt",))).verdict is Verdict.DENY
+        assert judge(plan.policy, step, StepEffects(paths=(".env",))).verdict is Verdict.DENY
         assert plan.policy.network == ()
         assert not plan.policy.shell_network
         assert (plan.budget.max_cost_usd, plan.budget.max_attempts, plan.budget.max_wall_s) == (2.0, 1_000, 60)

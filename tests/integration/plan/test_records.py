@@ -59,7 +59,7 @@ class TestRecords:
         records.put(old)
         records.mark_undone("p", "one", 1)
         records.put(new)
-        assert records.attempt("p", "one", 1) == new
+        assert records.find_attempt("p", "one", 1) == new
         assert [one.command for one in records.all("p")] == ["old", "new"]
 
     def test_equal_record_is_harmless_and_has_the_same_hash(self, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ class TestRecords:
         (path,) = tmp_path.rglob("0001.json")
         path.write_bytes(b"{")
         with pytest.raises(ArtifactCorruptError, match="is damaged"):
-            records.attempt("p", "one", 1)
+            records.find_attempt("p", "one", 1)
 
     def test_different_ids_have_different_files(self) -> None:
         ids = ["a", "A", "a.b", "a..b", "a.lock", "a.lock-", "../a", "a/b", "a-b", "x" * 300, "x" * 301, "."]

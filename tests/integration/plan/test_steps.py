@@ -241,7 +241,7 @@ class TestContract:
     def test_milestone_judges_its_conditions(self, root: Path) -> None:
         plan = stage(root, {"id": "plain"}, {"id": "strict", "expect": ["${plan.n} == 2"]}, plan={"inputs": {"n": 1}})
         plan.check_done("plain")
-        assert plan.records.attempt(PLAN_ID, "plain", 1) is None
+        assert plan.records.find_attempt(PLAN_ID, "plain", 1) is None
         assert "does not hold" in plan.failed("strict")
 
 
@@ -499,7 +499,7 @@ class ScriptedChildren:
             return RunnerResult(failure=make_failure("the episode did not succeed"))
         return RunnerResult(outputs={"lines": (work.root / "child.txt").read_text().splitlines()})
 
-    def tidy(self, scope: PlanScope) -> None:
+    def remove_leftovers(self, scope: PlanScope) -> None:
         """Nothing was started."""
 
 

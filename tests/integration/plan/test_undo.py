@@ -127,7 +127,7 @@ def test_step_is_taken_back_by_another_step_each_time(root: Path) -> None:
     assert plan.undo("two").failure == ""
     assert plan.undo("one").failure == ""
     assert (root / "log.txt").read_text() == "back\nback\n"
-    assert plan.records.attempt(plan.plan_id, "undo-one", 1) is not None
+    assert plan.records.find_attempt(plan.plan_id, "undo-one", 1) is not None
 
 
 def test_failed_attempt_has_nothing_to_be_taken_back(root: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from activities.artifacts.port import put_model
 from activities.artifacts.stores import open_local_store
-from activities.remote.activity import FRESH_S, Copies, Stored
-from activities.remote.s3 import S3Bucket, SealedBucket, probe
+from activities.remote.activity import FRESH_S, Copies, StoredObject
+from activities.remote.s3 import EncryptedBucket, S3Bucket, probe
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.writer import PackedTrees
 from activities.workspace.working_tree import GitWorkspaces
@@ -70,7 +70,7 @@ class Host:
         """Take the episode over."""
         scope = self.scope(epoch)
         self.copies.trees.make_workspace(scope)
-        return self.copies.take(scope, newest, lambda *_: None)
+        return self.copies.claim(scope, newest, lambda *_: None)
 
     @property
     def files(self) -> dict[str, tuple[bytes, int]]:
@@ -82,7 +82,7 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch):
     def make(name: str) -> Host:
-        copies = Copies(SealedBucket(bucket, KEYS), (name,), PackedTrees(), open_local_store)
+        copies = Copies(EncryptedBucket(bucket, KEYS), (name,), PackedTrees(), open_local_store)
         return Host(name, tmp_path / name, copies, monkeypatch)
 
     return make
@@ -158,7 +158,7 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
     first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
     second = host("second")
 
-    class OvertakenBucket(SealedBucket):
+    class OvertakenBucket(EncryptedBucket):
         """Another host takes over between the look at the head and the write."""
 
         def write(self, name: str, content: bytes) -> None:
@@ -175,12 +175,12 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
 
 
 @dataclass(frozen=True)
-class CountingBucket(SealedBucket):
+class CountingBucket(EncryptedBucket):
     """Notes what is read."""
 
     reads: list[str] = field(default_factory=list)
 
-    def read(self, name: str) -> Stored | None:
+    def read(self, name: str) -> StoredObject | None:
         self.reads.append(name)
         return super().read(name)
 
@@ -275,11 +275,11 @@ def test_content_is_not_readable_without_the_key(first: Host, bucket: S3Bucket) 
         assert stored is not None
         assert b"ckpt-0" not in stored.content
         with pytest.raises(ArtifactCorruptError, match="not authentic"):
-            SealedBucket(bucket, OTHER_KEYS).read(f"ep-1/{name}")
+            EncryptedBucket(bucket, OTHER_KEYS).read(f"ep-1/{name}")
 
 
 def test_object_under_another_name_is_refused(bucket: S3Bucket) -> None:
-    sealed = SealedBucket(bucket, KEYS)
+    sealed = EncryptedBucket(bucket, KEYS)
     sealed.write("one", b"content")
     stored = bucket.read("one")
     assert stored is not None
@@ -317,8 +317,8 @@ def test_forgotten_copies_go_and_their_id_begins_with_a_higher_epoch(first: Host
         first.copies.add(first.scope(epoch), first.checkpoint(number, epoch))
     other = "ep-10/1/0-abc"
     bucket.write(other, b"of another episode")
-    assert first.copies.forget("ep-1") == 2
-    assert first.copies.forget("ep-1") == 0
+    assert first.copies.delete_copies("ep-1") == 2
+    assert first.copies.delete_copies("ep-1") == 0
     assert bucket.names("ep-1") == ("ep-1/head",)
     assert bucket.names("ep-10") == (other,)
     assert first.copies.open(first.scope(0), "run-2") == epoch + 1
@@ -331,6 +331,6 @@ def test_copies_of_an_episode_that_was_moved_are_not_forgotten_by_the_host_befor
     first.copies.add(first.scope(epoch), first.checkpoint(0, epoch))
     second = host("second")
     second.take(epoch + 1)
-    assert first.copies.forget("ep-1") == 0
+    assert first.copies.delete_copies("ep-1") == 0
     assert len(bucket.names("ep-1")) == 2
     assert second.copies.forget("ep-1") == 1

@@ -7,7 +7,7 @@ import pytest
 from activities.artifacts.port import get_model
 from activities.artifacts.stores import LocalArtifactStore
 from activities.model.client import ModelService
-from activities.safety.gate import AlignmentRecord, Gate, JudgeBriefing, Weighed
+from activities.safety.gate import AlignmentChecker, AlignmentRecord, AlignmentResult, JudgeBriefing
 from activities.safety.openai import OpenAIJudge, judges
 from tests.data.alignment import KEYS
 from tests.support.model_server import ModelServer, Reply, fails, hangs, raw, says
@@ -34,9 +34,9 @@ def verdicts(*answers: str, rationale: str = "the goal asks for it") -> dict[str
 
 
 async def weighed(server: ModelServer, *, findings: tuple[Finding, ...] = DOUBTFUL, briefing: JudgeBriefing = BRIEFING,
-                  corrections: int = 1, timeout_s: float = 30.0) -> Weighed:  # fmt: skip
+                  corrections: int = 1, timeout_s: float = 30.0) -> AlignmentResult:  # fmt: skip
     service = ModelService(base_url=server.url, models=("judge-1",), corrections=corrections, timeout_s=timeout_s)
-    return await Gate(judges=judges(service)).weigh(findings, briefing, planner="openai")
+    return await AlignmentChecker(judges=judges(service)).check_alignment(findings, briefing, planner="openai")
 
 
 async def test_an_allow_clears_one_finding_and_a_deny_is_shown_with_its_reason() -> None:
@@ -94,8 +94,8 @@ async def test_a_deny_of_a_rule_is_never_shown_to_a_model() -> None:
 
 @pytest.mark.parametrize(("planner", "key"), [("heuristic", "k"), ("openai", "")])
 async def test_without_a_model_that_plans_a_person_is_asked_at_once(planner: str, key: str) -> None:
-    gate = Gate(judges=judges(ModelService(api_key=key)))
-    result = await gate.weigh(DOUBTFUL, BRIEFING, planner=planner)
+    gate = AlignmentChecker(judges=judges(ModelService(api_key=key)))
+    result = await gate.check_alignment(DOUBTFUL, BRIEFING, planner=planner)
     assert result.findings == DOUBTFUL
 
 
@@ -114,9 +114,9 @@ async def test_what_may_not_leave_is_not_sent_to_the_judge() -> None:
 
 async def test_what_a_person_allowed_costs_no_model_call() -> None:
     with ModelServer(says(verdicts("deny", "deny"))) as server:
-        gate = Gate(judges=judges(ModelService(base_url=server.url, models=("judge-1",))))
+        gate = AlignmentChecker(judges=judges(ModelService(base_url=server.url, models=("judge-1",))))
         marks = tuple(doubtful.fingerprint for doubtful in DOUBTFUL)
-        result = await gate.weigh(DOUBTFUL, BRIEFING, planner="auto", overruled=marks)
+        result = await gate.check_alignment(DOUBTFUL, BRIEFING, planner="auto", overruled=marks)
         asked = len(server.requests)
     assert (asked, result.findings) == (0, ())
 

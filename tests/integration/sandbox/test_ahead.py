@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from activities.process.start import Shim
-from activities.sandbox.bounds import AHEAD
+from activities.sandbox.bounds import PREPARED_GROUP
 from activities.sandbox.bubblewrap import BubblewrapSandbox
 from activities.sandbox.control_group import ControlGroup, find_hierarchy
 from activities.sandbox.port import SandboxResult, SandboxSpec
@@ -39,9 +39,9 @@ def _walled() -> Iterator[None]:
         pytest.skip(f"bubblewrap does not work here: {problem}")
     if find_hierarchy() is None:
         pytest.skip("this user may not make control groups here")
-    AHEAD.give_up()
+    PREPARED_GROUP.discard()
     yield
-    AHEAD.give_up()
+    PREPARED_GROUP.discard()
 
 
 def command(root: Path, line: str, **bounds: int) -> SandboxResult:
@@ -59,7 +59,7 @@ def until(found: Callable[[], T | None]) -> T:
 
 def waiting() -> Ready:
     """Return what waits, once it does; it stays where it is."""
-    return until(lambda: AHEAD.ready)
+    return until(lambda: PREPARED_GROUP.ready)
 
 
 def gone(pid: int) -> bool | None:
@@ -101,7 +101,7 @@ def test_a_command_with_input_of_its_own_leaves_it(tmp_path: Path) -> None:
 def test_nothing_is_left_when_it_is_given_up(tmp_path: Path) -> None:
     command(tmp_path, "true")
     group, shim = waiting()
-    AHEAD.give_up()
+    PREPARED_GROUP.discard()
     assert until(lambda: gone(shim.popen.pid))
     assert not any(folder.exists() for folder in group.folders)
 
@@ -132,7 +132,7 @@ def test_a_forked_process_has_none_of_its_own(tmp_path: Path) -> None:
     _, shim = waiting()
     child = os.fork()
     if child == 0:
-        os._exit(0 if AHEAD.ready is None and command(tmp_path, "true").exit_code == 0 else 1)
+        os._exit(0 if PREPARED_GROUP.ready is None and command(tmp_path, "true").exit_code == 0 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert waiting()[1] is shim
     assert command(tmp_path, "echo still").output == b"still\n"

@@ -14,8 +14,8 @@ from threading import Thread
 import pytest
 
 from activities.process import run_process
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
-from activities.sandbox.door import loopback, open_door
+from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
+from activities.sandbox.door import find_loopback_host, open_proxy
 from activities.sandbox.port import SandboxSpec
 from tests.support.fenced import NOBODY, fenced
 from tests.support.processes import request_for
@@ -252,24 +252,24 @@ print(int(status, 16) & (1 << signal.SIGXFSZ - 1 | 1 << signal.SIGHUP - 1))
     assert said[1] == "no child"
     spec = "grep SigIgn /proc/self/status; exit 7"
     request = request_for(("sh", "-c", spec), cwd=root, wall_limit_s=60, inherit=False)
-    with BubblewrapFence().around(request, writable=(root,)) as around:
+    with BubblewrapAgentSandbox().wrap(request, writable=(root,)) as around:
         done = run_process(around, cancelled=lambda: False, started=lambda _pid: None)
     assert (done.exit_code, int(done.output.split()[1], 16) & 0x1001000) == (7, 0)
     missing = request_for(("no-such-agent",), cwd=root, wall_limit_s=60, inherit=False)
-    with BubblewrapFence().around(missing, writable=(root,)) as around:
+    with BubblewrapAgentSandbox().wrap(missing, writable=(root,)) as around:
         done = run_process(around, cancelled=lambda: False, started=lambda _pid: None)
     assert (done.exit_code, done.output) == (127, b"no-such-agent: No such file or directory\n")
 
 
 def test_a_door_is_private_and_gone_afterwards(root: Path) -> None:
-    with open_door(("example.org", "127.0.0.1:9999")) as door:
+    with open_proxy(("example.org", "127.0.0.1:9999")) as door:
         assert door.folder.stat().st_mode & 0o777 == 0o700
         sockets = [door.folder / str(port) for port in door.ports]
         assert [path.stat().st_mode & 0o777 for path in sockets] == [0o600, 0o600]
     assert not door.folder.exists()
     # The room for a socket's name is short, that of a folder is not.
-    assert loopback("example.org:80") is None
-    assert loopback("127.0.0.1:80") is None, "a program without rights cannot listen there"
+    assert find_loopback_host("example.org:80") is None
+    assert find_loopback_host("127.0.0.1:80") is None, "a program without rights cannot listen there"
 
 
 NAMESPACES = """
@@ -319,7 +319,7 @@ def test_the_environment_of_the_host_names_no_other_proxy(root: Path) -> None:
     )  # fmt: skip
     if problem := BubblewrapSandbox().probe():
         pytest.skip(problem)
-    with BubblewrapFence().around(request, writable=(root,)) as around:
+    with BubblewrapAgentSandbox().wrap(request, writable=(root,)) as around:
         done = run_process(around, cancelled=lambda: False, started=lambda _pid: None)
     assert done.output == b"http://127.0.0.1:3128 http://127.0.0.1:3128\n"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from activities.process import ProcessRequest, ProcessResult, run_process
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox, filter_of
+from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox, filter_of
 from activities.sandbox.port import SandboxResult, SandboxSpec, SandboxUnavailableError
 from tests.support.fenced import NOBODY, fenced
 from tests.support.planted import NAMES, plant, planting_script, ran
@@ -43,7 +43,7 @@ def in_sandbox(root: Path, *argv: str, **changes: object) -> SandboxResult:
 
 def behind_fence(root: Path, *argv: str) -> ProcessResult:
     request = request_for(argv, cwd=root, wall_limit_s=30, inherit=False, environment={"PATH": f"{root}/.venv/bin"})
-    with BubblewrapFence().around(request, writable=(root,)) as around:
+    with BubblewrapAgentSandbox().wrap(request, writable=(root,)) as around:
         return run_process(around, cancelled=lambda: False, started=lambda _pid: None)
 
 

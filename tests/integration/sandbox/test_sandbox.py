@@ -19,10 +19,10 @@ import pytest
 
 from activities.process import Reason, run_process
 from activities.sandbox import control_group, docker, visible
-from activities.sandbox.bubblewrap import BubblewrapFence, BubblewrapSandbox
-from activities.sandbox.choose import choose_fence, choose_sandbox, examine_sandboxes
+from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
+from activities.sandbox.choose import choose_agent_sandbox, choose_sandbox, examine_sandboxes
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.door import open_loopback_door
+from activities.sandbox.door import open_loopback_proxy
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
@@ -31,7 +31,7 @@ from activities.sandbox.port import (
     SandboxUnavailableError,
     this_host,
 )
-from activities.sandbox.seatbelt import SeatbeltFence, profile
+from activities.sandbox.seatbelt import SeatbeltAgentSandbox, profile
 from activities.sandbox.visible import Access
 from tests.support.episodes import Git
 from tests.support.processes import request_for
@@ -377,7 +377,7 @@ print(os.path.exists({str(private / "id_test")!r}), os.environ["HOME"])
             ("python3", "-c", code), cwd=root, environment={"HOME": str(home)}, wall_limit_s=60, inherit=False
         )
         model = f"127.0.0.1:{server.getsockname()[1]}"
-        with BubblewrapFence().around(request, writable=(root, home), network=(model,)) as fenced:
+        with BubblewrapAgentSandbox().wrap(request, writable=(root, home), network=(model,)) as fenced:
             result = run_process(fenced, cancelled=lambda: False, started=lambda _pid: None)
     assert result.output.decode() == f"False {home}\n"
     assert ((root / "a.txt").exists(), (home / "session.json").exists()) == (True, True)
@@ -389,10 +389,10 @@ def test_a_fence_that_does_not_work_is_no_fence_only_where_that_was_allowed(monk
     if sys.platform == "darwin":
         pytest.skip("the fence of macOS is a program with an absolute path")
     with pytest.raises(SandboxUnavailableError, match="no sandbox for agents works"):
-        choose_fence(SandboxSettings())
-    fence = choose_fence(SandboxSettings(unsafe_local=True))
+        choose_agent_sandbox(SandboxSettings())
+    fence = choose_agent_sandbox(SandboxSettings(unsafe_local=True))
     request = request_for(("true",), cwd=Path("/"))
-    with fence.around(request, writable=()) as fenced:
+    with fence.wrap(request, writable=()) as fenced:
         assert (fence.name, fenced) == ("none", request)
 
 
@@ -498,7 +498,7 @@ def test_a_profile_denies_first_and_protects_git_and_our_state_after_it_allows_t
 
 
 def test_a_profile_opens_the_ports_of_the_door_and_no_other_way_out(root: Path) -> None:
-    with open_loopback_door(("127.0.0.1:5432", "example.org", "10.0.0.1:80")) as door:
+    with open_loopback_proxy(("127.0.0.1:5432", "example.org", "10.0.0.1:80")) as door:
         access = Access(root=root, path="/usr/bin:/bin", program="true", writable=(root,))
         lines = profile(access, door).splitlines()
         proxy = urlsplit(door.environment["HTTPS_PROXY"])
@@ -526,7 +526,7 @@ def test_a_path_cannot_break_out_of_a_profile(tmp_path: Path) -> None:
 
 def test_an_agent_on_a_mac_gets_a_temporary_folder_of_its_own(root: Path) -> None:
     request = request_for(("agent", "run"), cwd=root)
-    with SeatbeltFence().around(request, writable=(root, root / "home")) as fenced:
+    with SeatbeltAgentSandbox().wrap(request, writable=(root, root / "home")) as fenced:
         pass
     assert (str(fenced.program), fenced.arguments[0]) == ("/usr/bin/sandbox-exec", "-p")
     assert fenced.arguments[2:] == ("agent", "run")

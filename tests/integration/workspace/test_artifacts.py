@@ -86,7 +86,7 @@ def test_artifacts_of_the_former_form_are_still_read(tmp_path: Path) -> None:
 
 def test_what_is_put_together_is_stored_once_and_only_at_the_end(tmp_path: Path) -> None:
     store = LocalArtifactStore(tmp_path)
-    with store.together() as together:
+    with store.open_batch() as together:
         first, second = together.put(b"plan", name="plan"), together.put(b"patch", name="patch")
         large = together.put(b"l" * 100_000, name="log")
         assert together.get(first) == b"plan"
@@ -94,7 +94,7 @@ def test_what_is_put_together_is_stored_once_and_only_at_the_end(tmp_path: Path)
             store.get(first)
     assert [store.get(ref) for ref in (first, second)] == [b"plan", b"patch"]
     assert store.path(large).stat().st_mode & 0o777 == 0o600
-    with contextlib.suppress(RuntimeError), store.together() as together:
+    with contextlib.suppress(RuntimeError), store.open_batch() as together:
         lost = together.put(b"lost", name="plan")
         raise RuntimeError
     with pytest.raises(ArtifactMissingError):

@@ -81,14 +81,16 @@ def test_git_that_outlives_the_worker_does_not_take_the_new_worktree_away(
 
 
 def test_worktree_that_was_removed_in_part_is_made_anew(root: Path, scope: PlanScope) -> None:
-    with Worktrees(GitWorkspaces()).at(scope, git(root, "rev-parse", "HEAD^{tree}").decode().strip()) as held:
+    with Worktrees(GitWorkspaces()).open_worktree(
+        scope, git(root, "rev-parse", "HEAD^{tree}").decode().strip()
+    ) as held:
         tree = held.snapshot()
     with pytest.raises(WorkerDiedError):
         Worktrees(Dying()).remove(scope)
     # As far as `git worktree remove` came.
     (root_of(scope) / ".git").unlink()
     (root_of(scope) / "1.txt").unlink()
-    with Worktrees(GitWorkspaces()).at(scope, tree) as held:
+    with Worktrees(GitWorkspaces()).open_worktree(scope, tree) as held:
         assert held.snapshot() == tree
     Worktrees(GitWorkspaces()).remove(scope)
     assert worktrees(root) == []

@@ -122,7 +122,7 @@ class FakeReceipts:
     def offer(self, message: Message) -> None:
         """No hook takes anything here."""
 
-    def taken(self, handoff_id: str) -> bool:
+    def withdraw_offer(self, handoff_id: str) -> bool:
         return False
 
 

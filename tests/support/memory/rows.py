@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from tightloop.database.memory.store import MemoryStore
-from tightloop.episode.failure import failure_type, said_line, signature
+from tightloop.episode.failure import failure_type, normalize_explaining_line, signature
 from tightloop.memory import Outcome, Pattern, SeenFailure
 
 START = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
@@ -16,7 +16,7 @@ def failure(text: str, *, episode: str = "e1", iteration: int = 1, minute: float
         signature=signature(text),
         type=failure_type(text),
         check="pytest -q",
-        line=said_line(text),
+        line=normalize_explaining_line(text),
         context=text,
         workflow_id=episode,
         iteration=iteration,

@@ -27,10 +27,10 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
-from activities.staffing import StaffingActivities
+from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest, ProveResult
+from activities.staffing import WorkerCheckActivities
 from activities.tracking.activity import Recorded, RecordRequest
-from activities.workspace.port import Adopted, AdoptRequest
+from activities.workspace.port import AdoptRequest, AdoptResult
 from tightloop.client import TightloopClient
 from tightloop.episode.check import Verification
 from tightloop.episode.proof import ProofVerdict
@@ -49,7 +49,7 @@ from tightloop.run.question import Question, QuestionKind
 from tightloop.value import ArtifactRef
 from worker.build import workflow_runner
 from worker.hosting.interceptor import ActivityInterceptor
-from worker.hosting.presence import TemporalStaff
+from worker.hosting.presence import WorkerQueries
 from workflows.episode.workflow import EpisodeWorkflow
 from workflows.plan.attempts import ACTIVITIES
 from workflows.plan.workflow import PlanWorkflow
@@ -58,7 +58,7 @@ Act = Callable[[RunStepRequest], Awaitable[StepResult]]
 Wait = Callable[[], Awaitable[None]]
 BASE = "tree"
 PROOF = ArtifactRef(sha256="0" * 64, size_bytes=1, media_type="application/json", name="proof")
-DOUBTED = Proved(
+DOUBTED = ProveResult(
     proof=PROOF,
     verdict=ProofVerdict.DOUBTED,
     title="the checks are green, but: a test is gone",
@@ -150,7 +150,7 @@ class ScriptedPlanActivities:
         self.loads = 0
         self.opening_failure: Exception | None = changes.get("opening_failure")
         self.verifications: list[PlanVerification] = changes.get("verifications", [])
-        self.proofs: list[Proved] = changes.get("proofs", [])
+        self.proofs: list[ProveResult] = changes.get("proofs", [])
         self.proven: list[ProveRequest] = []
         self.begun: list[BeginRequest] = []
         self.accepted: list[AcceptRequest] = []
@@ -312,19 +312,19 @@ class ScriptedPlanActivities:
         return PlanVerification(passed=True, total=1, tree=request.expected_tree)
 
     @activity.defn
-    async def begin(self, request: BeginRequest) -> Begun:
+    async def begin(self, request: BeginRequest) -> BeginResult:
         """Keep nothing."""
         self.begun.append(request)
-        return Begun(
+        return BeginResult(
             verification=Verification(tree=request.expected_tree, total=0, signature="", report=PROOF), beginning=PROOF
         )
 
     @activity.defn
-    async def prove(self, request: ProveRequest) -> Proved:
+    async def prove(self, request: ProveRequest) -> ProveResult:
         """Answer as the script says, then with yes."""
         self.proven.append(request)
         await self.before_proof()
-        return self.proofs.pop(0) if self.proofs else Proved(proof=PROOF, verdict=ProofVerdict.PROVEN)
+        return self.proofs.pop(0) if self.proofs else ProveResult(proof=PROOF, verdict=ProofVerdict.PROVEN)
 
     @activity.defn
     async def accept_proof(self, request: AcceptRequest) -> ArtifactRef:
@@ -339,10 +339,10 @@ class ScriptedPlanActivities:
         return PlanClosed()
 
     @activity.defn
-    async def adopt_workspace(self, request: AdoptRequest) -> Adopted:
+    async def adopt_workspace(self, request: AdoptRequest) -> AdoptResult:
         """Find what a person made of the tree."""
         tree, self.edited = self.edited or request.expected_tree, None
-        return Adopted(tree=tree, files_changed=int(tree != request.expected_tree))
+        return AdoptResult(tree=tree, files_changed=int(tree != request.expected_tree))
 
     @activity.defn
     async def record(self, request: RecordRequest) -> Recorded:
@@ -359,8 +359,8 @@ class ScriptedPlanActivities:
 
 def impatient_staffing(client: Client, task_queue: str) -> list[Callable[..., Any]]:
     """Return the activities that ask Temporal; a person is asked after 5 s without a worker."""
-    staff = TemporalStaff(client, task_queue)
-    return StaffingActivities(staff, timedelta(seconds=5), timedelta(minutes=5)).definitions
+    staff = WorkerQueries(client, task_queue)
+    return WorkerCheckActivities(staff, timedelta(seconds=5), timedelta(minutes=5)).definitions
 
 
 @asynccontextmanager

@@ -131,7 +131,7 @@ class Stage:
         return open_file_records(self.root)
 
     def record(self, step: str, attempt: int = 1) -> StepRecord:
-        found = self.records.attempt(self.plan_id, step, attempt)
+        found = self.records.find_attempt(self.plan_id, step, attempt)
         assert found is not None
         return found
 

@@ -19,7 +19,7 @@ import temporalio.worker
 from temporalio import workflow
 from temporalio.client import Client
 
-from activities.alerts.activity import Post
+from activities.alerts.activity import AlertDelivery
 from activities.executor.activity import ExecuteRequest
 from activities.planner.activity import NextPlanRequest
 from tests.support.doubles import malformed, planned
@@ -145,7 +145,7 @@ async def work() -> None:
     adapters = replace(
         build_adapters(client, settings),
         planners=lambda _kind: planner,
-        post=Post(channels=(Operator(client, folder),)),
+        post=AlertDelivery(channels=(Operator(client, folder),)),
     )
     async with AsyncExitStack() as stack:
         for worker in build_workers(client, settings, adapters=adapters):

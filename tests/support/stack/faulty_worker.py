@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from activities.executor.port import Delivered, Outbox
+from activities.executor.port import Outbox, OutboxEntry
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.doubles import ScriptedPlanner
 from tightloop.executor.model import ExecutorReport
@@ -36,7 +36,7 @@ class CrashingOutbox:
     def add(self, key: str, episode_id: str, iteration: int, order: ArtifactRef) -> None:
         self._outbox.add(key, episode_id, iteration, order)
 
-    def get(self, key: str) -> Delivered | None:
+    def get(self, key: str) -> OutboxEntry | None:
         return self._outbox.get(key)
 
     def claim(self, key: str, base_tree: str) -> None:
@@ -52,7 +52,7 @@ class CrashingOutbox:
         self._outbox.report(key, report)
         self._die(key, "after-report")
 
-    def deliveries(self, episode_id: str) -> tuple[Delivered, ...]:
+    def deliveries(self, episode_id: str) -> tuple[OutboxEntry, ...]:
         return self._outbox.deliveries(episode_id)
 
     def _die(self, key: str, moment: str) -> None:

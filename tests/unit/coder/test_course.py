@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.coder import course
-from tightloop.coder.model import Bounds, CallHead, CallResult, CoderProgress, CoderState, Talk, Turn, path_line
+from tightloop.coder.model import (
+    Bounds,
+    CallHead,
+    CallResult,
+    CoderProgress,
+    CoderState,
+    ConversationState,
+    Turn,
+    path_line,
+)
 from tightloop.executor.asking import clarifying_question
 from tightloop.executor.model import Usage
 from tightloop.value import reference
@@ -28,8 +37,8 @@ def result(mark: str = "", **more: object) -> CallResult:
         ("coder", CoderProgress(turns=10), "coder.max_turns is 10"),
         ("coder", CoderProgress(usage=Usage(input_tokens=900, output_tokens=100)), "coder.max_tokens is 1000"),
         ("coder", CoderProgress(usage=Usage()), ""),
-        ("planner", CoderProgress(talks={"planner": Talk(turns=3)}), "coder.roles.planner.max_turns is 3"),
-        ("coder", CoderProgress(talks={"planner": Talk(turns=3)}), ""),
+        ("planner", CoderProgress(talks={"planner": ConversationState(turns=3)}), "coder.roles.planner.max_turns is 3"),
+        ("coder", CoderProgress(talks={"planner": ConversationState(turns=3)}), ""),
     ],
 )
 def test_bound_is_named_once_it_is_reached(role: str, progress: CoderProgress, said: str) -> None:
@@ -40,7 +49,7 @@ def test_bound_is_named_once_it_is_reached(role: str, progress: CoderProgress, s
 
 
 def test_same_call_with_the_same_result_is_told_at_the_third_time_and_stopped_at_the_fourth() -> None:
-    talk = Talk()
+    talk = ConversationState()
     told = []
     for number in range(1, 5):
         talk = course.after_results(course.after_turn(talk, turn(number)), [result("same")])
@@ -50,7 +59,7 @@ def test_same_call_with_the_same_result_is_told_at_the_third_time_and_stopped_at
 
 @given(st.lists(st.integers(0, 50), unique=True, max_size=40))
 def test_work_that_brings_something_new_each_time_is_never_stuck(marks: list[int]) -> None:
-    talk = Talk()
+    talk = ConversationState()
     for mark in marks:
         talk = course.after_results(course.after_turn(talk, turn()), [result(str(mark))])
         assert course.why_stuck(talk) == ""
@@ -58,7 +67,7 @@ def test_work_that_brings_something_new_each_time_is_never_stuck(marks: list[int
 
 
 def test_answers_without_a_call_are_corrected_and_end_at_the_third() -> None:
-    talk = course.after_turn(Talk(), turn(calls=0))
+    talk = course.after_turn(ConversationState(), turn(calls=0))
     assert talk.correction == course.PROPOSE
     talk = course.after_turn(talk, turn(problem="the answer was cut off"))
     assert (talk.correction, course.why_stuck(talk)) == ("the answer was cut off", "")
@@ -67,7 +76,7 @@ def test_answers_without_a_call_are_corrected_and_end_at_the_third() -> None:
 
 
 def test_news_for_the_model_ends_what_it_was_stuck_in() -> None:
-    stuck = Talk(marks=("same",) * 4, silent=3, turns=9)
+    stuck = ConversationState(marks=("same",) * 4, silent=3, turns=9)
     assert course.why_stuck(stuck)
     fresh = course.add_message(stuck, NODE)
     assert (course.why_stuck(fresh), fresh.turns, fresh.said) == ("", 0, (NODE,))
@@ -75,7 +84,7 @@ def test_news_for_the_model_ends_what_it_was_stuck_in() -> None:
 
 def test_call_that_waited_for_a_person_is_made_again_and_those_before_it_are_not() -> None:
     question = clarifying_question("Which one?", "", "f")
-    talk = Talk(turn=turn(calls=3), results=(result("a"), result(question=question), result("c")))
+    talk = ConversationState(turn=turn(calls=3), results=(result("a"), result(question=question), result("c")))
     resumed = course.resume_progress(CoderProgress(talks={"coder": talk}))
     assert resumed.talks["coder"].results == (result("a"),)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tightloop.coder.patching import Miss, Patched, patch
+from tightloop.coder.patching import PatchedText, PatchFailure, patch
 
 FILE = (
     "def f():\n    return 1\n\n\nclass C:\n    def g(self):\n        if self:\n            return 2\n        return 3\n"
@@ -12,15 +12,15 @@ FILE = (
 LINES = st.lists(st.text("ab \t(é\x0c", max_size=6), min_size=1, max_size=8).map("\n".join)
 
 
-def patched(text: str, old: str, new: str) -> Patched:
+def patched(text: str, old: str, new: str) -> PatchedText:
     found = patch(text, old, new)
-    assert isinstance(found, Patched), found
+    assert isinstance(found, PatchedText), found
     return found
 
 
-def missed(text: str, old: str, new: str) -> Miss:
+def missed(text: str, old: str, new: str) -> PatchFailure:
     found = patch(text, old, new)
-    assert isinstance(found, Miss), found
+    assert isinstance(found, PatchFailure), found
     return found
 
 
@@ -65,11 +65,11 @@ def test_a_uniform_shift_of_all_lines_is_carried_over(shift: str) -> None:
 
 
 def test_a_shift_that_is_not_uniform_is_a_miss() -> None:
-    assert isinstance(missed("  a\n    b\n", "a\nb\n", "c\nd\n"), Miss)
+    assert isinstance(missed("  a\n    b\n", "a\nb\n", "c\nd\n"), PatchFailure)
 
 
 def test_new_lines_that_are_less_indented_than_the_shift_are_a_miss() -> None:
-    assert isinstance(missed("a\nb\n", "    a\n    b\n", "    a\n  c\n"), Miss)
+    assert isinstance(missed("a\nb\n", "    a\n    b\n", "    a\n  c\n"), PatchFailure)
 
 
 def test_what_is_only_similar_is_never_replaced() -> None:
@@ -150,7 +150,7 @@ class TestLineEnds:
         start = data.draw(st.integers(0, len(text)))
         old = text[start : data.draw(st.integers(start, len(text)))]
         found = patch(raw, old, "NEW")
-        if isinstance(found, Patched) and not found.how:
+        if isinstance(found, PatchedText) and not found.how:
             before, after = found.text.split("NEW")
             assert raw.startswith(before)
             assert raw.endswith(after)
@@ -177,24 +177,24 @@ def test_an_edit_is_taken_back_by_its_reverse(before: str, old: str, new: str, a
 @given(text=LINES, old=LINES, new=LINES)
 def test_making_an_edit_again_changes_nothing_or_another_exact_place(text: str, old: str, new: str) -> None:
     found = patch(text, old, new)
-    if isinstance(found, Patched) and found.text.count(new) == 1 and new.strip() and old in new:
+    if isinstance(found, PatchedText) and found.text.count(new) == 1 and new.strip() and old in new:
         again = patch(found.text, old, new)
-        assert not isinstance(again, Patched) or again.text.count(new) > 1
+        assert not isinstance(again, PatchedText) or again.text.count(new) > 1
 
 
 @given(text=LINES, old=LINES, new=LINES)
 def test_whatever_is_replaced_was_there_once_but_for_blanks(text: str, old: str, new: str) -> None:
     found = patch(text, old, new)
-    if isinstance(found, Patched):
+    if isinstance(found, PatchedText):
         squeezed = ["".join(part.split()) for part in (text, old)]
         assert squeezed[1] in squeezed[0]
 
 
 @given(text=st.text(), old=st.text(), new=st.text())
 def test_no_text_breaks_it(text: str, old: str, new: str) -> None:
-    assert isinstance(patch(text, old, new), Patched | Miss)
+    assert isinstance(patch(text, old, new), PatchedText | PatchFailure)
 
 
 def test_eight_megabytes_of_one_letter_are_read_in_time() -> None:
     assert "1000 times" in missed("a" * 8_000_000, "a", "b").reason
-    assert isinstance(missed("a\n" * 500_000, "b\na\n", "c"), Miss)
+    assert isinstance(missed("a\n" * 500_000, "b\na\n", "c"), PatchFailure)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from activities.coder.calls import Toolbox
+from activities.coder.calls import ToolExecutor
 from activities.model.observed import ProposedCall
 from tests.support.coder_tools import all_tools, bench
 from tightloop.coder.model import CallHead
@@ -24,7 +24,7 @@ def test_every_module_of_the_folder_is_a_tool() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_schemas_are_strict(name: str) -> None:
-    (spec,) = Toolbox(TOOLS).specs([name])
+    (spec,) = ToolExecutor(TOOLS).specs([name])
     Draft202012Validator.check_schema(spec.parameters)
     assert spec.parameters["additionalProperties"] is False
     assert spec.parameters["required"] == list(spec.parameters["properties"])
@@ -33,20 +33,20 @@ def test_schemas_are_strict(name: str) -> None:
 
 
 def test_specs_come_in_the_order_of_the_names() -> None:
-    assert [spec.name for spec in Toolbox(TOOLS).specs(["search", "edit_file"])] == ["search", "edit_file"]
+    assert [spec.name for spec in ToolExecutor(TOOLS).specs(["search", "edit_file"])] == ["search", "edit_file"]
     with pytest.raises(SettingsError, match=r"unknown tool 'serch'\. Did you mean 'search'"):
-        Toolbox(TOOLS).specs(["serch"])
+        ToolExecutor(TOOLS).specs(["serch"])
 
 
 def test_heads_tell_what_reads_and_what_runs() -> None:
     names = ("read_file", "edit_file", "run_tests", "x" * 500)
     calls = [ProposedCall(id="", tool=name, arguments="") for name in names]
-    assert Toolbox(TOOLS).heads(calls)[:3] == (
+    assert ToolExecutor(TOOLS).heads(calls)[:3] == (
         CallHead(tool="read_file", reads=True),
         CallHead(tool="edit_file"),
         CallHead(tool="run_tests", runs=True),
     )
-    unknown = Toolbox(TOOLS).heads(calls)[3]
+    unknown = ToolExecutor(TOOLS).heads(calls)[3]
     assert (unknown.reads, len(unknown.tool)) == (True, 64)
 
 

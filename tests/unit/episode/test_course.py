@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, CheckStatus, FailedCheck, Verification
-from tightloop.episode.failure import Printed
+from tightloop.episode.failure import ComparableOutput
 from tightloop.episode.progress.course import (
     ERRORS_REMEMBERED,
     ITEMS_REMEMBERED,
@@ -136,7 +136,10 @@ def test_another_failure_of_files_that_stay_as_they_are_is_chance(idle: dict[str
 def test_count_that_is_lower_than_ever_before_is_progress() -> None:
     def counting(*numbers: float) -> CheckReport:
         result = CheckResult(
-            name="c", run="c", status=CheckStatus.FAILED, printed=Printed(numbers=numbers, better=(-1,) * len(numbers))
+            name="c",
+            run="c",
+            status=CheckStatus.FAILED,
+            printed=ComparableOutput(numbers=numbers, better=(-1,) * len(numbers)),
         )
         return CheckReport(results=(result,))
 

@@ -44,8 +44,8 @@ from tightloop.episode.state_changes import (
     with_plan,
     with_reflection,
     with_report,
+    with_reported_doubt,
     with_retries,
-    with_telling,
     with_tracking,
     with_verification,
     with_working_time,
@@ -287,7 +287,7 @@ def test_five_doubtful_iterations_are_told_of_where_three_without_anything_new_a
 
 
 def test_doubt_is_told_once_and_pauses_where_it_comes_back() -> None:
-    told = with_telling(after_iterations(red(), red(), red()))
+    told = with_reported_doubt(after_iterations(red(), red(), red()))
     assert after_tracking(told, REQUEST) == CONTINUE
     again = told.evolve(failures=after_iterations(red(), red(), red()).failures)
     assert after_tracking(again, REQUEST).action is NextAction.ASK

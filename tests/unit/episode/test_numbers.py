@@ -3,14 +3,14 @@
 import pytest
 
 from tightloop.episode.failure import read_output
-from tightloop.episode.progress.tracking import Count, follow
+from tightloop.episode.progress.tracking import Count, update_count
 
 
 def course(text: str, *numbers: float | str) -> list[str]:
     """Return what each output says, beginning with the second one."""
     count, found = Count(), []
     for number in numbers:
-        count = follow(count, [read_output(text.format(number))])
+        count = update_count(count, [read_output(text.format(number))])
         found.append("better" if count.better else "worse" if count.worse else "-")
     return found[1:]
 
@@ -53,14 +53,14 @@ def test_number_is_followed_to_its_aim(text: str, numbers: tuple[float | str, ..
 def test_expected_value_that_runs_after_the_result_gets_no_nearer() -> None:
     count = Count()
     for number in range(41, 47):
-        count = follow(count, [read_output(f"expected: <{number}> but was: <{number + 1}>")])
+        count = update_count(count, [read_output(f"expected: <{number}> but was: <{number + 1}>")])
         assert not count.better
 
 
 def test_tests_that_fail_anew_are_no_damage_while_as_many_pass_as_before() -> None:
     count, found = Count(), []
     for passed, failed in ((5, 0), (5, 1), (5, 2), (4, 3)):
-        count = follow(count, [read_output(f"{passed} passed, {failed} failed")])
+        count = update_count(count, [read_output(f"{passed} passed, {failed} failed")])
         found.append(count.worse)
     assert found == [False, False, False, True]
 
@@ -68,11 +68,11 @@ def test_tests_that_fail_anew_are_no_damage_while_as_many_pass_as_before() -> No
 def test_number_without_words_that_is_lower_than_ever_is_a_sign() -> None:
     count, found = Count(), []
     for number in (12, 9, 11, 8, 8):
-        count = follow(count, [read_output(f"{number} knots")])
+        count = update_count(count, [read_output(f"{number} knots")])
         found.append(count.lowest)
     assert found == [False, True, False, True, False]
 
 
 def test_other_numbers_begin_anew() -> None:
-    first = follow(Count(), [read_output("9 failed")])
-    assert not follow(first, [read_output("1 failed of 3")]).better
+    first = update_count(Count(), [read_output("9 failed")])
+    assert not update_count(first, [read_output("1 failed of 3")]).better

@@ -10,16 +10,16 @@ from tightloop.episode.check import CheckStatus, ProofRule
 from tightloop.episode.proof import ChangedFile, CheckRun, FileChange, FileKind, ProofRun
 from tightloop.episode.proof import TestsFrom as From
 from tightloop.episode.proof.files import (
-    Announcement,
     Guards,
-    announcement_of,
+    RequestedChanges,
     data_named_in,
+    find_requested_changes,
     is_same_setup,
     programs_of,
     suspicious_lines,
 )
-from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing, read_events
-from tightloop.episode.proof.verdict import Changes, Measured, findings_of
+from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing, read_events
+from tightloop.episode.proof.verdict import Changes, ObservedRun, findings_of
 from tightloop.value import clip
 
 ADDED = FileChange.ADDED
@@ -87,16 +87,16 @@ def test_programs_that_check_are_told_from_those_that_are_checked() -> None:
 def test_a_goal_announces_changes_with_a_verb_and_its_object(
     goal: str, everything: bool, files: tuple[str, ...]
 ) -> None:
-    assert announcement_of(goal) == Announcement(everything, files)
+    assert find_requested_changes(goal) == RequestedChanges(everything, files)
 
 
 @given(st.text(max_size=400))
 def test_any_goal_is_read(goal: str) -> None:
-    assert all(name in goal for name in announcement_of(goal).files)
+    assert all(name in goal for name in find_requested_changes(goal).files)
 
 
 def test_who_may_change_tests_may_not_change_configuration() -> None:
-    announced = announcement_of("update the tests")
+    announced = find_requested_changes("update the tests")
     assert announced.covers(ChangedFile(path="tests/test_a.py", kind=FileKind.TEST, change=FileChange.MODIFIED))
     for path, kind in (("pytest.ini", FileKind.CONFIGURATION), ("conftest.py", FileKind.TEST)):
         assert not announced.covers(ChangedFile(path=path, kind=kind, change=FileChange.ADDED))
@@ -173,24 +173,24 @@ def check_run(status: CheckStatus = CheckStatus.PASSED, code: int = 0) -> CheckR
     return CheckRun(name="pytest", run="pytest", status=status, exit_code=code, tail=clip("out", 10))
 
 
-def measured(seen: Observation, check: CheckRun, tests: From = From.DELIVERED) -> Measured:
+def measured(seen: Observation, check: CheckRun, tests: From = From.DELIVERED) -> ObservedRun:
     import datetime
 
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    return Measured(ProofRun(tests=tests, checks=(check,), started=now, ended=now), (seen,))
+    return ObservedRun(ProofRun(tests=tests, checks=(check,), started=now, ended=now), (seen,))
 
 
 def observed(**results: str) -> Observation:
     return Observation(checkers=("pytest",), results={"pytest": results}, complete={"pytest": True})
 
 
-BEGINNING = Beginning(
+BEGINNING = InitialState(
     tree="b", checks=(CheckBaseline(run="pytest", exit_code=1, observation=observed(a="failed", b="passed")),)
 )
 
 
-def rules(*runs: Measured, changes: Changes = Changes(), goal: str = "fix it") -> list[tuple[ProofRule, bool]]:
-    found = findings_of(runs, BEGINNING, changes, announcement_of(goal))
+def rules(*runs: ObservedRun, changes: Changes = Changes(), goal: str = "fix it") -> list[tuple[ProofRule, bool]]:
+    found = findings_of(runs, BEGINNING, changes, find_requested_changes(goal))
     return [(finding.rule, finding.announced) for finding in found]
 
 

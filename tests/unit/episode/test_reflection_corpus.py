@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 from pydantic import ValidationError
 
-from activities.model.asking import Unusable
+from activities.model.asking import UnusableAnswerError
 from activities.model.repair import Level, Reading, read_object
 from activities.planner.reflectors import ACTIONS_LIMIT, read_reflection
 from tests.data.reflections.corpus import Case, cases
@@ -38,7 +38,7 @@ def result(case: Case) -> Result:
     reading = read_object(case.text, KEYS)
     try:
         taken = None if reading.value is None or reading.truncated else read_reflection(reading.value)
-    except (Unusable, ValidationError):
+    except (UnusableAnswerError, ValidationError):
         taken = None
     return Result(case, reading, taken)
 

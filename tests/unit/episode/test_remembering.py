@@ -6,11 +6,11 @@ import pytest
 
 from activities.planner.planners import HeuristicPlanner
 from tightloop.episode.check import Check, CheckReport, judge
-from tightloop.episode.failure import failure_type, said_line
+from tightloop.episode.failure import failure_type, normalize_explaining_line
 from tightloop.episode.fixes import RuffRules
 from tightloop.episode.planning import (
     Briefing,
-    Followed,
+    FollowedPattern,
     PlannerAnswer,
     PlanVerdict,
     best_of,
@@ -71,7 +71,7 @@ async def plan(checks: CheckReport, *remembered: Recollection, **changes: object
     ],
 )
 def test_line_that_says_most_is_kept_without_what_changes(output: str, line: str, kind: str) -> None:
-    assert (said_line(output), failure_type(output)) == (line, kind)
+    assert (normalize_explaining_line(output), failure_type(output)) == (line, kind)
 
 
 def test_same_failure_has_the_same_signature_wherever_and_whenever_it_is_seen() -> None:
@@ -93,9 +93,10 @@ def test_only_checks_that_pass_now_were_solved() -> None:
     after = report(("pytest -q", PYTEST), ("ruff check .", ""))
     assert [result.run for result in turned_green(before, after)] == ["ruff check ."]
     followed = [
-        Followed(failure=name, pattern="p", check=run) for name, run in (("a", "pytest -q"), ("b", "ruff check ."))
+        FollowedPattern(failure=name, pattern="p", check=run)
+        for name, run in (("a", "pytest -q"), ("b", "ruff check ."))
     ]
-    found = list_outcomes([*followed, Followed(failure="c", pattern="p", check="gone")], after, key="k", at=NOW)
+    found = list_outcomes([*followed, FollowedPattern(failure="c", pattern="p", check="gone")], after, key="k", at=NOW)
     assert {one.signature: one.worked for one in found} == {"a": False, "b": True}
 
 

@@ -10,8 +10,8 @@ from tightloop.episode.decisions import NextAction, after_tracking
 from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.course import Iteration, observe
 from tightloop.episode.progress.tracking import TrackerMemory, Tracking
-from tightloop.episode.progress.work import hear, weigh_work
-from tightloop.episode.state_changes import begin_iteration, with_telling, with_tracking, with_verification
+from tightloop.episode.progress.work import compare_words, weigh_work
+from tightloop.episode.state_changes import begin_iteration, with_reported_doubt, with_tracking, with_verification
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.run.question import QuestionKind
 from tightloop.safety.change.patch import FilePatch, Lines
@@ -46,7 +46,7 @@ def followed(course: list[tuple[str, str]]) -> tuple[int | None, int | None]:
             patch = FilePatch("a.py", added=Lines(after_text.split("\n")), removed=Lines(text.split("\n")))
             known = state.memory or TrackerMemory()
             work, touched = weigh_work([patch], known.touched, ())
-            news, other, heard = hear([patch], output, known.heard)
+            news, other, heard = compare_words([patch], output, known.heard)
             seen = after_text in state.trees[:-1]
             state = with_verification(begin_iteration(state), verification)
             iteration = Iteration(
@@ -80,7 +80,7 @@ def followed(course: list[tuple[str, str]]) -> tuple[int | None, int | None]:
                 return told, number
             if decision.action is NextAction.TELL:
                 assert told is None, "once without progress in between"
-                told, state = number, with_telling(state)
+                told, state = number, with_reported_doubt(state)
         before, text = report, after_text
     return told, None
 

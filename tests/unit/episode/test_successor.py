@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from activities.staffing import LookRequest, StaffingActivities
+from activities.staffing import CheckWorkersRequest, WorkerCheckActivities
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.checkpoint import choose_successor
 
@@ -58,9 +58,9 @@ class Known:
 def test_successor_is_named_once_the_host_was_silent_for_long(
     staff: Known, waited_s: float, queue: str, epoch: int, moves: bool
 ) -> None:
-    looking = StaffingActivities(staff, timedelta(seconds=5), timedelta(hours=4), timedelta(seconds=30))
+    looking = WorkerCheckActivities(staff, timedelta(seconds=5), timedelta(hours=4), timedelta(seconds=30))
     scope = EpisodeScope(episode_id="episode-1", workspace="/w", home=HOMES[0], epoch=epoch)
-    request = LookRequest(scope=scope, queue=queue, waited=timedelta(seconds=waited_s))
+    request = CheckWorkersRequest(scope=scope, queue=queue, waited=timedelta(seconds=waited_s))
     found = asyncio.run(looking.look_for_workers(request))
     assert bool(found.successor) is moves
     if found.again is not None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.episode.progress.tracking import Work
-from tightloop.episode.progress.work import HEARD, SAMPLE, TOUCHED, hear, only_tests, weigh_work
+from tightloop.episode.progress.work import REMEMBERED_WORDS, SAMPLE, TOUCHED, compare_words, only_tests, weigh_work
 from tightloop.safety.change.patch import FilePatch, Lines
 
 AGAIN, NEW, NOTHING, REWORK, DOUBTFUL = Work.AGAIN, Work.NEW, Work.NOTHING, Work.REWORK, Work.DOUBTFUL
@@ -87,7 +87,7 @@ def news(*runs: tuple[FilePatch, str]) -> list[bool]:
     """Return for each run of the checks whether it says something new about the change before it."""
     heard, found = "", []
     for file, said in runs:
-        new, _, heard = hear([file], said, heard)
+        new, _, heard = compare_words([file], said, heard)
         found.append(new)
     return found
 
@@ -115,7 +115,7 @@ def test_id_that_is_another_one_each_time_is_no_news(said: str) -> None:
 def test_text_with_another_number_is_another_text_once() -> None:
     heard, found = "", []
     for number in (9, 7, 9, 7):
-        _, other, heard = hear((), f"{number} left", heard)
+        _, other, heard = compare_words((), f"{number} left", heard)
         found.append(other)
     assert found == [True, True, False, False]
 
@@ -153,9 +153,9 @@ def test_circle_of_failures_is_news_in_its_first_round_at_most(circle: list[list
 def test_words_that_are_remembered_stay_bounded(runs: list[str]) -> None:
     heard = ""
     for said in runs:
-        _, _, heard = hear((), said, heard)
-        assert len(heard) <= 4 * HEARD
-        assert hear((), said, heard) == (False, False, heard)
+        _, _, heard = compare_words((), said, heard)
+        assert len(heard) <= 4 * REMEMBERED_WORDS
+        assert compare_words((), said, heard) == (False, False, heard)
 
 
 def test_numbered_notes_that_say_the_same_are_one_note() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from activities.model.gateway.fingerprint import Call, fingerprint
 from activities.model.gateway.meter import LARGEST_EVENT_BYTES, AnswerReader, Meter, add_usage, error_in, token_counts
-from activities.model.gateway.provider import Screen, forms
+from activities.model.gateway.provider import KeyMask, forms
 from activities.model.gateway.wire import GatewaySpec, Route, Wire, credentials, find_route, refusal
 from tightloop.executor.model import Usage
 
@@ -259,7 +259,7 @@ def test_a_budget_of_calls_lets_exactly_so_many_through(most: int, ends: list[bo
             meter.end(number, 1)
     assert [number for number in numbers if number] == list(range(1, min(most, len(ends)) + 1))
     assert meter.read_counters().budget_spent is (len(ends) > most)
-    assert bool(meter.spent()) is (min(most, len(ends)) >= most)
+    assert bool(meter.describe_spent_budget()) is (min(most, len(ends)) >= most)
 
 
 @given(st.data())
@@ -278,7 +278,7 @@ def test_no_cut_lets_a_key_through_and_nothing_else_is_changed(data: st.DataObje
             yield piece
 
     async def screened() -> bytes:
-        return b"".join([part async for part in Screen(key).body((), came())])
+        return b"".join([part async for part in KeyMask(key).body((), came())])
 
     got = asyncio.run(screened())
     assert len(got) == len(whole)

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.web.acting import ACTIONS, Actor
+from gateway.web.acting import ACTIONS, ActionContext
 from tightloop.errors import InvalidRequestError
 
 NOBODY: Any = None
@@ -20,6 +20,6 @@ NOBODY: Any = None
     ],
 )
 async def test_forms_keep_the_bounds_of_the_operation(path: str, form: dict[str, str], field: str) -> None:
-    actor = Actor(scope=NOBODY, target="nightly", form=form)
+    actor = ActionContext(scope=NOBODY, target="nightly", form=form)
     with pytest.raises(InvalidRequestError, match=f"^{field}: "):
         await cast(Any, ACTIONS[f"/workflows/{{id}}/{path}"].run(actor))

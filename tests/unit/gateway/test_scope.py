@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.access.scope import Found, Scope, Services, details_of, perform
+from gateway.access.scope import Scope, Services, WorkflowRef, details_of, perform
 from gateway.access.site import RefusedError
 from tightloop.client.execution import Kind
 from tightloop.episode.model import EpisodeStatus
@@ -27,7 +27,7 @@ class NewerPlan:
 
 
 async def test_an_id_of_an_episode_that_a_newer_plan_has_is_not_found_as_an_episode() -> None:
-    scope, found = SimpleNamespace(client=NewerPlan()), Found("relay", "episode", "project", None)
+    scope, found = SimpleNamespace(client=NewerPlan()), WorkflowRef("relay", "episode", "project", None)
     with pytest.raises(EpisodeNotFoundError, match="relay is a plan, not an episode"):
         await details_of(cast(Scope, scope), found, EpisodeStatus, is_fresh=True)
 

@@ -53,7 +53,7 @@ def test_refusal_names_the_state_and_what_is_possible(status: LoopStatus, wanted
 @given(statuses)
 def test_details_show_each_action_that_is_possible(status: LoopStatus) -> None:
     shown = loop_details(status)
-    assert status.word in OPEN_STATUSES + CLOSED_STATUSES
+    assert status.list_status in OPEN_STATUSES + CLOSED_STATUSES
     assert all(f"`{each}`" in shown for each in status.possible)
     assert ("Next actions" in shown) == bool(status.possible or status.questions)
 

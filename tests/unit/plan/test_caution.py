@@ -11,14 +11,14 @@ from tightloop.plan.document import Plan, PlanBudget
 from tightloop.plan.engine.recovery import find_breach
 from tightloop.plan.guard import (
     UNREVIEWED,
-    Acts,
     Caution,
+    StepEffects,
     confine_plan,
     confine_revision,
     find_gate_bypasses,
+    find_objections,
     judge,
     label_risky_step,
-    objections,
 )
 from tightloop.plan.request import PlanSpent
 from tightloop.plan.step import Step
@@ -82,7 +82,7 @@ def test_budget_of_a_models_plan_is_within_both(own: PlanBudget, ours: PlanBudge
 )
 def test_command_of_a_model_runs_only_where_it_is_listed(command: str, verdict: Verdict) -> None:
     policy = confine_plan(plan(shell("a", command)), CAUTION).policy
-    assert judge(policy, Step(id="a"), Acts(commands=(command,))).verdict is verdict
+    assert judge(policy, Step(id="a"), StepEffects(commands=(command,))).verdict is verdict
 
 
 def test_steps_within_steps_are_marked_too() -> None:
@@ -101,13 +101,13 @@ def test_revision_of_a_models_own_plan_keeps_its_bounds_and_needs_no_marks() -> 
     new = confine_revision(plan(shell("a", "ls"), shell("b", "make b"), policy={"approve": []}), old, CAUTION)
     assert new.policy == old.policy
     assert new.steps[1].labels == ()
-    assert judge(new.policy, new.steps[1], Acts(commands=("make b",))).verdict is Verdict.ASK
+    assert judge(new.policy, new.steps[1], StepEffects(commands=("make b",))).verdict is Verdict.ASK
 
 
 def test_forbidden_acts_are_found_in_steps_within_steps() -> None:
     sub = {"id": "s", "subplan": {"steps": [shell("x", "git push --force")]}}
-    assert "rewrites_history" in objections(plan(sub), CAUTION, None)[0]
-    assert objections(plan(sub), CAUTION, plan(sub)) == ()
+    assert "rewrites_history" in find_objections(plan(sub), CAUTION, None)[0]
+    assert find_objections(plan(sub), CAUTION, plan(sub)) == ()
 
 
 def test_gate_may_neither_go_nor_be_gone_round() -> None:

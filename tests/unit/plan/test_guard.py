@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tightloop.plan.commands import judge_command
 from tightloop.plan.document import CommandRule, Policy
-from tightloop.plan.guard import Acts, acts_of, judge, judge_changes, tighten_policy
+from tightloop.plan.guard import StepEffects, find_effects, judge, judge_changes, tighten_policy
 from tightloop.plan.step import Step
 from tightloop.safety.commands.rules import read_scripts
 from tightloop.safety.rubric import Ruling, Verdict, strictest
@@ -88,7 +88,7 @@ class TestPaths:
         git = "diff --git a/old.txt b/new.txt\nsimilarity index 100%\nrename from old.txt\nrename to new.txt\n"
         bare = "--- a/x.txt\n+++ b/x.txt\n@@ -1 +1 @@\n--- no header\n+++ nor this\n"
         edit = {"files": [{"path": "a.txt", "content": ""}], "diff": git + bare}
-        acts = acts_of(step(edit=edit), edit)
+        acts = find_effects(step(edit=edit), edit)
         assert set(acts.paths) == {"a.txt", "old.txt", "new.txt", "x.txt"}
         assert judge(Policy(write=("a.txt", "?.txt")), step(edit=edit), acts).verdict is DENY
 
@@ -193,19 +193,19 @@ class TestNetworkAndApprovals:
     def test_host_that_is_not_listed_is_refused_before_the_request(self) -> None:
         http = {"url": "https://example.org/a"}
         one = step(http=http)
-        assert judge(Policy(), one, acts_of(one, http)).rule == "policy.network"
-        assert judge(Policy(network=("example.org",)), one, acts_of(one, http)).verdict is ALLOW
+        assert judge(Policy(), one, find_effects(one, http)).rule == "policy.network"
+        assert judge(Policy(network=("example.org",)), one, find_effects(one, http)).verdict is ALLOW
 
     @pytest.mark.parametrize("fields", [{"kind": "deploy"}, {"shell": {"run": "ls"}}, {"labels": ["risky"]}])
     def test_step_waits_for_a_person_by_kind_capability_or_label(self, fields: dict[str, Any]) -> None:
         policy = Policy(approve=("deploy", "shell", "risky"))
-        verdict = judge(policy, step(**fields), Acts())
+        verdict = judge(policy, step(**fields), StepEffects())
         assert (verdict.verdict, verdict.rule) == (ASK, "policy.approve")
-        assert judge(Policy(approve=()), step(**fields), Acts()).verdict is ALLOW
+        assert judge(Policy(approve=()), step(**fields), StepEffects()).verdict is ALLOW
 
     def test_refusal_is_stronger_than_an_approval(self) -> None:
         one = step(kind="deploy", shell={"run": "rm -rf /"})
-        assert judge(Policy(), one, acts_of(one, {"run": "rm -rf /"})).verdict is DENY
+        assert judge(Policy(), one, find_effects(one, {"run": "rm -rf /"})).verdict is DENY
 
     def test_strictest_of_nothing_allows(self) -> None:
         assert strictest([]) == Ruling()
@@ -231,14 +231,14 @@ policies = st.builds(
 )
 acts = st.sampled_from(
     [
-        (step(edit={}), Acts(paths=("src/a.py",))),
-        (step(edit={}), Acts(paths=("docs/b.md", "ab"))),
-        (step(shell={"run": ""}), Acts(commands=("git push --force",))),
-        (step(shell={"run": ""}), Acts(commands=("rm -rf / && make x",))),
-        (step(kind="deploy", shell={"run": ""}), Acts(commands=("ls",))),
-        (step(http={"url": "u"}), Acts(urls=("https://a.org/",))),
-        (step(http={"url": "u"}), Acts(urls=("https://b.a.org/",))),
-        (step(http={"url": "u"}), Acts(urls=("http://127.0.0.1:80/",))),
+        (step(edit={}), StepEffects(paths=("src/a.py",))),
+        (step(edit={}), StepEffects(paths=("docs/b.md", "ab"))),
+        (step(shell={"run": ""}), StepEffects(commands=("git push --force",))),
+        (step(shell={"run": ""}), StepEffects(commands=("rm -rf / && make x",))),
+        (step(kind="deploy", shell={"run": ""}), StepEffects(commands=("ls",))),
+        (step(http={"url": "u"}), StepEffects(urls=("https://a.org/",))),
+        (step(http={"url": "u"}), StepEffects(urls=("https://b.a.org/",))),
+        (step(http={"url": "u"}), StepEffects(urls=("http://127.0.0.1:80/",))),
     ]
 )
 
@@ -246,7 +246,7 @@ acts = st.sampled_from(
 class TestTightened:
     @given(policies, policies, policies, acts)
     def test_never_looser_than_either(
-        self, inner: Policy, middle: Policy, outer: Policy, act: tuple[Step, Acts]
+        self, inner: Policy, middle: Policy, outer: Policy, act: tuple[Step, StepEffects]
     ) -> None:
         order = list(Verdict)
         both = tighten_policy(tighten_policy(inner, middle), outer)
@@ -258,7 +258,7 @@ class TestTightened:
         inner = Policy(commands=rules(("git push **", "allow")), network=("evil.org",), shell_network=True)
         both = tighten_policy(inner, Policy())
         one = step(shell={"run": "git push --force"})
-        assert judge(both, one, Acts(commands=("git push --force",))).verdict is DENY
+        assert judge(both, one, StepEffects(commands=("git push --force",))).verdict is DENY
         assert both.network == ()
         assert not both.shell_network
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.errors import ExpressionError, ReferenceMissingError
-from tightloop.plan.reference import find_references, follow, pieces, resolve, split_reference
+from tightloop.plan.reference import find_references, follow, resolve, split_reference, split_segments
 
 VALUES: dict[str, Any] = {
     "plan.name": "o'clock; rm -rf /",
@@ -82,10 +82,10 @@ def test_fields_of_all_items_of_a_list_are_a_list() -> None:
 @given(st.text(alphabet="ab${}.-*$ \n", max_size=40))
 def test_pieces_of_any_text_make_the_text_again(text: str) -> None:
     try:
-        parts = pieces(text)
+        parts = split_segments(text)
     except ExpressionError as error:
         column = error.column
-        parts = pieces(text[: column - 1])
+        parts = split_segments(text[: column - 1])
         text = text[: column - 1]
     again = "".join(f"${{{part.text}}}" if part.is_reference else part.text.replace("${", "$${") for part in parts)
     assert "".join(again.split()) == "".join(text.split())

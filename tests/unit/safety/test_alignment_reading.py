@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.alignment import KEYS, cases
 from tightloop.safety.change.patch import LINE_CHARACTERS, Change, Unread, read_patch
-from tightloop.safety.change.reading import Watch
+from tightloop.safety.change.reading import Deadline
 from tightloop.safety.change.rules import review_change, still_stands
 from tightloop.safety.commands.rules import check_script, find_violations, may_violate
 from tightloop.safety.commands.shell import plain, read_script
@@ -37,14 +37,14 @@ def changed_file(path: str, before: list[str], after: list[str]) -> str:
     return f"{head}@@ -1,{len(before)} +1,{len(after)} @@\n{lines}"
 
 
-def read(*patches: str, watch: Watch | None = None, unread: Unread = Unread()) -> tuple[Finding, ...]:
+def read(*patches: str, watch: Deadline | None = None, unread: Unread = Unread()) -> tuple[Finding, ...]:
     change = Change(files=read_patch("".join(patches)), goal="tidy up", lines_before=1_000_000, unread=unread)
     return review_change(change, watch=watch)
 
 
-def ticking(bound_s: float) -> Watch:
+def ticking(bound_s: float) -> Deadline:
     """A watch whose clock goes on by a second whenever it is looked at."""
-    return Watch(itertools.count().__next__, bound_s)
+    return Deadline(itertools.count().__next__, bound_s)
 
 
 # what was not read
@@ -218,7 +218,7 @@ def pace() -> float:
 def test_no_text_takes_much_longer_to_read_than_the_bound(name: str) -> None:
     unit = min(pace() for _ in range(3))
     begun = time.thread_time()
-    findings = read(HOSTILE[name], watch=Watch(time.thread_time, 0.2))
+    findings = read(HOSTILE[name], watch=Deadline(time.thread_time, 0.2))
     took = time.thread_time() - begun
     print(f"\n{name}: {took * 1_000:.0f} ms of processor time, {sorted({item.rule for item in findings})}")
     assert took < 0.2 + 30 * unit

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tightloop.testing import Collected, GateReport, Item, Outcome, Run, Session, can_fail
-from tightloop.testing.claims import Reading
+from tightloop.testing import Collection, GateReport, Item, Outcome, Run, Session, can_fail
+from tightloop.testing.claims import TestFindings
 from tightloop.testing.judging import Evidence, judge
 from tightloop.testing.mutants import Mutant
 
@@ -13,7 +13,7 @@ GREEN = Run(id=TEST, outcome=Outcome.PASSED, lines=LINES)
 FAILURE = Run(id=TEST, outcome=Outcome.FAILED, assertion=True, place="test", text="AssertionError: 1 == 2")
 CRASH = Run(id=TEST, outcome=Outcome.FAILED, place="changed", text="TypeError: no")
 MUTANT = Mutant(CODE, 2, (2,), 0, 1, "x", "`a < b` became `a <= b`")
-COLLECTED = Collected(
+COLLECTED = Collection(
     items=(Item(id=TEST, function=TEST, path="tests/test_m.py"),),
     imported={CODE: frozenset({1})},
     executable={CODE: frozenset({1, 2, 3})},
@@ -21,7 +21,7 @@ COLLECTED = Collected(
 
 
 def report(
-    *mutated: Run, before: tuple[Run, ...] | None = (), reading: Reading | None = None, **fields: object
+    *mutated: Run, before: tuple[Run, ...] | None = (), reading: TestFindings | None = None, **fields: object
 ) -> GateReport:
     after = Session(collected=COLLECTED, plain=(GREEN, GREEN), mutated={0: mutated} if mutated else {}, ended=True)
     evidence = Evidence(
@@ -72,7 +72,7 @@ def test_a_test_that_passes_on_everything_is_told_with_how_many_mutants() -> Non
 
 
 def test_a_weak_test_counts_only_where_it_fails_before() -> None:
-    weak = Reading(asserts=True, weak="It asserts only that there is a result.")
+    weak = TestFindings(asserts=True, weak="It asserts only that there is a result.")
     assert reason(FAILURE, reading=weak) == weak.weak
     assert report(FAILURE, before=(FAILURE, FAILURE), reading=weak).accepted
     assert reason(FAILURE, before=(FAILURE, FAILURE), reading=weak._replace(names_only=True)) == weak.weak
@@ -120,9 +120,9 @@ def test_what_there_was_no_time_for_is_noted() -> None:
 
 
 def test_a_file_without_tests_and_one_that_cannot_be_collected_are_refused() -> None:
-    nothing = Collected()
+    nothing = Collection()
     assert "No test was collected" in reason(collected=nothing, plain=())
-    broken = Collected(problems=(("tests/test_m.py", "Traceback\nNameError: x"),))
+    broken = Collection(problems=(("tests/test_m.py", "Traceback\nNameError: x"),))
     assert reason(collected=broken, plain=()) == "It could not be collected: NameError: x."
     assert "install pytest" in reason(collected=None, plain=(), missing="python3 (Python 3.12) has no pytest")
 

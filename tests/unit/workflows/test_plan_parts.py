@@ -175,11 +175,11 @@ def test_only_so_many_attempts_begin_within_a_moment() -> None:
     }
     for attempt in attempts.values():
         rate.add(attempt)
-    assert rate.room() == RATE_LIMIT - 10
+    assert rate.count_free_starts() == RATE_LIMIT - 10
     del attempts["0"]
-    assert rate.room() == RATE_LIMIT - 9
+    assert rate.count_free_starts() == RATE_LIMIT - 9
     clock[0] += timedelta(seconds=2)
-    assert rate.room() == RATE_LIMIT
+    assert rate.count_free_starts() == RATE_LIMIT
 
 
 def _no_request() -> Any:

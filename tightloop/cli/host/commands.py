@@ -237,7 +237,7 @@ def setup(
         show_json([part._asdict() for part in parts])
         return
     for part in parts:
-        click.echo(f"{part.name}: {part.done.value}{f' ({part.detail})' if part.detail else ''}")
+        click.echo(f"{part.name}: {part.outcome.value}{f' ({part.detail})' if part.detail else ''}")
 
 
 def settings(context: click.Context, as_json: AsJson = False) -> None:

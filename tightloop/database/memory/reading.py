@@ -35,19 +35,19 @@ from tightloop.memory import (
     Details,
     Entry,
     Evidence,
-    Found,
     Kind,
     Match,
     MemoryStats,
     Pattern,
     Posting,
     Recollection,
+    SearchHit,
     bm25,
     self_score,
 )
 
 
-class Solved:
+class SolutionIndex:
     """Solutions of failures, with their evidence."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
@@ -73,7 +73,7 @@ class Solved:
 
 
 def recollections(
-    connection: Connection, project: str, matches: list[tuple[Found, Match]], *, limit: int, solved: bool
+    connection: Connection, project: str, matches: list[tuple[SearchHit, Match]], *, limit: int, solved: bool
 ) -> tuple[Recollection, ...]:
     """Return failures with their solutions; each pattern appears once.
 
@@ -88,7 +88,7 @@ def recollections(
     columns = (failures.c.signature, failures.c.type, failures.c.line)
     query = select(*columns).where(failures.c.project == project, failures.c.signature.in_(names))
     rows = {row["signature"]: row for row in connection.execute(query).mappings()}
-    solutions = Solved(connection, project, names)
+    solutions = SolutionIndex(connection, project, names)
     result: list[Recollection] = []
     used_patterns: set[str] = set()
     for failure, match in matches:
@@ -225,7 +225,7 @@ AT_ONCE = 4_096
 """Vectors in memory at a time."""
 
 
-class Space(NamedTuple):
+class VectorSpace(NamedTuple):
     """Comparable vectors: one model, one project."""
 
     project: str
@@ -247,7 +247,9 @@ class Space(NamedTuple):
         return [*conditions, failures.c.solved] if self.solved and self.table is failures else conditions
 
 
-def near(connection: Connection, space: Space, vector: "array[float]", limit: int = CANDIDATES) -> dict[str, float]:
+def find_nearest(
+    connection: Connection, space: VectorSpace, vector: "array[float]", limit: int = CANDIDATES
+) -> dict[str, float]:
     """Return the nearest rows with their cosines."""
     if connection.dialect.name == "postgresql":
         kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
@@ -271,7 +273,9 @@ def near(connection: Connection, space: Space, vector: "array[float]", limit: in
     return _near_by_scan(connection, space, vector, limit)
 
 
-def cosines(connection: Connection, space: Space, vector: "array[float]", owners: Collection[str]) -> dict[str, float]:
+def cosines(
+    connection: Connection, space: VectorSpace, vector: "array[float]", owners: Collection[str]
+) -> dict[str, float]:
     """Return the cosines of given rows that have a vector of this model."""
     # By key only: otherwise SQLite would scan all vectors of the model.
     columns = (space.owner, space.table.c.model, space.table.c.embedding)
@@ -283,7 +287,7 @@ def cosines(connection: Connection, space: Space, vector: "array[float]", owners
     }
 
 
-def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", limit: int) -> dict[str, float]:
+def _near_by_scan(connection: Connection, space: VectorSpace, vector: "array[float]", limit: int) -> dict[str, float]:
     # Lazy import: a worker with an empty memory does not load numpy.
     import numpy as np
 
@@ -301,7 +305,7 @@ def _near_by_scan(connection: Connection, space: Space, vector: "array[float]", 
     return best
 
 
-class Spoken(NamedTuple):
+class WordMatches(NamedTuple):
     """Rows that share words with a query."""
 
     scores: dict[str, float]
@@ -309,7 +313,7 @@ class Spoken(NamedTuple):
     """Score of the query against itself."""
 
 
-def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> Spoken:
+def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> WordMatches:
     """Return the BM25 scores of rows that share words with the query; skips frequent words beyond `POSTINGS_LIMIT`."""
     word_condition = (memory_words.c.project == project, memory_words.c.kind == kind.value)
     size = select(corpora.c.documents, corpora.c.words).where(
@@ -317,7 +321,7 @@ def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[st
     )
     row = connection.execute(size).first()
     if row is None or not row.documents or not query:
-        return Spoken({}, 0.0)
+        return WordMatches({}, 0.0)
     average = row.words / row.documents
     counted = (
         select(memory_words.c.word, func.count())
@@ -338,7 +342,7 @@ def by_words(connection: Connection, project: str, kind: Kind, query: Mapping[st
     scored_terms = {term: count for term, count in query.items() if term in postings or term not in frequencies}
     highest = self_score(scored_terms, frequencies, documents=row.documents, average=average)
     best = sorted(scores.items(), key=lambda one: (-one[1], one[0]))[: 4 * CANDIDATES]
-    return Spoken(dict(best), highest)
+    return WordMatches(dict(best), highest)
 
 
 def _affordable(frequencies: Mapping[str, int]) -> list[str]:

@@ -203,7 +203,7 @@ MEMORY = Migrations(
 COMMAND_WORDS = 60
 
 
-class Vectored:
+class EmbeddedText:
     """Text with its vector, if it has one.
 
     Args:
@@ -263,7 +263,7 @@ def clean_fact(fact: Fact) -> Fact:
     )
 
 
-def pattern_row(project: str, pattern: Pattern, vectored: Vectored) -> dict[str, Any]:
+def pattern_row(project: str, pattern: Pattern, vectored: EmbeddedText) -> dict[str, Any]:
     """Return the row of a pattern without its time."""
     fields = pattern.model_dump(exclude={"steps", "commands"})
     lists = {"steps": json.dumps(pattern.steps), "commands": json.dumps(pattern.commands)}

@@ -13,19 +13,19 @@ from sqlalchemy import Connection, Table, delete, func, select, update
 from tightloop.database.engine import Database, postgres_database, sqlite_database
 from tightloop.database.forwarding import shared_id
 from tightloop.database.memory.reading import (
-    Space,
-    by_words,
+    VectorSpace,
     cosines,
     details,
     entries,
     export_rows,
-    near,
+    find_nearest,
     recollections,
+    score_by_words,
     stats,
 )
 from tightloop.database.memory.schema import (
     MEMORY,
-    Vectored,
+    EmbeddedText,
     clean_fact,
     clean_failure,
     clean_pattern,
@@ -39,7 +39,7 @@ from tightloop.database.memory.schema import (
     uses,
 )
 from tightloop.database.rows import insert_missing, upsert
-from tightloop.episode.failure import said_line
+from tightloop.episode.failure import normalize_explaining_line
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.host import state_home
 from tightloop.host.identity import host_identity
@@ -48,7 +48,6 @@ from tightloop.memory import (
     Embedder,
     Entry,
     Fact,
-    Found,
     Kind,
     Match,
     MemoryStats,
@@ -57,6 +56,7 @@ from tightloop.memory import (
     Profile,
     Query,
     Recollection,
+    SearchHit,
     SeenFailure,
     fuse_scores,
     in_order,
@@ -69,7 +69,7 @@ REMOVED_AT_ONCE = 500
 """Below SQLite's limit of values per statement."""
 
 
-def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: Vectored) -> bool:
+def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: EmbeddedText) -> bool:
     """Add a failure, or count it again if it comes from another iteration; return whether it is new."""
     condition = (failures.c.project == project, failures.c.signature == failure.signature)
     stored_row = connection.execute(select(failures).where(*condition)).mappings().first()
@@ -92,7 +92,7 @@ def write_failure(connection: Connection, project: str, failure: SeenFailure, ve
     return False
 
 
-def write_pattern(connection: Connection, project: str, pattern: Pattern, vectored: Vectored, at: datetime) -> None:
+def write_pattern(connection: Connection, project: str, pattern: Pattern, vectored: EmbeddedText, at: datetime) -> None:
     """Add a pattern unless it exists."""
     condition = (patterns.c.project == project, patterns.c.id == pattern.id)
     if connection.execute(select(patterns.c.id).where(*condition)).first() is None:
@@ -214,11 +214,11 @@ def _count(connection: Connection, project: str, kind: Kind, *, documents: int, 
 logger = logging.getLogger("tightloop")
 
 
-class _Wanted(NamedTuple):
+class _PreparedQuery(NamedTuple):
     """Scrubbed query with its vector and thresholds."""
 
     line: str
-    vectored: Vectored
+    vectored: EmbeddedText
     profile: Profile | None
     solved: bool
 
@@ -292,12 +292,14 @@ class MemoryStore:
 
         The equal signature comes first, followed by matches on words and vectors combined.
         """
-        prepared_query = self._prepare_query(said_line(query.text), in_words=query.in_words, solved=query.solved)
+        prepared_query = self._prepare_query(
+            normalize_explaining_line(query.text), in_words=query.in_words, solved=query.solved
+        )
         with self._reading(project) as (connection, name):
             similar = self._alike(connection, name, Kind.FAILURE, prepared_query)
             ranked = [(failure, Match.SIMILAR) for failure in similar if failure.id != query.signature]
             if query.signature:
-                ranked.insert(0, (Found(query.signature, 1.0), Match.SIGNATURE))
+                ranked.insert(0, (SearchHit(query.signature, 1.0), Match.SIGNATURE))
             return recollections(connection, name, ranked, limit=query.limit, solved=query.solved)
 
     def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
@@ -380,48 +382,50 @@ class MemoryStore:
         with self._database.reading() as connection:
             return tuple(connection.scalars(select(projects.c.project).order_by(projects.c.project)))
 
-    def _alike(self, connection: Connection, project: str, kind: Kind, prepared_query: _Wanted) -> list[Found]:
-        spoken = by_words(connection, project, kind, terms(prepared_query.line))
+    def _alike(
+        self, connection: Connection, project: str, kind: Kind, prepared_query: _PreparedQuery
+    ) -> list[SearchHit]:
+        spoken = score_by_words(connection, project, kind, terms(prepared_query.line))
         if kind is Kind.FACT:
             # Facts are few and short: the best one is worth showing even if it shares little.
-            return in_order(Found(name, round(score, 4)) for name, score in spoken.scores.items())
+            return in_order(SearchHit(name, round(score, 4)) for name, score in spoken.scores.items())
         vector = prepared_query.vectored.vector
         if vector is None:
             return fuse_scores({}, spoken.scores, None, highest=spoken.highest)
-        space = Space(
+        space = VectorSpace(
             project,
             prepared_query.vectored.model,
             len(vector),
             failures if kind is Kind.FAILURE else patterns,
             prepared_query.solved,
         )
-        vectors = near(connection, space, vector)
+        vectors = find_nearest(connection, space, vector)
         missing = spoken.scores.keys() - vectors.keys()
         if missing:
             # Matches on words outside the nearest vectors need their cosine, too, or they would rank too low.
             vectors |= cosines(connection, space, vector, missing)
         return fuse_scores(vectors, spoken.scores, prepared_query.profile, highest=spoken.highest)
 
-    def _prepare_query(self, text: str, *, in_words: bool, solved: bool = False) -> _Wanted:
+    def _prepare_query(self, text: str, *, in_words: bool, solved: bool = False) -> _PreparedQuery:
         line = scrub(text)
         [vectored] = self._embed_texts([line])
         profile, threshold = self._embedder.profile if self._embedder else None, self._settings.threshold
         if profile is not None and threshold is not None:
             profile = profile._replace(threshold=threshold)
-        return _Wanted(line, vectored, profile.in_words() if profile and in_words else profile, solved)
+        return _PreparedQuery(line, vectored, profile.in_words() if profile and in_words else profile, solved)
 
-    def _embed_texts(self, texts: Sequence[str]) -> list[Vectored]:
+    def _embed_texts(self, texts: Sequence[str]) -> list[EmbeddedText]:
         """Embed texts; if the embedder fails, only words are compared."""
         if self._embedder is None or not texts:
-            return [Vectored(text) for text in texts]
+            return [EmbeddedText(text) for text in texts]
         try:
             vectors = self._embedder.embed(texts)
         except TightloopError as error:
             # No error: a briefing from words alone is better than none.
             logger.warning("%s; the memory compares words only", error.message)
-            return [Vectored(text) for text in texts]
+            return [EmbeddedText(text) for text in texts]
         name = self._embedder.name
-        return [Vectored(text, vector, name) for text, vector in zip(texts, vectors, strict=True)]
+        return [EmbeddedText(text, vector, name) for text, vector in zip(texts, vectors, strict=True)]
 
     @contextlib.contextmanager
     def _writing(self, project: str) -> Iterator[tuple[Connection, str]]:

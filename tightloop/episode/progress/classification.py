@@ -221,7 +221,7 @@ ALIGNMENT = _presets(_ALIGNMENT, {name: getattr(Rubric.model_construct(), name) 
 LIMITS = ("deviation_limit", "repeat_error_limit")
 
 
-def under(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> Any:
+def apply_preset(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> Any:
     """Fill in the values of the named preset below explicit ones; anything else is returned unchanged."""
     # An unknown preset is left to the validation, which names the known ones.
     if not isinstance(values, Mapping) or values.get("preset") not in list(Preset):
@@ -229,7 +229,7 @@ def under(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> Any:
     return {**presets[Preset(values["preset"])], **values}
 
 
-def under_request(request: Any) -> Any:
+def apply_preset_to_request(request: Any) -> Any:
     """The same for a request, whose thresholds are nested."""
     if not isinstance(request, Mapping) or request.get("preset") not in list(Preset):
         return request

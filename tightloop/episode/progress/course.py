@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, Verification
 from tightloop.episode.failure import LONGEST_CIRCLE, goes_round, signature, without_noise
-from tightloop.episode.progress.tracking import Count, ItemMemory, Spending, TrackerMemory, TrackingFacts, Work, follow
+from tightloop.episode.progress.tracking import (
+    Count,
+    ItemMemory,
+    Spending,
+    TrackerMemory,
+    TrackingFacts,
+    Work,
+    update_count,
+)
 from tightloop.executor.message import PlanMessage
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.safety.scope import files_in, list_scope_paths, outside
@@ -226,7 +234,7 @@ def _count(before: TrackerMemory, iteration: Iteration) -> Count:
     count = Count(numbers=before.numbers, ways=before.ways, best=before.best)
     if iteration.checks is None:
         return count
-    return follow(count, (result.printed for result in iteration.checks.failed))
+    return update_count(count, (result.printed for result in iteration.checks.failed))
 
 
 def _errors(before: TrackerMemory, verification: Verification | None, *, went_on: bool) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
-from tightloop.episode.failure import NUMBERS_LIMIT, PASSED, SHARE, Printed
+from tightloop.episode.failure import NUMBERS_LIMIT, PASSED, SHARE, ComparableOutput
 from tightloop.value import CallerInput, Value
 
 
@@ -332,7 +332,7 @@ class Count(Value):
     """True if as many tests pass as before, so that additional failures are new tests."""
 
 
-def follow(before: Count, printed: Iterable[Printed]) -> Count:
+def update_count(before: Count, printed: Iterable[ComparableOutput]) -> Count:
     """Update the numbers after another run of the checks."""
     read = list(itertools.chain.from_iterable(map(_numbers, printed)))[:NUMBERS_LIMIT]
     # With another number of numbers their positions no longer correspond, so all of them start over.
@@ -345,13 +345,13 @@ def follow(before: Count, printed: Iterable[Printed]) -> Count:
     tests_kept = any(number.direction == PASSED for number in read) and not any(
         step.worse for number, step in zip(read, steps, strict=True) if number.direction != -1
     )
-    better = any(step.better for number, step in zip(read, steps, strict=True) if not number.is_beside(read))
+    better = any(step.better for number, step in zip(read, steps, strict=True) if not number.is_outweighed(read))
     return Count(
         numbers=tuple(number.value for number in read),
         ways=tuple(step.way for step in steps),
         best=tuple(step.best for step in steps),
         better=better,
-        lowest=any(step.lowest for number, step in zip(read, steps, strict=True) if not number.is_beside(read)),
+        lowest=any(step.lowest for number, step in zip(read, steps, strict=True) if not number.is_outweighed(read)),
         worse=not (better or tests_kept) and any(step.worse for step in steps),
         kept=tests_kept,
     )
@@ -377,7 +377,7 @@ class _Number(NamedTuple):
         """True if no words describe it."""
         return self.direction == 0 and self.goal is None
 
-    def is_beside(self, other_numbers: Iterable["_Number"]) -> bool:
+    def is_outweighed(self, other_numbers: Iterable["_Number"]) -> bool:
         """Return whether others are more informative: failures over passes, described numbers over plain ones."""
         return (
             self.direction in (1, PASSED) and any(other.direction == -1 and other.value > 0 for other in other_numbers)
@@ -418,6 +418,6 @@ class _Number(NamedTuple):
         return -value if (way if self.direction in (0, SHARE) else self.direction) > 0 else value
 
 
-def _numbers(printed: Printed) -> Iterable[_Number]:
+def _numbers(printed: ComparableOutput) -> Iterable[_Number]:
     goals = printed.goals or (None,) * len(printed.numbers)
     return itertools.starmap(_Number, zip(printed.numbers, printed.better, goals, strict=True))

@@ -27,9 +27,9 @@ FEW_LINES = 2
 """Up to this many lines count as repeated if they differ only in their words."""
 FORMS = 20
 """Number of lines per change whose form is remembered."""
-SAID = 80
+OUTPUT_WORDS = 80
 """Maximum number of words of the checks' output to compare; a stable sample."""
-HEARD = 4 * SAID
+REMEMBERED_WORDS = 4 * OUTPUT_WORDS
 """Maximum number of remembered words."""
 _MARK = 4
 
@@ -95,7 +95,7 @@ def weigh_work(
     return (Work.REWORK if len(replaced & known_marks) > REWORK_SHARE * len(new) else Work.NEW), memory
 
 
-def hear(files: Iterable[FilePatch], output: str, earlier_marks: str) -> tuple[bool, bool, str]:
+def compare_words(files: Iterable[FilePatch], output: str, earlier_marks: str) -> tuple[bool, bool, str]:
     """Return whether failing checks use a new word and print a new text, and the updated marks to remember.
 
     Numbers and other noise are not words; words that the change itself introduced do not count as new.
@@ -110,7 +110,7 @@ def hear(files: Iterable[FilePatch], output: str, earlier_marks: str) -> tuple[b
     text = short_mark(f"=\n{without_noise(output, numbers=False)}")
     names = {name for name in _NAME.findall(without_noise(output)) if not _ID.search(name)}
     # Sorted by mark, so that the sample does not depend on the order of the output.
-    marks = dict(sorted((short_mark(name), name) for name in names)[:SAID])
+    marks = dict(sorted((short_mark(name), name) for name in names)[:OUTPUT_WORDS])
     brought = Counter[str]()
     lines = set(map(str.strip, output.split("\n")))
     for file in files:
@@ -124,7 +124,7 @@ def hear(files: Iterable[FilePatch], output: str, earlier_marks: str) -> tuple[b
     new = (name for name_mark, name in marks.items() if name_mark not in known_marks)
     news = any(any(brought[part] <= 0 for part in _WORD.findall(name)) for name in new)
     memory = earlier_marks + "".join(name_mark for name_mark in (*marks, text) if name_mark not in known_marks)
-    return news, text not in known_marks, memory[-HEARD * _MARK :]
+    return news, text not in known_marks, memory[-REMEMBERED_WORDS * _MARK :]
 
 
 def is_test(path: str) -> bool:

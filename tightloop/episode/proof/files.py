@@ -195,7 +195,7 @@ def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
 # -- changes announced by the goal -------------------------------------------------------------------
 
 
-class Announcement(NamedTuple):
+class RequestedChanges(NamedTuple):
     """Changes of tests and configuration that a person asked for."""
 
     everything: bool = False
@@ -214,7 +214,7 @@ class Announcement(NamedTuple):
         return any(path == name or path.endswith(f"/{name}") for name in self.files) or fits(self.files, path)
 
 
-def announcement_of(goal: str) -> Announcement:
+def find_requested_changes(goal: str) -> RequestedChanges:
     """Return the changes of tests and configuration that a goal asks for.
 
     A sentence must have a verb and an object: "rewrite the tests in tests/test_a.py", "update the snapshots". If it
@@ -233,7 +233,7 @@ def announcement_of(goal: str) -> Announcement:
             guarded = [name for name in objects if Guards().kind_of(name) is not None]
             # A sentence that names a test file permits a change of that file only.
             everything = everything or (not guarded and _is_about_tests(rest))
-    return Announcement(everything, tuple(dict.fromkeys(files)))
+    return RequestedChanges(everything, tuple(dict.fromkeys(files)))
 
 
 def _is_word(sentence: str, match: re.Match[str]) -> bool:

@@ -205,7 +205,7 @@ class CheckBaseline(Value):
     observation: Observation = Observation.model_construct()
 
 
-class Beginning(Value):
+class InitialState(Value):
     """Initial state of an episode, stored as one artifact."""
 
     tree: str

@@ -17,8 +17,8 @@ from tightloop.episode.proof import (
     TestReport,
     TestsFrom,
 )
-from tightloop.episode.proof.files import DATA, Announcement
-from tightloop.episode.proof.report import Beginning, CheckBaseline, Observation, missing
+from tightloop.episode.proof.files import DATA, RequestedChanges
+from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing
 from tightloop.value import format_count, shorten
 
 SHOWN = 6
@@ -30,7 +30,7 @@ _NO_TESTS = frozenset({4, 5})
 """Exit status of pytest if it finds no tests, or not the given folder."""
 
 
-class Measured(NamedTuple):
+class ObservedRun(NamedTuple):
     """A run with the observations of its checks."""
 
     run: ProofRun
@@ -67,7 +67,7 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
     return file.path in tokens or any(tool in tokens for tool in tools)
 
 
-def had_no_tests(measured_run: Measured, beginning: Beginning, changes: Changes) -> bool:
+def had_no_tests(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> bool:
     """Return whether a run with the initial tests is meaningless because there were none."""
     return measured_run.run.tests is TestsFrom.BEGINNING and any(
         not check.passed and _had_no_tests(check, observation, beginning.check(check.run), changes)
@@ -76,10 +76,10 @@ def had_no_tests(measured_run: Measured, beginning: Beginning, changes: Changes)
 
 
 def findings_of(
-    measured: Sequence[Measured],
-    beginning: Beginning,
+    measured: Sequence[ObservedRun],
+    beginning: InitialState,
     changes: Changes,
-    announcement: Announcement,
+    announcement: RequestedChanges,
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
     """Return the findings against the runs, most severe first, with announced ones marked."""
@@ -102,11 +102,13 @@ def findings_of(
     return tuple({(finding.rule, finding.text): finding for finding in marked}.values())
 
 
-def _has_announcement(changes: Changes, announcement: Announcement) -> bool:
+def _has_announcement(changes: Changes, announcement: RequestedChanges) -> bool:
     return bool(changes.restored) and all(map(announcement.covers, changes.restored))
 
 
-def _of_run(measured_run: Measured, beginning: Beginning, changes: Changes, announced: bool) -> Iterator[ProofFinding]:
+def _of_run(
+    measured_run: ObservedRun, beginning: InitialState, changes: Changes, announced: bool
+) -> Iterator[ProofFinding]:
     is_delivered = measured_run.run.tests is TestsFrom.DELIVERED
     for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True):
         before = beginning.check(check.run)
@@ -240,7 +242,7 @@ NO_TESTS = "there were no tests at the start: those that pass were added with th
 
 
 def not_held(
-    measured: Sequence[Measured], beginning: Beginning, left_out: Sequence[str], checks: Iterable[Check]
+    measured: Sequence[ObservedRun], beginning: InitialState, left_out: Sequence[str], checks: Iterable[Check]
 ) -> tuple[str, ...]:
     """Return the limitations of a proof, one sentence each."""
     lines: list[str] = []

@@ -14,7 +14,7 @@ from tightloop.plan.step import Step
 from tightloop.value import shorten
 
 
-class Roster:
+class StepIndex:
     """Steps by number: first the nodes of the graph, then template instances in order of creation.
 
     Attributes:
@@ -30,7 +30,7 @@ class Roster:
         self.names = [node.id for node in graph.nodes]
         self.origin = list(range(self._size))
         self.item = [0] * self._size
-        self._made: dict[str, int] = {}
+        self._instance_numbers: dict[str, int] = {}
         self._instances: dict[int, range] = {}
         self.expansions: list[tuple[int, int]] = []
         for template, count in expansions:
@@ -45,7 +45,7 @@ class Roster:
         first = len(self.names)
         stem = self._graph.nodes[template].id.removesuffix("*")
         names = [f"{stem}{item + 1}" for item in range(count)]
-        self._made.update({name: first + item for item, name in enumerate(names)})
+        self._instance_numbers.update({name: first + item for item, name in enumerate(names)})
         self.names.extend(names)
         self.origin.extend([template] * count)
         self.item.extend(range(count))
@@ -59,7 +59,7 @@ class Roster:
 
     def find(self, name: str) -> int | None:
         """Return the number of the step with this id, or None."""
-        return self._graph.index.get(name, self._made.get(name))
+        return self._graph.index.get(name, self._instance_numbers.get(name))
 
     def is_instance(self, number: int) -> bool:
         """Return whether the step was made from a template."""
@@ -198,7 +198,7 @@ def carry_over(
     """
     unchanged = _KEPT_WITH_FAILURES if keeps_failures else _KEPT
     # By id, because the new graph numbers its steps differently.
-    before = Roster(old, state.expansions).names
+    before = StepIndex(old, state.expansions).names
     letters = dict(zip(before, state.codes, strict=True))
     tries = dict(zip(before, decode_tries(state.tries) or [0] * len(before), strict=True))
     changed = frozenset(changed)
@@ -209,7 +209,7 @@ def carry_over(
         if old.nodes[number].id in kept_steps and new.nodes[new.index[old.nodes[number].id]].template
     )
     spread = {new.nodes[number].id for number, _ in expansions}
-    names = Roster(new, expansions).names
+    names = StepIndex(new, expansions).names
     known_steps = kept_steps.union(names[len(new.nodes) :])
     codes = [
         code.EXPANDED

@@ -8,7 +8,7 @@ from typing import Final
 from tightloop.plan.child import StepStatus
 from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import Graph, Node
-from tightloop.plan.engine.revision import Roster
+from tightloop.plan.engine.revision import StepIndex
 from tightloop.plan.engine.state import STATUS_OF, ScheduleState, decode_tries, encode_tries
 from tightloop.plan.engine.verdicts import GOOD, OPEN, Verdicts
 from tightloop.plan.step import Access
@@ -111,27 +111,27 @@ class Schedule:
 
     def __len__(self) -> int:
         """Return the number of steps, including templates and their instances."""
-        return len(self._roster)
+        return len(self._index)
 
     def node(self, number: int) -> Node:
         """Return the definition of a step; an instance has that of its template."""
-        return self._roster.node(number)
+        return self._index.node(number)
 
     def name(self, number: int) -> str:
         """Return the step id; instances of `look-*` are `look-1`, `look-2` ..."""
-        return self._roster.names[number]
+        return self._index.names[number]
 
     def find(self, name: str) -> int | None:
         """Return the number of the step with this id, or None."""
-        return self._roster.find(name)
+        return self._index.find(name)
 
     def template(self, number: int) -> tuple[str, int] | None:
         """Return the template id and the item index of an instance, or None for any other step."""
-        return (self.node(number).id, self._roster.item[number]) if self._roster.is_instance(number) else None
+        return (self.node(number).id, self._index.item[number]) if self._index.is_instance(number) else None
 
     def is_expanded(self, number: int) -> bool:
         """Return whether this is an expanded template; its instances count instead of it."""
-        return self._roster.instances(number) is not None
+        return self._index.instances(number) is not None
 
     def status(self, number: int) -> StepStatus:
         """Return the status of the step."""
@@ -190,7 +190,7 @@ class Schedule:
         return ScheduleState(
             codes=self.codes(),
             tries=encode_tries(self._tries),
-            expansions=tuple(self._roster.expansions),
+            expansions=tuple(self._index.expansions),
             lengths=dict(self._lengths),
             chosen={self.graph.nodes[number].id: ids for number, ids in self._chosen.items()},
         )
@@ -239,7 +239,7 @@ class Schedule:
         if status is StepStatus.SKIPPED:
             self._end(number, code.SKIPPED)
             return
-        origin, is_instance = self._roster.origin[number], self._roster.is_instance(number)
+        origin, is_instance = self._index.origin[number], self._index.is_instance(number)
         node = self.graph.nodes[origin]
         if selected_steps is not None and node.choices:
             # The instances of a template choose together: each adds to the choices of the others.
@@ -277,8 +277,8 @@ class Schedule:
         """
         later = self._codes[number] == code.LATER
         self._set(number, code.PENDING if later else code.AGAIN)
-        if later and not self._roster.is_instance(number):
-            self._spread([number])
+        if later and not self._index.is_instance(number):
+            self._propagate([number])
         else:
             self._enqueue(number)
 
@@ -292,7 +292,7 @@ class Schedule:
         # The answer may be late or repeated: a template that is no longer held must not expand twice.
         if self.held.pop(number, None) is not None:
             self._set(number, self._grow(number, count))
-            self._spread([number])
+            self._propagate([number])
 
     def reopen(self, number: int) -> None:
         """Let a settled step run again, and reopen the skipped and blocked steps after it.
@@ -300,9 +300,9 @@ class Schedule:
         For an expanded template, its failed instances run again. Linear in nodes and edges.
         """
         codes = list(self._codes)
-        inside = self._roster.instances(number)
+        inside = self._index.instances(number)
         again = [number] if inside is None else [instance for instance in inside if codes[instance] in _FAILED]
-        for follower in (step for root in again for step in self._behind(root)):
+        for follower in (step for root in again for step in self._find_affected(root)):
             codes[follower] = code.EXPANDED if self.is_expanded(follower) else code.PENDING
         for root in again:
             codes[root] = code.PENDING
@@ -323,7 +323,7 @@ class Schedule:
         size = len(self.graph.nodes)
         self.held.clear()
         self._queue = ReadyQueue()
-        self._roster = Roster(self.graph, state.expansions)
+        self._index = StepIndex(self.graph, state.expansions)
         self._codes = list(state.codes) or [code.initial_code(node.kind) for node in self.graph.nodes]
         self._tries = decode_tries(state.tries) or [0] * size
         self._lengths = dict(state.lengths)
@@ -331,7 +331,7 @@ class Schedule:
         # A revision may have removed the decision.
         self._chosen = {index[name]: ids for name, ids in state.chosen.items() if name in index}
         self._tally = dict.fromkeys(STATUS_OF, 0)
-        self._verdicts = Verdicts(self.graph, self._roster, self._codes, self._chosen)
+        self._verdicts = Verdicts(self.graph, self._index, self._codes, self._chosen)
         for number, letter in enumerate(self._codes):
             if not self.is_expanded(number):
                 self._tally[letter] += 1
@@ -341,8 +341,8 @@ class Schedule:
                 self._verdicts.mark_failed_over(number)
         # Only after all codes are set: the meaning of a step may depend on any other.
         for number in range(len(self._codes)):
-            self._spread([number])
-            is_instance = self._roster.is_instance(number)
+            self._propagate([number])
+            is_instance = self._index.is_instance(number)
             # `_spread` starts steps whose needs allow it; these two have passed that test already.
             if self._codes[number] == code.AGAIN or (is_instance and self._codes[number] == code.PENDING):
                 self._enqueue(number)
@@ -360,8 +360,8 @@ class Schedule:
         work = [number]
         if letter == code.FAILED_OVER:
             self._verdicts.mark_failed_over(number)
-            work.append(self._roster.origin[number])
-        self._spread(work)
+            work.append(self._index.origin[number])
+        self._propagate(work)
 
     def _set(self, number: int, letter: str) -> None:
         was = self._codes[number]
@@ -375,7 +375,7 @@ class Schedule:
         if letter == code.RUNNING:
             self._queue.add_running(self.node(number).access)
 
-    def _spread(self, work: list[int]) -> None:
+    def _propagate(self, work: list[int]) -> None:
         # A work list instead of recursion: a chain of thousands of steps would exceed Python's stack.
         while work:
             number = work.pop()
@@ -392,9 +392,9 @@ class Schedule:
                         self._set(number, self._grow(number, count))
                     else:
                         self.held[number] = count
-            elif letter in (code.PENDING, code.BLOCKED, code.SKIPPED) and not self._roster.is_instance(number):
+            elif letter in (code.PENDING, code.BLOCKED, code.SKIPPED) and not self._index.is_instance(number):
                 self._queue.drop(number)
-            work += self._verdicts.tell(number)
+            work += self._verdicts.propagate(number)
 
     def _grow(self, number: int, count: int) -> str:
         if count == 0:
@@ -404,20 +404,20 @@ class Schedule:
         self._tally[code.PENDING] += count
         self._codes.extend(code.PENDING * count)
         self._tries.extend([0] * count)
-        for instance in self._roster.add(number, count):
+        for instance in self._index.add(number, count):
             self._enqueue(instance)
         self._verdicts.grow(count)
         return code.EXPANDED
 
     def _enqueue(self, number: int) -> None:
         node = self.node(number)
-        self._queue.push(number, node.position * _ITEMS + self._roster.item[number], node.access)
+        self._queue.push(number, node.position * _ITEMS + self._index.item[number], node.access)
 
     def _length(self, node: Node) -> int:
         if node.source is None:
             return UNKNOWN_LENGTH if node.items is None else node.items
         source, output = node.source
-        if (instances := self._roster.instances(source)) is not None:
+        if (instances := self._index.instances(source)) is not None:
             # Failed and skipped instances have no output, so the list of outputs is shorter than the list of items.
             return sum(self._codes[instance] == code.COMPLETED for instance in instances)
         # With `join: settled` a template may start although its source failed; then there is nothing to expand.
@@ -428,13 +428,13 @@ class Schedule:
                 return self._lengths.get(f"{self.graph.nodes[stand_in].id}.{output}", UNKNOWN_LENGTH)
         return UNKNOWN_LENGTH
 
-    def _behind(self, number: int) -> list[int]:
+    def _find_affected(self, number: int) -> list[int]:
         """Return the steps that were skipped, blocked or failed because of a step."""
         followers: dict[int, None] = {}
         work = [number]
         while work:
             current = work.pop()
-            origin = self._roster.origin[current]
+            origin = self._index.origin[current]
             after = [origin] if origin != current else [*self.graph.dependents[current], *self.graph.targets(current)]
             if (alternate := self.node(current).alternate) is not None:
                 after.append(alternate)

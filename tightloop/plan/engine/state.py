@@ -99,7 +99,7 @@ def decode_tries(tries: str) -> list[int]:
 APPROVE, REJECT = "approve", "reject"
 
 
-class Tally(NamedTuple):
+class VoteResult(NamedTuple):
     """Result of counting answers. Only the last answer of each person counts."""
 
     rejection: Answer | None = None
@@ -131,7 +131,7 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
     return *(offered or (approve,)), reject
 
 
-def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) -> Tally:
+def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) -> VoteResult:
     """Return the result: a rejection by any person, or agreement of `count` different people.
 
     `answers` are in chronological order. Without `options` the answer is yes or no.
@@ -141,7 +141,7 @@ def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) ->
     named = {option.name: option for option in options}
     # A gate may define `reject` as an ordinary option that leads to other steps.
     if REJECT not in named and (rejections := [answer for answer in latest.values() if answer.option == REJECT]):
-        return Tally(rejection=rejections[0])
+        return VoteResult(rejection=rejections[0])
     votes: dict[str, list[Answer]] = {}
     for answer in latest.values():
         # Without options every answer that is not a rejection is an approval; its wording does not matter.
@@ -150,8 +150,10 @@ def tally(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) ->
     for name, group in valid.items():
         if len(group) >= count:
             reasons = "; ".join(answer.text for answer in group if answer.text)
-            return Tally(approved=True, option=named.get(name), by=tuple(vote.by for vote in group), rationale=reasons)
-    return Tally(note=_note(votes, set(valid), count, options))
+            return VoteResult(
+                approved=True, option=named.get(name), by=tuple(vote.by for vote in group), rationale=reasons
+            )
+    return VoteResult(note=_note(votes, set(valid), count, options))
 
 
 def _person(name: str) -> str:

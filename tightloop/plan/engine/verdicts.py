@@ -5,7 +5,7 @@ from typing import Final
 
 from tightloop.plan.engine import state as code
 from tightloop.plan.engine.graph import ON_CHOICE, ON_FAILURE, ON_SUCCESS, Graph
-from tightloop.plan.engine.revision import Roster
+from tightloop.plan.engine.revision import StepIndex
 from tightloop.plan.step import Join
 
 OPEN: Final = 0
@@ -26,7 +26,7 @@ _FAILED_OVER: Final = 1
 _DONE: Final = 2
 _OTHERWISE: Final = 4
 """State of a step as seen by its conditional edges: failed over, completed, settled in another way."""
-_TOLD = {
+_SIGNALS = {
     **dict.fromkeys((code.COMPLETED, code.COMPENSATED), _DONE),
     **dict.fromkeys((code.SKIPPED, code.FAILED), _OTHERWISE),
     **dict.fromkeys((code.FAILED_OVER, code.RECOVERED), _OTHERWISE | _FAILED_OVER),
@@ -37,22 +37,22 @@ class Verdicts:
     """Derives the codes of unstarted steps and of templates from counters of their sources' outcomes."""
 
     def __init__(
-        self, graph: Graph, roster: Roster, codes: Sequence[str], selected_steps: Mapping[int, Sequence[str]]
+        self, graph: Graph, roster: StepIndex, codes: Sequence[str], selected_steps: Mapping[int, Sequence[str]]
     ) -> None:
         """Start with all steps open; `codes` and `selected_steps` are shared with the owner and only read here."""
-        self._graph, self._roster, self._codes, self._chosen = graph, roster, codes, selected_steps
+        self._graph, self._index, self._codes, self._chosen = graph, roster, codes, selected_steps
         size = len(graph.nodes)
         self._means = [OPEN] * len(roster)
-        self._told = [0] * size
+        self._signals = [0] * size
         self._needs = [[0] * 5 for _ in range(size)]
         self._inside = {number: [0] * 5 for number, _ in roster.expansions}
-        self._fired = [0] * size
+        self._fired_edges = [0] * size
         # Undecided edges per step: a step whose edges are all decided without one that fired is skipped.
         self._undecided = [0] * size
         # Alternate -> failed steps whose recovery depends on it.
         self._over: dict[int, list[int]] = {}
         # Templates with a failed-over instance: the alternate of a template starts once for all instances.
-        self._spilt: dict[int, bool] = {}
+        self._failed_over_templates: dict[int, bool] = {}
         for edges in graph.edges:
             for target, _ in edges:
                 self._undecided[target] += 1
@@ -65,12 +65,12 @@ class Verdicts:
     def grow(self, count: int) -> None:
         """Add counters for the template that was expanded last."""
         self._means.extend([OPEN] * count)
-        self._inside[self._roster.expansions[-1][0]] = [0] * 5
+        self._inside[self._index.expansions[-1][0]] = [0] * 5
 
     def mark_failed_over(self, number: int) -> None:
         """Record that the step's alternate may start."""
-        node = self._roster.node(number)
-        self._spilt[self._roster.origin[number]] = True
+        node = self._index.node(number)
+        self._failed_over_templates[self._index.origin[number]] = True
         if node.recovers and node.alternate is not None:
             self._over.setdefault(node.alternate, []).append(number)
 
@@ -79,13 +79,13 @@ class Verdicts:
         letter = self._codes[number]
         if number in self._inside:
             return self._of_instances(number, letter), False
-        if letter in (code.PENDING, code.BLOCKED) and not self._roster.is_instance(number):
+        if letter in (code.PENDING, code.BLOCKED) and not self._index.is_instance(number):
             node = self._graph.nodes[number]
             counts = self._needs[number]
             is_lenient = node.join is Join.SETTLED
             all_skipped = counts[SKIPPED] == len(node.needs)
             skipped = not is_lenient and counts[SKIPPED] > 0 and (node.join is not Join.ANY or all_skipped)
-            never = self._conditional[number] and not self._fired[number] and not self._undecided[number]
+            never = self._conditional[number] and not self._fired_edges[number] and not self._undecided[number]
             if skipped or never:
                 return code.SKIPPED, False
             if (counts[BAD] or counts[HELD]) and not is_lenient:
@@ -96,16 +96,16 @@ class Verdicts:
             return code.RECOVERED, False
         return letter, False
 
-    def tell(self, number: int) -> list[int]:
+    def propagate(self, number: int) -> list[int]:
         """Propagate the step's current outcome and return the steps to re-evaluate."""
         letter = self._codes[number]
         touched: list[int] = []
         meaning = self._meaning(number, letter)
         if meaning != self._means[number]:
-            touched += self._tell_dependents(number, meaning)
+            touched += self._update_dependents(number, meaning)
         # Instances have no edges of their own: those of their template fire once for all of them.
-        if not self._roster.is_instance(number) and self._graph.edges[number]:
-            touched += self._tell_targets(number, letter)
+        if not self._index.is_instance(number) and self._graph.edges[number]:
+            touched += self._update_targets(number, letter)
         return touched
 
     def _of_instances(self, number: int, letter: str) -> str:
@@ -113,7 +113,7 @@ class Verdicts:
         if letter == code.ABANDONED:
             return letter
         counts = self._inside[number]
-        instances = self._roster.instances(number) or ()
+        instances = self._index.instances(number) or ()
         if counts[GOOD] + counts[SKIPPED] + counts[BAD] < len(instances):
             return code.EXPANDED
         if counts[BAD]:
@@ -124,7 +124,7 @@ class Verdicts:
         """Return whether all needs of a step have ended and its conditional edges let it start."""
         counts, needs = self._needs[number], self._graph.nodes[number].needs
         has_ended = counts[GOOD] + counts[SKIPPED] + counts[BAD] == len(needs)
-        return has_ended and (self._fired[number] > 0 or not self._conditional[number])
+        return has_ended and (self._fired_edges[number] > 0 or not self._conditional[number])
 
     def _meaning(self, number: int, letter: str) -> int:
         if letter == code.BLOCKED:
@@ -132,7 +132,7 @@ class Verdicts:
             return BAD if self._is_decided(number) else HELD
         if letter != code.FAILED_OVER:
             return _MEANING.get(letter, OPEN)
-        node = self._roster.node(number)
+        node = self._index.node(number)
         if not node.recovers or node.alternate is None:
             return BAD
         # A blocked alternate may still be released, so the outcome is open.
@@ -140,11 +140,11 @@ class Verdicts:
         # An alternate that was skipped has not done the work.
         return BAD if meaning == SKIPPED else meaning
 
-    def _tell_dependents(self, number: int, meaning: int) -> list[int]:
+    def _update_dependents(self, number: int, meaning: int) -> list[int]:
         # The counters are adjusted and not recounted: a join over 10 000 steps is updated 10 000 times.
         before, self._means[number] = self._means[number], meaning
-        if self._roster.is_instance(number):
-            template = self._roster.origin[number]
+        if self._index.is_instance(number):
+            template = self._index.origin[number]
             counts = self._inside[template]
             counts[before] -= 1
             counts[meaning] += 1
@@ -156,20 +156,20 @@ class Verdicts:
             counts[meaning] += 1
         return [*dependents, *self._over.get(number, ())]
 
-    def _tell_targets(self, number: int, letter: str) -> list[int]:
-        signals = _TOLD.get(letter, 0)
-        if number in self._inside and self._spilt.get(number):
+    def _update_targets(self, number: int, letter: str) -> list[int]:
+        signals = _SIGNALS.get(letter, 0)
+        if number in self._inside and self._failed_over_templates.get(number):
             signals |= _FAILED_OVER
-        before = self._told[number]
+        before = self._signals[number]
         if signals == before:
             return []
-        self._told[number] = signals
+        self._signals[number] = signals
         selected_steps = self._chosen.get(number, ())
         touched: list[int] = []
         for target, bits in self._graph.edges[number]:
             picked = bits & ON_CHOICE and self._graph.nodes[target].id in selected_steps
             was, now = _fires(before, bits, picked=bool(picked)), _fires(signals, bits, picked=bool(picked))
-            self._fired[target] += now - was
+            self._fired_edges[target] += now - was
             # As a difference, because signals add up: a template fails over before it ends.
             self._undecided[target] -= _count_decisions(signals, now) - _count_decisions(before, was)
             touched.append(target)

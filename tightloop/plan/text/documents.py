@@ -39,7 +39,7 @@ class _Reader:
 
     def __init__(self, text: str, slips: list[TextError]) -> None:
         self._text = text
-        self._slips = slips
+        self._errors = slips
         self._lines = [0, *(newline.end() for newline in re.finditer("\n", text))]
 
     def read(self) -> Any:
@@ -52,8 +52,8 @@ class _Reader:
         line = bisect_right(self._lines, offset)
         return Position(line, offset - self._lines[line - 1] + 1)
 
-    def _slip(self, message: str, offset: int, suggestion: str) -> None:
-        self._slips.append(TextError(message, self._position(offset), suggestion))
+    def _add_error(self, message: str, offset: int, suggestion: str) -> None:
+        self._errors.append(TextError(message, self._position(offset), suggestion))
 
     def _skip(self, offset: int) -> int:
         while True:
@@ -62,7 +62,7 @@ class _Reader:
             comment = _COMMENT.match(self._text, offset)
             if comment is None:
                 return offset
-            self._slip("JSON has no comments", offset, "Remove it, or write the plan as YAML")
+            self._add_error("JSON has no comments", offset, "Remove it, or write the plan as YAML")
             offset = comment.end()
 
     def _peek(self, offset: int) -> str:
@@ -99,9 +99,9 @@ class _Reader:
         if self._peek(offset) == ",":
             comma, offset = offset, self._skip(offset + 1)
             if self._peek(offset) == closing:
-                self._slip(f"a comma before '{closing}'", comma, "Remove the comma")
+                self._add_error(f"a comma before '{closing}'", comma, "Remove the comma")
         elif self._peek(offset) not in ("", "]", "}"):
-            self._slip("a comma is missing", end, "Add `,`")
+            self._add_error("a comma is missing", end, "Add `,`")
             # Skip a separator that was typed instead of the comma.
             offset += self._peek(offset) in ":;"
         return offset
@@ -112,10 +112,10 @@ class _Reader:
             key, offset = self._string(offset)
         elif single := _SINGLE.match(self._text, offset):
             key, offset = single[1], single.end()
-            self._slip("JSON has no single quotes", start, f'Write `"{key}"`')
+            self._add_error("JSON has no single quotes", start, f'Write `"{key}"`')
         elif match := _WORD.match(self._text, offset):
             key, offset = match[0], match.end()
-            self._slip(f"the name {key[:60]} is not in quotes", start, f'Write `"{key[:60]}"`')
+            self._add_error(f"the name {key[:60]} is not in quotes", start, f'Write `"{key[:60]}"`')
         else:
             raise TextError("the name of a field is missing", self._position(offset), 'Write `"name": value`')
         colon = self._skip(offset)
@@ -127,7 +127,7 @@ class _Reader:
         if self._peek(offset) == '"':
             return self._string(offset)
         if single := _SINGLE.match(self._text, offset):
-            self._slip("JSON has no single quotes", offset, f'Write `"{single[1][:60]}"`')
+            self._add_error("JSON has no single quotes", offset, f'Write `"{single[1][:60]}"`')
             return single[1], single.end()
         match = _WORD.match(self._text, offset)
         if match is None:
@@ -141,9 +141,11 @@ class _Reader:
             return value, match.end()
         literal = match[0][:60]
         if literal in _PYTHON:
-            self._slip(f"'{literal}' is not JSON", offset, f"Write `{json.dumps(_PYTHON[literal])}`")
+            self._add_error(f"'{literal}' is not JSON", offset, f"Write `{json.dumps(_PYTHON[literal])}`")
             return _PYTHON[literal], match.end()
-        self._slip(f"'{literal}' is not a JSON value", offset, f'Write a number, or a text in quotes: `"{literal}"`')
+        self._add_error(
+            f"'{literal}' is not a JSON value", offset, f'Write a number, or a text in quotes: `"{literal}"`'
+        )
         # A placeholder, so that the rest of the text is read and its errors are reported too.
         return None, match.end()
 

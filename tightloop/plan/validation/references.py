@@ -10,7 +10,7 @@ from tightloop.plan.commands import find_entry_fault, judge_url
 from tightloop.plan.document import Policy
 from tightloop.plan.expression import parse_expression
 from tightloop.plan.guard import UNREVIEWED, pattern_lists
-from tightloop.plan.reference import Piece, is_one_reference, scan
+from tightloop.plan.reference import Segment, is_one_reference, scan
 from tightloop.plan.step import ACTIONS, RESERVED_IDS, Capability, Step, StepKind, walk
 from tightloop.plan.text.located import Path, texts
 from tightloop.plan.validation.edges import Edges, Report, Scope, named_step
@@ -113,7 +113,7 @@ class _Reader:
             self._report_syntax_error(path, text, error, "expression" if expression else "text")
         if expression and not wrong:
             self._expression(path, text)
-        for name in dict.fromkeys(part.text for part in parts if isinstance(part, Piece) and part.is_reference):
+        for name in dict.fromkeys(part.text for part in parts if isinstance(part, Segment) and part.is_reference):
             self._name(path, name, text)
 
     def _expression(self, path: Path, text: str) -> None:
@@ -178,7 +178,7 @@ class _Reader:
         hint = self._scope.report.closest(".".join(parts[:-1]) or name, known_names, but=self._step.id)
         if path[:2] == ("shell", "run") and len(parts) == 1:
             hint = f"Write $${{{name}}} for the shell's own variable"
-        self._tell("unknown-reference", path, f"'${{{name}}}' names neither a step nor a value", hint, (name, text))
+        self._report("unknown-reference", path, f"'${{{name}}}' names neither a step nor a value", hint, (name, text))
 
     def _step_output(self, path: Path, name: str, target: tuple[int, list[str]], text: str) -> None:
         other, rest = target
@@ -186,30 +186,30 @@ class _Reader:
         # A compensation runs after the step and may use its outputs.
         if other == self._place and path[0] != "compensate":
             hint = "Write `${outputs.<name>}`, `${exit_code}` or `${status}` for its own results"
-            self._tell("own-reference", path, f"'${{{name}}}' refers to the step itself", hint, (name, text))
+            self._report("own-reference", path, f"'${{{name}}}' refers to the step itself", hint, (name, text))
             return
         if other != self._place and not self._before >> other & 1:
             message = f"'${{{name}}}' is used, but '{self._step.id}' does not need '{source.id}'"
-            self._tell("not-needed", path, message, f"Add '{source.id}' to its needs", (name, text))
+            self._report("not-needed", path, message, f"Add '{source.id}' to its needs", (name, text))
         if not rest:
             hint = f"Write `${{{source.id}.{next(iter(sorted(_outputs(source))), 'output')}}}`"
-            self._tell("no-output", path, f"'${{{name}}}' names a step, not one of its outputs", hint, (name, text))
+            self._report("no-output", path, f"'${{{name}}}' names a step, not one of its outputs", hint, (name, text))
         elif results_of(source) is not None and rest[0] not in _outputs(source):
             hint = self._scope.report.closest(rest[0], _outputs(source)) or f"Declare it in `outputs` of '{source.id}'"
-            self._tell("unknown-output", path, f"'{source.id}' has no output '{rest[0]}'", hint, (name, text))
+            self._report("unknown-output", path, f"'{source.id}' has no output '{rest[0]}'", hint, (name, text))
 
     def _check_reserved_name(self, path: Path, parts: list[str], text: str) -> None:
         head, name = parts[0], ".".join(parts)
         if head == "item" and self._step.for_each is None:
             hint = "Use it in a step with `for_each`"
-            self._tell("item", path, f"'${{{name}}}' is available in templates only", hint, (name, text))
+            self._report("item", path, f"'${{{name}}}' is available in templates only", hint, (name, text))
         elif head == "exit_code" and path[0] in AFTER and self._lacks_exit_code():
             message = f"'{self._step.id}' has no exit code: only `shell` has one"
-            self._tell("unknown-output", path, message, "Use `${status}` or `${outputs.<name>}`", (name, text))
+            self._report("unknown-output", path, message, "Use `${status}` or `${outputs.<name>}`", (name, text))
         elif head in OWN and path[0] in BEFORE and path[0] != "gate":
             hint = f"Write $${{{name}}} for the shell's own variable" if path[0] == "shell" else "Use it in `expect`"
             message = f"'${{{name}}}' is the step's own result, which is not known before it acts"
-            self._tell("own-result", path, message, hint, (name, text))
+            self._report("own-result", path, message, hint, (name, text))
         names = {"inputs": self._step.inputs, "plan": self._scope.inputs, "hypotheses": self._hypotheses}.get(head)
         if head == "outputs" and results_of(self._step) is not None:
             names = _outputs(self._step)
@@ -221,12 +221,12 @@ class _Reader:
                 head, "the plan has no hypothesis"
             )
             hint = self._scope.report.closest(parts[-1], names) or "Declare it"
-            self._tell("unknown-input", path, f"{owner} '{'.'.join(parts[1:])}'", hint, (name, text))
+            self._report("unknown-input", path, f"{owner} '{'.'.join(parts[1:])}'", hint, (name, text))
 
     def _lacks_exit_code(self) -> bool:
         return results_of(self._step) is not None and "exit_code" not in _outputs(self._step)
 
-    def _tell(self, code: str, path: Path, message: str, suggestion: str, reference: tuple[str, str]) -> None:
+    def _report(self, code: str, path: Path, message: str, suggestion: str, reference: tuple[str, str]) -> None:
         name, text = reference
         # Not found if it is written with blanks, as in `${ name }`; then point to the start of the text.
         offset = max(text.find("${" + name), 0)

@@ -8,7 +8,7 @@ from typing import Any
 from tightloop.errors import ExpressionError, Problem, Severity, did_you_mean
 from tightloop.plan.guard import judge_changes, judge_command_of_plan
 from tightloop.plan.reference import (
-    Placed,
+    CommandSegment,
     as_operand,
     find_place_faults,
     not_a_number,
@@ -20,7 +20,7 @@ from tightloop.plan.text.located import Path
 from tightloop.plan.text.reading import ReadPlan, read_parts
 from tightloop.plan.validation.edges import Scope, find_repeats
 from tightloop.plan.validation.references import find_value_faults
-from tightloop.safety.commands.effects import PLACEHOLDER, Place
+from tightloop.safety.commands.effects import PLACEHOLDER, QuotingContext
 from tightloop.safety.commands.rules import read_scripts
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import Verdict
@@ -313,7 +313,7 @@ def check_commands(scope: Scope, index: int) -> None:
             at = (_as_written(scope, index, path, text), part.offset)
             scope.report.within("here-document", scope.at(index, *path), at, f"'{step.id}': {message}", hint)
         for part in placed:
-            if part.piece.is_reference and part.context.context is Place.ARITHMETIC:
+            if part.piece.is_reference and part.context.context is QuotingContext.ARITHMETIC:
                 _check_operand(scope, index, (path, text), part)
 
 
@@ -353,7 +353,7 @@ def _as_written(scope: Scope, index: int, path: Path, text: str) -> str:
     return node if isinstance(node, str) and node == text else text
 
 
-def _check_operand(scope: Scope, index: int, where: tuple[Path, str], part: Placed) -> None:
+def _check_operand(scope: Scope, index: int, where: tuple[Path, str], part: CommandSegment) -> None:
     """Report a known value that shell arithmetic cannot use."""
     path, text = where
     step, name = scope.steps[index], part.piece.text
@@ -407,7 +407,7 @@ def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Proble
     problems = []
     for path, file in _files(read.plan.steps, ("steps",)):
         # Normalised, because `./a.yaml` and `a.yaml` are the same file.
-        way = _way_back((normpath(plan_file), normpath(file)), includes, load)
+        way = _find_cycle((normpath(plan_file), normpath(file)), includes, load)
         if way:
             message = f"the plan includes itself: {' -> '.join(way)}"
             hint = "Remove one of these steps, or name another file"
@@ -481,7 +481,7 @@ def _places(read: ReadPlan) -> Iterator[tuple[Path, str, str, bool]]:
 
 
 def _steps(steps: tuple[Step, ...], path: Path, *, begin: bool = True) -> Iterator[tuple[Path, Step, bool]]:
-    behind_a_writer = _behind_writers(steps)
+    behind_a_writer = _find_steps_after_writers(steps)
     for number, step in enumerate(steps):
         is_first = begin and step.id not in behind_a_writer
         yield (*path, number), step, is_first
@@ -489,7 +489,7 @@ def _steps(steps: tuple[Step, ...], path: Path, *, begin: bool = True) -> Iterat
             yield from _steps(inner.steps, (*path, number, *inner.path), begin=is_first)
 
 
-def _behind_writers(steps: tuple[Step, ...]) -> set[str]:
+def _find_steps_after_writers(steps: tuple[Step, ...]) -> set[str]:
     """Return the steps that start after a writing step."""
     behind: defaultdict[str, list[str]] = defaultdict(list)
     for step in steps:
@@ -505,7 +505,7 @@ def _behind_writers(steps: tuple[Step, ...]) -> set[str]:
     return reached
 
 
-def _way_back(way: tuple[str, ...], includes: dict[str, tuple[str, ...]], load: Load) -> tuple[str, ...]:
+def _find_cycle(way: tuple[str, ...], includes: dict[str, tuple[str, ...]], load: Load) -> tuple[str, ...]:
     if way[-1] in way[:-1]:
         return way[way.index(way[-1]) :]
     if way[-1] not in includes:
@@ -516,7 +516,7 @@ def _way_back(way: tuple[str, ...], includes: dict[str, tuple[str, ...]], load: 
         named = (normpath(file) for _, file in _files(read.plan.steps, ())) if read else ()
         includes[way[-1]] = tuple(dict.fromkeys(named))
     for file in includes[way[-1]]:
-        if back := _way_back((*way, file), includes, load):
+        if back := _find_cycle((*way, file), includes, load):
             return back
     # No cycle through this file: skip it the next time.
     includes[way[-1]] = ()

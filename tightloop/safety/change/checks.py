@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from tightloop.safety.change.patch import FilePatch, Line, Lines
-from tightloop.safety.change.reading import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS, Reading, Seen
+from tightloop.safety.change.reading import EXAMPLE, GENERATED, PATTERNS, TEST, WORDS, FileView, ScanContext
 from tightloop.safety.rubric import Finding, Rubric
 from tightloop.safety.scope import outside
 from tightloop.value import format_count
@@ -17,13 +17,13 @@ def _names(pattern: re.Pattern[str], lines: Lines) -> list[str]:
     return [next(group for group in match.groups() if group) for text in lines.texts if (match := pattern.match(text))]
 
 
-def tests_kept(view: Seen) -> Iterator[Finding]:
+def tests_kept(view: FileView) -> Iterator[Finding]:
     """Yield findings for removed tests whose subject remains, skipped tests and weakened assertions."""
     if not TEST.search(view.file.path) or PATTERNS["test_data"].search(view.file.path):
         return
     removed = _names(PATTERNS["test_name"], view.file.removed)
     if removed:
-        gone_sources, tests_now = view.reading.once(_gone_sources), view.reading.once(_tests_now)
+        gone_sources, tests_now = view.reading.compute_once(_gone_sources), view.reading.compute_once(_tests_now)
         missing = [name for name in removed if name not in tests_now]
         removed_names = frozenset(removed)
         renamed = sum(name not in removed_names for name in _names(PATTERNS["test_name"], view.file.added))
@@ -31,7 +31,7 @@ def tests_kept(view: Seen) -> Iterator[Finding]:
         bodies = _bodies(view.file.removed)
         with_feature = 0
         for name in missing:
-            view.reading.watch.look()
+            view.reading.deadline.check_time()
             bare = re.sub(r"\W+", "_", name.lower())
             # Names of one or two letters occur in too many words to identify a source.
             is_named = any(source in bare for source in gone_sources if len(source) > 2)
@@ -40,20 +40,20 @@ def tests_kept(view: Seen) -> Iterator[Finding]:
         left = len(missing) - with_feature - renamed
         merged = renamed > 0 and any(PATTERNS["test_table"].search(text) for text in view.new_lines.texts)
         if left > 0 and not merged and stem not in gone_sources:
-            yield view.tell(
+            yield view.make_finding(
                 "tests_removed", None, f"{format_count(len(missing), 'test')} removed: {', '.join(missing[:4])}"
             )
-    for line in view.near(WORDS["skip"]):
+    for line in view.find_lines(WORDS["skip"]):
         guarded = PATTERNS["skip_with_condition"].search(line.text) or (
             PATTERNS["skip_call"].search(line.text) and _has_condition(view.file, line)
         )
         if PATTERNS["skip"].search(line.text) and not guarded:
-            yield view.tell("tests_skipped", line)
+            yield view.make_finding("tests_skipped", line)
     if not view.file.deleted and not removed:
         yield from _asserts(view)
 
 
-def _gone_sources(reading: Reading) -> frozenset[str]:
+def _gone_sources(reading: ScanContext) -> frozenset[str]:
     """Return the names that the change removes from the tested code, in lower case."""
     sources = [file for file in reading.change.files if not TEST.search(file.path)]
     removed_names = {
@@ -65,7 +65,7 @@ def _gone_sources(reading: Reading) -> frozenset[str]:
     return frozenset(removed_names | {file.name.partition(".")[0].lower() for file in sources if file.deleted})
 
 
-def _tests_now(reading: Reading) -> frozenset[str]:
+def _tests_now(reading: ScanContext) -> frozenset[str]:
     return frozenset(name for file in reading.change.files for name in _names(PATTERNS["test_name"], file.added))
 
 
@@ -87,10 +87,10 @@ def _has_condition(file: FilePatch, line: Line) -> bool:
     return bool(re.search(r"^\s*(?:if|elif|except|unless|else)\b", before) or re.match(r"\s*if\b", line.text))
 
 
-def _asserts(view: Seen) -> Iterator[Finding]:
-    for line in view.near(WORDS["assert"]):
+def _asserts(view: FileView) -> Iterator[Finding]:
+    for line in view.find_lines(WORDS["assert"]):
         if PATTERNS["empty"].match(line.text):
-            yield view.tell("assertions_weakened", line)
+            yield view.make_finding("assertions_weakened", line)
             return
     lost = list(_asserting(view, view.file.removed))
     if not lost:
@@ -99,11 +99,11 @@ def _asserts(view: Seen) -> Iterator[Finding]:
     # One assertion fewer is usual when two are combined.
     if len(lost) - len(added) >= 2 or (not added and len(lost) == 1 and not view.new_lines):
         text = f"{format_count(len(lost), 'assertion')} removed, {len(added)} added: {lost[0].text}"
-        yield view.tell("assertions_weakened", lost[0], text)
+        yield view.make_finding("assertions_weakened", lost[0], text)
 
 
-def _asserting(view: Seen, lines: Lines) -> Iterator[Line]:
-    for line in view.among(lines, WORDS["assert"]):
+def _asserting(view: FileView, lines: Lines) -> Iterator[Line]:
+    for line in view.search_lines(lines, WORDS["assert"]):
         if PATTERNS["assert"].search(line.text) and not line.text.lstrip().startswith(("#", "//")):
             yield line
 
@@ -113,79 +113,79 @@ def _kind(tool: str) -> bool:
     return PATTERNS["test_runner"].fullmatch(tool) is not None
 
 
-def ci_kept(view: Seen) -> Iterator[Finding]:
+def ci_kept(view: FileView) -> Iterator[Finding]:
     """Yield findings for weakened, removed or unrequested changes in CI and git hooks."""
     path = view.file.path
     if not (PATTERNS["ci_path"].search(path) or PATTERNS["hook_path"].search(path)):
         return
     if view.file.deleted:
-        yield view.tell("ci_removed", None, "the file was deleted")
+        yield view.make_finding("ci_removed", None, "the file was deleted")
         return
     for line in view.all_fresh():
         if PATTERNS["weak_ci"].search(line.text):
-            yield view.tell("checks_weakened", line)
+            yield view.make_finding("checks_weakened", line)
     added_text = " ".join(text for text in view.file.added.texts if not text.lstrip().startswith("#"))
     before = {tool for text in view.file.removed.texts for tool in PATTERNS["check_tool"].findall(text)}
     new_kinds = {_kind(tool) for tool in PATTERNS["check_tool"].findall(added_text) if tool not in before}
     replaced = {tool for tool in before if tool in added_text or _kind(tool) in new_kinds}
     dropped = [
         line
-        for line in view.reading.watch.each(view.file.removed, range(len(view.file.removed)))
+        for line in view.reading.deadline.iterate_lines(view.file.removed, range(len(view.file.removed)))
         if (tools := PATTERNS["check_tool"].findall(line.text))
         and not line.text.lstrip().startswith("#")
         and replaced.isdisjoint(tools)
     ]
     if dropped:
-        yield view.tell("checks_weakened", dropped[0], f"a check was removed: {dropped[0].text.strip()}")
+        yield view.make_finding("checks_weakened", dropped[0], f"a check was removed: {dropped[0].text.strip()}")
         return
     scope = view.change.scope
     if not PATTERNS["ci_words"].search(view.change.goal) and (not scope or outside(scope, [path])):
         added, removed = len(view.file.added), len(view.file.removed)
         text = f"{format_count(added, 'line')} added, {removed} removed, and neither the goal nor the scope mentions it"
-        yield view.tell("ci_changed", None, text)
+        yield view.make_finding("ci_changed", None, text)
 
 
-def configs_kept(view: Seen) -> Iterator[Finding]:
+def configs_kept(view: FileView) -> Iterator[Finding]:
     """Yield findings for loosened thresholds and switches of checks."""
     path, threshold = view.file.path, PATTERNS["threshold"]
     # A new file cannot loosen what was checked before.
     if view.file.new or not PATTERNS["config_file"].search(path) or PATTERNS["ci_path"].search(path):
         return
     before = {match[1]: float(match[2]) for text in view.file.removed.texts for match in threshold.finditer(text)}
-    for line in view.near(WORDS["config"]):
+    for line in view.find_lines(WORDS["config"]):
         match = threshold.search(line.text)
         was, now = (before[match[1]], float(match[2])) if match and match[1] in before else (0.0, 0.0)
         # A complexity limit is weakened upwards, all others downwards.
         if match and now != was and (now > was) == ("complexity" in match[1]):
-            yield view.tell("checks_weakened", line, f"{match[1]} was {was:g}, is now {match[2]}")
+            yield view.make_finding("checks_weakened", line, f"{match[1]} was {was:g}, is now {match[2]}")
         excludes = PATTERNS["addopts"].search(line.text) and PATTERNS["config_of_tests"].search(path)
         if PATTERNS["strict_off"].search(line.text) or excludes:
-            yield view.tell("checks_weakened", line)
+            yield view.make_finding("checks_weakened", line)
         in_recipe = view.file.name == "Makefile" and PATTERNS["ignored_failure"].search(line.text)
         if in_recipe and PATTERNS["check_tool"].search(line.text):
-            yield view.tell("checks_weakened", line)
+            yield view.make_finding("checks_weakened", line)
 
 
-def suppressions(files: list[Seen], rubric: Rubric) -> Iterator[Finding]:
+def suppressions(files: list[FileView], rubric: Rubric) -> Iterator[Finding]:
     """Yield findings for excessive suppression comments and for files that are silenced as a whole."""
-    added: list[tuple[Seen, Line]] = []
+    added: list[tuple[FileView, Line]] = []
     looked_at = [view for view in files if not (GENERATED.search(view.file.path) or EXAMPLE.search(view.file.path))]
     for view in looked_at:
         before: frozenset[str] | None = None
-        for line in view.among(view.file.added, view.reading.live(WORDS["silence"])):
+        for line in view.search_lines(view.file.added, view.reading.find_present_terms(WORDS["silence"])):
             if PATTERNS["silence"].search(line.text):
                 added.append((view, line))
             if PATTERNS["silence_file"].match(line.text):
                 before = frozenset(view.file.removed.texts) if before is None else before
                 if line.text not in before:
-                    yield view.tell("checks_weakened", line)
+                    yield view.make_finding("checks_weakened", line)
     added_lines = sum(len(view.file.added) for view in files)
     least = max(rubric.suppressions, added_lines // LINES_A_SUPPRESSION)
     if not added or len(added) < least:
         return
-    taken_out = (line for view in looked_at for line in view.among(view.file.removed, WORDS["silence"]))
+    taken_out = (line for view in looked_at for line in view.search_lines(view.file.removed, WORDS["silence"]))
     removed = sum(bool(PATTERNS["silence"].search(line.text)) for line in taken_out)
     if len(added) - removed >= least:
         view, line = added[0]
         text = f"{len(added)} comments that silence checks added, {removed} removed, such as {line.text.strip()}"
-        yield view.tell("checks_silenced", line, text)
+        yield view.make_finding("checks_silenced", line, text)

@@ -76,7 +76,7 @@ class Lines(Sequence[Line]):
     def select(self, places: Sequence[int]) -> "Lines":
         return Lines([self.texts[at] for at in places], lambda: [self.numbers[at] for at in places])
 
-    def near(self, terms: Iterable[str]) -> Iterator[int]:
+    def find_lines(self, terms: Iterable[str]) -> Iterator[int]:
         """Yield the positions of the lines that contain one of the words, ignoring case, word by word.
 
         The words must be in lower case. A line with two of them occurs twice.

@@ -12,7 +12,7 @@ from tightloop.safety.commands.rules import check_script, may_violate
 from tightloop.safety.commands.shell import plain
 from tightloop.safety.rubric import Finding, Verdict, Violation, make_finding
 from tightloop.safety.scope import read_tables
-from tightloop.value.scrub import marks
+from tightloop.value.scrub import find_secrets
 from tightloop.value.toml import read_toml
 
 PATTERNS, WORDS, VIOLATIONS = read_tables(read_toml("tightloop.safety.change", "rules.toml"))
@@ -31,8 +31,8 @@ BETWEEN_FILES = "\n" * 8
 """Separator longer than any rule of the scrubber can span."""
 PART_CHARACTERS = 16_000
 """Length of text that is scrubbed between two looks at the clock."""
-LINES_A_LOOK = 16
-PLACES_A_LOOK = 1_000
+LINES_PER_CHECK = 16
+POSITIONS_PER_CHECK = 1_000
 LONG_CHARACTERS = 300
 """The clock is always checked before longer lines."""
 
@@ -43,7 +43,7 @@ class OutOfTimeError(Exception):
     """The time for reading is over. Caught by the reader of the change."""
 
 
-class Watch:
+class Deadline:
     """Time limit for reading; unlimited by default."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
@@ -58,87 +58,87 @@ class Watch:
         self._share = share
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self._clock() - self._begun > self._bound_s * self._share
 
-    def look(self) -> None:
+    def check_time(self) -> None:
         """Check the time.
 
         Raises:
             OutOfTimeError: the time is spent.
         """
-        if self.over:
+        if self.is_over:
             raise OutOfTimeError
 
-    def near(self, lines: Lines, terms: tuple[str, ...]) -> list[int]:
+    def find_lines(self, lines: Lines, terms: tuple[str, ...]) -> list[int]:
         """Return the positions of the lines that contain one of the words, in order; raises as `look` does."""
         places: set[int] = set()
-        for count, position in enumerate(lines.near(terms)):
-            if count % PLACES_A_LOOK == 0:
-                self.look()
+        for count, position in enumerate(lines.find_lines(terms)):
+            if count % POSITIONS_PER_CHECK == 0:
+                self.check_time()
             places.add(position)
         return sorted(places)
 
-    def each(self, lines: Lines, places: list[int] | range) -> Iterator[Line]:
+    def iterate_lines(self, lines: Lines, places: list[int] | range) -> Iterator[Line]:
         """Yield the lines at these positions; raises as `look` does."""
         for count, at in enumerate(places):
-            if count % LINES_A_LOOK == 0 or len(lines.texts[at]) > LONG_CHARACTERS:
-                self.look()
+            if count % LINES_PER_CHECK == 0 or len(lines.texts[at]) > LONG_CHARACTERS:
+                self.check_time()
             yield Line(lines.numbers[at], lines.texts[at])
 
 
-class Marked(NamedTuple):
+class MarkedLine(NamedTuple):
     """Line with the kinds of its scrubber matches."""
 
     position: int
     kinds: frozenset[str]
 
 
-class Reading:
+class ScanContext:
     """A change with cached derived data."""
 
-    def __init__(self, change: Change, watch: Watch) -> None:
+    def __init__(self, change: Change, watch: Deadline) -> None:
         self.change = change
-        self.watch = watch
-        self._made: dict[Hashable, Any] = {}
+        self.deadline = watch
+        self._cache: dict[Hashable, Any] = {}
 
-    def once(self, make: Callable[["Reading"], T]) -> T:
+    def compute_once(self, make: Callable[["ScanContext"], T]) -> T:
         """Return the result of a function of the change, computed once."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        result: T = self._made[make]
+        if make not in self._cache:
+            self._cache[make] = make(self)
+        result: T = self._cache[make]
         return result
 
-    def live(self, terms: tuple[str, ...]) -> tuple[str, ...]:
+    def find_present_terms(self, terms: tuple[str, ...]) -> tuple[str, ...]:
         """Return the words that occur anywhere in the added lines."""
-        if terms not in self._made:
+        if terms not in self._cache:
             # Most words of most rules occur nowhere in a change, so they are not searched in each file.
-            text = self.once(_join_added_lines)
-            self._made[terms] = tuple(term for term in terms if term in text)
-        live: tuple[str, ...] = self._made[terms]
+            text = self.compute_once(_join_added_lines)
+            self._cache[terms] = tuple(term for term in terms if term in text)
+        live: tuple[str, ...] = self._cache[terms]
         return live
 
-    def view_file(self, file: FilePatch) -> "Seen":
+    def view_file(self, file: FilePatch) -> "FileView":
         """Return the view of a file for the rules."""
-        removed_lines = self.once(_find_removed_lines)
+        removed_lines = self.compute_once(_find_removed_lines)
         stripped = file.added.stripped
         places = [at for at, text in enumerate(stripped) if text and text not in removed_lines]
-        return Seen(self, file, file.added if len(places) == len(stripped) else file.added.select(places))
+        return FileView(self, file, file.added if len(places) == len(stripped) else file.added.select(places))
 
 
-def _find_removed_lines(reading: Reading) -> frozenset[str]:
+def _find_removed_lines(reading: ScanContext) -> frozenset[str]:
     """Return the lines removed anywhere: a moved line is not new."""
     return frozenset(text for file in reading.change.files for text in file.removed.stripped)
 
 
-def _join_added_lines(reading: Reading) -> str:
+def _join_added_lines(reading: ScanContext) -> str:
     return "\n".join(file.added.folded for file in reading.change.files if file.added)
 
 
-class Seen(NamedTuple):
+class FileView(NamedTuple):
     """View of one file for the rules."""
 
-    reading: Reading
+    reading: ScanContext
     file: FilePatch
     new_lines: Lines
     """Added lines that existed nowhere before."""
@@ -147,29 +147,29 @@ class Seen(NamedTuple):
     def change(self) -> Change:
         return self.reading.change
 
-    def near(self, terms: tuple[str, ...]) -> Iterator[Line]:
+    def find_lines(self, terms: tuple[str, ...]) -> Iterator[Line]:
         """Yield the fresh lines that contain one of the words (in lower case), as long as there is time."""
-        return self.among(self.new_lines, self.reading.live(terms))
+        return self.search_lines(self.new_lines, self.reading.find_present_terms(terms))
 
-    def among(self, lines: Lines, terms: tuple[str, ...]) -> Iterator[Line]:
+    def search_lines(self, lines: Lines, terms: tuple[str, ...]) -> Iterator[Line]:
         """Yield those of some lines that contain one of the words, as long as there is time."""
-        watch = self.reading.watch
-        return watch.each(lines, watch.near(lines, terms)) if terms and lines else iter(())
+        watch = self.reading.deadline
+        return watch.iterate_lines(lines, watch.find_lines(lines, terms)) if terms and lines else iter(())
 
-    def places(self, terms: tuple[str, ...]) -> list[int]:
+    def find_positions(self, terms: tuple[str, ...]) -> list[int]:
         """Return the positions of the fresh lines that contain one of the words."""
-        return self.reading.watch.near(self.new_lines, self.reading.live(terms))
+        return self.reading.deadline.find_lines(self.new_lines, self.reading.find_present_terms(terms))
 
     def all_fresh(self) -> Iterator[Line]:
         """Yield the fresh lines, as long as there is time."""
-        return self.reading.watch.each(self.new_lines, range(len(self.new_lines)))
+        return self.reading.deadline.iterate_lines(self.new_lines, range(len(self.new_lines)))
 
-    def tell(self, violation: str, line: Line | None, evidence: str = "") -> Finding:
+    def make_finding(self, violation: str, line: Line | None, evidence: str = "") -> Finding:
         """Return a finding for a violation in `rules.toml`, about a line or the whole file."""
-        return tell(self.file, VIOLATIONS[violation], line, evidence)
+        return make_file_finding(self.file, VIOLATIONS[violation], line, evidence)
 
 
-def tell(file: FilePatch, rule: Violation, line: Line | None, evidence: str = "") -> Finding:
+def make_file_finding(file: FilePatch, rule: Violation, line: Line | None, evidence: str = "") -> Finding:
     """Return a finding for a rule, about a line or the whole file."""
     text = evidence or (line.text if line else file.path)
     where = f"{file.path}:{line.number}" if line else file.path
@@ -177,7 +177,9 @@ def tell(file: FilePatch, rule: Violation, line: Line | None, evidence: str = ""
     return make_finding(rule, at=(file.path, raw), evidence=text, where=where)
 
 
-def find_matched_lines(views: Sequence[Seen | None], watch: Watch) -> tuple[dict[int, list[Marked]], list[int]]:
+def find_matched_lines(
+    views: Sequence[FileView | None], watch: Deadline
+) -> tuple[dict[int, list[MarkedLine]], list[int]]:
     """Return the lines with scrubber matches by file index, and the indexes of unread files.
 
     All files are scrubbed as one text, in parts, because a scrubber call costs more than a small file.
@@ -189,16 +191,16 @@ def find_matched_lines(views: Sequence[Seen | None], watch: Watch) -> tuple[dict
     left: list[int] = []
     for begin, end in _parts(whole):
         try:
-            watch.look()
+            watch.check_time()
         except OutOfTimeError:
             left = [at for at, _ in files[bisect_right(begins, begin) - 1 :]]
             break
-        for span in marks(whole[begin:end]):
+        for span in find_secrets(whole[begin:end]):
             for number, position in _places(files, begins, begin + span.start, begin + span.end):
                 kinds.setdefault((files[number][0], position), set()).add(span.name)
-    lines_by_file: dict[int, list[Marked]] = {}
+    lines_by_file: dict[int, list[MarkedLine]] = {}
     for (at, position), names in sorted(kinds.items()):
-        lines_by_file.setdefault(at, []).append(Marked(position, frozenset(names)))
+        lines_by_file.setdefault(at, []).append(MarkedLine(position, frozenset(names)))
     return lines_by_file, left
 
 
@@ -231,7 +233,7 @@ COMMANDS_LIMIT = 2_000
 """Maximum number of distinct commands per file that are parsed; more are left to a person."""
 
 
-def scripts(view: Seen) -> Iterator[Finding]:
+def scripts(view: FileView) -> Iterator[Finding]:
     """Yield findings for dangerous commands in a file."""
     path = view.file.path
     if is_data(path) or EXAMPLE.search(path) or (TEST.search(path) and not path.endswith((".sh", ".bash"))):
@@ -242,9 +244,9 @@ def scripts(view: Seen) -> Iterator[Finding]:
     first = view.file.added.texts[0] if view.file.new and view.file.added else ""
     is_script = PATTERNS["script"].search(path) or PATTERNS["shebang"].match(first)
     yield from _commands(view, script=is_script is not None)
-    for line in view.near(WORDS["weak_hooks"]):
+    for line in view.find_lines(WORDS["weak_hooks"]):
         if PATTERNS["weak_hooks"].search(line.text):
-            yield view.tell("checks_weakened", line)
+            yield view.make_finding("checks_weakened", line)
 
 
 def join_generated_code(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
@@ -276,7 +278,7 @@ def _path_of(finding: Finding) -> str:
     return path if number.isdigit() else finding.where
 
 
-def _commands(view: Seen, *, script: bool) -> Iterator[Finding]:
+def _commands(view: FileView, *, script: bool) -> Iterator[Finding]:
     path = view.file.path
     all_commands: set[str] = set()
     for line in _lines_with_commands(view, script=script):
@@ -285,19 +287,21 @@ def _commands(view: Seen, *, script: bool) -> Iterator[Finding]:
         commands = [command for command in candidates if command not in all_commands and may_violate(command)]
         all_commands.update(commands)
         if len(all_commands) > COMMANDS_LIMIT:
-            yield view.tell("script_too_long", line, f"more than {COMMANDS_LIMIT} commands: the rest was not read")
+            yield view.make_finding(
+                "script_too_long", line, f"more than {COMMANDS_LIMIT} commands: the rest was not read"
+            )
             return
         for command in commands:
             for violation in check_script(command):
                 # A file is not run at once: an ASK violation counts only if it is likely to do harm.
                 may_harm = violation.rule == "sends_data" or (violation.rule == "risky_command" and "$" in command)
                 if violation.verdict is Verdict.DENY or may_harm:
-                    yield tell(view.file, violation, line)
+                    yield make_file_finding(view.file, violation, line)
 
 
-def _lines_with_commands(view: Seen, *, script: bool) -> Iterator[Line]:
+def _lines_with_commands(view: FileView, *, script: bool) -> Iterator[Line]:
     if not script and not view.file.path.endswith((".yml", ".yaml", "package.json")):
-        return view.near(WORDS["code"])
+        return view.find_lines(WORDS["code"])
     # Disguises are removed per line, not from the whole text: non-ASCII text may contain one.
     whole = view.new_lines.whole
     return view.all_fresh() if not whole.isascii() or may_violate(whole) else iter(())
@@ -328,20 +332,20 @@ def _commands_in(line: str, path: str, *, script: bool) -> Iterator[str]:
             yield line.strip()
 
 
-def _sql(view: Seen) -> Iterator[Finding]:
+def _sql(view: FileView) -> Iterator[Finding]:
     path, added = view.file.path, view.file.added
     # Down migrations and seeds drop tables on purpose.
     if re.search(r"down|rollback|revert|undo|seed|teardown|cleanup", path, re.IGNORECASE) or TEST.search(path):
         return
-    dropping = view.reading.live(WORDS["drop"])
-    if not view.reading.watch.near(added, dropping):
+    dropping = view.reading.find_present_terms(WORDS["drop"])
+    if not view.reading.deadline.find_lines(added, dropping):
         return
-    created_by = (PATTERNS["created"].search(line.text) for line in view.among(added, ("create",)))
+    created_by = (PATTERNS["created"].search(line.text) for line in view.search_lines(added, ("create",)))
     created = {match[1].lower() for match in created_by if match}
-    back = next((line for line in view.among(added, ("--",)) if PATTERNS["back"].search(line.text)), None)
-    for line in view.among(added, dropping):
+    back = next((line for line in view.search_lines(added, ("--",)) if PATTERNS["back"].search(line.text)), None)
+    for line in view.search_lines(added, dropping):
         if back is not None and line.number >= back.number:
             return
         name = PATTERNS["dropped_table"].search(line.text)
         if PATTERNS["drop"].match(line.text) and not (name and name[1].lower() in created):
-            yield view.tell("drops_data", line)
+            yield view.make_finding("drops_data", line)

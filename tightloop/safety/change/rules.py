@@ -14,15 +14,15 @@ from tightloop.safety.change.reading import (
     TEST,
     VIOLATIONS,
     WORDS,
-    Marked,
+    Deadline,
+    FileView,
+    MarkedLine,
     OutOfTimeError,
-    Reading,
-    Seen,
-    Watch,
+    ScanContext,
     find_matched_lines,
     join_generated_code,
+    make_file_finding,
     scripts,
-    tell,
 )
 from tightloop.safety.commands.rules import VIOLATIONS as COMMANDS
 from tightloop.safety.rubric import Finding, Rubric, Verdict, cost, fingerprint_of, limit_findings, make_finding
@@ -85,22 +85,22 @@ SAMPLE = 50
 _NUMBERS = frozenset(["pii:card", "pii:iban", "pii:ssn"])
 
 
-def secret_files(view: Seen) -> Iterator[Finding]:
+def secret_files(view: FileView) -> Iterator[Finding]:
     """Yield a finding for a new file with a typical name of key files."""
     if view.file.new and PATTERNS["secret_file_name"].search(view.file.path) and not TEST.search(view.file.path):
-        yield view.tell("secret_file_added", None)
+        yield view.make_finding("secret_file_added", None)
 
 
-def may_be_private(view: Seen) -> bool:
+def may_be_private(view: FileView) -> bool:
     """Return whether the file is searched for secrets and personal data."""
     return not GENERATED.search(view.file.path)
 
 
-def secrets(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
+def secrets(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
     """Yield findings for secrets in lines with scrubber matches."""
     tame = bool(TEST.search(view.file.path) or EXAMPLE.search(view.file.path))
     places = [entry.position for entry in marked if any(kind.startswith("secret:") for kind in entry.kinds)]
-    for line in view.reading.watch.each(view.new_lines, places):
+    for line in view.reading.deadline.iterate_lines(view.new_lines, places):
         scrubbed = scrub(line.text)
         # A placeholder that was in the line before is no secret, for example in test data of a scrubber.
         if scrubbed == line.text or scrubbed.count("[secret:") <= line.text.count("[secret:"):
@@ -113,10 +113,10 @@ def secrets(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
             continue
         if tame and re.search(r"\[secret:(?:assigned|url-password|bearer-token)\]", scrubbed):
             continue
-        yield view.tell("maybe_secret" if tame or guessed else "secret_added", line, scrubbed)
+        yield view.make_finding("maybe_secret" if tame or guessed else "secret_added", line, scrubbed)
 
 
-def personal(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
+def personal(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
     """Yield findings for personal numbers in lines with scrubber matches, and for many addresses."""
     kinds = {entry.position: entry.kinds for entry in marked}
     people: dict[str, Line] = {}
@@ -133,16 +133,16 @@ def personal(view: Seen, marked: Iterable[Marked]) -> Iterator[Finding]:
     yield from _many(view, people)
 
 
-def _numbers_of_persons(view: Seen, kinds: dict[int, frozenset[str]], people: dict[str, Line]) -> Iterator[Finding]:
+def _numbers_of_persons(view: FileView, kinds: dict[int, frozenset[str]], people: dict[str, Line]) -> Iterator[Finding]:
     """Yield findings for personal numbers, and collect addresses and phone numbers in `people`."""
-    places = sorted({*kinds, *view.places(("@",))})
-    for position, line in zip(places, view.reading.watch.each(view.new_lines, places), strict=False):
+    places = sorted({*kinds, *view.find_positions(("@",))})
+    for position, line in zip(places, view.reading.deadline.iterate_lines(view.new_lines, places), strict=False):
         if not PATTERNS["may_be_personal"].search(line.text):
             continue
         of_line = kinds.get(position, frozenset())
         is_made_up = PATTERNS["test_cards"].search(line.text) or PATTERNS["made_up"].search(line.text)
         if not of_line.isdisjoint(_NUMBERS) and not is_made_up and not TEST.search(view.file.path):
-            yield view.tell("personal_data_added", line, scrub(line.text))
+            yield view.make_finding("personal_data_added", line, scrub(line.text))
         _note_people(line, of_line, people)
 
 
@@ -154,11 +154,11 @@ def _note_people(line: Line, kinds: frozenset[str], people: dict[str, Line]) -> 
         people.setdefault(line.text, line)
 
 
-def _many(view: Seen, people: dict[str, Line]) -> Iterator[Finding]:
+def _many(view: FileView, people: dict[str, Line]) -> Iterator[Finding]:
     if len(people) >= PERSONS and PATTERNS["data_file"].search(view.file.path):
         line = next(iter(people.values()))
         text = f"{len(people)} addresses or numbers of people, such as {scrub(line.text)}"
-        yield view.tell("personal_data_added", line, text)
+        yield view.make_finding("personal_data_added", line, text)
 
 
 # The tracker stops the rules after 0.4 s of CPU time; 2 MB of ordinary code take 0.13 s (see figures.md).
@@ -171,65 +171,65 @@ DENIED_SHARE = 0.8
 """Share of all lines; deleting this much is denied instead of asked."""
 
 
-def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Watch | None = None) -> tuple[Finding, ...]:
+def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Deadline | None = None) -> tuple[Finding, ...]:
     """Return the findings in a change, bounded; an incomplete reading is itself a finding."""
     findings: list[Finding] = [*cost(rubric, cpu_s=change.cpu_s, wall_s=change.wall_s), *_deletions(change, rubric)]
     if rubric.enabled:
-        pages = _Pages(change, watch or Watch())
+        pages = _FileReview(change, watch or Deadline())
         entries = pages.read(rubric)
         # First, so that other findings cannot push it out of the bounded list.
         findings = [*_not_read(change, pages.unread), *findings, *join_generated_code(entries, _COMMANDS)]
     return limit_findings(findings, rubric)
 
 
-class _Pages:
+class _FileReview:
     """Files of a change, smallest first, so that a file designed to be slow hides only itself."""
 
-    def __init__(self, change: Change, watch: Watch) -> None:
-        reading = Reading(change, watch)
+    def __init__(self, change: Change, watch: Deadline) -> None:
+        reading = ScanContext(change, watch)
         by_size = sorted(enumerate(change.files), key=lambda page: len(page[1].added) + len(page[1].removed))
         self._places = [position for position, _ in by_size]
         self._seen = tuple(reading.view_file(file) for _, file in by_size)
-        self._watch = watch
-        self._told: list[tuple[int, int, Finding]] = []
+        self._deadline = watch
+        self._findings: list[tuple[int, int, Finding]] = []
         self.unread: dict[str, FilePatch] = {}
         """Files that were not read completely, by path."""
 
     def read(self, rubric: Rubric) -> list[Finding]:
         """Return the findings of the line rules, in file order."""
-        self._watch.allow(SCRUBBING_SHARE)
+        self._deadline.allow(SCRUBBING_SHARE)
         marks, unmarked = find_matched_lines(
-            [view if may_be_private(view) else None for view in self._seen], self._watch
+            [view if may_be_private(view) else None for view in self._seen], self._deadline
         )
-        self._leave(unmarked)
-        self._watch.allow(PRIVACY_SHARE)
+        self._mark_unread(unmarked)
+        self._deadline.allow(PRIVACY_SHARE)
         for at, view in enumerate(self._seen):
-            self._tell(at, 0, secret_files(view))
+            self._collect_findings(at, 0, secret_files(view))
             if may_be_private(view):
-                self._tell(at, 1, secrets(view, marks.get(at, ())))
-                self._tell(at, 2, personal(view, marks.get(at, ())))
-        self._watch.allow(1.0)
+                self._collect_findings(at, 1, secrets(view, marks.get(at, ())))
+                self._collect_findings(at, 2, personal(view, marks.get(at, ())))
+        self._deadline.allow(1.0)
         for at, view in enumerate(self._seen):
-            if self._watch.over:
-                self._leave(range(at, len(self._seen)))
+            if self._deadline.is_over:
+                self._mark_unread(range(at, len(self._seen)))
                 break
             for number, rule in enumerate(_RULES, start=3):
-                self._tell(at, number, rule(view))
-        entries = sorted(self._told, key=lambda item: item[:2])
-        self._told = []
+                self._collect_findings(at, number, rule(view))
+        entries = sorted(self._findings, key=lambda item: item[:2])
+        self._findings = []
         if self._seen:
             in_order = sorted(zip(self._places, self._seen, strict=True), key=lambda page: page[0])
-            self._tell(-1, 0, suppressions([view for _, view in in_order], rubric))
-        return [finding for _, _, finding in (*entries, *self._told)]
+            self._collect_findings(-1, 0, suppressions([view for _, view in in_order], rubric))
+        return [finding for _, _, finding in (*entries, *self._findings)]
 
-    def _tell(self, at: int, number: int, findings: Iterator[Finding]) -> None:
+    def _collect_findings(self, at: int, number: int, findings: Iterator[Finding]) -> None:
         try:
             for finding in findings:
-                self._told.append((self._places[at], number, finding))
+                self._findings.append((self._places[at], number, finding))
         except OutOfTimeError:
-            self._leave((at,))
+            self._mark_unread((at,))
 
-    def _leave(self, places: Iterable[int]) -> None:
+    def _mark_unread(self, places: Iterable[int]) -> None:
         self.unread.update({self._seen[at].file.path: self._seen[at].file for at in places})
 
 
@@ -272,56 +272,56 @@ def still_stands(finding: Finding, change: Change) -> bool:
     return finding.where != "the change" or not change.files
 
 
-def _licences(view: Seen) -> Iterator[Finding]:
+def _licences(view: FileView) -> Iterator[Finding]:
     ecosystem = ecosystem_of(view.file.path)
     if ecosystem:
         before = {package for line in view.file.removed for package in find_packages(ecosystem, line.text)}
         for line in view.all_fresh():
             for package in find_packages(ecosystem, line.text):
                 if package not in before and (licence := licence_of(package)):
-                    yield view.tell("copyleft_dependency", line, f"{package.name} is {licence}")
+                    yield view.make_finding("copyleft_dependency", line, f"{package.name} is {licence}")
     if re.match(r"(?:LICEN[CS]E|COPYING|NOTICE)(?:[.-]|$)", view.file.name.upper()):
         yield from _licence_file(view)
     elif not EXAMPLE.search(view.file.path):
-        for line in view.near(WORDS["licence"]):
+        for line in view.find_lines(WORDS["licence"]):
             if licence_mark(line.text) and PATTERNS["own_words"].match(line.text):
-                yield view.tell("licence_of_added_code", line)
+                yield view.make_finding("licence_of_added_code", line)
                 break
         yield from _notices(view)
 
 
-def _notices(view: Seen) -> Iterator[Finding]:
+def _notices(view: FileView) -> Iterator[Finding]:
     if view.file.deleted:
         return
-    before = view.among(view.file.removed, WORDS["notice"])
+    before = view.search_lines(view.file.removed, WORDS["notice"])
     removed = [line for line in before if PATTERNS["notice"].search(line.text)]
     # A changed notice, such as one with another year, is removed and added.
-    if not removed or len(view.reading.watch.near(view.file.added, WORDS["notice"])) >= len(removed):
+    if not removed or len(view.reading.deadline.find_lines(view.file.added, WORDS["notice"])) >= len(removed):
         return
     # A notice that moved to another file still exists.
-    if removed[0].text.strip() not in view.reading.once(_all_lines):
-        yield view.tell("notice_removed", removed[0])
+    if removed[0].text.strip() not in view.reading.compute_once(_all_lines):
+        yield view.make_finding("notice_removed", removed[0])
 
 
-def _all_lines(reading: Reading) -> frozenset[str]:
+def _all_lines(reading: ScanContext) -> frozenset[str]:
     return frozenset(text for file in reading.change.files for text in file.added.stripped)
 
 
-def _licence_file(view: Seen) -> Iterator[Finding]:
+def _licence_file(view: FileView) -> Iterator[Finding]:
     # A new year or different line wrapping does not change a licence.
     def bare(lines: Iterable[Line]) -> list[str]:
         return [re.sub(r"\d{4}(?:\s*[-–]\s*\d{4})?|\s+", "", line.text) for line in lines]
 
     if view.file.deleted:
-        yield view.tell("licence_removed", None, "the licence was deleted")
+        yield view.make_finding("licence_removed", None, "the licence was deleted")
     elif view.file.new and not view.file.was:
         if re.search(r"\blicen[cs]e\b", view.change.goal, re.IGNORECASE):
             return
         first = view.file.added.texts[0] if view.file.added else ""
-        yield view.tell("licence_changed", None, f"a licence was added: {first}")
+        yield view.make_finding("licence_changed", None, f"a licence was added: {first}")
     elif bare(view.file.added) != bare(view.file.removed):
         line = next(iter((*view.file.added, *view.file.removed)), None)
-        yield view.tell("licence_changed", line)
+        yield view.make_finding("licence_changed", line)
 
 
 def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
@@ -353,7 +353,7 @@ def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
         manifest = file.path.removesuffix(file.name) + LOCK_FILES.get(file.name, "")
         if file.name in LOCK_FILES and manifest not in paths_gone and not is_replaced:
             text = "the lock file was deleted, but not its manifest"
-            yield tell(file, VIOLATIONS["lock_file_removed"], None, text)
+            yield make_file_finding(file, VIOLATIONS["lock_file_removed"], None, text)
 
 
-_RULES: tuple[Callable[[Seen], Iterator[Finding]], ...] = (_licences, tests_kept, ci_kept, configs_kept, scripts)
+_RULES: tuple[Callable[[FileView], Iterator[Finding]], ...] = (_licences, tests_kept, ci_kept, configs_kept, scripts)

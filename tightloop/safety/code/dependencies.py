@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tightloop.safety.change.patch import NOTHING, Change, FilePatch, Lines
-from tightloop.safety.change.reading import Reading, Watch, scripts
+from tightloop.safety.change.reading import Deadline, ScanContext, scripts
 from tightloop.safety.change.rules import ecosystem_of
-from tightloop.safety.code.names import Module, Placed, is_python, parse_tree
+from tightloop.safety.code.names import Module, ScopedNode, is_python, parse_tree
 from tightloop.safety.code.patterns import TEXT_CHARACTERS, Use
 from tightloop.safety.code.rules import CodeFile, CodeRules, Layer, ProjectFacts, normal_name
 from tightloop.safety.commands.rules import find_violations, find_violations_in_words
@@ -368,14 +368,14 @@ _EITHER = frozenset({
 _WORDS = frozenset({"asyncio.create_subprocess_exec", "os.execlp", "os.execl", "os.spawnlp"})
 
 
-def review_scripts(files: Sequence[CodeFile], watch: Watch | None = None) -> tuple[Finding, ...]:
+def review_scripts(files: Sequence[CodeFile], watch: Deadline | None = None) -> tuple[Finding, ...]:
     """Return the command findings in the new lines of scripts and of code that calls programs.
 
     Raises:
         OutOfTimeError: the time of the watch is over.
     """
     change = Change(files=tuple(map(_patch_of, files)))
-    reading = Reading(change, watch or Watch())
+    reading = ScanContext(change, watch or Deadline())
     command_findings = (finding for file in change.files for finding in scripts(reading.view_file(file)))
     return tuple(finding.evolve(layer=Layer.COMMANDS.value) for finding in command_findings)
 
@@ -390,7 +390,7 @@ def _lines(text: str) -> Lines:
     return Lines(lines, lambda: range(1, len(lines) + 1)) if lines else NOTHING
 
 
-def commands_in(placed: Placed, module: Module) -> Iterator[Use]:
+def commands_in(placed: ScopedNode, module: Module) -> Iterator[Use]:
     """Yield the violations of constant commands that a call starts, even across several lines."""
     node = placed.node
     if not isinstance(node, ast.Call) or not node.args:

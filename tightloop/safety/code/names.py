@@ -183,7 +183,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 MAPPED = frozenset({"builtins.map"})
 
 
-class Folding:
+class ConstantFolder:
     """Evaluates constant expressions; names are resolved by callbacks."""
 
     def __init__(
@@ -318,7 +318,7 @@ _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctyp
 """Aliases of modules."""
 
 
-class Placed(NamedTuple):
+class ScopedNode(NamedTuple):
     """A node with its name scope and its parents."""
 
     node: ast.AST
@@ -336,7 +336,7 @@ class Module:
         self._scopes = {id(placed.node): placed.scope for placed in self.nodes}
         self._known: dict[int, frozenset[str]] = {}
         self._found: dict[tuple[int, str], frozenset[str]] = {}
-        self._folding = Folding(self.paths, self._assigned_once)
+        self._folding = ConstantFolder(self.paths, self._assigned_once)
 
     def scope_of(self, node: ast.AST) -> Scope:
         """Return the scope in which the names of a node are looked up."""
@@ -487,8 +487,8 @@ def _canonical(path: str) -> str:
     return path if module is None else f"{module}.{rest}" if rest else module
 
 
-def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
-    waiting = [Placed(tree, top, ())]
+def _walk(tree: ast.Module, top: Scope) -> Iterator[ScopedNode]:
+    waiting = [ScopedNode(tree, top, ())]
     while waiting:
         placed = waiting.pop()
         yield placed
@@ -499,9 +499,9 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[Placed]:
             child_scope = outer if field in ("decorator_list", "bases", "keywords", "returns") else scope
             for child in value if isinstance(value, list) else (value,):
                 if isinstance(child, ast.arguments):
-                    waiting += [Placed(inner, outer, (node, *parents[:1])) for inner in _outside(child)]
+                    waiting += [ScopedNode(inner, outer, (node, *parents[:1])) for inner in _outside(child)]
                 elif isinstance(child, ast.AST):
-                    waiting.append(Placed(child, child_scope, (node, *parents[:1])))
+                    waiting.append(ScopedNode(child, child_scope, (node, *parents[:1])))
 
 
 CODE_CHARACTERS = 500_000

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from tightloop.safety.code.names import GLOBALS, IMPORTING, Module, Placed, is_module_table
+from tightloop.safety.code.names import GLOBALS, IMPORTING, Module, ScopedNode, is_module_table
 from tightloop.safety.code.rules import CodeRule, CodeRules, Layer, default_rules
 from tightloop.safety.rubric import Violation
 from tightloop.safety.scope import fits
@@ -83,7 +83,7 @@ class Patterns:
                 line = text.count("\n", 0, match.end()) + 1
                 yield Use(entry.violation, entry.rule.layer, (line, 0), match[0][-TEXT_CHARACTERS:])
 
-    def in_node(self, placed: Placed, module: Module) -> Iterator[Use]:
+    def in_node(self, placed: ScopedNode, module: Module) -> Iterator[Use]:
         """Yield the uses in a node of the syntax tree."""
         node = placed.node
         match node:
@@ -117,7 +117,7 @@ class Patterns:
             case ast.Constant(value=str() as text) if not isinstance(placed.parents[0], ast.Expr):
                 yield from self._texts(text, placed)
 
-    def _find_import_uses(self, node: ast.Import | ast.ImportFrom, placed: Placed) -> Iterator[Use]:
+    def _find_import_uses(self, node: ast.Import | ast.ImportFrom, placed: ScopedNode) -> Iterator[Use]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:
@@ -132,7 +132,7 @@ class Patterns:
             if entry.rule.layer is Layer.ACCESS and pattern in entry.rule.uses:
                 yield self._use(entry, node, ast.unparse(node), pattern)
 
-    def _find_name_uses(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
+    def _find_name_uses(self, node: ast.expr, placed: ScopedNode, module: Module) -> Iterator[Use]:
         parent = placed.parents[0]
         is_inner = isinstance(parent, ast.Attribute) and parent.value is node
         if isinstance(node, ast.Attribute):
@@ -156,7 +156,7 @@ class Patterns:
         if not is_inner and not self._watched.isdisjoint(paths):
             yield from self._passed_on(node, paths, placed, module)
 
-    def _attribute(self, node: ast.Attribute, placed: Placed, module: Module) -> Iterator[Use]:
+    def _attribute(self, node: ast.Attribute, placed: ScopedNode, module: Module) -> Iterator[Use]:
         entry = self._attributes.get(node.attr)
         if entry and entry.rule.layer is Layer.ACCESS and module.paths(node):
             entry = None  # judged by its full name
@@ -168,7 +168,7 @@ class Patterns:
         if stored and (is_replaced or not isinstance(node.ctx, ast.Load)):
             yield self._use(stored, node, ast.unparse(parent if is_replaced else node), node.attr)
 
-    def _find_call_uses(self, node: ast.Call, placed: Placed, module: Module) -> Iterator[Use]:
+    def _find_call_uses(self, node: ast.Call, placed: ScopedNode, module: Module) -> Iterator[Use]:
         functions = module.paths(node.func)
         # `getattr(os, "system")(...)` and the like: the called expression is a use itself.
         yield from self._find_name_uses(node, placed, module)
@@ -197,23 +197,23 @@ class Patterns:
                 for entry, pattern in self._matching([name.removeprefix("ext://")]):
                     yield self._use(entry, value, name, pattern)
 
-    def _computing(self, functions: frozenset[str], placed: Placed) -> Iterator[Use]:
+    def _computing(self, functions: frozenset[str], placed: ScopedNode) -> Iterator[Use]:
         for entry, pattern in self._computed:
             if any(_covers(pattern, function) for function in functions):
                 yield self._use(entry, placed.node, ast.unparse(placed.node), pattern)
 
-    def _text_of_key(self, node: ast.expr, placed: Placed, module: Module) -> Iterator[Use]:
+    def _text_of_key(self, node: ast.expr, placed: ScopedNode, module: Module) -> Iterator[Use]:
         text = module.fold(node)
         entry = self._attributes.get(text) if isinstance(text, str) else None
         if entry and isinstance(text, str):
             yield self._use(entry, placed.node, ast.unparse(placed.node), text)
 
-    def _texts(self, text: str, placed: Placed) -> Iterator[Use]:
+    def _texts(self, text: str, placed: ScopedNode) -> Iterator[Use]:
         for entry, pattern in self._strings:
             if pattern.search(text) and not self._is_taken(placed):
                 yield self._use(entry, placed.node, text, text)
 
-    def _passed_on(self, node: ast.expr, paths: Iterable[str], placed: Placed, module: Module) -> Iterator[Use]:
+    def _passed_on(self, node: ast.expr, paths: Iterable[str], placed: ScopedNode, module: Module) -> Iterator[Use]:
         parent = placed.parents[0]
         is_alias = isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr) and not isinstance(node, ast.Call)
         is_alias = is_alias and not placed.scope.is_class
@@ -229,7 +229,7 @@ class Patterns:
             if any(pattern == path for path in paths):
                 yield self._use(entry, node, ast.unparse(parent), pattern)
 
-    def _is_taken(self, placed: Placed) -> bool:
+    def _is_taken(self, placed: ScopedNode) -> bool:
         """Return whether a call takes the value in order to patch, reload or inspect it."""
         for parent in placed.parents:
             if isinstance(parent, ast.Call):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from tightloop.safety.change.reading import EXAMPLE, Watch
+from tightloop.safety.change.reading import EXAMPLE, Deadline
 from tightloop.safety.change.reading import VIOLATIONS as CHANGE_VIOLATIONS
 from tightloop.safety.code.dependencies import commands_in
 from tightloop.safety.code.names import Module, Unread, is_python, parse_tree
@@ -13,7 +13,7 @@ from tightloop.safety.code.patterns import Patterns, Use
 from tightloop.safety.code.rules import CodeFile, CodeRules, Layer
 from tightloop.safety.rubric import Finding, Verdict, Violation, make_finding
 
-NODES_A_LOOK = 500
+NODES_PER_CHECK = 500
 USES_OF_A_FILE = 2_000
 FINDINGS_OF_A_FILE = 50
 """More findings than a person would read; the rest is found once these are fixed."""
@@ -25,7 +25,7 @@ def review_code(
     rules: CodeRules,
     *,
     own_modules: frozenset[str] = frozenset(),
-    watch: Watch | None = None,
+    watch: Deadline | None = None,
 ) -> tuple[Finding, ...]:
     """Return the findings in the syntax trees of a change, in file order; new uses only.
 
@@ -43,19 +43,19 @@ def review_code(
     if not rules.enabled:
         return ()
     patterns = Patterns(rules, own_modules)
-    watch = watch or Watch()
-    reviewed = [_Reviewed(file, patterns, watch) for file in files]
+    watch = watch or Deadline()
+    reviewed = [_FileReview(file, patterns, watch) for file in files]
     removed_uses = sum((review.gone for review in reviewed), Counter[tuple[Violation, str]]())
     return tuple(finding for review in reviewed for finding in review.findings(removed_uses))
 
 
-class _Reviewed:
+class _FileReview:
     """The uses in both versions of one file."""
 
-    def __init__(self, file: CodeFile, patterns: Patterns, watch: Watch) -> None:
+    def __init__(self, file: CodeFile, patterns: Patterns, watch: Deadline) -> None:
         self._file = file
         self._patterns = patterns
-        self._watch = watch
+        self._deadline = watch
         self._lines = file.after.splitlines()
         self._unread: list[Finding] = []
         before = Counter(use.key for use in self._uses(file.before or "", is_after=False))
@@ -113,8 +113,8 @@ class _Reviewed:
 
     def _in_module(self, module: Module) -> Iterator[Use]:
         for number, placed in enumerate(module.nodes):
-            if number % NODES_A_LOOK == 0:
-                self._watch.look()
+            if number % NODES_PER_CHECK == 0:
+                self._deadline.check_time()
             yield from self._patterns.in_node(placed, module)
             yield from commands_in(placed, module)
 

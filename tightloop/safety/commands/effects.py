@@ -231,7 +231,7 @@ PLACEHOLDER = "any_word"
 """Placeholder for a reference while a script is parsed."""
 
 
-class Place(StrEnum):
+class QuotingContext(StrEnum):
     """Shell context of a text in a script."""
 
     UNQUOTED = "unquoted"
@@ -245,31 +245,31 @@ class Place(StrEnum):
     """Arithmetic: a non-numeric word is a variable name."""
 
 
-class Found(NamedTuple):
+class ShellContext(NamedTuple):
     """Shell context of one text."""
 
-    context: Place
+    context: QuotingContext
     delimiter: str = ""
     """Delimiter of a here-document, as written."""
 
 
 _PLACES = {
-    "raw_string": Place.SINGLE_QUOTED,
-    "ansi_c_string": Place.SINGLE_QUOTED,
-    "string": Place.DOUBLE_QUOTED,
-    "comment": Place.COMMENT,
-    "heredoc_body": Place.HERE_DOCUMENT,
-    **dict.fromkeys(NESTING, Place.UNQUOTED),
+    "raw_string": QuotingContext.SINGLE_QUOTED,
+    "ansi_c_string": QuotingContext.SINGLE_QUOTED,
+    "string": QuotingContext.DOUBLE_QUOTED,
+    "comment": QuotingContext.COMMENT,
+    "heredoc_body": QuotingContext.HERE_DOCUMENT,
+    **dict.fromkeys(NESTING, QuotingContext.UNQUOTED),
 }
 _COMPARES_NUMBERS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
 
-def find_places(texts: Sequence[str | None]) -> list[Found]:
+def find_places(texts: Sequence[str | None]) -> list[ShellContext]:
     """Return the shell context of each text of a script; None is a placeholder word."""
     parts = [PLACEHOLDER if text is None else text for text in texts]
     text = "".join(parts)
     root = parse(text)
-    contexts: list[Found] = []
+    contexts: list[ShellContext] = []
     at = 0
     for part in parts:
         contexts.append(_place(root.descendant_for_byte_range(at, at + len(part)), at, text))
@@ -277,25 +277,25 @@ def find_places(texts: Sequence[str | None]) -> list[Found]:
     return contexts
 
 
-def _place(node: "Node | None", at: int, text: str) -> Found:
+def _place(node: "Node | None", at: int, text: str) -> ShellContext:
     enclosing: Node | None = None
     while node is not None:
         # Shell arithmetic includes quoted text: `$(( "1" + 1 ))`.
         if _is_arithmetic(node, at, text):
-            return Found(Place.ARITHMETIC)
+            return ShellContext(QuotingContext.ARITHMETIC)
         if enclosing is None and node.type in _PLACES:
             enclosing = node
         if node.type in NESTING:
             break
         node = node.parent
     if enclosing is None:
-        return Found(Place.UNQUOTED)
+        return ShellContext(QuotingContext.UNQUOTED)
     if enclosing.type != "heredoc_body" or enclosing.parent is None:
-        return Found(_PLACES[enclosing.type])
+        return ShellContext(_PLACES[enclosing.type])
     start = enclosing.parent.children[1]
     delimiter = text[start.start_byte : start.end_byte]
     is_quoted = delimiter.strip("'\"\\") != delimiter
-    return Found(Place.LITERAL if is_quoted else Place.HERE_DOCUMENT, delimiter)
+    return ShellContext(QuotingContext.LITERAL if is_quoted else QuotingContext.HERE_DOCUMENT, delimiter)
 
 
 def _is_arithmetic(node: "Node", at: int, text: str) -> bool:

@@ -271,7 +271,7 @@ def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]
     return tuple(dict.fromkeys(violations))
 
 
-class Reading(NamedTuple):
+class ParsedScript(NamedTuple):
     """A script with its nested scripts."""
 
     texts: tuple[str, ...]
@@ -281,7 +281,7 @@ class Reading(NamedTuple):
     assignments: tuple[Assignment, ...] = ()
 
 
-def read_scripts(text: str) -> Reading:
+def read_scripts(text: str) -> ParsedScript:
     """Parse a script and its nested scripts: those given to a shell, here-documents and multi-line strings."""
     waiting, texts, all_calls, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
     is_complete, is_too_deep = True, False
@@ -306,7 +306,7 @@ def read_scripts(text: str) -> Reading:
         waiting += [(nested, strict) for nested, strict in more.items() if nested and nested not in texts]
         texts |= more.keys()
         is_too_deep = script.is_too_deep or len(texts) > SCRIPTS_LIMIT
-    return Reading(tuple(texts), tuple(all_calls), is_complete, is_too_deep, tuple(dict.fromkeys(assigned)))
+    return ParsedScript(tuple(texts), tuple(all_calls), is_complete, is_too_deep, tuple(dict.fromkeys(assigned)))
 
 
 def _by_pattern(text: str) -> Iterator[Violation]:

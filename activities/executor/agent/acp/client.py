@@ -20,7 +20,7 @@ from activities.executor.agent.host import resume_preface
 from activities.executor.agent.program import decode_event, mapping, part, parts
 from activities.executor.agent.record import Bounds, RunRecord, Stop
 from activities.executor.port import Control
-from activities.model.gateway.wire import Gateway, GatewaySeen
+from activities.model.gateway.wire import Gateway, GatewayCounters
 from activities.process.output import EventLines
 from tightloop.errors import TightloopError
 from tightloop.executor.asking import PermissionRequest, decide
@@ -53,7 +53,7 @@ class PipeTransport:
         self._reader = reader
         self._source = source
         self._writer = writer
-        self._came = came
+        self._handle_first = came
         self._line = line
         self._lines = EventLines(LINE_BYTES)
         self._waiting: deque[str] = deque()
@@ -109,7 +109,7 @@ class PipeTransport:
                     self._line("!" if message is None else "<", text)
                 # Updates are handled here and not in `_answer`: the library runs each handler in a task of its own, so
                 # updates could overtake each other, and the answer that ends the turn.
-                if message is not None and not self._came(message):
+                if message is not None and not self._handle_first(message):
                     return message
             chunk = await self._reader.read(_CHUNK_BYTES)
             if not chunk:
@@ -168,7 +168,7 @@ class AcpClient:
             ConnectionError: it has exited.
             RequestError: it answered with an error.
         """
-        transport = await PipeTransport.open(stdin_fd, stdout_fd, came=self._came, line=self._listener.line)
+        transport = await PipeTransport.open(stdin_fd, stdout_fd, came=self._handle_update, line=self._listener.line)
         self._connection = Connection(self._answer, transport)
         # Agents then use their own file access inside the sandbox: through us they would bypass it.
         capabilities = {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
@@ -243,7 +243,7 @@ class AcpClient:
         if self._connection is not None:
             await self._connection.close()
 
-    def _came(self, message: Message) -> bool:
+    def _handle_update(self, message: Message) -> bool:
         """Handle session updates in order of arrival."""
         if message.get("method") != CLIENT_METHODS["session_update"]:
             return False
@@ -329,15 +329,15 @@ PROGRESS_S = 1.0
 BUSY_SHARE = 0.05
 """CPU share of a working process tree; an idle agent stays under a tenth of it."""
 DENIED_KEPT = 50
-GONE_S = 1.0
+EXIT_DRAIN_S = 1.0
 
 
-_FIRM = frozenset({Stop.CANCELLED, Stop.QUESTION})
+_FINAL_STOPS = frozenset({Stop.CANCELLED, Stop.QUESTION})
 """These take precedence over anything the agent says in the meantime."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Talk:
+class TurnResult:
     """Result of a turn: exactly one of its fields is set."""
 
     stop: Stop | None = None
@@ -372,13 +372,13 @@ class Delivery:
         self._last: EventKind | None = None
         self._stop: Stop | None = None
         self._reported = 0.0
-        self._process: Watched | None = None
+        self._process: AgentProcess | None = None
 
-    async def run(self, pipes: tuple[int, int], process: "Watched", *, resume: str, mode: str) -> Talk:
+    async def run(self, pipes: tuple[int, int], process: "AgentProcess", *, resume: str, mode: str) -> TurnResult:
         """Run until the turn is over or must be ended; does not end the agent's process."""
         self._process = process
         # Two tasks, so that the limits also hold while the agent does not answer.
-        talk = asyncio.create_task(self._talk(pipes, resume, mode))
+        talk = asyncio.create_task(self._run_turn(pipes, resume, mode))
         watch = asyncio.create_task(self._watch(process))
         try:
             await asyncio.wait({talk, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -388,8 +388,8 @@ class Delivery:
             # Ignore messages after a stop request: the agent may report success for unfinished work.
             finished = talk.done()
             if not finished and self._stop is not Stop.GONE and await self.client.cancel():
-                await asyncio.wait({talk}, timeout=CANCEL_S if self._stop in _FIRM else END_S)
-            return talk.result() if finished and self._stop not in _FIRM else Talk(stop=self._stop)
+                await asyncio.wait({talk}, timeout=CANCEL_S if self._stop in _FINAL_STOPS else END_S)
+            return talk.result() if finished and self._stop not in _FINAL_STOPS else TurnResult(stop=self._stop)
         finally:
             for task in (talk, watch):
                 task.cancel()
@@ -397,9 +397,9 @@ class Delivery:
             await self.client.close()
 
     @property
-    def seen(self) -> GatewaySeen:
+    def gateway_counters(self) -> GatewayCounters:
         """Gateway counters so far; zero without a gateway."""
-        return GatewaySeen() if self._gateway is None else self._gateway.read_counters()
+        return GatewayCounters() if self._gateway is None else self._gateway.read_counters()
 
     def line(self, arrow: str, text: str) -> None:
         """Record a line; every line from the agent is a sign of life."""
@@ -440,16 +440,16 @@ class Delivery:
     def _end(self, stop: Stop) -> None:
         self._stop = self._stop or stop
 
-    async def _talk(self, pipes: tuple[int, int], resume: str, mode: str) -> Talk:
+    async def _run_turn(self, pipes: tuple[int, int], resume: str, mode: str) -> TurnResult:
         try:
             await self.client.connect(*pipes)
             await self.client.open_session(self._order.root, resume=resume, mode=mode)
             preface = resume_preface() if self.client.resumed else ""
-            return Talk(answer=await self.client.prompt(preface + self._order.prompt))
+            return TurnResult(answer=await self.client.prompt(preface + self._order.prompt))
         except (RequestError, TightloopError, ConnectionError) as error:
-            return Talk(error=error)
+            return TurnResult(error=error)
 
-    async def _watch(self, process: "Watched") -> None:
+    async def _watch(self, process: "AgentProcess") -> None:
         exited_at = 0.0
         # Listing all descendants costs milliseconds, so it is not done at every tick.
         next_look = time.monotonic() + LOOK_S
@@ -464,7 +464,7 @@ class Delivery:
             elif process.poll() is not None:
                 # Its last output may still be in the pipe.
                 exited_at = exited_at or now
-                if now - exited_at >= GONE_S:
+                if now - exited_at >= EXIT_DRAIN_S:
                     self._end(Stop.GONE)
             elif stop := self.bounds.check():
                 self._end(stop)
@@ -472,7 +472,7 @@ class Delivery:
                 await asyncio.sleep(TICK_S)
 
 
-class Watched:
+class AgentProcess:
     """Process of an agent, as needed for supervision."""
 
     def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:

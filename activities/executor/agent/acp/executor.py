@@ -9,7 +9,7 @@ from pathlib import Path
 from acp.exceptions import RequestError
 
 from activities.executor.agent.acp.agents import AcpAgent, Start
-from activities.executor.agent.acp.client import Delivery, SignInError, Talk, Watched
+from activities.executor.agent.acp.client import AgentProcess, Delivery, SignInError, TurnResult
 from activities.executor.agent.acp.events import crash_outcome, error_outcome, turn_outcome, usage_of
 from activities.executor.agent.host import AgentHost, Launch
 from activities.executor.agent.program import (
@@ -25,9 +25,9 @@ from activities.executor.agent.program import (
 from activities.executor.agent.record import (
     RunRecord,
     Stop,
-    kept_outcome,
-    kept_session,
     limit_outcome,
+    read_stored_outcome,
+    read_stored_session,
     stopped_outcome,
     sweep_runs,
 )
@@ -99,7 +99,7 @@ class AcpRun:
             talk, result = self._process(request, control)
             errors = result.errors.decode("utf-8", "replace")
             outcome = self._outcome(talk, result, cancelled=control.is_cancelled())
-            client, counters = self.delivery.client, self.delivery.seen
+            client, counters = self.delivery.client, self.delivery.gateway_counters
             summary = "; ".join([*self.delivery.warnings[:2], clip(client.turn.message, SUMMARY_CHARACTERS - 200)])
             failures = client.turn.failures
             noted = f" [{failures} of its tool calls failed]" if failures and not self.delivery.denied else ""
@@ -123,7 +123,7 @@ class AcpRun:
             outcome = self.record.close(outcome, errors, keep=keep)
         return outcome
 
-    def _process(self, request: ProcessRequest, control: Control) -> tuple[Talk | None, ProcessResult]:
+    def _process(self, request: ProcessRequest, control: Control) -> tuple[TurnResult | None, ProcessResult]:
         pids: list[int] = []
 
         def record_pid(pid: int) -> None:
@@ -138,7 +138,7 @@ class AcpRun:
             talk = asyncio.run(
                 self.delivery.run(
                     (session.stdin.fileno(), session.stdout.fileno()),
-                    Watched(pids[0], poll=session.poll, token=self._token),
+                    AgentProcess(pids[0], poll=session.poll, token=self._token),
                     resume=token.session_id if token else "",
                     mode=self.agent.modes.get(self.order.executor.mode, ""),
                 )
@@ -161,7 +161,7 @@ class AcpRun:
             adapter=self.agent.name, session_id=client.session_id, host=host_identity().name, version=client.version
         )
 
-    def _outcome(self, talk: Talk | None, result: ProcessResult, *, cancelled: bool) -> ExecutorOutcome:
+    def _outcome(self, talk: TurnResult | None, result: ProcessResult, *, cancelled: bool) -> ExecutorOutcome:
         # A request to stop wins over any answer: the agent may have given up halfway.
         if cancelled or (talk is not None and talk.stop is Stop.CANCELLED):
             return cancelled_outcome()
@@ -170,8 +170,8 @@ class AcpRun:
             return ended or _crash(result)
         if talk.stop is not None:
             return self._outcome_of_stop(talk.stop, result)
-        outcome = self._outcome_of_talk(talk, result)
-        counters = self.delivery.seen
+        outcome = self._outcome_of_turn(talk, result)
+        counters = self.delivery.gateway_counters
         turn = self.delivery.client.turn
         # A limit that the agent overcame by its own retries is no reason to repeat its work.
         if outcome.status is ExecutorStatus.COMPLETED and turn.successes and not self.agent.reads_text:
@@ -180,7 +180,7 @@ class AcpRun:
             return self._outcome_of_stop(Stop.MODEL_CALLS, result)
         return outcome if counters.limit is None else limit_outcome(counters.limit, outcome.error or turn.message)
 
-    def _outcome_of_talk(self, talk: Talk, result: ProcessResult) -> ExecutorOutcome:
+    def _outcome_of_turn(self, talk: TurnResult, result: ProcessResult) -> ExecutorOutcome:
         delivery = self.delivery
         match talk.error:
             case None:
@@ -238,9 +238,9 @@ class AcpExecutor(AgentHost, Executor):
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
         """Return the outcome or the session that a dead attempt had recorded."""
-        if outcome := kept_outcome(state_folder, order.key):
+        if outcome := read_stored_outcome(state_folder, order.key):
             return outcome
-        session_id = kept_session(state_folder, order.key)
+        session_id = read_stored_session(state_folder, order.key)
         if not session_id:
             return None
         token = ResumeToken(adapter=self.agent.name, session_id=session_id, host=host_identity().name)
@@ -286,7 +286,7 @@ class AcpExecutor(AgentHost, Executor):
             # Only now: creating it deletes the traces that `reconcile` reads.
             record = RunRecord(state_folder, order.key, self.secrets_of(self.agent, request, launch))
             try:
-                fenced = self.behind_fence(request, order, launch, home=home, hosts=access.hosts)
+                fenced = self.open_sandbox(request, order, launch, home=home, hosts=access.hosts)
                 request, fence = stack.enter_context(fenced)
             except SandboxUnavailableError as error:
                 return fatal_outcome(error.message, ErrorKind.SANDBOX)

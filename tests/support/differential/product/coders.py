@@ -6,10 +6,10 @@ from temporalio import activity
 
 from activities.coder.port import (
     Brief,
-    Checked,
+    CheckWorkResult,
     CoderRequest,
-    Judged,
     JudgeRequest,
+    JudgeResult,
     ToolRequest,
     TurnRequest,
 )
@@ -95,24 +95,24 @@ class ScriptedCoders:
         return await self.world.call(f"tool {call}", effect)
 
     @activity.defn
-    async def check_work(self, request: CoderRequest) -> Checked:
+    async def check_work(self, request: CoderRequest) -> CheckWorkResult:
         del request
 
-        def effect(step: Step, _attempt: int) -> Checked:
+        def effect(step: Step, _attempt: int) -> CheckWorkResult:
             green = step.get("s") != "fail"
             question = permission_question("check it", "run", "check") if step.get("ask") else None
-            return Checked(
+            return CheckWorkResult(
                 green=green, tree="tree", said=None if green else reference("red"), summary="checked", question=question
             )
 
         return await self.world.call("tests", effect)
 
     @activity.defn
-    async def judge_tests(self, request: JudgeRequest) -> Judged:
+    async def judge_tests(self, request: JudgeRequest) -> JudgeResult:
         del request
         return await self.world.call(
             "judge",
-            lambda step, _attempt: Judged(
+            lambda step, _attempt: JudgeResult(
                 accepted=step.get("accepted", 1), refused=step.get("refused", 0), survived=step.get("survived", 0),
                 covered=2, changed=3, said=reference("judged"), summary="judged",
             ),

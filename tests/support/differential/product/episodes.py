@@ -11,18 +11,18 @@ from activities.checks.activity import VerifyRequest
 from activities.executor.activity import ConcludeRequest, Delivery, ExecuteRequest, HandOffRequest
 from activities.planner.activity import NextPlanRequest
 from activities.planner.reflection import ReflectRequest
-from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
+from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest, ProveResult
 from activities.tracking.activity import TrackRequest
 from activities.workspace.port import (
-    Adopted,
     AdoptRequest,
+    AdoptResult,
     AmendRequest,
-    Closed,
     CloseRequest,
-    Opened,
+    CloseResult,
     OpenRequest,
-    Reconciled,
+    OpenResult,
     ReconcileRequest,
+    ReconcileResult,
     RestoredCheckpoint,
     RestoreRequest,
 )
@@ -103,12 +103,12 @@ class EpisodeFolder:
 
     # -- what activities do -----------------------------------------------------------------------------
 
-    def open(self, request: OpenRequest, attempt: int) -> Opened:
+    def open(self, request: OpenRequest, attempt: int) -> OpenResult:
         """Open the workspace, once."""
         self.checks = request.episode.definition_of_done
         self.opened = reference(f"request {self.name} {request.episode.goal} {self.checks}", "request")
         record = self._checkpoint(EpisodeState(budget=request.episode.budget), 0)
-        return Opened(request=self.opened, tree=self.tree, checkpoint=record, attempt=attempt)
+        return OpenResult(request=self.opened, tree=self.tree, checkpoint=record, attempt=attempt)
 
     def _checkpoint(self, state: EpisodeState, iteration: int) -> CheckpointRecord:
         identity = f"ckpt-{len(self.records)}"
@@ -119,7 +119,7 @@ class EpisodeFolder:
         self.records[identity] = (record, state)
         return record
 
-    def adopt(self, request: AdoptRequest, attempt: int) -> Adopted:
+    def adopt(self, request: AdoptRequest, attempt: int) -> AdoptResult:
         """Keep what a person edited, or undo it where that was decided."""
         before = self.trees.get(request.expected_tree, self.files)
         undone = None
@@ -127,7 +127,7 @@ class EpisodeFolder:
             undone = self._drift(request.expected_tree).evolve(bring_back="bring it back")
             self.files = dict(before)
         changed = {path for path in {*before, *self.files} if before.get(path) != self.files.get(path)}
-        return Adopted(tree=self.tree, files_changed=len(changed), drift=undone, attempt=attempt)
+        return AdoptResult(tree=self.tree, files_changed=len(changed), drift=undone, attempt=attempt)
 
     def amend(self, request: AmendRequest) -> ArtifactRef:
         """Store a changed request."""
@@ -155,19 +155,19 @@ class EpisodeFolder:
             attempt=attempt,
         )
 
-    def reconcile(self, request: ReconcileRequest, attempt: int) -> Reconciled:
+    def reconcile(self, request: ReconcileRequest, attempt: int) -> ReconcileResult:
         """Put the files of the expected tree back."""
         self.files = dict(self.trees.get(request.expected_tree, self.files))
-        return Reconciled(attempt=attempt)
+        return ReconcileResult(attempt=attempt)
 
-    def close(self, request: CloseRequest) -> Closed:
+    def close(self, request: CloseRequest) -> CloseResult:
         """Give the workspace back."""
         drift = None
         if request.expected_tree and request.expected_tree != self.tree and request.expected_tree in self.trees:
             drift = self._drift(request.expected_tree)
         if request.outcome is EpisodeOutcome.SUCCEEDED and self.proven_tree != (request.expected_tree or self.tree):
             self.world.broken.append("success without a proof of the tree")
-        return Closed(drift=drift)
+        return CloseResult(drift=drift)
 
     def _failing(self, step: Step, files: Files) -> frozenset[str]:
         failing = {check.run for check in self.checks if not _holds(check.run, files)}
@@ -197,21 +197,21 @@ class EpisodeFolder:
             attempt=attempt,
         )
 
-    def begin(self, step: Step, request: BeginRequest, attempt: int) -> Begun:
+    def begin(self, step: Step, request: BeginRequest, attempt: int) -> BeginResult:
         """Run the checks for a baseline."""
         verification = self.verify(step, request.expected_tree, request.compare_with, attempt)
-        return Begun(verification=verification, beginning=reference(f"beginning {self.tree}", "beginning"))
+        return BeginResult(verification=verification, beginning=reference(f"beginning {self.tree}", "beginning"))
 
-    def prove(self, step: Step, request: ProveRequest, attempt: int) -> Proved:
+    def prove(self, step: Step, request: ProveRequest, attempt: int) -> ProveResult:
         """Prove the tree, or doubt it."""
         self.expect(request.expected_tree)
         proof = reference(f"proof {self.tree}", "proof")
         if step.get("doubted"):
-            return Proved(
+            return ProveResult(
                 proof=proof, verdict=ProofVerdict.DOUBTED, title="a test is gone", evidence=("a.py",), attempt=attempt
             )
         self.proven_tree = request.expected_tree
-        return Proved(proof=proof, verdict=ProofVerdict.PROVEN, attempt=attempt)
+        return ProveResult(proof=proof, verdict=ProofVerdict.PROVEN, attempt=attempt)
 
     def accept(self, request: AcceptRequest) -> ArtifactRef:
         """Store who accepted the tree."""
@@ -380,7 +380,7 @@ class EpisodeActivities:
         ]  # fmt: skip
 
     @activity.defn
-    async def open_workspace(self, request: OpenRequest) -> Opened:
+    async def open_workspace(self, request: OpenRequest) -> OpenResult:
         return await self.world.call("open", lambda _step, attempt: self.folder().open(request, attempt))
 
     @activity.defn
@@ -388,7 +388,7 @@ class EpisodeActivities:
         return await self.world.call("restore", lambda _step, attempt: self.folder().restore(request, attempt))
 
     @activity.defn
-    async def reconcile_reset(self, request: ReconcileRequest) -> Reconciled:
+    async def reconcile_reset(self, request: ReconcileRequest) -> ReconcileResult:
         return await self.world.call("reconcile", lambda _step, attempt: self.folder().reconcile(request, attempt))
 
     @activity.defn
@@ -396,7 +396,7 @@ class EpisodeActivities:
         return await self.world.call("amend", lambda _step, _attempt: self.folder().amend(request))
 
     @activity.defn
-    async def close_workspace(self, request: CloseRequest) -> Closed:
+    async def close_workspace(self, request: CloseRequest) -> CloseResult:
         return await self.world.call("close", lambda _step, _attempt: self.folder().close(request))
 
     @activity.defn

@@ -21,8 +21,8 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.proof.port import Begun, Proved
-from activities.workspace.port import Adopted, AdoptRequest
+from activities.proof.port import BeginResult, ProveResult
+from activities.workspace.port import AdoptRequest, AdoptResult
 from tests.support.differential.product.episodes import usage_of
 from tests.support.differential.product.world import Step, World, reference
 from tests.support.differential.schedule import Act
@@ -211,27 +211,27 @@ class PlanFolder:
         failing = tuple(step.get("failing", ()))
         return PlanVerification(passed=not failing, total=1, failed=failing, tree=request.expected_tree)
 
-    def adopt(self, request: AdoptRequest, attempt: int) -> Adopted:
+    def adopt(self, request: AdoptRequest, attempt: int) -> AdoptResult:
         """Keep what a person edited, or undo it where that was decided."""
         if request.drift is not None and not request.drift.keep:
             self.disk = request.expected_tree or self.disk
         changed = int(self.disk != request.expected_tree)
-        return Adopted(tree=self.disk, files_changed=changed, attempt=attempt)
+        return AdoptResult(tree=self.disk, files_changed=changed, attempt=attempt)
 
-    def begin(self, tree: str, attempt: int) -> Begun:
+    def begin(self, tree: str, attempt: int) -> BeginResult:
         """Keep nothing."""
         report = reference("report", "report")
         verification = Verification(tree=tree, total=0, signature="", report=report, attempt=attempt)
-        return Begun(verification=verification, beginning=report)
+        return BeginResult(verification=verification, beginning=report)
 
-    def prove(self, step: Step, tree: str, attempt: int) -> Proved:
+    def prove(self, step: Step, tree: str, attempt: int) -> ProveResult:
         """Prove the tree, or doubt it."""
         self.expect(tree)
         proof = reference(f"proof {tree}", "proof")
         if step.get("doubted"):
-            return Proved(proof=proof, verdict=ProofVerdict.DOUBTED, title="a test is gone", attempt=attempt)
+            return ProveResult(proof=proof, verdict=ProofVerdict.DOUBTED, title="a test is gone", attempt=attempt)
         self.proven_tree = tree
-        return Proved(proof=proof, verdict=ProofVerdict.PROVEN, attempt=attempt)
+        return ProveResult(proof=proof, verdict=ProofVerdict.PROVEN, attempt=attempt)
 
     def close(self, request: ClosePlanRequest, *, needs_proof: bool) -> PlanClosed:
         """Give the workspace back."""

@@ -20,9 +20,9 @@ from temporalio.worker import Worker
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
 from activities.plan.requests import SettleRequest
-from activities.proof.port import AcceptRequest, BeginRequest, Begun, Proved, ProveRequest
+from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest, ProveResult
 from activities.tracking.activity import Recorded, RecordRequest
-from activities.workspace.port import Adopted, AdoptRequest
+from activities.workspace.port import AdoptRequest, AdoptResult
 from tests.support.differential.product.coders import ScriptedCoders
 from tests.support.differential.product.episodes import EpisodeActivities
 from tests.support.differential.product.plans import PlanFolder, ScriptedPlans
@@ -320,13 +320,13 @@ class Lane(EpisodeActivities, ScriptedProjects, ScriptedPlans, ScriptedCoders):
         return activity.info().workflow_type in ("PlanWorkflow", "LoopWorkflow")
 
     @activity.defn
-    async def begin(self, request: BeginRequest) -> Begun:
+    async def begin(self, request: BeginRequest) -> BeginResult:
         if self._is_plan:
             return await self.world.call("baseline", lambda _s, n: self.tree.begin(request.expected_tree, n))
         return await self.world.call("baseline", lambda step, n: self.folder().begin(step, request, n))
 
     @activity.defn
-    async def prove(self, request: ProveRequest) -> Proved:
+    async def prove(self, request: ProveRequest) -> ProveResult:
         if self._is_plan:
             return await self.world.call("prove", lambda step, n: self.tree.prove(step, request.expected_tree, n))
         return await self.world.call("prove", lambda step, n: self.folder().prove(step, request, n))
@@ -342,7 +342,7 @@ class Lane(EpisodeActivities, ScriptedProjects, ScriptedPlans, ScriptedCoders):
         return await self.world.call("accept", lambda _step, _n: self.folder().accept(request))
 
     @activity.defn
-    async def adopt_workspace(self, request: AdoptRequest) -> Adopted:
+    async def adopt_workspace(self, request: AdoptRequest) -> AdoptResult:
         if self._is_plan:
             return await self.world.call("adopt", lambda _step, n: self.tree.adopt(request, n))
         return await self.world.call("adopt", lambda _step, n: self.folder().adopt(request, n))

@@ -8,7 +8,7 @@ import pytest
 
 from activities.executor.gui import cursor_hook
 from activities.executor.gui.cursor import CursorEvents
-from activities.executor.gui.executor import Waiting
+from activities.executor.gui.executor import OutcomeWaiter
 from tests.support.gui.fake import EDITOR, Desktop, FakeDriver
 from tests.support.orders import Supervision, order, step
 from tightloop.executor.handoff import Target, file_message
@@ -62,7 +62,7 @@ class Watched:
         )
         driver, asked = FakeDriver(self.desktop), order(self.folder, step("true"), idle_limit_s=900.0)
         clock = {"now": self.desktop.now, "sleep": self.sleep}
-        return Waiting(asked, receipt, cursor, driver, target, Supervision(None), **clock).wait()
+        return OutcomeWaiter(asked, receipt, cursor, driver, target, Supervision(None), **clock).wait()
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_hand_off_is_acknowledged_once_and_its_answer_kept(tmp_path: Path) -> No
     assert "already" in again["user_message"]
     run(tmp_path, hook_event_name="afterAgentResponse", conversation_id="c-1", text="done: 日本")
     run(tmp_path, hook_event_name="stop", conversation_id="c-1", status="completed")
-    assert [(event.event, event.text, event.status) for event in events.after(receipt)] == [
+    assert [(event.event, event.text, event.status) for event in events.events_since(receipt)] == [
         ("afterAgentResponse", "done: 日本", ""),
         ("stop", "", "completed"),
     ]
