@@ -49,8 +49,8 @@ def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> 
     """Return the complete application behind its guard."""
     services, hub = Services(ledger, client, settings), Hub(ledger)
     http = api(services, hub, IdempotencyKeys(ledger.database))
-    doors = _Router(http, web_app(services), services, hub)
-    return Guard(doors, gateway_access(settings, Tokens(ledger.database)))
+    router = _Router(http, web_app(services), services, hub)
+    return Guard(router, gateway_access(settings, Tokens(ledger.database)))
 
 
 def gateway_access(settings: Settings, tokens: Tokens) -> Access:

@@ -47,7 +47,7 @@ from activities.plan.runners.search import SearchRunner
 from activities.plan.runners.shell import ShellRunner
 from activities.planner.activity import Planners
 from activities.planner.reflection import Reflectors
-from activities.proof.bench import LocalCheckouts
+from activities.proof.checkouts import LocalCheckouts
 from activities.remote.activity import Copies
 from activities.remote.s3 import EncryptedBucket, S3Bucket, probe
 from activities.safety.code import CodeScanner

@@ -8,7 +8,7 @@ from temporalio import activity
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, verification_of
-from activities.proof import beside
+from activities.proof import untracked
 from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, LockedTrees, ProveRequest, ProveResult
 from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
 from activities.workspace.folders import root_of
@@ -20,7 +20,7 @@ from tightloop.safety.drift import DriftCause
 from tightloop.value import ArtifactRef
 
 if TYPE_CHECKING:
-    from activities.proof.bench import LocalCheckouts
+    from activities.proof.checkouts import LocalCheckouts
 
 
 class ProofActivities:
@@ -42,7 +42,7 @@ class ProofActivities:
             drift = tree.expect(request.expected_tree)
             # Before the checks run, so that their leftovers are not recorded.
             tracked = LockedTrees(tree).files(request.expected_tree)
-            manifest = beside.survey(tree.root, tracked).write()
+            manifest = untracked.survey(tree.root, tracked).write()
             try:
                 outcomes = self._runs(tree, store).run_in_place(checks, request.expected_tree)
             finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
 from activities.checks.activity import CheckRunner, CheckView, run_check
-from activities.proof import beside
+from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, ProveResult, TreeFile, UntrackedChanges
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
@@ -61,7 +61,7 @@ from tightloop.value import ArtifactRef, clip, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
-    from activities.proof.bench import LocalCheckouts, ProofFolder
+    from activities.proof.checkouts import LocalCheckouts, ProofFolder
 
 TAIL_CHARACTERS = 1_200
 
@@ -414,5 +414,5 @@ def _compare_untracked_files(use: Runs, beginning: InitialState, delivered: Mapp
     # In another folder, times and inodes say nothing about the files recorded at the beginning.
     if beginning.ignored is None or beginning.root != str(use.tree.root):
         return UntrackedChanges()
-    survey = beside.read_survey(use.store.get(beginning.ignored))
-    return beside.compare(use.tree.root, survey, delivered)
+    survey = untracked.read_survey(use.store.get(beginning.ignored))
+    return untracked.compare(use.tree.root, survey, delivered)

@@ -24,7 +24,6 @@ from activities.sandbox.bounds import (
     require_program,
     run_with_limits,
 )
-from activities.sandbox.door import INSIDE, EgressProxy, open_proxy
 from activities.sandbox.port import (
     Enforcement,
     Limit,
@@ -33,6 +32,7 @@ from activities.sandbox.port import (
     SandboxSpec,
     SandboxUnavailableError,
 )
+from activities.sandbox.proxy import INSIDE, EgressProxy, open_proxy
 from activities.sandbox.visible import (
     SYSTEM_LINKS,
     SYSTEM_SETTINGS,
@@ -185,10 +185,10 @@ class BubblewrapSandbox:
         access = command_access(spec, environment["PATH"])
         processes = spec.processes if _counts_by_namespace() else None
         run = functools.partial(run_process, **callbacks)
-        with open_proxy(spec.network) if spec.network else nullcontext() as door:
-            line = command_line(access, temporary_bytes=spec.temporary_bytes, processes=processes, door=door)
+        with open_proxy(spec.network) if spec.network else nullcontext() as proxy:
+            line = command_line(access, temporary_bytes=spec.temporary_bytes, processes=processes, proxy=proxy)
             request = request_of(spec, _program(), (*line, *spec.argv), environment)
-            request = request if door is None else door.with_proxy(request)
+            request = request if proxy is None else proxy.with_proxy(request)
             request = replace(request, files=_files(), options_at=OPTIONS)
             limits = _limits(access, counted=processes is not None)
             return replace(run_with_limits(request, spec, limits, run=run, grouped=True), backend=NAME)
@@ -218,8 +218,8 @@ class BubblewrapAgentSandbox:
         writable, nested = openings["writable"], openings.get("nested", False)
         refuse_untrusted_program(_program(), writable)
         access = agent_access(request, writable, openings.get("readable", ()))
-        with open_proxy((*self._network, *openings.get("network", ()))) as door:
-            line = command_line(access, temporary_bytes=AGENT_TEMPORARY_BYTES, door=door, nested=nested)
+        with open_proxy((*self._network, *openings.get("network", ()))) as proxy:
+            line = command_line(access, temporary_bytes=AGENT_TEMPORARY_BYTES, proxy=proxy, nested=nested)
             behind = replace(
                 request,
                 program=_program(),
@@ -228,7 +228,7 @@ class BubblewrapAgentSandbox:
                 files={**request.files, **_files(nested=nested)},
                 options_at=OPTIONS,
             )
-            yield door.with_proxy(behind)
+            yield proxy.with_proxy(behind)
 
 
 def command_line(
@@ -236,13 +236,13 @@ def command_line(
     *,
     temporary_bytes: int,
     processes: int | None = None,
-    door: EgressProxy | None = None,
+    proxy: EgressProxy | None = None,
     nested: bool = False,
 ) -> tuple[str, ...]:
     """Return the arguments of bubblewrap up to the command. Later mounts cover earlier ones.
 
     The kernel enforces the limit of `processes` only if it counts per user namespace and the worker is not root.
-    Without `door` the command has no network. Bubblewrap reads the contents of `_files` and the command's variables
+    Without `proxy` the command has no network. Bubblewrap reads the contents of `_files` and the command's variables
     from their descriptors. With `nested` it may create namespaces.
     """
     return (
@@ -250,13 +250,13 @@ def command_line(
         *(part for folder in access.programs for part in (*_binds("--ro-bind", (folder,)), *_hidden(access, folder))),
         *_mount_folders(access),
         *(part for source, target in access.mounts for part in ("--ro-bind", str(source), str(target))),
-        *(() if door is None else ("--ro-bind", str(door.folder), str(INSIDE))),
+        *(() if proxy is None else ("--ro-bind", str(proxy.folder), str(INSIDE))),
         *_remount_read_only(access, nested=nested),
         *(("--seccomp", str(CALLS)) if CALLS in _files() else ()),
         *("--args", str(OPTIONS), "--chdir", str(access.root), "--"),
         *(() if processes is None else (_system_prlimit(), f"--nproc={processes}", "--")),
         # Resolved: the path could lead through a project's environment, which the command may change.
-        *(() if door is None else door.command(os.path.realpath(sys.executable))),
+        *(() if proxy is None else proxy.command(os.path.realpath(sys.executable))),
     )
 
 

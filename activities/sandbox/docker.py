@@ -15,7 +15,6 @@ from typing import Unpack
 from activities.process import Callbacks, ProcessResult, Reason, run_process
 from activities.sandbox.bounds import OPEN_FILES, request_of, require_program, result_of
 from activities.sandbox.control_group import ResourceUsage
-from activities.sandbox.door import INSIDE, PROXY_VARIABLES, EgressProxy, open_proxy
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
@@ -27,6 +26,7 @@ from activities.sandbox.port import (
     this_host,
     this_process,
 )
+from activities.sandbox.proxy import INSIDE, PROXY_VARIABLES, EgressProxy, open_proxy
 from activities.sandbox.visible import git_folders, project_python, state_within
 from tightloop.host import state_home
 from tightloop.host.programs import own_environment, trusted_path
@@ -105,10 +105,10 @@ class DockerSandbox:
         if missing or not spec.argv:
             what = f"{missing[0]} does not exist" if missing else "the command is empty"
             return SandboxResult(reason=Reason.NOT_STARTED, message=what, backend=NAME)
-        with open_proxy(spec.network) if spec.network else nullcontext() as door:
-            return self._run(spec, door, **callbacks)
+        with open_proxy(spec.network) if spec.network else nullcontext() as proxy:
+            return self._run(spec, proxy, **callbacks)
 
-    def _run(self, spec: SandboxSpec, door: EgressProxy | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+    def _run(self, spec: SandboxSpec, proxy: EgressProxy | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         name = f"tightloop-{uuid.uuid4().hex}"
         venv_bin, path = spec.root / ".venv" / "bin", self._path or _IMAGE_PATH
         inside = {
@@ -123,11 +123,11 @@ class DockerSandbox:
             ),
             **spec.environment,
             **spec.secrets,
-            **({} if door is None else door.environment),
+            **({} if proxy is None else proxy.environment),
         }
         client = {key: value for key in CLIENT_VARIABLES if (value := os.environ.get(key))}
         passed = {key: value for key, value in inside.items() if not _is_clients(key) and key not in spec.secrets}
-        arguments = tuple(_run_line(spec, name, self._image, inside, door))
+        arguments = tuple(_run_line(spec, name, self._image, inside, proxy))
         # Variables of the client come last: a command must not choose the engine.
         request = request_of(spec, require_program(PROGRAM), arguments, {**passed, **client})
         # A command's secret must not choose the client's engine, plugins or libraries either.
@@ -152,7 +152,7 @@ class DockerSandbox:
 
 
 def _run_line(
-    spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], door: EgressProxy | None
+    spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], proxy: EgressProxy | None
 ) -> Iterator[str]:
     yield from ("run", "--name", name, *_isolation(), "--workdir", str(spec.root))
     yield from ("--label", f"{OWNER_LABEL}={this_process()}", "--label", f"{HOST_LABEL}={this_host()}")
@@ -174,14 +174,14 @@ def _run_line(
     home, visible = os.path.realpath(state_home()), (spec.root, *spec.writable, *spec.readable)
     for state in {state for entry in visible for state in state_within(home, entry)}:
         yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))
-    if door is not None:
-        yield from ("--mount", _comma("type=bind", f"source={door.folder}", f"target={INSIDE}", "readonly"))
+    if proxy is not None:
+        yield from ("--mount", _comma("type=bind", f"source={proxy.folder}", f"target={INSIDE}", "readonly"))
     # By name only: the client reads the values from its own environment, so no process list shows them.
     for variable in sorted(inside):
         yield from ("--env", f"{variable}={inside[variable]}" if _is_clients(variable) else variable)
     yield from (("--interactive",) if spec.stdin else ())
     # An image without Python has no network access.
-    yield from (image, *(() if door is None else door.command("python3")), *spec.argv)
+    yield from (image, *(() if proxy is None else proxy.command("python3")), *spec.argv)
 
 
 def _isolation() -> Iterator[str]:

@@ -12,8 +12,8 @@ from typing import Unpack
 
 from activities.process import Callbacks, ProcessRequest, Reason, run_process, search_path
 from activities.sandbox.bounds import UNSANDBOXED_LIMITS, refuse_untrusted_program, request_of, run_with_limits
-from activities.sandbox.door import EgressProxy, open_loopback_proxy
 from activities.sandbox.port import Enforcement, Limit, SandboxPermissions, SandboxResult, SandboxSpec
+from activities.sandbox.proxy import EgressProxy, open_loopback_proxy
 from activities.sandbox.visible import Access, agent_access, command_access, git_folders, relocate
 from tightloop.host import state_home
 from tightloop.host.programs import TrustedProgram
@@ -34,10 +34,10 @@ _BY_PROFILE = (Limit.WRITES, Limit.READS, Limit.GIT, Limit.NAMESPACES, Limit.NET
 _FIXED = Path(__file__).with_suffix(".sb").read_text(encoding="utf-8")
 
 
-def profile(access: Access, door: EgressProxy | None = None) -> str:
+def profile(access: Access, proxy: EgressProxy | None = None) -> str:
     """Return the Seatbelt profile of a command. The last matching rule wins.
 
-    With a `door` it can reach the door's loopback ports and listen on loopback itself; without one it has no network.
+    With a `proxy` it can reach the proxy's loopback ports and listen on loopback itself; without one it has no network.
     """
     # Worktrees and agents' homes are in the state home: they are restored after it is hidden.
     home = state_home().resolve()
@@ -59,11 +59,11 @@ def profile(access: Access, door: EgressProxy | None = None) -> str:
         *_rules("(deny file-write*", git),
     )
     network = ["(deny network*)"]
-    if door is not None:
+    if proxy is not None:
         network.append("(allow system-socket)")
         # An agent may connect its own parts through loopback; listening there is no way out.
         network += [f'(allow {what} (local ip "localhost:*"))' for what in ("network-bind", "network-inbound")]
-        network += [f'(allow network-outbound (remote ip "localhost:{port}"))' for port in door.ports]
+        network += [f'(allow network-outbound (remote ip "localhost:{port}"))' for port in proxy.ports]
     return "\n".join((_FIXED.rstrip(), *rules, *network)) + "\n"
 
 
@@ -105,10 +105,10 @@ class SeatbeltSandbox:
                 return SandboxResult(reason=Reason.NOT_STARTED, message=message, backend=NAME)
             access = command_access(spec, environment["PATH"], Path(temporary))
             limits = {**UNSANDBOXED_LIMITS, **dict.fromkeys(_BY_PROFILE, Enforcement.HARD)}
-            with open_loopback_proxy(spec.network) if spec.network else nullcontext() as door:
-                arguments = ("-p", profile(access, door), *spec.argv)
+            with open_loopback_proxy(spec.network) if spec.network else nullcontext() as proxy:
+                arguments = ("-p", profile(access, proxy), *spec.argv)
                 request = request_of(spec, PROGRAM, arguments, environment)
-                request = request if door is None else door.with_proxy(request)
+                request = request if proxy is None else proxy.with_proxy(request)
                 # macOS has no control groups, and a profile does not kill daemons: `run_process` does.
                 return replace(run_with_limits(request, spec, limits, run=run, grouped=False), backend=NAME)
 
@@ -133,7 +133,7 @@ class SeatbeltAgentSandbox:
         temporary = {"TMPDIR": str(writable[-1])} if writable else {}
         refuse_untrusted_program(PROGRAM, writable)
         access = agent_access(request, writable, openings.get("readable", ()))
-        with open_loopback_proxy((*self._network, *openings.get("network", ()))) as door:
-            arguments = ("-p", profile(access, door), str(request.program), *request.arguments)
+        with open_loopback_proxy((*self._network, *openings.get("network", ()))) as proxy:
+            arguments = ("-p", profile(access, proxy), str(request.program), *request.arguments)
             environment = {**temporary, **request.environment}
-            yield door.with_proxy(replace(request, program=PROGRAM, arguments=arguments, environment=environment))
+            yield proxy.with_proxy(replace(request, program=PROGRAM, arguments=arguments, environment=environment))

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from temporalio.exceptions import CancelledError
 
 from activities.process import GRACE_S
-from activities.proof import beside
+from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, TreeFile, UntrackedChanges
 from activities.sandbox.port import MEBIBYTE, Sandbox, build_spec
 from activities.workspace.port import WorkingTree
@@ -23,13 +23,13 @@ from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import Guards
 from tightloop.settings import SandboxSettings
 from tightloop.testing import Collection, GateReport, Outcome, Run, Session, changed_lines, touched_bodies
-from tightloop.testing.claims import Known, TestFindings, functions_with_values, names_of, read_tests
+from tightloop.testing.claims import JudgedTests, Known, functions_with_values, names_of, read_tests
 from tightloop.testing.copies import Pattern, patterns_of
 from tightloop.testing.judging import Evidence, judge
 from tightloop.testing.mutants import Mutant, choose, mutants_of
 
 if TYPE_CHECKING:
-    from activities.proof.bench import LocalCheckouts, ProofFolder
+    from activities.proof.checkouts import LocalCheckouts, ProofFolder
 
 
 SOURCE_BYTES = 1_000_000
@@ -56,7 +56,7 @@ class Change:
     lines: dict[str, frozenset[int]] = field(default_factory=dict)
     bodies: dict[str, frozenset[int]] = field(default_factory=dict)
     mutants: list[Mutant] = field(default_factory=list)
-    readings: dict[str, TestFindings] = field(default_factory=dict)
+    readings: dict[str, JudgedTests] = field(default_factory=dict)
     uses: list[str] = field(default_factory=list)
     """Slow library modules that the tests use."""
     unread: list[str] = field(default_factory=list)
@@ -230,7 +230,7 @@ class SandboxedTestGate:
         change = change_of(trees, before, after, tests)
         mutants = choose(change.mutants, MUTANTS_LIMIT)
         with self.checkouts.proof_folder(tree.root) as room:
-            moved = beside.present(tree.root, change.after)
+            moved = untracked.present(tree.root, change.after)
             run = _Runs(self, room, tree, trees, change, moved, tuple(tests), cancelled, started)
             session = run.on(change.after, time_limit_s * (1 - BEFORE_SHARE), mutants)
             left = time_limit_s - (time.monotonic() - start)

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
-from activities.proof import beside
-from activities.proof.bench import REMOVAL, LocalCheckouts
+from activities.proof import untracked
+from activities.proof.checkouts import REMOVAL, LocalCheckouts
 from activities.proof.port import LockedTrees
 from activities.proof.proving import Runs, Subject, prove_tree
 from activities.sandbox.choose import choose_sandbox
@@ -63,7 +63,7 @@ def _measure() -> Report:
         with workspaces.hold(scope) as tree:
             use = Runs(tree, open_local_store(root), runner, bench, lambda: False, lambda _text: None)
             begun = tree.snapshot()
-            manifest = beside.survey(root, LockedTrees(tree).files(begun)).write()
+            manifest = untracked.survey(root, LockedTrees(tree).files(begun)).write()
             alone, (result, seen) = _timed(lambda: use.run_in_place((check,), begun)[0])
             beginning = InitialState(
                 tree=begun,

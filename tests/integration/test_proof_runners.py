@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from activities.checks.activity import CheckView
-from activities.proof.bench import LocalCheckouts
+from activities.proof.checkouts import LocalCheckouts
 from tests.support.proving import has_node
 from tightloop.episode.check import Check
 from tightloop.episode.proof.report import FAILED, PASSED, SKIPPED, Observation

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from activities.proof.bench import LocalCheckouts
+from activities.proof.checkouts import LocalCheckouts
 from activities.sandbox.choose import choose_sandbox
 from activities.testing import SandboxedTestGate
 from activities.workspace.port import WorkingTree

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from activities.sandbox.door import open_loopback_proxy
+from activities.sandbox.proxy import open_loopback_proxy
 from gateway.ui import application as codec_application
 from gateway.ui import codec_access
 from tests.support.extent import part

@@ -203,7 +203,7 @@ _MACHINERY = frozenset({
 """Names that a test needs to detect that it is observed, or to bypass the mutated code."""
 
 
-class TestFindings(NamedTuple):
+class JudgedTests(NamedTuple):
     """Static findings about a test."""
 
     asserts: bool
@@ -235,7 +235,7 @@ def names_of(tree: ast.Module) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
 
 
-def read_tests(path: str, source: str, known_code: Known) -> dict[str, TestFindings]:
+def read_tests(path: str, source: str, known_code: Known) -> dict[str, JudgedTests]:
     """Return the findings per test, by node id without parameters; helpers count as part of their callers.
 
     Raises:
@@ -250,10 +250,10 @@ def read_tests(path: str, source: str, known_code: Known) -> dict[str, TestFindi
     return {name: _read(test, helpers, everywhere, known_code) for name, test in tests.items()}
 
 
-def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str, known_code: Known) -> TestFindings:
+def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str, known_code: Known) -> JudgedTests:
     used = _find_used_helpers(test, helpers)
     claims = [claim for part in (test, *used) for claim in claims_of(part, known_code.plain)]
-    reading = TestFindings(
+    reading = JudgedTests(
         bool(claims),
         weak=str(weakest(set(claims))),
         names_only=bool(claims) and set(claims) <= {Claim.NAMED, Claim.SURE},

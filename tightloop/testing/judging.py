@@ -19,7 +19,7 @@ from tightloop.testing import (
     Session,
     can_fail,
 )
-from tightloop.testing.claims import TestFindings
+from tightloop.testing.claims import JudgedTests
 from tightloop.testing.mutants import Mutant
 from tightloop.value import format_count, shorten
 from tightloop.value.scrub import scrub
@@ -39,7 +39,7 @@ class Evidence:
 
     after: Session
     before: Session | None = None
-    readings: Mapping[str, TestFindings] = field(default_factory=dict)
+    readings: Mapping[str, JudgedTests] = field(default_factory=dict)
     """Static findings by id without parameters."""
     changed: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Changed lines by file."""
@@ -87,7 +87,7 @@ class _Test:
 
     def __init__(self, evidence: Evidence, name: str, items: Sequence[Item]) -> None:
         self._evidence, self._name, self._items = evidence, name, items
-        self._reading = evidence.readings.get(name, TestFindings(asserts=True))
+        self._reading = evidence.readings.get(name, JudgedTests(asserts=True))
         self._runs = evidence.after.runs(item.id for item in items)
         self._green = {
             key: runs[0] for key, runs in self._runs.items() if all(run.outcome is Outcome.PASSED for run in runs)

@@ -10,7 +10,7 @@ from activities.plan.outputs import find_unfit
 from activities.plan.port import RunnerResult, Work
 from activities.plan.runners.fetch import FetchRunner
 from activities.plan.runners.request import WebAnswer, WebError, WebRequest, send
-from activities.sandbox.door import Resolve, system_addresses
+from activities.sandbox.proxy import Resolve, system_addresses
 from tightloop.plan.action import HttpAction
 from tightloop.plan.commands import judge_secrets
 from tightloop.plan.failing import FailureClass

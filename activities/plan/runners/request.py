@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from activities.model.client import certificates
-from activities.sandbox.door import PrivateAddressError, Resolve, judged_addresses, system_addresses
+from activities.sandbox.proxy import PrivateAddressError, Resolve, judged_addresses, system_addresses
 from tightloop.executor.limit import LimitSignal, detect
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure
 from tightloop.plan.commands import host_of, judge_url

@@ -383,7 +383,9 @@ for family, place in [(2, ("127.0.0.1", port)) for port in {ports}] + [(1, chr(0
     except OSError: print("refused")
 """
         (bench.root / "try.py").write_text(code)
-        executor = dataclasses.replace(bench.executor(model), agent_sandbox=BubblewrapAgentSandbox((f"127.0.0.1:{ports[0]}",)))
+        executor = dataclasses.replace(
+            bench.executor(model), agent_sandbox=BubblewrapAgentSandbox((f"127.0.0.1:{ports[0]}",))
+        )
         wanted = bench.order(options={"network": True} if listed else {})
         outcome = executor.execute(wanted, Supervision(), bench.state)
     assert outcome.status is ExecutorStatus.COMPLETED, outcome

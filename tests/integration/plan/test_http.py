@@ -16,7 +16,7 @@ from activities.artifacts.stores import open_local_store
 from activities.plan.outputs import collect_outputs
 from activities.plan.port import RunnerResult
 from activities.plan.runners.http import HttpRunner
-from activities.sandbox.door import Resolve, system_addresses
+from activities.sandbox.proxy import Resolve, system_addresses
 from tests.support.fake_site import FakeSite, Page, html, redirect
 from tests.support.plan.work import work_for
 from tests.support.stored import content_of

@@ -15,8 +15,8 @@ import pytest
 
 from activities.process import run_process
 from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
-from activities.sandbox.door import find_loopback_host, open_proxy
 from activities.sandbox.port import SandboxSpec
+from activities.sandbox.proxy import find_loopback_host, open_proxy
 from tests.support.fenced import NOBODY, fenced
 from tests.support.processes import request_for
 from tests.support.sandboxes import open_folder
@@ -50,7 +50,7 @@ for _, name in socket.if_nameindex():
     if name != "lo": print(json.dumps(["interface", name]))
 tried("a socket file", lambda: connect(socket.AF_UNIX, {place!r}))
 for name in os.listdir("/tmp"):
-    if name.startswith("tightloop-door"): print(json.dumps(["door of another", name]))
+    if name.startswith("tightloop-proxy"): print(json.dumps(["door of another", name]))
 print("done")
 """
 

@@ -22,7 +22,6 @@ from activities.sandbox import control_group, docker, visible
 from activities.sandbox.bubblewrap import BubblewrapAgentSandbox, BubblewrapSandbox
 from activities.sandbox.choose import choose_agent_sandbox, choose_sandbox, examine_sandboxes
 from activities.sandbox.docker import DockerSandbox
-from activities.sandbox.door import open_loopback_proxy
 from activities.sandbox.port import (
     MEBIBYTE,
     Enforcement,
@@ -31,6 +30,7 @@ from activities.sandbox.port import (
     SandboxUnavailableError,
     this_host,
 )
+from activities.sandbox.proxy import open_loopback_proxy
 from activities.sandbox.seatbelt import SeatbeltAgentSandbox, profile
 from activities.sandbox.visible import Access
 from tests.support.episodes import Git

@@ -22,9 +22,11 @@ def test_code_and_tables_have_the_same_names(folder: str, tables: object, table:
 
 
 def test_every_violation_of_a_change_is_told_by_a_rule() -> None:
-    told = names_in(SAFETY / "change", r'\.tell\(\s*"(\w+)"') | names_in(SAFETY / "change", r'VIOLATIONS\["(\w+)"\]')
-    either = names_in(SAFETY / "change", r'\.tell\("(\w+)" if .* else "\w+"')
-    either |= names_in(SAFETY / "change", r'\.tell\("\w+" if .* else "(\w+)"')
+    told = names_in(SAFETY / "change", r'\.make_finding\(\s*"(\w+)"') | names_in(
+        SAFETY / "change", r'VIOLATIONS\["(\w+)"\]'
+    )
+    either = names_in(SAFETY / "change", r'\.make_finding\("(\w+)" if .* else "\w+"')
+    either |= names_in(SAFETY / "change", r'\.make_finding\("\w+" if .* else "(\w+)"')
     assert told | either == change_tables.VIOLATIONS.keys()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tightloop.testing import Collection, GateReport, Item, Outcome, Run, Session, can_fail
-from tightloop.testing.claims import TestFindings
+from tightloop.testing.claims import JudgedTests
 from tightloop.testing.judging import Evidence, judge
 from tightloop.testing.mutants import Mutant
 
@@ -21,7 +21,7 @@ COLLECTED = Collection(
 
 
 def report(
-    *mutated: Run, before: tuple[Run, ...] | None = (), reading: TestFindings | None = None, **fields: object
+    *mutated: Run, before: tuple[Run, ...] | None = (), reading: JudgedTests | None = None, **fields: object
 ) -> GateReport:
     after = Session(collected=COLLECTED, plain=(GREEN, GREEN), mutated={0: mutated} if mutated else {}, ended=True)
     evidence = Evidence(
@@ -72,7 +72,7 @@ def test_a_test_that_passes_on_everything_is_told_with_how_many_mutants() -> Non
 
 
 def test_a_weak_test_counts_only_where_it_fails_before() -> None:
-    weak = TestFindings(asserts=True, weak="It asserts only that there is a result.")
+    weak = JudgedTests(asserts=True, weak="It asserts only that there is a result.")
     assert reason(FAILURE, reading=weak) == weak.weak
     assert report(FAILURE, before=(FAILURE, FAILURE), reading=weak).accepted
     assert reason(FAILURE, before=(FAILURE, FAILURE), reading=weak._replace(names_only=True)) == weak.weak

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from tightloop.testing.claims import Known, TestFindings, functions_with_values, read_tests
+from tightloop.testing.claims import JudgedTests, Known, functions_with_values, read_tests
 from tightloop.testing.copies import patterns_of
 
 CODE = '''
@@ -28,7 +28,7 @@ TREE = ast.parse(CODE)
 KNOWN = Known(patterns_of(TREE, frozenset(range(1, 99))), functions_with_values(TREE))
 
 
-def read(body: str, before: str = "") -> TestFindings:
+def read(body: str, before: str = "") -> JudgedTests:
     source = f"{before}\ndef test_it():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
     return read_tests("test_m.py", source, KNOWN)["test_m.py::test_it"]
 

@@ -127,7 +127,7 @@ def open_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
     """
     local_ports = {host.port: host for rule in hosts if (host := find_loopback_host(rule))}
     proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(local_ports) + 1) if port not in local_ports)
-    with tempfile.TemporaryDirectory(prefix="tightloop-door-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="tightloop-proxy-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         shutil.copyfile(_FORWARD, folder / _FORWARD.name)
         listeners = [(_unix_socket(folder, str(port)), local_ports.get(port)) for port in (*local_ports, proxy)]
@@ -198,7 +198,7 @@ class _ProxyServer:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._run, name="sandbox-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sandbox-proxy", daemon=True)
 
     @contextmanager
     def serve(self) -> Iterator[None]:
