@@ -111,7 +111,7 @@ def test_type_of_the_payload_is_signed_too(key: Path) -> None:
     content = statement_of(proof_of("a" * 40)).content
     signature = sign(signed_bytes("text/plain", content), SigningKey(key))
     [problem] = problems(verify(to_json(seal(content, [signature])).encode(), Rules()))
-    assert problem.startswith("the signature does not fit")
+    assert problem.startswith("the signature does not match")
 
 
 def test_key_of_somebody_else_is_not_trusted(key: Path, tmp_path: Path) -> None:
