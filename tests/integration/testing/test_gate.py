@@ -104,7 +104,7 @@ def test_constants_of_a_module_have_mutants_although_they_are_read_once(judging:
         ("assert grade(70) == 'wrong'", "fails on the tree with the change"),
         ("assert Path(__file__).name == 'test_it.py'", "executes none of the changed lines"),
         ("while True: pass", "longer than 2 s"),
-        ("open('/tmp/once', 'x')\n    assert grade(70) == 'passed'", "does not end the same way"),
+        ("open('/tmp/once', 'x')\n    assert grade(70) == 'passed'", "varies between runs"),
         ("pytest.skip('later')\n    assert grade(70) == 'passed'", "is skipped"),
         ("import ctypes\n    ctypes.string_at(0)", "ends Python"),
     ],
