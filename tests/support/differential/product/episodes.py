@@ -239,6 +239,8 @@ class EpisodeFolder:
 
     def hand_off(self, request: HandOffRequest, attempt: int) -> Delivery:
         """Queue a delivery under a key of its own."""
+        if request.scope.request not in (None, self.opened):
+            self.world.broken.append("a delivery of a request from before an amendment")
         return Delivery(key=f"{self.name}/{request.iteration}.{request.delivery}", attempt=attempt)
 
     def execute(self, step: Step, request: ExecuteRequest, attempt: int) -> ExecutorReport:
