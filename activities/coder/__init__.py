@@ -1,1 +1,1 @@
-"""Activities of the built-in coder: model turns, tools, and the journal that makes both idempotent."""
+"""The built-in coder's activities: model turns, tools, and the journal that makes both idempotent."""

@@ -1,4 +1,4 @@
-"""Activities of the coder."""
+"""The coder's activities."""
 
 import contextlib
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> 
 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:
-    """Return the stored progress of a session, or an empty one."""
+    """Return a session's stored progress, or an empty one."""
     path = state_folder / session_path(session) / "progress.json"
     # An unreadable file only means reading the journal from its start.
     with contextlib.suppress(OSError, ValidationError):
@@ -72,7 +72,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, kw_only=True)
 class CoderActivities:
-    """Activities of the coder: turns, tools and checks."""
+    """The coder's activities: turns, tools and checks."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -88,7 +88,7 @@ class CoderActivities:
     # An exception that the SDK injects into the thread could interrupt the write of a journal entry.
     @activity.defn(no_thread_cancel_exception=True)
     def begin_coding(self, request: CoderRequest) -> Brief:
-        """Return the session of a delivery and its progress. No side effects."""
+        """Return a delivery's session and its progress. This has no side effects."""
         resume = self._order(request.scope).resume
         if resume is None or resume.adapter != CODER:
             return Brief(session=session_of(request.scope.key), bounds=self.bounds)
@@ -97,11 +97,11 @@ class CoderActivities:
 
     @activity.defn
     async def take_turn(self, request: TurnRequest) -> Turn:
-        """Ask a model for its next turn. A turn found in the journal is not paid again.
+        """Ask a model for its next turn. A turn that is already in the journal is not paid for again.
 
         Raises:
-            PlannerError: the service refuses; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
+            PlannerError: the service refuses. Not retryable.
+            PlannerUnavailableError: the service is busy or down. Retryable.
         """
         # Only the first turn of a conversation includes the task; later ones have it in the conversation.
         task = self._order(request.scope).prompt if request.node is None else ""
@@ -109,7 +109,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def use_tool(self, request: ToolRequest) -> CallResult:
-        """Make one tool call of a turn. Idempotent: a call found in the journal is not repeated."""
+        """Carry out one tool call of a turn. Idempotent: a call that is already in the journal is not repeated."""
         folder = state_folder_of(request.scope) / session_path(request.scope.session)
         call = self.turns.read(folder, request.turn).calls[request.index]
 
@@ -139,7 +139,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def check_work(self, request: CoderRequest) -> CheckWorkResult:
-        """Run the definition of done on the current files and revert the checks' changes. Idempotent."""
+        """Run the definition of done on the current files and revert changes made by the checks. Idempotent."""
         store = self.stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
         with self.workspaces.hold(request.scope) as tree:

@@ -1,7 +1,7 @@
 """Regex search in files with Python's `re`, run as a subprocess so that a backtracking pattern can be killed.
 
-Reads its request as JSON from standard input and prints like `rg --null --line-number`. Exit codes are those of
-ripgrep: 0 for a match, 1 for none, 2 for an invalid pattern.
+It reads its request as JSON from standard input and prints its results like `rg --null --line-number`. The exit codes
+are the same as ripgrep's: 0 if there is a match, 1 if there is none and 2 if the pattern is invalid.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Execution of the coder's tool calls: arguments, journal, commands."""
+"""Running the coder's tool calls: arguments, journal and commands."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ SHOWN_CHARACTERS = 200
 
 
 def schema(**properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the strict schema of a tool's arguments: all required, no others allowed."""
+    """Return the strict schema for a tool's arguments. All are required and no others are allowed."""
     return {
         "type": "object",
         "properties": properties,
@@ -59,15 +59,15 @@ def text(description: str) -> dict[str, Any]:
 
 
 def optional(kind: str, description: str, **more: Any) -> dict[str, Any]:
-    """Return the schema of a nullable value."""
+    """Return the schema for a nullable value."""
     return {"type": [kind, "null"], "description": description, **more}
 
 
 def fit_arguments(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments with all schema properties; missing nullable ones become null.
+    """Return a call's arguments with all properties in the schema. Missing nullable ones are set to null.
 
     Raises:
-        ToolError: they do not match the schema.
+        ToolError: the arguments do not match the schema.
     """
     properties: Mapping[str, Any] = schema["properties"]
     for name in values:
@@ -87,38 +87,38 @@ _DIGITS = re.compile(r"[0-9a-f]{12,64}")
 
 
 class CallRecord(Sparse):
-    """Journal entry of one call."""
+    """A call's journal entry."""
 
     call: str
-    """Digest of tool name and arguments."""
+    """Digest of the tool's name and arguments."""
     path: str = ""
-    """Path of the changed file; empty: the call starts a program."""
+    """Path of the changed file. Empty if the call starts a program."""
     before: str = ""
-    """SHA-256 of the file before the change; empty if it does not exist."""
+    """SHA-256 of the file before the change. Empty if the file does not exist."""
     after: str = ""
     text: str = ""
-    """Text for the model after the file was changed."""
+    """Text for the model after the file has been changed."""
     result: CallResult | None = None
-    """None: claimed but not finished."""
+    """None if the call was claimed but has not finished."""
     whole: ArtifactRef | None = None
-    """Full text of a result that was shortened for the model."""
+    """The full text of a result that was shortened for the model."""
 
 
 class CallJournal:
-    """Journal of one call of one turn."""
+    """The journal for one call in a turn."""
 
     def __init__(self, session: Path, turn: int, index: int, call: ProposedCall) -> None:
         self._path = session / f"call-{turn:04d}-{index}.json"
         self._name = f"call {index} of turn {turn}"
         self.call = digest_call(call)
         self.temporary = f".tightloop-{session.name[:16]}-{turn}-{index}"
-        """Name of the unfinished file next to the one it replaces."""
+        """Name of the unfinished file, which is next to the file that it replaces."""
 
     def read(self) -> CallRecord | None:
-        """Return the entry; None if the call has not started.
+        """Return the entry, or None if the call has not started.
 
         Raises:
-            ExecutorError: it belongs to another call, or is damaged. Not retryable.
+            ExecutorError: the entry belongs to another call or is damaged. Not retryable.
         """
         try:
             record = CallRecord.model_validate_json(self._path.read_bytes())
@@ -137,25 +137,25 @@ class CallJournal:
         return record
 
     def write(self, record: CallRecord) -> None:
-        """Record the intended change or the result; after a result the call is never made again."""
+        """Record the intended change or the result. Once a result is recorded, the call is never made again."""
         private_folder(self._path.parent)
         write_durably(self._path, record.model_dump_json().encode())
 
     def withdraw(self) -> None:
-        """Remove the claim of a call that certainly had no effect."""
+        """Withdraw the claim for a call that certainly had no effect."""
         self._path.unlink(missing_ok=True)
 
 
 def digest_call(call: ProposedCall) -> str:
-    """Return the identity of a call, independent of the provider's call id."""
+    """Return a call's identity, which does not depend on the provider's call id."""
     text = f"{call.tool}\0{call.arguments}"
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def find_result(session: Path, digits: str) -> ArtifactRef | None:
-    """Return the only result of this session whose digest starts with these digits (12 or more).
+    """Return this session's only result whose digest starts with these digits (12 or more).
 
-    Other contents of the artifact store are not found.
+    Other contents of the artifact store are not searched.
     """
     if not _DIGITS.fullmatch(digits):
         return None
@@ -180,7 +180,7 @@ PATHS_NAMED = 5
 
 
 def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
-    """Return the reason or question that blocks a command; None if it may run."""
+    """Return the reason or question that blocks a command, or None if the command may run."""
     # Rules about cost do not apply: the call's time limit bounds it.
     findings = [
         finding
@@ -209,8 +209,8 @@ def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: Tool
     """Run a command and return its output. Protected files are read-only, and new ones are deleted.
 
     Raises:
-        SandboxUnavailableError: no sandbox works on this host; nothing ran. Not retryable.
-        SettingsError: the sandbox settings name a missing path; nothing ran. Not retryable.
+        SandboxUnavailableError: no sandbox works on this host. Nothing ran. Not retryable.
+        SettingsError: the sandbox settings name a path that does not exist. Nothing ran. Not retryable.
     """
     protected = _protected_paths(context.root)
     result = runner.run(
@@ -244,21 +244,21 @@ def _protected_paths(root: Path) -> frozenset[Path]:
 
 
 NAME_CHARACTERS = 64
-"""Limit of a tool name in the history; a model may invent a name of any length."""
+"""Maximum length of a tool name in the history. A model may make up a name of any length."""
 MARK_DIGITS = 16
 _FATAL_ERRORS = (StorageFullError, SandboxUnavailableError, SettingsError)
 """Errors that the model cannot work around."""
 
 
 class ToolExecutor:
-    """All tools; a role sees some of them."""
+    """All tools. Each role can use some of them."""
 
     def __init__(self, tools: Iterable[Tool], *, review: Review = lambda _context: None) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         self._review = review
 
     def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
-        """Return the model-facing descriptions of the named tools, in that order.
+        """Return the descriptions of the named tools for the model, in the given order.
 
         Raises:
             SettingsError: one of the names is unknown. Not retryable.
@@ -270,7 +270,10 @@ class ToolExecutor:
         return tuple(self._tools[name].spec for name in tool_names)
 
     def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
-        """Return the calls in their history form. Calls to an unknown tool count as reads, since they do nothing."""
+        """Return the calls in the form used in the history.
+
+        Calls to an unknown tool count as reads, since they do nothing.
+        """
         return tuple(
             CallHead(tool=call.tool, reads=tool.reads, runs=tool.runs)
             if (tool := self._tools.get(call.tool))
@@ -279,22 +282,22 @@ class ToolExecutor:
         )
 
     def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
-        """Make a call, or return its recorded result. Blocking; idempotent through the journal.
+        """Carry out a call or return its recorded result. Blocks. The journal makes it idempotent.
 
         Args:
-            turn: number of the turn that proposed the call.
-            index: position of the call in its turn.
+            turn: the number of the turn that proposed the call.
+            index: the call's position in its turn.
             call: the call as the model wrote it.
-            context: resources of the tool.
-            session: folder of the session.
+            context: the resources available to the tool.
+            session: the session's folder.
 
         Returns:
-            The result. One with a question is not final: the call is made again after the answer.
+            The result. A result with a question is not final. The call is made again after the question is answered.
 
         Raises:
-            StorageFullError: the disk is full. Not retryable: a person has to free space.
-            SandboxUnavailableError: no sandbox works on this host; nothing ran. Not retryable.
-            SettingsError: the sandbox settings are invalid; nothing ran. Not retryable.
+            StorageFullError: the disk is full. Not retryable, because a person has to free space.
+            SandboxUnavailableError: no sandbox works on this host. Nothing ran. Not retryable.
+            SettingsError: the sandbox settings are invalid. Nothing ran. Not retryable.
             ExecutorError: the journal is damaged. Not retryable.
         """
         journal = CallJournal(session, turn, index, call)

@@ -1,4 +1,4 @@
-"""The executor `coder`, whose deliveries run in a workflow: see `workflows/coder.py`."""
+"""The executor `coder`, whose deliveries run in a workflow; see `workflows/coder.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ class CoderExecutor(DelegatingExecutor):
     """Delegates deliveries to the workflow."""
 
     problem: Callable[[], str]
-    """Returns the reason why no model or sandbox is available; empty if both are."""
+    """Returns why no model or sandbox is available. Empty if both are."""
     open_to: tuple[str, ...] = ()
-    """Hosts and folders reachable from the sandbox."""
+    """Hosts and folders that can be reached from the sandbox."""
 
     def availability(self) -> Availability:
         problem = self.problem()
         return Availability(usable=not problem, reason=problem)
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return True: the journal records everything that was done."""
+        """Return True, because the journal records everything that was done."""
         del order, state_folder
         return True
 
@@ -42,7 +42,7 @@ class CoderExecutor(DelegatingExecutor):
         return ExecutorOutcome(status=ExecutorStatus.DELEGATED)
 
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
-        """Return the outcome of a delivery; if it will be continued, the session's progress is stored."""
+        """Return a delivery's outcome. If the delivery will be continued, the session's progress is stored."""
         talk = result.progress.talks.get(CODER)
         resume = None
         if result.session and result.status in DELIVERED_LATER:

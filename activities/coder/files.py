@@ -28,15 +28,15 @@ _PLACEHOLDER = re.compile(rb"\[(?:secret|pii):[a-z0-9-]+\]")
 
 
 def has_placeholder(text: str) -> bool:
-    """Return whether a text contains a placeholder that replaces a secret for the model."""
+    """Return whether a text contains a placeholder that hides a secret from the model."""
     return _PLACEHOLDER.search(text.encode("utf-8", "replace")) is not None
 
 
 def check_placeholders(before: bytes, after: bytes) -> None:
-    """Reject a write that would replace a secret by its placeholder.
+    """Reject a write that would replace a secret with its placeholder.
 
     Raises:
-        ToolError: the file would have more placeholders than before.
+        ToolError: the file would contain more placeholders than before.
     """
     if len(_PLACEHOLDER.findall(after)) > len(_PLACEHOLDER.findall(before)):
         placeholder = _PLACEHOLDER.findall(after)[0].decode()
@@ -55,7 +55,7 @@ def line_ends_of(before: bytes | None, text: str) -> str:
 
 
 BINARY_BYTES = 8_000
-"""Git treats a file as binary if these first bytes contain a zero byte."""
+"""Git treats a file as binary if one of this many first bytes is zero."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PROTECTED = Policy().protect
 """Paths that neither plan steps nor the coder may change."""
@@ -70,16 +70,16 @@ _KINDS = {
 
 
 class FolderEntry(NamedTuple):
-    """A name in a folder that is held open."""
+    """A name in a folder that is kept open."""
 
     folder: int
-    """Open file descriptor."""
+    """The open file descriptor."""
     name: str
     path: str
-    """Path below the root, for messages."""
+    """The path below the root, for use in messages."""
 
     def state(self) -> os.stat_result | None:
-        """Return the lstat of the path, or None if it does not exist."""
+        """Return the path's lstat, or None if it does not exist."""
         try:
             return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -92,7 +92,7 @@ def digest(content: bytes | None) -> str:
 
 
 def relative(root: Path, path: str) -> str:
-    """Return a relative path; an absolute one below the root is accepted, because commands print those."""
+    """Return a relative path. An absolute path below the root is also accepted, because commands print those."""
     inside = path.removeprefix(f"{root}/") if path.startswith(f"{root}/") else path
     return str(PurePosixPath(inside)) if inside and not inside.startswith("/") else inside
 
@@ -109,10 +109,10 @@ def check_writable(path: str) -> None:
 
 
 def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None:
-    """Return the bytes of a regular file; None if it does not exist.
+    """Return the bytes of a regular file, or None if it does not exist.
 
     Raises:
-        ToolError: it is not a regular file, or has more than `limit` bytes.
+        ToolError: the file is not a regular file or has more than `limit` bytes.
         InvalidRequestError: the path leaves the tree or crosses a symlink.
     """
     with open_entry(root, path) as location:
@@ -139,17 +139,17 @@ def read_entry(location: FolderEntry, *, limit: int = READ_BYTES) -> bytes | Non
 
 
 def write_change(root: Path, change: FileChange, temporary: str) -> None:
-    """Apply a change atomically and durably.
+    """Atomically and durably apply a change.
 
     Args:
-        root: top of the tree.
-        change: change of one file.
-        temporary: name of the new file until it is complete; a file of that name is a leftover of a dead process.
+        root: the top of the tree.
+        change: the change to one file.
+        temporary: the new file's name until it is complete. An existing file with that name was left by a dead process.
 
     Raises:
-        ToolError: the file no longer has the expected content, or is not a regular file.
+        ToolError: the file no longer has the expected content or is not a regular file.
         InvalidRequestError: the path leaves the tree or crosses a symlink.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     check_writable(change.path)
     with open_entry(root, change.path, make=change.after is not None) as location:
@@ -169,7 +169,7 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
 
 
 def remove_temporary(root: Path, path: str, temporary: str) -> None:
-    """Remove the temporary file of a process that died."""
+    """Remove the temporary file of a process that has died."""
     with open_entry(root, path) as location:
         if location is not None:
             _remove(location.folder, temporary)
@@ -177,16 +177,16 @@ def remove_temporary(root: Path, path: str, temporary: str) -> None:
 
 @contextlib.contextmanager
 def open_entry(root: Path, path: str, *, make: bool = False) -> Iterator[FolderEntry | None]:
-    """Yield a place whose folder is held open; None if the folder does not exist.
+    """Yield an entry whose folder is kept open, or None if the folder does not exist.
 
     Args:
         root: the only path in which symlinks are followed.
-        path: path below the root.
-        make: create missing folders.
+        path: the path below the root.
+        make: whether to create missing folders.
 
     Raises:
         InvalidRequestError: the path is not below the root, crosses a symlink or enters a git folder.
-        ToolError: a folder was replaced by a symlink at this moment.
+        ToolError: a folder was just replaced with a symlink.
     """
     # Only for a good error message: O_NOFOLLOW below guarantees that no symlink is followed.
     resolve_path(root, path)
@@ -210,7 +210,7 @@ def is_binary(content: bytes) -> bool:
 
 
 def format_path(path: str) -> str:
-    """Return a path for messages, quoted if it contains unprintable characters or outer spaces."""
+    """Return a path for messages. It is quoted if it contains unprintable characters or outer spaces."""
     plain = os.fsencode(path).decode("utf-8", "backslashreplace")
     return plain if plain.isprintable() and plain == plain.strip() else repr(plain)
 
@@ -272,15 +272,15 @@ GLOB_CHARACTERS = 500
 
 
 def find_files(root: Path, path: str | None, glob: str | None) -> list[str]:
-    """Return the files and symlinks of a tree that git does not ignore, sorted.
+    """Return a tree's files and symlinks that git does not ignore, sorted.
 
     Args:
-        root: top of the tree.
-        path: a folder or a file; None or `.`: all.
-        glob: pattern for whole paths, or for names if it has no slash; None: all.
+        root: the top of the tree.
+        path: a folder or a file. None or `.` selects everything.
+        glob: a pattern for whole paths, or for names if it has no slash. None matches everything.
 
     Raises:
-        ToolError: no such path, or the pattern is too long.
+        ToolError: the path does not exist or the pattern is too long.
         GitError: git did not list the files in time.
     """
     names = sorted(list_files(root))
@@ -312,14 +312,14 @@ _BY_RE = Path(__file__).with_name("by_re.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Parameters of a search."""
+    """The parameters of a search."""
 
     pattern: str
     literal: bool = False
     ignore_case: bool = False
     context: int = 0
     seconds: float = SECONDS
-    """Time limit per process; ripgrep runs once per 200 kB of file names."""
+    """Time limit for each process. ripgrep runs once per 200 kB of file names."""
 
 
 def search_files(
@@ -333,14 +333,14 @@ def search_files(
     """Return the matching lines as `path:line:text`.
 
     Args:
-        root: top of the tree.
-        names: files and symlinks below it; symlinks are skipped.
-        query: search parameters.
-        cancelled: polled during the search.
-        with_ripgrep: use ripgrep if installed.
+        root: the top of the tree.
+        names: the files and symlinks below it. Symlinks are skipped.
+        query: the search parameters.
+        cancelled: is polled during the search.
+        with_ripgrep: whether to use ripgrep if it is installed.
 
     Raises:
-        ToolError: the pattern is invalid, or the search timed out.
+        ToolError: the pattern is invalid or the search timed out.
     """
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
         raise ToolError(f"the pattern must have 1 to {PATTERN_CHARACTERS} characters")
@@ -368,7 +368,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
-    """Yield lines of ripgrep's `path NUL number : text` output, up to the limit."""
+    """Yield the lines of ripgrep's `path NUL number : text` output, up to the limit."""
     number = 0
     for output in outputs:
         rest = output

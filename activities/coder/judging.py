@@ -1,4 +1,4 @@
-"""Parsing of model answers into tool calls, with error messages that the model can act on."""
+"""Parsing of model responses into tool calls, with error messages that the model can act on."""
 
 import json
 import re
@@ -14,9 +14,9 @@ from tightloop.errors import did_you_mean, followed_by
 from tightloop.value import shorten
 
 MOST_CALLS = 16
-"""Per answer: a model that makes more calls is repeating itself."""
+"""Limit for each response. A model that makes more calls is repeating itself."""
 QUOTED_CHARACTERS = 4_000
-"""Limit of a malformed answer that stays in the conversation."""
+"""Maximum length of a malformed response that stays in the conversation."""
 PROBLEM_CHARACTERS = 800
 ARGUMENT_CHARACTERS = 2_000_000
 ID_CHARACTERS = 64
@@ -31,8 +31,8 @@ _TAGS = (
     ("[TOOL_CALLS]", ""),
     ("functools", ""),
 )
-"""Tags that models put around a call or a list of calls: Hermes and Qwen, Phi, Granite, Llama, LM Studio, Mistral,
-functionary."""
+"""Tags that models put around a call or a list of calls. They are used by Hermes and Qwen, Phi, Granite, Llama, LM
+Studio, Mistral and functionary."""
 _THOUGHTS = re.compile(r"\A\s*<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 # Not strict: models put raw line breaks into strings.
@@ -40,16 +40,16 @@ _JSON = json.JSONDecoder(strict=False)
 
 
 def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tuple[Message, str]:
-    """Parse an answer.
+    """Parse a response.
 
     Args:
-        reply: the answer.
-        tools: tools of the role.
-        number: turn number, used in generated call ids.
+        reply: the response.
+        tools: the role's tools.
+        number: the turn number, which is used in generated call ids.
 
     Returns:
-        The message for the conversation, and the problem of the answer or "". Without a problem the message has calls
-        with unique ids and arguments that match the schemas.
+        The message for the conversation, and the response's problem or "". If there is no problem, the message contains
+        calls with unique ids and arguments that match the schemas.
     """
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
@@ -87,12 +87,12 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
 
 
 def replace_surrogates(text: str) -> str:
-    """Return a text without lone surrogates, which JSON allows and UTF-8 files do not."""
+    """Return the text without lone surrogates, which JSON allows but UTF-8 files do not."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
-    """Return a problem. The answer stays as plain text: services reject conversations with invalid calls."""
+    """Return a problem. The response stays as plain text, because services reject conversations with invalid calls."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
     # Otherwise the model may assume that the valid ones of several calls were made.
@@ -102,9 +102,9 @@ def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
 
 
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
-    """Return the calls of an answer that contains only calls, as small models write them in plain text.
+    """Return the calls in a response that contains only calls, which small models write in plain text.
 
-    A call inside other text is a quotation: of a file, of a rejected instruction or of the model's own thoughts.
+    A call inside other text is a quotation, whether from a file, a rejected instruction or the model's own thoughts.
     """
     answer = _THOUGHTS.sub("", text, count=1).strip()
     fence = _FENCE.fullmatch(answer)
@@ -115,7 +115,7 @@ def _calls_in(text: str) -> tuple[ProposedCall, ...]:
 
 
 def _values_in_tags(answer: str) -> list[Any]:
-    """Return the values of an answer that consists of one kind of call tag; otherwise empty."""
+    """Return the values in a response that consists of one kind of call tag. Otherwise, return nothing."""
     begin, end = next(((begin, end) for begin, end in _TAGS if answer.startswith(begin)), ("", ""))
     values: list[Any] = []
     rest = answer
@@ -134,7 +134,7 @@ def _values_in_tags(answer: str) -> list[Any]:
 
 
 def _json_values(answer: str) -> list[Any]:
-    """Return the answer's JSON value, or its items if it is a list; otherwise empty."""
+    """Return the response's JSON value, or its items if it is a list. Otherwise, return nothing."""
     try:
         value = _JSON.decode(answer)
     except (ValueError, RecursionError):
@@ -145,7 +145,7 @@ def _json_values(answer: str) -> list[Any]:
 
 
 def _read_call(value: Any) -> ProposedCall | None:
-    """Return the call in a value; None if it has other fields or types."""
+    """Return the call in a value, or None if it has other fields or types."""
     if isinstance(value, dict) and value.keys() <= {"id", "type", "function"}:
         value = value.get("function")
     if not isinstance(value, dict) or not value.keys() <= _CALL_KEYS:
@@ -160,7 +160,7 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     """Return a call's arguments as JSON that matches the schema.
 
     Raises:
-        ToolError: they do not match, or the tool is unknown.
+        ToolError: the arguments do not match or the tool is unknown.
     """
     tool = tools.get(call.tool)
     if tool is None:
@@ -203,7 +203,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _unwrap(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Decode a value that was written as a string although its schema allows none."""
+    """Decode a value that was written as a string although its schema does not allow strings."""
     if not isinstance(value, str) or "string" in schema.get("type", "string"):
         return value
     try:

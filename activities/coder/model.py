@@ -1,4 +1,4 @@
-"""The coder's model client: requests, streams, wire formats."""
+"""The coder's model client: requests, streams and wire formats."""
 
 import asyncio
 import json
@@ -106,10 +106,10 @@ async def read_chat(stream: "AsyncIterator[openai.BaseModel]", model: str, beat:
 async def read_responses(
     stream: "AsyncIterator[openai.BaseModel]", model: str, beat: Callable[[], None]
 ) -> ModelAnswer:
-    """Read a streamed answer of the Responses API; the last event contains all of it.
+    """Read a streamed response from the Responses API. Its last event contains the entire response.
 
     Raises:
-        PlannerUnavailableError: the stream ended early, or the service reports a failure.
+        PlannerUnavailableError: the stream ended early or the service reports a failure.
     """
     last: Json = {}
     async for event in stream:
@@ -129,7 +129,7 @@ def _ended_early(model: str) -> PlannerUnavailableError:
 
 
 def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
-    """Return messages and tools of a streamed Chat Completions request."""
+    """Return the messages and tools for a streamed Chat Completions request."""
     return {
         "tools": [{"type": "function", "function": tool_as_dict(tool)} for tool in tools],
         "messages": [_chat_message(message) for message in join_user_messages(messages)],
@@ -155,7 +155,7 @@ def responses_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) ->
 
 
 def join_user_messages(messages: Sequence[Message]) -> list[Message]:
-    """Join consecutive user messages: chat templates of some local models reject two in a row."""
+    """Join consecutive user messages. Some local models' chat templates reject two in a row."""
     result: list[Message] = []
     for role, group in groupby(messages, key=lambda message: message.role):
         if role == "user":
@@ -211,19 +211,19 @@ def _mapped_value(value: Any, change: Callable[[str], str]) -> Any:
 
 AGENT = "coder"
 OPTIONAL = ("temperature", "top_p", "parallel_tool_calls", "tool_choice", "stream_options", "prompt_cache_key")
-"""Optional parameters that a service may reject by name. OpenAI's reasoning models take no `temperature`, older servers
-no `parallel_tool_calls`."""
+"""Optional parameters that a service may reject by name. OpenAI's reasoning models do not accept `temperature`, and
+older servers do not accept `parallel_tool_calls`."""
 
 
 @dataclass(frozen=True)
 class OpenAIModel:
-    """Models of one service. Every reply is one paid request; retries are up to the caller's activity."""
+    """A service's models. Every reply is one paid request. The caller's activity handles retries."""
 
     service: ModelService
     missing: set[str] = field(default_factory=set)
     """Models that the service reported as unknown."""
     refused: dict[str, set[str]] = field(default_factory=dict)
-    """Parameters that the service rejected, by model."""
+    """The parameters that the service rejected, by model."""
 
     async def reply(
         self,
@@ -280,7 +280,7 @@ class OpenAIModel:
         raise PlannerUnavailableError(f"model {model} {problem}")
 
     async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
-        """Send a request; retry without parameters that the service rejects by name, which costs nothing."""
+        """Send a request. Retry without any parameters that the service rejects by name, which costs nothing."""
         import openai
 
         refused = self.refused.setdefault(body["model"], set())
@@ -296,7 +296,7 @@ class OpenAIModel:
 
 
 def request_options(service: ModelService, role: Role, session: str) -> dict[str, Any]:
-    """Return limits, sampling parameters and OpenAI-only options for a role."""
+    """Return a role's limits, sampling parameters and OpenAI-only options."""
     limit = "max_output_tokens" if service.uses_responses else "max_completion_tokens"
     if not service.uses_responses and not service.is_openai:
         # OpenAI's reasoning models reject the old name; self-hosted services may know no other.

@@ -1,4 +1,4 @@
-"""Interfaces and requests of the coder's activities."""
+"""Interfaces and requests for the coder's activities."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,24 +18,24 @@ from tightloop.value import ArtifactRef, Sparse
 
 
 class CoderScope(EpisodeScope):
-    """Scope of one delivery to the coder."""
+    """Identifies one delivery to the coder."""
 
     key: str
-    """Key of the delivery in the outbox."""
+    """The delivery's key in the outbox."""
     session: str = ""
-    """Empty before `begin_coding`."""
+    """The session. Empty before `begin_coding`."""
     base_tree: str = ""
-    """Tree at the start of the delivery."""
+    """The tree at the start of the delivery."""
 
 
 class CoderRequest(Sparse):
-    """Request with only a scope."""
+    """A request that contains only a scope."""
 
     scope: CoderScope
 
 
 class Brief(Sparse):
-    """Session settings on this host, and the progress of an earlier delivery."""
+    """A session's settings on this host, and an earlier delivery's progress."""
 
     session: str
     bounds: Bounds = Bounds()
@@ -48,19 +48,19 @@ class TurnRequest(Sparse):
     scope: CoderScope
     role: str
     number: int
-    """Number within the session, starting at 1."""
+    """Number of the turn within the session, starting at 1."""
     node: ArtifactRef | None = None
-    """Last node of the conversation; None starts a new one."""
+    """The conversation's last node. None starts a new conversation."""
     results: tuple[ArtifactRef, ...] = ()
-    """Results of the last answer's calls, in order."""
+    """Results of the calls in the last response, in order."""
     said: tuple[ArtifactRef, ...] = ()
     """Messages for the model."""
     correction: str = ""
-    """Problem of its last answer."""
+    """The problem with the model's last response."""
 
 
 class ToolRequest(Sparse):
-    """Request for one tool call of a turn."""
+    """Request for one tool call in a turn."""
 
     scope: CoderScope
     turn: int
@@ -69,17 +69,17 @@ class ToolRequest(Sparse):
 
 
 class CheckWorkResult(Sparse):
-    """Result of the definition of done."""
+    """Result of running the definition of done."""
 
     green: bool = False
     tree: str = ""
     said: ArtifactRef | None = None
-    """Failing checks as text for the model."""
+    """The failing checks as text for the model."""
     bandit_findings: int = 0
-    """New findings in the change."""
+    """Number of new findings in the change."""
     summary: str = ""
     question: Question | None = None
-    """Question that a person must answer first; nothing ran."""
+    """A question that a person must answer first. Nothing was run."""
 
 
 class JudgeRequest(Sparse):
@@ -87,72 +87,72 @@ class JudgeRequest(Sparse):
 
     scope: CoderScope
     coded_tree: str
-    """Tree with the change, before the tester's work."""
+    """The tree with the change, before the tester's work."""
 
 
 class JudgeResult(Sparse):
-    """Verdict on the new tests."""
+    """The verdict on the new tests."""
 
     accepted: int = 0
     refused: int = 0
     said: ArtifactRef | None = None
-    """Text for the model: reasons of rejections, and surviving mutants."""
+    """Text for the model: why tests were rejected, and which mutants survived."""
     survived: int = 0
     covered: int = 0
-    """Changed lines that the accepted tests execute."""
+    """Number of changed lines that the accepted tests execute."""
     changed: int = 0
-    """Changed lines that contain code; 0: not measured."""
+    """Number of changed lines that contain code. It is 0 if this was not measured."""
     summary: str = ""
 
 
 class ToolError(TightloopError):
-    """A tool cannot do what was asked; the message tells the model why, and what to do instead."""
+    """A tool cannot do what was asked. The message tells the model why and what to do instead."""
 
 
 class Message(NamedTuple):
-    """One message of a conversation."""
+    """A message in a conversation."""
 
     role: str
     """`system`, `user`, `assistant` or `tool`."""
     text: str = ""
     calls: tuple[ProposedCall, ...] = ()
-    """Calls of an assistant message."""
+    """The calls in an assistant message."""
     call_id: str = ""
-    """Call that a tool message answers."""
+    """The call that a tool message answers."""
     result: str = ""
-    """Hash of a tool result's artifact, by which the model can read it again."""
+    """Hash of a tool result's artifact. The model can use it to read the result again."""
 
 
 class ToolSpec(NamedTuple):
-    """Tool description for a model."""
+    """A tool's description for a model."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """Strict JSON schema: all properties are required (nullable if optional), no others are allowed."""
+    """Strict JSON schema. All properties are required (nullable if optional), and no others are allowed."""
 
 
 class ToolResult(NamedTuple):
-    """Result of a tool call."""
+    """A tool call's result."""
 
     text: str
-    """Text for the model; the toolbox limits its length."""
+    """Text for the model. The toolbox limits its length."""
     failed: bool = False
     question: Question | None = None
-    """Question that a person must answer first; nothing was done."""
+    """A question that a person must answer first. Nothing was done."""
     finished: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """Prepared change of one file; applied atomically by rename."""
+    """A prepared change to one file, which is applied atomically by a rename."""
 
     path: str
-    """Relative to the root."""
+    """The path relative to the root."""
     before: bytes | None
-    """None if the file does not exist."""
+    """The content before the change. None if the file does not exist."""
     after: bytes | None
-    """None deletes the file."""
+    """The content after the change. None deletes the file."""
     text: str
     """Text for the model after the change."""
     executable: bool = False
@@ -160,71 +160,73 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramStart:
-    """Prepared start of a program; all checks have passed."""
+    """A program that is ready to start. All checks have passed."""
 
     run: Callable[[], ToolResult]
-    """Starts the program and waits for it."""
+    """Starts the program and waits for it to end."""
 
 
 class CoderMemory(Protocol):
-    """Memory of one project. Blocking."""
+    """The memory of one project. Its methods block."""
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Return the best matches, best first; empty if the memory is unavailable."""
+        """Return the best matches, best first. Empty if the memory is unavailable."""
         ...
 
     def remember(self, key: str, text: str) -> None:
-        """Store a fact under a key, replacing the previous one. Idempotent."""
+        """Store a fact under a key, replacing any previous one. Idempotent."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolContext:
-    """Resources available to a tool."""
+    """The resources available to a tool."""
 
     root: Path
-    """Top of the working tree."""
+    """The top of the working tree."""
     base_tree: str
-    """Tree at the start of the delivery."""
+    """The tree at the start of the delivery."""
     store: ArtifactStore
     checks: tuple[str, ...] = ()
-    """Commands of the definition of done."""
+    """The commands in the definition of done."""
     grants: tuple[Grant, ...] = ()
-    """Decisions by people, by fingerprint."""
+    """People's decisions, by fingerprint."""
     cancelled: Callable[[], bool] = lambda: False
     started: Callable[[int], None] = lambda _pid: None
-    """Receives the pid of each started process, so that the next holder can kill it if this worker dies."""
+    """Receives the pid of each process that is started, so that the next lock holder can kill it if this worker
+    dies."""
     tree: WorkingTree | None = field(default=None, repr=False)
-    """Locked exclusively for a tool that writes or runs; None for one that only reads."""
+    """The working tree, locked exclusively for a tool that writes or runs. None for a tool that only reads."""
     memory: CoderMemory | None = None
-    """Memory of this project; None if it has none."""
+    """The project's memory. None if it has none."""
     find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
-    """Returns an earlier result of this session by the first digits of its digest; set by the toolbox."""
+    """Returns an earlier result in this session by the first digits of its digest. Set by the toolbox."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool.
+    """A tool.
 
-    It reads, or prepares a file change or a program start: the toolbox records the intent before carrying it out.
+    It reads, or it prepares a file change or a program start. The toolbox records the intent before carrying it out.
     """
 
     spec: ToolSpec
     use: Callable[[Mapping[str, Any], ToolContext], ToolResult | FileChange | ProgramStart]
-    """Runs the tool or returns the prepared effect. Blocking; runs in a thread. The arguments match the schema. Raises
+    """Runs the tool or returns the prepared effect. Blocks and runs in a thread. The arguments match the schema. Raises
     `ToolError` with a message for the model."""
     reads: bool = False
-    """True if it neither changes nor starts anything."""
+    """Whether the tool neither changes nor starts anything."""
     runs: bool = False
-    """True if it starts programs: after a crash the outcome is unknown, and it is not restarted automatically."""
+    """Whether the tool starts programs. If so, the outcome is unknown after a crash, and the tool is not restarted
+    automatically."""
 
 
 Review = Callable[[ToolContext], ToolResult | None]
-"""Reviews the coder's changes before any of them runs; None allows it."""
+"""Reviews the coder's changes before any of them is run. None means that they may run."""
 
 
 class TurnModel(Protocol):
-    """Asks the models of the roles for their next turn."""
+    """Asks the roles' models for their next turn."""
 
     async def reply(
         self,
@@ -236,18 +238,18 @@ class TurnModel(Protocol):
         privacy: PromptPrivacy,
         beat: Callable[[], None],
     ) -> ModelAnswer:
-        """Send the conversation and return the model's answer.
+        """Send the conversation and return the model's response.
 
         Args:
             messages: the conversation.
-            tools: tools of the role.
+            tools: the role's tools.
             role: selects the model and its options.
-            session: id of the session.
-            privacy: the project's limit on prompts.
-            beat: called for every received chunk.
+            session: the session's id.
+            privacy: the project's limit on what prompts may contain.
+            beat: is called for every chunk received.
 
         Raises:
-            PlannerError: the service refuses, or the project's prompts may contain no code; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
+            PlannerError: the service refuses, or the project's prompts must not contain code. Not retryable.
+            PlannerUnavailableError: the service is busy or down. Retryable.
         """
         ...

@@ -1,4 +1,4 @@
-"""Review of the coder's changes, and verification of its tests."""
+"""Review of the coder's changes and verification of its tests."""
 
 import re
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from tightloop.value import format_count
 
 @dataclass(frozen=True)
 class CodeReviewer:
-    """Safety review of all changes since the start of the delivery."""
+    """Safety review of all changes since the delivery started."""
 
     rules: CodeRules
     scanner: CodeScanner
 
     def review(self, context: ToolContext) -> ToolResult | None:
-        """Return the finding or question that blocks execution; None if the code may run."""
+        """Return the finding or question that blocks execution, or None if the code may run."""
         review = self._scan(context, context.grants)
         match review.verdict:
             case Verdict.ALLOW:
@@ -36,7 +36,7 @@ class CodeReviewer:
                 return ToolResult(review.message, question=question_of(review))
 
     def bandit_findings(self, context: ToolContext) -> int:
-        """Return the number of new Bandit findings in the change, including those that a person allowed."""
+        """Return the number of new Bandit findings in the change, including those that a person has allowed."""
         return sum(finding.layer == Layer.BANDIT.value for finding in self._scan(context, ()).findings)
 
     def _scan(self, context: ToolContext, grants: tuple[Grant, ...]) -> CodeReview:
@@ -56,7 +56,7 @@ def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
 
 
 TIME_LIMIT_S = 120.0
-"""A change with ten tests takes 3 to 10 s; a slow suite uses all of it."""
+"""A change with ten tests takes 3 to 10 s. A slow suite uses the entire limit."""
 LISTED_LIMIT = 10
 """Maximum number of rejected tests and surviving mutants listed for the model."""
 _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
@@ -64,13 +64,13 @@ _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
 
 @dataclass(frozen=True)
 class ChangedTests:
-    """Test gate for test files that are new or changed since the coder finished."""
+    """Test gate for test files that were added or changed since the coder finished."""
 
     gate: SandboxedTestGate
     review: Review
 
     def judge(self, context: ToolContext, coded_tree: str) -> JudgeResult:
-        """Return the verdict on the tests. A new file without any accepted test is deleted."""
+        """Return the verdict on the tests. A new file that has no accepted test is deleted."""
         assert context.tree is not None
         tree, after = context.tree, context.tree.snapshot()
         old, new = tree.entries(coded_tree), tree.entries(after)

@@ -40,7 +40,7 @@ PATH = text("Path below the root of the project")
 def tool(
     description: str, *, reads: bool = False, runs: bool = False, **arguments: dict[str, Any]
 ) -> Callable[[Use], Tool]:
-    """Return a decorator that turns a function into a tool of the same name; `arguments` are its schemas."""
+    """Return a decorator that turns a function into a tool with the same name. `arguments` are its schemas."""
     return lambda use: Tool(ToolSpec(use.__name__, description, schema(**arguments)), use, reads, runs)
 
 
@@ -66,7 +66,7 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 
 def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, bytes | None]:
-    """Return the path argument, and the content of that file or None."""
+    """Return the path argument and that file's content or None."""
     path = relative(context.root, arguments["path"])
     check_writable(path)
     return path, read_content(context.root, path)
@@ -110,7 +110,7 @@ EDITED_LINES = 24
     new=text("Text that takes its place; empty: it is removed"),
 )
 def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
-    """Prepare the edit; the result shows the surrounding lines."""
+    """Prepare the edit. The result shows the surrounding lines."""
     path, before = _file_to_change(arguments, context)
     if before is None:
         raise ToolError(f"{format_path(path)} does not exist. Use create_file for a new file")
@@ -182,7 +182,7 @@ def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 READ_LINES = 400
 SHOWN_CHARACTERS = 9_000
-"""Per answer, so that results are never shortened; the rest takes another call."""
+"""Limit for each response, so that results are never shortened. The rest requires another call."""
 
 
 @tool(
@@ -193,7 +193,7 @@ SHOWN_CHARACTERS = 9_000
     end=optional("integer", "Last line; null: as many as fit", minimum=1),
 )
 def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Return numbered lines of a file, or of an earlier result of the session."""
+    """Return numbered lines from a file or from an earlier result in the session."""
     path = str(arguments["path"])
     if path.startswith(RESULT):
         ref = context.find_result(path.removeprefix(RESULT).strip().lower())
@@ -284,7 +284,7 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
 
     Args:
         runner: runs commands in the sandbox.
-        rubric: says which command rules are disabled.
+        rubric: determines which command rules are disabled.
     """
 
     @tool(
@@ -320,7 +320,7 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
 
 
 def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the checks, or for single tests a check's pytest invocation with the tests.
+    """Return the checks, or for single tests, a check's pytest invocation with those tests.
 
     Raises:
         ToolError: no check runs pytest, or a test name looks like an option.

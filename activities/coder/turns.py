@@ -1,4 +1,4 @@
-"""Turns of the coder: prompts, conversations and the journal."""
+"""The coder's turns: prompts, conversations and the journal."""
 
 import asyncio
 import hashlib
@@ -25,11 +25,11 @@ from tightloop.settings import CoderSettings, PrivacySettings
 from tightloop.value import ArtifactRef, Sparse, Value, shorten
 
 DIGEST_BYTES = 6_000
-"""About 1 500 tokens."""
+"""This is about 1 500 tokens."""
 ARGUMENT_CHARACTERS = 80
 OUTCOME_CHARACTERS = 100
 NOTE_CHARACTERS = 600
-"""Messages by people and the reflector get more space than a result, which can be read again."""
+"""People's and the reflector's messages get more space than a result, which can be read again."""
 HEAD = (
     "# Done so far\n\nOlder turns, the oldest first, a line each. `read_file` with `result:<id>` shows a result again."
 )
@@ -43,7 +43,7 @@ def digest_text(lines: Sequence[str], left_out: int) -> str:
 
 
 def lines_of(before: Sequence[str], turns: Iterable[Sequence[Message]]) -> tuple[tuple[str, ...], int]:
-    """Return the digest extended by more turns, and the number of oldest lines that were dropped."""
+    """Return the digest extended by more turns, and how many of the oldest lines were dropped."""
     lines = [*before, *(line for turn in turns for line in _lines(turn))]
     size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
     left_out = 0
@@ -98,30 +98,30 @@ _ENVIRONMENT = jinja2.Environment(
 
 
 def system_prompt(role: Role) -> str:
-    """Return the system prompt of a role, which is constant within a session."""
+    """Return a role's system prompt, which is constant within a session."""
     values = {"tools": role.tools, "max_turns": role.max_turns, "answer": role.answer}
     return _ENVIRONMENT.from_string(role.prompt).render(values).strip() + "\n"
 
 
 BYTES_PER_TOKEN = 4
-"""OpenAI's tokenizers yield 3.5 to 4.5 characters per token for English and code. Bytes, not characters: in other
-scripts a token has fewer characters, each with more bytes."""
+"""OpenAI's tokenizers yield 3.5 to 4.5 characters per token for English and code. Bytes are counted rather than
+characters, because in other scripts a token has fewer characters with more bytes each."""
 TOKENS_PER_MESSAGE = 4
-"""Overhead of a message."""
+"""Overhead for each message."""
 OPENING = 2
 """A conversation starts with the system prompt and the task."""
 
 
 class Node(Sparse):
-    """Stored step of a conversation."""
+    """A stored step in a conversation."""
 
     parent: ArtifactRef | None = None
     """None for a root, whose messages start with the opening."""
     messages: tuple[Message, ...]
     digest: tuple[str, ...] = ()
-    """Only in a root: one line per dropped turn, oldest first."""
+    """One line per dropped turn, oldest first. Only set in a root."""
     left_out: int = 0
-    """Only in a root: number of dropped digest lines."""
+    """Number of digest lines that were dropped. Only set in a root."""
 
 
 class Conversation(NamedTuple):
@@ -132,13 +132,13 @@ class Conversation(NamedTuple):
     digest: tuple[str, ...] = ()
     left_out: int = 0
     stored: ArtifactRef | None = None
-    """Last stored node; None: store it as a root."""
+    """The last stored node. If None, the conversation is stored as a root."""
     new: tuple[Message, ...] = ()
-    """Messages that are not stored yet."""
+    """Messages that have not been stored yet."""
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """Messages to send. The digest is appended to the task, so that compaction keeps both."""
+        """Return the messages to send. The digest is appended to the task so that compaction keeps both."""
         if not self.digest:
             return self.opening + self.messages
         *first, task = self.opening
@@ -150,9 +150,9 @@ class Conversation(NamedTuple):
         return self._replace(messages=self.messages + new, new=self.new + new)
 
     def compact(self, keep_tokens: int) -> "Conversation":
-        """Return the conversation with the newest turns in full, and one line for each older one.
+        """Return the conversation with the newest turns in full, and one line for each older turn.
 
-        The newest turn is always kept: the model expects its results.
+        The newest turn is always kept, because the model expects its results.
         """
         blocks: list[list[Message]] = []
         for message in self.messages:
@@ -196,7 +196,7 @@ def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
 
 
 def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:
-    """Estimate the tokens of a prompt as a quarter of its bytes."""
+    """Estimate a prompt's tokens as a quarter of its bytes."""
     total = 0
     for message in messages:
         texts = (message.text, *(text for call in message.calls for text in (call.tool, call.arguments)))
@@ -205,7 +205,7 @@ def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) ->
 
 
 def tool_as_dict(tool: ToolSpec) -> dict[str, Any]:
-    """Return a tool in function-calling format, with a strict schema."""
+    """Return a tool in the function-calling format, with a strict schema."""
     return {**tool._asdict(), "parameters": dict(tool.parameters), "strict": True}
 
 
@@ -231,20 +231,20 @@ _ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json"
 
 
 class StoredTurn(Value):
-    """Journal entry of one turn."""
+    """A turn's journal entry."""
 
     input: str
-    """Digest of the request."""
+    """The request's digest."""
     turn: Turn
     calls: tuple[ProposedCall, ...] = ()
-    """Calls with arguments that match their tools' schemas, in the order of `turn.calls`."""
+    """Calls with arguments that match their tools' schemas, in the same order as `turn.calls`."""
 
 
 def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
-    """Return a turn of the journal, or None.
+    """Return a turn from the journal, or None.
 
     Raises:
-        ArtifactCorruptError: it cannot be read.
+        ArtifactCorruptError: the turn cannot be read.
     """
     path = _path(session_folder, number)
     try:
@@ -259,13 +259,13 @@ def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
 
 
 def write_turn(session_folder: Path, stored: StoredTurn) -> None:
-    """Write a turn durably."""
+    """Durably write a turn."""
     private_folder(session_folder)
     write_durably(_path(session_folder, stored.turn.number), stored.model_dump_json().encode())
 
 
 def discard_turns(session_folder: Path, first: int) -> None:
-    """Delete the turns from `first` on, and their calls: they belong to an abandoned branch of the session."""
+    """Delete the turns from `first` on, and their calls. They belong to an abandoned branch of the session."""
     entries = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
     # The first turn is deleted last: after a crash in between, the next attempt finds it and deletes the rest.
     for match, path in sorted(entries, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
@@ -279,7 +279,7 @@ def _path(session_folder: Path, number: int) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnTaker:
-    """Takes the turns of all roles."""
+    """Takes the turns for all roles."""
 
     model: TurnModel
     tools: ToolExecutor
@@ -287,22 +287,22 @@ class TurnTaker:
     privacy: PrivacySettings
 
     async def take(self, request: TurnRequest, task: str, store: ArtifactStore, *, beat: Callable[[], None]) -> Turn:
-        """Return the model's next turn. Idempotent: a turn in the journal is not asked for again.
+        """Return the model's next turn. Idempotent: a turn that is already in the journal is not requested again.
 
-        A turn with this number but another input belongs to an abandoned branch: it is deleted with all that followed.
-        A malformed answer is reported as `Turn.problem`, never raised.
+        A turn with this number but a different input belongs to an abandoned branch. It is deleted together with
+        everything that followed it. A malformed response is reported as `Turn.problem` and never raised.
 
         Args:
-            request: the turn; one without a node starts a conversation.
-            task: first message of a new conversation.
+            request: the turn. A request without a node starts a conversation.
+            task: the first message in a new conversation.
             store: the project's artifact store.
-            beat: called for every chunk of the answer.
+            beat: is called for every chunk of the response.
 
         Raises:
-            PlannerError: the model service refuses, or the project's privacy forbids prompts with code; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
-            ArtifactError: the conversation or the journal cannot be read, or another run has progressed; not retryable.
-            StorageFullError: the disk is full; not retryable.
+            PlannerError: the model service refuses, or the project's privacy forbids prompts with code. Not retryable.
+            PlannerUnavailableError: the service is busy or down. Retryable.
+            ArtifactError: the conversation or the journal cannot be read, or another run has progressed. Not retryable.
+            StorageFullError: the disk is full. Not retryable.
         """
         earlier = await asyncio.to_thread(self._find, request)
         if earlier is not None:
@@ -318,11 +318,11 @@ class TurnTaker:
 
     @staticmethod
     def read(session_folder: Path, number: int) -> StoredTurn:
-        """Return a turn of the journal.
+        """Return a turn from the journal.
 
         Raises:
-            ArtifactMissingError: it does not exist.
-            ArtifactCorruptError: it cannot be read.
+            ArtifactMissingError: the turn does not exist.
+            ArtifactCorruptError: the turn cannot be read.
         """
         stored = find_turn(session_folder, number)
         if stored is None:

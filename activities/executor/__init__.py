@@ -1,1 +1,1 @@
-"""Hand-off to an executor and its supervision."""
+"""Handing plans to executors and supervising their work."""

@@ -1,4 +1,4 @@
-"""Hand-off and execution activities: each delivery is claimed before it acts, and acts once."""
+"""Hand-off and execution activities. Each delivery is claimed before it acts, and acts only once."""
 
 import contextlib
 import contextvars
@@ -58,7 +58,7 @@ from tightloop.value.scrub import scrub
 # A full disk can be fixed without a restart, so `FULL` is retried; a missing permission needs a new setup.
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 PROGRESS_S = 1.0
-"""Minimum interval between heartbeats of an agent that reports every event."""
+"""Minimum interval between heartbeats for an agent that reports every event."""
 
 
 class HandOffRequest(Value):
@@ -68,10 +68,10 @@ class HandOffRequest(Value):
     iteration: int
     plan: ArtifactRef
     delivery: int = 1
-    """Number of the delivery within its iteration; above 1 after a limit."""
+    """Number of the delivery within its iteration. It is above 1 after a limit."""
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
-    """Permissions that a person granted or denied in this iteration."""
+    """Permissions that a person has granted or denied in this iteration."""
 
 
 class Delivery(Value):
@@ -82,7 +82,7 @@ class Delivery(Value):
 
 
 class ExecuteRequest(Value):
-    """Request to run a delivery on the tree that must be on disk."""
+    """Request to run a delivery. The tree on disk must be the given one."""
 
     scope: EpisodeScope
     key: str
@@ -90,11 +90,11 @@ class ExecuteRequest(Value):
 
 
 class ConcludeRequest(Value):
-    """Request to report a delivery that a workflow carried out."""
+    """Request to report a delivery that was carried out by a workflow."""
 
     scope: EpisodeScope
     begun: ExecutorReport
-    """Report of `execute`."""
+    """The report from `execute`."""
     result: CoderResult
 
 
@@ -145,11 +145,11 @@ class ExecutionActivities:
         self._outboxes = outboxes
         self._executors = executors
         self._claimed = set[str]()
-        """Deliveries that this process has claimed but not reported."""
+        """Deliveries that this process has claimed but not yet reported."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def hand_off(self, request: HandOffRequest) -> Delivery:
-        """Queue a plan in the outbox. Idempotent: keyed by run, iteration and delivery."""
+        """Queue a plan in the outbox. Idempotent for each combination of run, iteration and delivery."""
         workspace = Path(request.scope.workspace)
         store = self._stores(workspace)
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
@@ -178,11 +178,11 @@ class ExecutionActivities:
     # The executors poll for it instead, and kill their processes first.
     @activity.defn(no_thread_cancel_exception=True)
     def execute(self, request: ExecuteRequest) -> ExecutorReport:
-        """Run a delivery and wait for its end.
+        """Run a delivery and wait for it to end.
 
-        Idempotent: a reported delivery returns its report. One that an earlier attempt started but did not report is
-        settled from that attempt's traces, if they show its end; otherwise the order's `on_crash` decides whether to
-        repeat it, ask a person or leave its outcome unknown.
+        Idempotent: a delivery that has been reported returns its report. If an earlier attempt started a delivery but
+        did not report it, the outcome is taken from that attempt's traces if they show how it ended. Otherwise, the
+        order's `on_crash` decides whether to repeat the delivery, ask a person or leave its outcome unknown.
         """
         workspace = Path(request.scope.workspace)
         outbox = self._outboxes(workspace)
@@ -233,7 +233,7 @@ class ExecutionActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def conclude(self, request: ConcludeRequest) -> ExecutorReport:
-        """Report a delivery that a workflow carried out. Idempotent: the first report is kept."""
+        """Report a delivery that was carried out by a workflow. Idempotent: the first report is kept."""
         workspace, report = Path(request.scope.workspace), request.begun
         with self._workspaces.hold(request.scope) as tree:
             delivery = self._outboxes(workspace).get(report.key)
@@ -252,7 +252,7 @@ class ExecutionActivities:
 
     @contextlib.contextmanager
     def _record_break_off(self, outbox: Outbox, key: str) -> Iterator[None]:
-        """Record the reason why a claimed delivery ends without a report; no record means the worker was killed."""
+        """Record why a claimed delivery ends without a report. If there is no record, the worker was killed."""
         self._claimed.add(key)
         try:
             yield
@@ -268,7 +268,7 @@ class ExecutionActivities:
 
     @staticmethod
     def _find_delivery(outbox: Outbox, request: ExecuteRequest) -> OutboxEntry | None:
-        """Return the delivery; one queued by the run before a reset is queued again under this run's key."""
+        """Return the delivery. If the run queued it before a reset, queue it again under this run's key."""
         delivery, run_id = outbox.get(request.key), activity.info().workflow_run_id
         queued_by, _, suffix = request.key.partition("/")
         if delivery is None or queued_by == run_id:

@@ -1,4 +1,4 @@
-"""Executors of a worker by name, created on first use."""
+"""A worker's executors, looked up by name and created on first use."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ Make = Callable[[], Executor]
 
 
 class ExecutorRegistry:
-    """Registry of executors; thread-safe."""
+    """Thread-safe registry of executors."""
 
     def __init__(self, makers: Mapping[str, Make]) -> None:
         self._makers = dict(makers)
@@ -41,10 +41,10 @@ class ExecutorRegistry:
         return tuple(sorted(self._makers))
 
     def __call__(self, name: str) -> Executor:
-        """Return the executor of this name.
+        """Return the executor with this name.
 
         Raises:
-            ExecutorError: no executor has this name; the message lists the known ones and suggests the nearest.
+            ExecutorError: there is no such executor. The message lists the known ones and suggests the closest match.
         """
         if name not in self._makers:
             raise ExecutorError(f"the executor {name!r} is unknown. {_advice(name, self.names)}")
@@ -60,15 +60,15 @@ class ExecutorRegistry:
 
 @dataclass(frozen=True)
 class ExecutorDependencies:
-    """Shared dependencies of a worker's executors."""
+    """Dependencies shared by a worker's executors."""
 
     settings: Settings
     homes: Path
-    """Folder of the agents' homes, one per episode."""
+    """The folder that contains the agents' homes, one per episode."""
     sandbox: Sandbox
-    """Sandbox for commands of plans."""
+    """The sandbox for commands in plans."""
     agent_sandbox: AgentSandbox
-    """Sandbox for agents without their own."""
+    """The sandbox for agents that do not have their own."""
     gateways: Gateways
 
     def agent(self, name: str) -> AgentSettings:
@@ -76,7 +76,7 @@ class ExecutorDependencies:
 
 
 def executors(dependencies: ExecutorDependencies, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
-    """Return a registry of the built-in executors and `more`, which take precedence.
+    """Return a registry of the built-in executors and those in `more`, which take precedence.
 
     Raises:
         SettingsError: the settings name an unknown agent.
@@ -113,7 +113,7 @@ def _advice(name: str, names: tuple[str, ...]) -> str:
 
 
 class LazyAgentSandbox:
-    """Lazy sandbox of a host, chosen on first use; a failed choice is retried by the next agent."""
+    """A host's agent sandbox, chosen on first use. If the choice fails, the next agent tries again."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings

@@ -43,7 +43,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[str, ...]:
-    """Replace the placeholders of a template.
+    """Replace the placeholders in a template.
 
     Raises:
         ExecutorError: a placeholder is unknown.
@@ -67,9 +67,9 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
 
 PROGRAMS = ExecutorSettings().programs
 FAILED_FROM = 2
-"""Formatters and linters exit with 1 for remaining findings, and with 2 or more for failures."""
+"""Formatters and linters exit with 1 if findings remain, and with 2 or more if they fail."""
 END_LINES = 20
-"""Only the last lines are searched for a limit: earlier output may be part of the agent's work."""
+"""Only this many of the last lines are searched for a limit. Earlier output may be part of the agent's work."""
 
 _SEPARATORS = re.compile(r"[=:,;@]")
 _SHORT_OPTION = re.compile(r"^-\w(?=[/~])")
@@ -82,19 +82,19 @@ class CommandExecutor(Executor):
     """Runs the `run` steps of a plan one by one, or a command built from a template."""
 
     sandbox: Sandbox
-    """Sandbox for all commands."""
+    """The sandbox for all commands."""
     settings: SandboxSettings
-    """Limits of the sandbox."""
+    """The limits of the sandbox."""
     _: KW_ONLY
     programs: Collection[str] = PROGRAMS
-    """Program names that plan steps may run."""
+    """Names of the programs that plan steps may run."""
     argv: Sequence[str] = ()
-    """Template for orders without one; empty: run the plan's steps."""
+    """The template for orders without one. If empty, the plan's steps are run."""
     grace_s: float = GRACE_S
     """Seconds between SIGTERM and SIGKILL."""
     find_limit: Callable[[str], LimitHit | None] | None = None
-    """Detects a provider limit in the last `END_LINES` lines of a failed template command (non-zero exit code); not
-    called for successful ones."""
+    """Detects a provider limit in the last `END_LINES` lines of a failed template command. It is not called for
+    commands that exit with code zero."""
 
     def availability(self) -> Availability:
         if problem := self.sandbox.probe():
@@ -217,8 +217,8 @@ class CommandExecutor(Executor):
 def is_outside(argument: str, root: Path) -> bool:
     """Return whether an argument refers to a path outside `root`, which must be resolved.
 
-    Checks each path in the argument, as in `--config=/etc/x` or `-I/usr`, and follows symlinks. This catches mistakes
-    of a planner; protection against malice is up to the sandbox.
+    Each path in the argument is checked, for example in `--config=/etc/x` or `-I/usr`, and symlinks are followed. This
+    catches a planner's mistakes. The sandbox protects against malice.
     """
     for path in _SEPARATORS.split(_SHORT_OPTION.sub("", argument)):
         if "\0" in path or path.startswith("~") or ".." in re.split(r"[/\\]", path):
@@ -232,7 +232,7 @@ def is_outside(argument: str, root: Path) -> bool:
 
 
 class _Steps:
-    """Single pass over the steps of a plan."""
+    """A single pass over the steps of a plan."""
 
     def __init__(self, order: WorkOrder, run: Callable[[tuple[str, ...], float], SandboxResult]) -> None:
         self._order = order
@@ -255,7 +255,7 @@ class _Steps:
         return self._outcome(ExecutorOutcome(status=status))
 
     def _run_step(self, step: PlannedStep) -> ExecutorOutcome | None:
-        """Run one step; return an outcome if it ends the pass."""
+        """Run one step. Returns an outcome if the step ends the pass."""
         # The wall limit is that of the delivery, so each step gets only what the earlier ones left.
         left = self._deadline - time.monotonic()
         if left <= 0:

@@ -23,10 +23,10 @@ Options = TypeVar("Options", bound=Document)
 
 
 def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Options:
-    """Return the parsed options of a choice.
+    """Return the parsed options of an executor choice.
 
     Raises:
-        ExecutorError: an option is unknown or invalid; the message lists those of `name`.
+        ExecutorError: an option is unknown or invalid. The message lists the valid options of `name`.
     """
     try:
         return model.model_validate(choice.options)
@@ -36,7 +36,7 @@ def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Opt
 
 
 def refuse_questions(choice: ExecutorChoice, name: str) -> None:
-    """Reject the permission rule `ask` for an agent that cannot ask; read-only agents are exempt.
+    """Reject the permission rule `ask` for an agent that cannot ask. Read-only agents are exempt.
 
     Raises:
         ExecutorError: a person would have to be asked.
@@ -49,11 +49,11 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
 
 
 def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
-    """Remove the subfolders that have not changed for too long; return their number.
+    """Remove the subfolders that have not changed for too long, and return how many were removed.
 
     Args:
-        folder: may be missing; symlinks in it are kept.
-        lasts: returns the retention time by the number of newer folders.
+        folder: the parent folder. It may be missing. Symlinks in it are kept.
+        lasts: returns the retention time for a given number of newer folders.
     """
     now, aged_folders = time.time(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
@@ -73,7 +73,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 
 @contextmanager
 def write_temporary_file(path: Path, text: str) -> Iterator[Path]:
-    """Hold text in a private file until the context ends."""
+    """Keep text in a private file until the context exits."""
     # A lone surrogate in a model's text must not make the delivery fail.
     write_atomically(path, text.encode("utf-8", "replace"), durable=True)
     try:
@@ -93,7 +93,7 @@ _KINDS: Mapping[str, ErrorKind] = {
 
 
 def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutcome | None:
-    """Return the outcome of a process that did not exit by itself, or None."""
+    """Return the outcome of a process that did not exit on its own, or None."""
     match result.reason:
         case Reason.EXITED:
             return None
@@ -112,7 +112,7 @@ def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutc
 
 
 def failed_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Return the outcome of a failed delivery; a retry may succeed."""
+    """Return the outcome of a failed delivery that may succeed if retried."""
     return ExecutorOutcome(status=ExecutorStatus.FAILED, error=error, error_kind=kind)
 
 
@@ -145,7 +145,7 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
 
 
 def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
-    """Return the outcome of a delivery that hit a provider limit; `error` is the agent's message."""
+    """Return the outcome of a delivery that hit a provider limit. `error` is the agent's message."""
     kind = _KINDS.get(limit.kind)
     if limit.kind == LimitKind.USAGE_EXHAUSTED:
         # A provider names the time of a window that resets, but none for a quota that somebody has to raise.

@@ -1,4 +1,4 @@
-"""Executor for manual work: writes the plan to an inbox, and the episode waits for the answer."""
+"""Executor for manual work. It writes the plan to an inbox, and the episode waits for the answer."""
 
 from pathlib import Path
 
@@ -18,15 +18,15 @@ _STEP_CHARACTERS = 160
 
 
 class PersonExecutor(Executor):
-    """Asks a person to carry out the plan and returns at once: the workflow waits, not a thread."""
+    """Asks a person to carry out the plan and returns at once. The workflow waits, so no thread is blocked."""
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return nothing: writing the plan and asking about it can be repeated."""
+        """Return nothing, because writing the plan and asking about it can be repeated."""
         del order
         return ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Write the plan to `<state_folder>/inbox/<16 hex digits of the key>.md` and ask. Idempotent.
+        """Write the plan to `<state_folder>/inbox/<16 hex digits of the key>.md` and ask a person. Idempotent.
 
         Raises:
             ExecutorError: the plan cannot be written there.

@@ -23,39 +23,39 @@ from tightloop.value import ArtifactRef, Value, shorten
 
 
 class Control(Protocol):
-    """Supervision of an executor, as seen by the executor."""
+    """Interface through which an executor is supervised."""
 
     def is_cancelled(self) -> bool:
-        """Return whether the work must stop; poll it at least once a second."""
+        """Return whether the work must stop. The executor polls this at least once a second."""
         ...
 
     def own_process(self, pid: int) -> None:
-        """Record a child process, so that it is killed if this worker dies."""
+        """Record a child process so that it is killed if this worker dies."""
 
     def progress(self, progress: Progress) -> None:
-        """Report progress; cheap, may be called for every event."""
+        """Report progress. This is cheap and may be called for every event."""
 
 
 class Availability(Value):
-    """Availability of an executor on this host, as far as it can be checked without using it."""
+    """Whether an executor can be used on this host, as far as that can be checked without running it."""
 
     usable: bool = True
     reason: str = ""
-    """Sentence about the problem and its fix; empty when usable."""
+    """A sentence about the problem and how to fix it. Empty if the executor is usable."""
     version: str = ""
 
 
 class Executor(ABC):
-    """Carries out one order. Blocking; runs in a thread."""
+    """Carries out one order. Its methods block and run in a thread."""
 
     def availability(self) -> Availability:
-        """Check program and key, without starting anything slow or costly (at most 10 s)."""
+        """Check the program and the key without starting anything slow or costly (at most 10 s)."""
         return Availability()
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
         """Return the outcome of a dead attempt's delivery from its files, or None if they do not show it.
 
-        Called after all processes of that attempt have ended, before anything is delivered again.
+        This is called after all processes of that attempt have ended and before anything is delivered again.
         """
         del order, state_folder
         return None
@@ -63,7 +63,8 @@ class Executor(ABC):
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
         """Return whether `execute` continues what a dead attempt started, without repeating anything.
 
-        Called if `reconcile` returns None; if True, neither the order's `on_crash` nor a person decides.
+        This is called if `reconcile` returns None. If it returns True, the delivery continues regardless of the order's
+        `on_crash`, and no person is asked.
         """
         del order, state_folder
         return False
@@ -71,20 +72,20 @@ class Executor(ABC):
     def effects_outside(self, order: WorkOrder) -> str:
         """Return the order's possible effects outside the working tree and the executor's home, or "".
 
-        A phrase for a person. After a crash, only executors that declare no such effects are repeated without asking;
-        spending model tokens twice does not count.
+        The text is a phrase for a person to read. After a crash, only executors that declare no such effects are run
+        again without asking. Spending model tokens twice does not count as an effect.
         """
         del order
         return "the executor does not declare what it changes there"
 
     @abstractmethod
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Work until done, limited, failed or cancelled. No child process may survive the return.
+        """Work until the order is done, limited, failed or cancelled. No child process may outlive the call.
 
         Args:
-            order: work to do.
-            control: reports stop requests, and records child processes.
-            state_folder: the project's folder for non-code files, see `state_folder_of`.
+            order: the work to do.
+            control: reports stop requests and records child processes.
+            state_folder: the project's folder for files that are not code; see `state_folder_of`.
 
         Raises:
             ExecutorError: the executor cannot be started with this configuration.
@@ -92,7 +93,10 @@ class Executor(ABC):
 
 
 class DelegatingExecutor(Executor):
-    """Executor run by a workflow: `execute` claims the delivery; the episode starts the workflow and concludes."""
+    """An executor run by a workflow. `execute` claims the delivery.
+
+    The episode then starts the workflow and concludes.
+    """
 
     @abstractmethod
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
@@ -100,7 +104,7 @@ class DelegatingExecutor(Executor):
 
 
 Executors = Callable[[str], Executor]
-"""Returns the executor of a name; raises ExecutorError for an unknown one and lists the known ones."""
+"""Returns the executor with the given name. Raises ExecutorError for an unknown name and lists the known ones."""
 
 
 class DeliveryState(StrEnum):
@@ -124,11 +128,11 @@ class OutboxEntry(Value):
     order: ArtifactRef
     state: DeliveryState
     claims: int = 0
-    """Number of attempts that started to deliver; more than one only if `on_crash` allows that."""
+    """Number of attempts that started to deliver. It can exceed one only if `on_crash` allows that."""
     base_tree: str = ""
-    """Tree from which the first attempt started; empty before the first claim."""
+    """The tree from which the first attempt started. Empty before the first claim."""
     broke_off: str = ""
-    """Recorded reason why the last attempt ended without a report; empty if it was killed."""
+    """The recorded reason why the last attempt ended without a report. Empty if it was killed."""
     report: ExecutorReport | None = None
 
 
@@ -139,32 +143,32 @@ class Outbox(Protocol):
         """Queue a delivery. Idempotent by key: the first order is kept."""
 
     def get(self, key: str) -> OutboxEntry | None:
-        """Return a delivery; None if it was never queued."""
+        """Return a delivery, or None if it was never queued."""
 
     def claim(self, key: str, base_tree: str) -> None:
-        """Record durably, before acting, that delivery starts and from which tree.
+        """Durably record that the delivery starts, and from which tree. Call this before acting.
 
         Raises:
-            DeliveryError: the key was never queued, or is already reported.
+            DeliveryError: the key was never queued or has already been reported.
         """
 
     def break_off(self, key: str, reason: str) -> None:
-        """Record durably why the last claiming attempt ends without a report."""
+        """Durably record why the last claiming attempt ends without a report."""
 
     def report(self, key: str, report: ExecutorReport) -> None:
-        """Record the report durably. Idempotent for an equal report; the first one is kept.
+        """Durably record the report. Idempotent for an equal report; the first one is kept.
 
         Raises:
             DeliveryError: the key was never queued, or has a different report.
         """
 
     def deliveries(self, episode_id: str) -> tuple[OutboxEntry, ...]:
-        """Return the deliveries of an episode in queueing order."""
+        """Return an episode's deliveries in the order in which they were queued."""
         ...
 
 
 Outboxes = Callable[[Path], Outbox]
-"""Returns the outbox of the project in a workspace."""
+"""Returns the outbox of a workspace's project."""
 
 
 REASON_CHARACTERS = 200
@@ -172,7 +176,7 @@ REASON_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class NoExecutor(Executor):
-    """Placeholder if no executor is usable: every order fails with the reasons."""
+    """Placeholder used if no executor is usable. Every order fails with the reasons."""
 
     reason: str
     """A sentence for a person."""
@@ -191,15 +195,15 @@ class NoExecutor(Executor):
 
 @dataclass(frozen=True)
 class ExecutorSelection:
-    """Executor chosen for an order."""
+    """The executor chosen for an order."""
 
     name: str
     executor: Executor
     passed_over: tuple[str, ...] = ()
-    """Reasons why preferred executors are unusable, one sentence each."""
+    """The reasons why preferred executors are unusable, one sentence each."""
 
     def adapt_order(self, order: WorkOrder) -> WorkOrder:
-        """Return the order without the session, model and options of other executors."""
+        """Return the order without other executors' session, model and options."""
         choice, resume = order.executor, order.resume
         other_names = {choice.name, *choice.fallback} - {self.name}
         # To another executor, model names and options mean nothing or something else.

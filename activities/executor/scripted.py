@@ -1,4 +1,4 @@
-"""Executor that follows a script: deterministic, offline, and able to fail in every way on purpose.
+"""Executor that follows a script. It is deterministic, works offline and can be made to fail in every way.
 
     steps:                       # one per iteration
       - write: [{path: "notes/{n}.md", text: "iteration {n}"}]
@@ -16,9 +16,9 @@
     repeat: false                # true: start over after the last step
     effects_outside: ""          # pretended effects outside the working tree
 
-Order within a step: write, append, delete, run, orphan, stall, sleep, crash, hang, end.
-The script is given in `executor.options`, or in a YAML file of the workspace named by the option `script`.
-`{n}` in a path, a text or an argument is replaced by the iteration number.
+Actions within a step run in this order: write, append, delete, run, orphan, stall, sleep, crash, hang, end. The script
+is given in `executor.options`, or in a YAML file in the workspace that the option `script` names. `{n}` in a path, a
+text or an argument is replaced with the iteration number.
 """
 
 import os
@@ -47,11 +47,11 @@ from tightloop.value import clip, first_problem, format_count, unknown_fields
 from tightloop.value.documents import load_yaml
 
 _POLL_S = 0.05
-"""Poll interval of the control, which must be polled at least once a second."""
+"""Interval for polling the control, which must be polled at least once a second."""
 
 
 class ScriptedExecutor(Executor):
-    """Follows the script in the order's options. Part of the package, for use in your own tests."""
+    """Follows the script in the order's options. It is part of the package so that you can use it in your own tests."""
 
     def __init__(self, *, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
@@ -60,10 +60,10 @@ class ScriptedExecutor(Executor):
         return read_script(order).effects_outside
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Run the script's step for this iteration; without such a step nothing changes.
+        """Run the script's step for this iteration. If there is no such step, nothing changes.
 
         Raises:
-            ExecutorError: the script is invalid or leaves the working tree; nothing was done.
+            ExecutorError: the script is invalid or leaves the working tree. Nothing was done.
         """
         script = read_script(order)
         index = order.iteration - 1
@@ -89,16 +89,16 @@ class ScriptedExecutor(Executor):
 
 
 def try_of(key: str) -> int:
-    """Return the number of the attempt, from 1: the last part of `<run>/<iteration>/<try>`."""
+    """Return the number of the attempt, starting at 1. It is the last part of `<run>/<iteration>/<try>`."""
     last = key.rpartition("/")[2]
     return int(last) if last.isdecimal() else 1
 
 
 def read_script(order: WorkOrder) -> Script:
-    """Return the script of an order.
+    """Return an order's script.
 
     Raises:
-        ExecutorError: it is missing or invalid; the message has the position.
+        ExecutorError: the script is missing or invalid. The message contains the position of the error.
     """
     options = order.executor.options
     source = "executor.options"
@@ -120,20 +120,20 @@ def read_script(order: WorkOrder) -> Script:
 
 
 def insert_iteration(text: str, order: WorkOrder) -> str:
-    """Replace `{n}` by the iteration number."""
+    """Replace `{n}` with the iteration number."""
     return text.replace("{n}", str(order.iteration))
 
 
 def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
-    """Return the location of a script path in the working tree.
+    """Return where a script path is located in the working tree.
 
     Args:
         order: names the working tree.
-        path: path relative to it.
-        follow: resolve a symlink at the end of the path.
+        path: the path, relative to the working tree.
+        follow: whether to resolve a symlink at the end of the path.
 
     Raises:
-        ExecutorError: the path is the tree itself, or leaves it.
+        ExecutorError: the path is the tree itself or leaves it.
     """
     if "\0" in path:
         raise ExecutorError(f"path {path!r} of the script cannot be used: it has a null byte")
@@ -179,7 +179,7 @@ class _Performance:
         )
 
     def _act(self, state_folder: Path) -> ExecutorOutcome | None:
-        """Run the step; return an outcome if it ends before the scripted one."""
+        """Run the step. Returns an outcome if the step ends before its scripted outcome."""
         if self._step.crash == "before":
             _crash_once(self._order.key, state_folder)
         try:
@@ -244,7 +244,7 @@ class _Performance:
         return early_outcome(result, self._order.executor)
 
     def _wait(self, seconds: float | None) -> ExecutorOutcome | None:
-        """Wait for some seconds or forever; return an outcome if cancelled or over the wall limit first."""
+        """Wait for some seconds or forever. Returns an outcome if cancelled or over the wall limit before that."""
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
             if self._control.is_cancelled():

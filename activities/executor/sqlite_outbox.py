@@ -1,4 +1,4 @@
-"""Outbox in a SQLite file of the project's state folder."""
+"""Outbox in a SQLite file in the project's state folder."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tightloop.value import ArtifactRef
 
 SCHEMA_VERSION = 1
 BUSY_S = 15.0
-"""Maximum wait for another writing process."""
+"""Maximum time to wait for another process that is writing."""
 
 _SCHEMA = (
     """
@@ -66,9 +66,9 @@ def open_sqlite_outbox(workspace: Path) -> "SqliteOutbox":
 
 
 class SqliteOutbox:
-    """Deliveries in one file. Each call has its own connection and is durable on return.
+    """Stores deliveries in one file. Each call uses its own connection and is durable when it returns.
 
-    Safe for threads and processes of one host; times are seconds since 1970.
+    Safe for use by several threads and processes on one host. Times are seconds since 1970.
     """
 
     def __init__(self, path: Path) -> None:

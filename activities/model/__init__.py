@@ -1,1 +1,1 @@
-"""Language models: asking one for a JSON object, and the gateway between an agent and its own model."""
+"""Language models: asking a model for a JSON object, and the gateway between an agent and its own model."""

@@ -1,4 +1,4 @@
-"""Questions to a model, repeated a bounded number of times until the answer is usable."""
+"""Questions to a model, repeated a limited number of times until the response is usable."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
 
 QUOTED_CHARACTERS = 4_000
-"""Limit of a malformed answer that is sent back to the model."""
+"""Maximum length of a malformed response that is sent back to the model."""
 TRANSCRIPT_CHARACTERS = 200_000
 PROBLEMS_LIMIT = 8
 
@@ -27,7 +27,7 @@ LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 
 class UnusableAnswerError(Exception):
-    """Raised by a reader: the problems of an answer, one sentence each, for the model to read."""
+    """Raised by a reader. Lists a response's problems, one sentence each, for the model to read."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -35,39 +35,39 @@ class UnusableAnswerError(Exception):
 
 
 class Question(NamedTuple):
-    """One question to a model."""
+    """A question for a model."""
 
     system: str
-    """Stable part of the prompt."""
+    """The stable part of the prompt."""
     user: str
-    """Varying part of the prompt."""
+    """The part of the prompt that varies."""
     schema: AnswerSchema
     example: str = ""
-    """Valid answer, shown to the model after an invalid one."""
+    """A valid response, which is shown to the model after an invalid one."""
     prompt_privacy: PromptPrivacy | None = None
-    """Privacy level of the prompt. None: unknown; then nothing is sent if any project is at `summary`."""
+    """The prompt's privacy level. If it is None (unknown), nothing is sent if any project is at `summary`."""
 
 
 @dataclass(frozen=True)
 class Exchange(Generic[T]):
-    """Result of a question: a value, a refusal or problems."""
+    """Result of a question: a value, a refusal or a list of problems."""
 
     value: T | None = None
     refusal: str = ""
     problems: tuple[str, ...] = ()
     truncated: bool = False
-    """Whether the last answer was cut off: as reported by the service, or because its object is incomplete."""
+    """Whether the last response was cut off, either as reported by the service or because its object is incomplete."""
     level: Level = Level.NONE
-    """Amount of repair that the accepted answer needed."""
+    """How much repair the accepted response needed."""
     usage: Usage = field(default_factory=Usage)
-    """Sum over all answers; None for a field that one of them did not report."""
+    """The sum over all responses. A field is None if one of them did not report it."""
     model: str = ""
     attempts: int = 0
     transcript: bytes = b""
 
     @property
     def failure(self) -> str:
-        """Reason in one sentence why there is no value."""
+        """A sentence that explains why there is no value."""
         if self.refusal:
             return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""
@@ -79,7 +79,7 @@ class Exchange(Generic[T]):
 
 
 class Asker:
-    """Asks a model service, and returns malformed answers to it with their problems."""
+    """Asks a model service, and returns malformed responses to it along with their problems."""
 
     def __init__(self, service: ModelService) -> None:
         # One instance for all questions, so that it remembers which models are missing.
@@ -87,14 +87,14 @@ class Asker:
         self._name = f"model {service.models[0]}" if service.models else "the model"
         self._prompts = Prompts(Path(__file__).parent / "prompts", context_characters=service.context_characters)
         self.sha256 = self._prompts.sha256
-        """Version of the wording of corrections."""
+        """Version of the wording used for corrections."""
 
     async def ask(self, question: Question, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-        """Ask until `read` accepts an answer; it rejects one by raising `Unusable` or `ValidationError`.
+        """Ask until `read` accepts a response. It rejects one by raising `UnusableAnswerError` or `ValidationError`.
 
         Raises:
-            PlannerError: the service refuses; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable. Earlier answers of this call are lost.
+            PlannerError: the service refuses. Not retryable.
+            PlannerUnavailableError: the service is busy or down. Retryable. Earlier responses from this call are lost.
         """
         record = [f"# system\n{question.system}", f"# user\n{question.user}"]
         answers: list[ModelAnswer] = []
@@ -143,10 +143,10 @@ class Asker:
 
 
 class PromptedAsker:
-    """Asker with prompt files from a folder: a prompt, `briefing.md`, `answer.json` (the schema) and `example.json`."""
+    """An asker that loads its prompt, `briefing.md`, `answer.json` (the schema) and `example.json` from a folder."""
 
     def __init__(self, service: ModelService, folder: Path, name: str) -> None:
-        """Load the files; `name` names the schema. Nothing connects before the first question."""
+        """Load the files. `name` is the schema's name. No connection is opened before the first question."""
         self._asker = Asker(service)
         self._prompts = Prompts(folder, context_characters=service.context_characters)
         self._schema = AnswerSchema(name, json.loads((folder / "answer.json").read_text(encoding="utf-8")))
@@ -154,12 +154,12 @@ class PromptedAsker:
         self.sha256 = self._prompts.sha256
         """Version of the files."""
         self.example: dict[str, Any] = json.loads(self._example)
-        """Example answer in the prompt; a model may copy it, which callers reject."""
+        """The example response in the prompt. A model may copy it, which callers reject."""
 
     async def ask(
         self, prompt: str, briefing: Any, prompt_privacy: PromptPrivacy, read: Callable[[dict[str, Any]], T]
     ) -> Exchange[T]:
-        """Ask until `read` accepts an answer; see `Asker.ask`."""
+        """Ask until `read` accepts a response; see `Asker.ask`."""
         question = Question(
             system=self._prompts.render(prompt),
             user=self._prompts.render("briefing.md", briefing=briefing),
@@ -171,7 +171,7 @@ class PromptedAsker:
 
 
 def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-    """Return the value of one answer, or its problems."""
+    """Return a response's value or its problems."""
     # With a schema, 3 of 100 answers of a small model did not parse, and all three were cut off.
     if answer.truncated:
         return Exchange(problems=("the answer was cut off at the output limit",), truncated=True)

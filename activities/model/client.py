@@ -1,4 +1,4 @@
-"""Client of a model service: requests, answers, TLS."""
+"""Client for a model service: requests, responses and TLS."""
 
 import json
 import os
@@ -34,37 +34,38 @@ class ModelService:
     api_key: str = field(default="", repr=False)
     base_url: str = OPENAI_URL
     models: tuple[str, ...] = DEFAULT_MODELS
-    """In order of preference; the next one is used if the service does not offer a model."""
+    """Models in order of preference. If the service does not offer a model, the next one is used."""
     api: Literal["auto", "responses", "chat"] = "auto"
-    """`auto`: Responses for OpenAI itself, Chat Completions elsewhere, where Responses often ignores the schema."""
+    """`auto` uses Responses for OpenAI itself and Chat Completions elsewhere, where Responses often ignores the
+    schema."""
     timeout_s: float = 100.0
-    """Per request; must be below the timeout of the activity."""
+    """Timeout for each request. It must be shorter than the activity's timeout."""
     silence_s: float = 120.0
-    """Longest pause between chunks of a streamed answer."""
+    """Longest pause between the chunks of a streamed response."""
     max_output_tokens: int = 8_000
     corrections: int = 2
-    """Maximum number of times a malformed answer is sent back."""
+    """Maximum number of times that a malformed response is sent back."""
     context_characters: int = 60_000
-    """Size limit of the varying part of a prompt."""
+    """Size limit for the part of a prompt that varies."""
     strictest_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """Strictest level of all served projects; applies to prompts without a level of their own."""
+    """The strictest level of all served projects. It applies to prompts that do not have their own level."""
     planner: str = "auto"
-    """Planner from the settings, used for `auto` in a request."""
+    """The planner from the settings, which is used if a request says `auto`."""
 
     @property
     def configured(self) -> bool:
-        """True if there is a key, or a self-hosted service, which may need none."""
+        """Return whether there is a key or a self-hosted service, which may not need one."""
         return bool(self.api_key) or not self.is_openai
 
     def plans(self, planner: str) -> bool:
-        """Return whether a planner of this kind uses the model."""
+        """Return whether this kind of planner uses the model."""
         return self.configured and self._kind(planner) in ("auto", "openai")
 
     def must_plan(self, planner: str) -> bool:
-        """Return whether a planner of this kind uses the model, and reject one that cannot.
+        """Return whether this kind of planner uses the model. Reject a kind that cannot be used.
 
         Raises:
-            PlannerError: the kind is unknown, or lacks its key.
+            PlannerError: the kind is unknown or its key is missing.
         """
         if problem := planner_problem(planner):
             raise PlannerError(problem)
@@ -89,11 +90,11 @@ class ModelService:
 
 
 def open_client(service: ModelService, *, silence_s: float | None = None) -> "openai.AsyncOpenAI":
-    """Return a client; use it as a context manager.
+    """Return a client, which must be used as a context manager.
 
     Args:
-        service: service to connect to.
-        silence_s: longest pause within a streamed answer; an unstreamed one is silent until complete.
+        service: the service to connect to.
+        silence_s: the longest pause within a streamed response. An unstreamed response is silent until it is complete.
     """
     # Importing the SDK takes most of a second: a worker that asks no model never pays for it.
     import httpx2
@@ -114,16 +115,16 @@ def open_client(service: ModelService, *, silence_s: float | None = None) -> "op
 
 
 def load_client(service: ModelService) -> None:
-    """Import what the first request needs; the SDK loads most of its modules on first use."""
+    """Import what the first request needs. The SDK loads most of its modules on first use."""
     client = open_client(service)
     _ = client.responses if service.uses_responses else client.chat.completions
 
 
 class FirstAvailable:
-    """Asks the first available model of a list."""
+    """Asks the first available model in a list."""
 
     def __init__(self, service: ModelService, setting: str, missing: set[str] | None = None) -> None:
-        """Set the service, the setting to name in the error, and the models known to be missing."""
+        """Set the service, the setting to name in errors and the models known to be missing."""
         self._service = service
         self._setting = setting
         self._missing = set() if missing is None else missing
@@ -135,12 +136,12 @@ class FirstAvailable:
 
         Args:
             call: asks a model.
-            conversation: id of the conversation for telemetry.
-            agent: name of the asking agent for telemetry.
+            conversation: the conversation's id for telemetry.
+            agent: the asking agent's name for telemetry.
 
         Raises:
-            PlannerError: the service refuses, or has none of the models; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable.
+            PlannerError: the service refuses or offers none of the models. Not retryable.
+            PlannerUnavailableError: the service is busy or down. Retryable.
         """
         import openai
 
@@ -176,12 +177,12 @@ class FirstAvailable:
 
 
 def read_usage(reported: dict[str, Any], came_in: str, went_out: str) -> Usage:
-    """Return the usage that a service reported.
+    """Return the usage reported by a service.
 
     Args:
-        reported: the `usage` object of the answer; empty if there is none.
+        reported: the response's `usage` object. Empty if there is none.
         came_in: the API's prefix for prompt tokens: `input` or `prompt`.
-        went_out: the API's prefix for answer tokens: `output` or `completion`.
+        went_out: the API's prefix for response tokens: `output` or `completion`.
     """
     details = reported.get(f"{came_in}_tokens_details")
     cost = reported.get("cost")
@@ -198,11 +199,11 @@ def _count(value: object) -> int | None:
 
 
 class AnswerSchema(NamedTuple):
-    """Schema of the object that a model must return."""
+    """Schema for the object that a model must return."""
 
     name: str
     schema: Mapping[str, Any]
-    """Strict JSON schema: all properties are required, no others are allowed."""
+    """Strict JSON schema. All properties are required and no others are allowed."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -212,16 +213,16 @@ class AnswerSchema(NamedTuple):
 async def request_answer(
     service: ModelService, model: str, messages: Sequence[Mapping[str, str]], schema: AnswerSchema
 ) -> ModelAnswer:
-    """Ask a model for a JSON object. One paid request; retries are up to the caller's activity.
+    """Ask a model for a JSON object. This is one paid request. The caller's activity handles retries.
 
     Args:
-        service: service that has the model.
-        model: model name.
-        messages: each with `role` and `content`; the system message comes first.
-        schema: schema of the object.
+        service: the service that offers the model.
+        model: the model's name.
+        messages: the messages, each with `role` and `content`. The system message comes first.
+        schema: the object's schema.
 
     Raises:
-        PlannerUnavailableError: the response is not from a model API, or reports a failure; retryable.
+        PlannerUnavailableError: the response does not come from a model API or reports a failure. Retryable.
     """
     async with open_client(service) as client:
         # The stable part comes first: providers cache exact prefixes (OpenAI: of 1 024 tokens or more).
@@ -266,7 +267,10 @@ async def request_answer(
 
 
 def _payload(body: str) -> dict[str, Any]:
-    """Parse the envelope. A program writes it, so non-JSON is a transport fault, not an answer."""
+    """Parse the envelope.
+
+    A program writes it, so anything but JSON is a transport error rather than a model response.
+    """
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError):
@@ -280,10 +284,10 @@ def _payload(body: str) -> dict[str, Any]:
 
 
 def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
-    """Parse a complete answer of the Responses API.
+    """Parse a complete response from the Responses API.
 
     Raises:
-        PlannerUnavailableError: it reports that the service failed.
+        PlannerUnavailableError: the response reports that the service failed.
     """
     parts = [
         part
@@ -306,7 +310,7 @@ def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """Return a JSON object, or an empty dict for any other value."""
+    """Return a JSON object as it is, or an empty dict for any other value."""
     return value if isinstance(value, dict) else {}
 
 
@@ -316,7 +320,7 @@ def as_dicts(value: object) -> list[dict[str, Any]]:
 
 
 def certificates() -> SSLContext:
-    """Return the TLS context: the system's authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
+    """Return the TLS context, which trusts the system's authorities or those in `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
     return _load_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 

@@ -1,4 +1,4 @@
-"""Error translation for a model service, and the size limit of its answers."""
+"""Error translation for a model service, and the size limit for its responses."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def model_missing(error: openai.APIStatusError) -> bool:
-    """Return whether the error says that this key cannot use this model, so that another may work."""
+    """Return whether the error says that this key cannot use this model. Another model may work."""
     if error.code == "model_not_found" or error.status_code == 404:
         return True
     if error.status_code not in (400, 403) or error.code == "context_length_exceeded":
@@ -37,7 +37,7 @@ def model_missing(error: openai.APIStatusError) -> bool:
 
 
 def too_large(error: AnswerError, model: str) -> PlannerError:
-    """Return the error for an answer that exceeded the size limit."""
+    """Return the error for a response that exceeded the size limit."""
     return PlannerError(f"model {model}: {error}. Check the base URL, and that no proxy interferes")
 
 
@@ -82,11 +82,11 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
 
 
 LARGEST_ANSWER_BYTES = 16 * 2**20
-"""After decompression. An answer of 8 000 tokens has about 50 kB."""
+"""Limit after decompression. A response with 8 000 tokens has about 50 kB."""
 
 
 def bounded_client() -> httpx2.AsyncClient:
-    """Return a client with the SDK's defaults that raises `AnswerError` while reading an oversized answer."""
+    """Return a client with the SDK's defaults that raises `AnswerError` while reading an oversized response."""
     return openai.DefaultAsyncHttpxClient(event_hooks={"response": [_bound]})
 
 

@@ -1,4 +1,4 @@
-"""Telemetry of model calls, and progress reports of planning activities."""
+"""Telemetry for model calls, and progress reports for planning activities."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,19 +25,19 @@ class ProposedCall(NamedTuple):
     """A tool call as the model wrote it."""
 
     id: str
-    """The provider's id; unique within its answer."""
+    """The provider's id, which is unique within its response."""
     tool: str
     arguments: str
     """Unparsed JSON."""
 
 
 class ModelAnswer(NamedTuple):
-    """Unmodified answer of a model service."""
+    """A model service's unmodified response."""
 
     text: str = ""
     calls: tuple[ProposedCall, ...] = ()
     truncated: bool = False
-    """The answer was cut off, so a valid object in it may be incomplete."""
+    """Whether the response was cut off. If so, a valid object in it may be incomplete."""
     refusal: str = ""
     usage: Usage = Usage()
     model: str = ""
@@ -47,16 +47,16 @@ class ModelAnswer(NamedTuple):
 
 @dataclass
 class Operation:
-    """One observed call while it runs."""
+    """An observed call while it is running."""
 
     kind: str
     """One of `telemetry.OPERATIONS`."""
     name: str
-    """Name of the model, the agent or the tool."""
+    """The name of the model, the agent or the tool."""
     attributes: dict[str, Value] = field(default_factory=dict)
 
     def note(self, attributes: Mapping[str, Value | None]) -> None:
-        """Add attributes, ignoring None and empty values."""
+        """Add attributes. None and empty values are ignored."""
         self.attributes |= {name: value for name, value in attributes.items() if value not in (None, "", ())}
 
     def record_answer(self, answer: ModelAnswer) -> None:
@@ -79,7 +79,7 @@ class Observer(Protocol):
 
 
 OBSERVER: ContextVar[Observer | None] = ContextVar("OBSERVER", default=None)
-"""Observer of the running activity; None if telemetry is off."""
+"""The running activity's observer. None if telemetry is off."""
 
 
 @contextmanager
@@ -98,7 +98,7 @@ _progress: ContextVar[Work] = ContextVar("progress", default=_NOTHING)
 
 
 def begin(what: str, limit: timedelta) -> Work:
-    """Start the progress report, with the time that earlier attempts used."""
+    """Start the progress report, including the time that earlier attempts used."""
     earlier = Work()
     # Details of an older release may not fit the model; the report then starts from zero.
     for detail in activity.info().heartbeat_details:
@@ -117,7 +117,7 @@ def begin(what: str, limit: timedelta) -> Work:
 
 
 def report_step(step: str, problems: Sequence[str] = ()) -> None:
-    """Report the next step and the problems of the previous one; does nothing before `begin`."""
+    """Report the next step and the previous one's problems. Does nothing before `begin` is called."""
     work = _progress.get()
     if work.what:
         what = f"{work.what.partition(':')[0]}: {step}"
@@ -126,12 +126,12 @@ def report_step(step: str, problems: Sequence[str] = ()) -> None:
 
 
 def describe_problem() -> str:
-    """Return the reason why there is no answer yet."""
+    """Return why there is no answer yet."""
     return work_problems(_progress.get())
 
 
 def record_failure(spent: timedelta, problem: str) -> None:
-    """Record in the heartbeat the total time so far and the failure, for the next attempt."""
+    """Record the total time so far and the failure in the heartbeat, for the next attempt."""
     text = shorten(scrub(problem), PROBLEM_CHARACTERS)
     _send(_progress.get().evolve(spent_s=spent.total_seconds(), problem=text))
 

@@ -15,18 +15,18 @@ from tightloop.value.scrub import scrub
 
 SMALLEST_CONTEXT = 8_000
 SHARED_OUT = 0.85
-"""Share of the context that templates divide among their values; the rest is their own text."""
+"""Share of the context that templates divide among their values. The rest is for their own text."""
 
 
 class Prompts:
-    """Prompt files of one folder.
+    """The prompt files in a folder.
 
-    Templates limit inserted values with the filters `start`, `end` and `items`, each with a share in percent of the
-    whole, so that no prompt grows with the length of an episode.
+    Templates limit the values they insert with the filters `start`, `end` and `items`. Each filter takes a share of the
+    whole in percent, so that no prompt grows with the length of an episode.
     """
 
     def __init__(self, folder: Path, *, context_characters: int) -> None:
-        """Load `folder`; a prompt has at most `context_characters`, but never less than `SMALLEST_CONTEXT`."""
+        """Load `folder`. A prompt has at most `context_characters`, but never less than `SMALLEST_CONTEXT`."""
         self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(folder),
@@ -47,7 +47,7 @@ class Prompts:
         """Version of the files."""
 
     def render(self, name: str, **values: object) -> str:
-        """Return a prompt; a missing value raises an error."""
+        """Return a prompt. A missing value raises an error."""
         return self._environment.get_template(name).render(**values).strip() + "\n"
 
     def _share(self, percent: float) -> int:
@@ -62,7 +62,7 @@ class Prompts:
         return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
 
     def _items(self, items: Sequence[str], percent: float) -> str:
-        """Return a Markdown list of the newest items that fit, and the number of omitted ones."""
+        """Return a Markdown list of the newest items that fit, and the number of omitted items."""
         limit = self._share(percent)
         lines: list[str] = []
         used = 0
@@ -83,10 +83,10 @@ B = TypeVar("B", Briefing, ReflectionBriefing)
 
 
 def apply_privacy(briefing: B) -> B:
-    """Return the briefing reduced to its prompt privacy.
+    """Return the briefing, reduced to the level of its prompt privacy.
 
-    A summary keeps goal, definition of done, operator notes, names and counts of checks, names of changed files, titles
-    and outcomes of iterations, and reflections that were themselves based on a summary.
+    A summary keeps the goal, the definition of done, operator notes, the names and counts of checks, the names of
+    changed files, the titles and outcomes of iterations, and reflections that were themselves based on a summary.
     """
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
@@ -94,7 +94,7 @@ def apply_privacy(briefing: B) -> B:
 
 
 def redact_text(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
-    """Return a part of a prompt, redacted to the given privacy level (None: unknown).
+    """Return a part of a prompt, redacted to the given privacy level (None if unknown).
 
     Raises:
         PlannerError: a project here is at `summary`, and the text's level is unknown.

@@ -1,4 +1,4 @@
-"""Tolerant parsing of JSON written by a model, and bounded decompression."""
+"""Tolerant parsing of JSON written by a model, and size-limited decompression."""
 
 import html
 import json
@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 DEPTH = 24
-"""None of our schemas is nested deeper."""
+"""None of our schemas has deeper nesting."""
 
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "”": "”“", "‘": "’", "«": "»", "„": "“”"}
 _QUOTE = "\"'`“”‘«„"
@@ -35,7 +35,7 @@ _ESCAPED |= {quote: quote for quote in _QUOTE}
 
 
 class Malformed(ValueError):  # noqa: N818
-    """No object at this position."""
+    """There is no object at this position."""
 
 
 class Lenient(NamedTuple):
@@ -44,18 +44,18 @@ class Lenient(NamedTuple):
     value: dict[str, Any]
     end: int
     cut: bool
-    """The text ended inside the object; values may be missing, and the last one may be truncated."""
+    """Whether the text ended inside the object. If so, values may be missing and the last one may be truncated."""
     opened: frozenset[int]
-    """Start positions of the objects in it."""
+    """The start positions of the objects inside it."""
 
 
 def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
-    """Parse the object whose brace is at `start`.
+    """Parse the object whose opening brace is at `start`.
 
-    An object that has all `keys` (as `fold_key` returns them) and lacks only its last brace counts as complete.
+    An object that has all `keys` (as returned by `fold_key`) and lacks only its closing brace counts as complete.
 
     Raises:
-        Malformed: no object at this position.
+        Malformed: there is no object at this position.
     """
     reader = _Reader(text, start + 1)
     value = reader.members(0)
@@ -69,18 +69,18 @@ def begins_object(text: str, brace: int) -> bool:
 
 
 def cut_key(text: str, brace: int) -> str | None:
-    """Return the partial key in which the text ends right after the brace; None if the text continues."""
+    """Return the partial key if the text ends with one right after the brace, or None if the text continues."""
     match = _CUT_KEY.match(text, _past(_BLANK, text, brace + 1))
     return match["name"] if match else None
 
 
 def fold_key(key: str) -> str:
-    """Return a case-folded key without separators: `Action Items` and `actionItems` match `action_items`."""
+    """Return a case-folded key without separators, so that `Action Items` and `actionItems` match `action_items`."""
     return "".join(letter for letter in key.casefold() if letter.isalnum())
 
 
 def unescape_text(text: str) -> str:
-    """Decode escapes of JSON and Python; unknown ones keep their backslash."""
+    """Decode JSON and Python escapes. Unknown ones keep their backslash."""
 
     def character(match: re.Match[str]) -> str:
         code = match[1]
@@ -99,13 +99,13 @@ def _past(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 @dataclass
 class _Reader:
-    """Recursive descent through one object."""
+    """Recursive descent parser for one object."""
 
     text: str
     at: int
     cut: bool = False
     cut_inside: bool = False
-    """The cut is inside a value or a key, not between two members of the outermost object."""
+    """Whether the text was cut inside a value or a key rather than between two members of the outermost object."""
     opened: list[int] = field(default_factory=list)
 
     def members(self, depth: int) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class _Reader:
         return unescape_text(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:
-        """Return whether a string ends before `at`; None: possibly, if no better end follows."""
+        """Return whether a string ends before `at`. None means that it may, if no better end follows."""
         text = self.text
         after = _past(_BLANK, text, at)
         character = text[after : after + 1]
@@ -247,7 +247,7 @@ class _Reader:
         return key is not None and key["quoted"] is not None
 
     def _begins(self, at: int, *, in_list: bool) -> bool:
-        """Return whether another member or item starts at `at`, or the list or object ends."""
+        """Return whether another member or item starts at `at`, or the list or object ends there."""
         text = self.text
         character = text[at : at + 1]
         if not character or character in "]})":
@@ -259,7 +259,7 @@ class _Reader:
 
 ANSWER_CHARACTERS = 1_000_000
 REPAIR_CHARACTERS = 40_000
-"""Longer objects are parsed but not repaired: repair is slow, and an answer that long is not a plan."""
+"""Longer objects are parsed but not repaired. Repair is slow, and a response that long is not a plan."""
 _TRIES = 50
 _REPAIRS = 12
 """Maximum number of candidate objects to repair, counted from the end."""
@@ -274,7 +274,7 @@ _PLACEHOLDERS = frozenset({"", "...", "…", "text", "string"})
 
 
 class Level(StrEnum):
-    """Amount of repair that a text needed."""
+    """How much repair a text needed."""
 
     EXACT = "exact"
     UNWRAPPED = "unwrapped"
@@ -285,13 +285,13 @@ class Level(StrEnum):
 
 
 class Reading(NamedTuple):
-    """Result of searching a text for an object."""
+    """The result of searching a text for an object."""
 
     value: dict[str, Any] | None
     level: Level
     problem: str = ""
     truncated: bool = False
-    """The text ends inside the object: values are missing, or the last one is truncated."""
+    """Whether the text ends inside the object. If so, values are missing or the last one is truncated."""
 
 
 class _Candidate(NamedTuple):
@@ -306,8 +306,9 @@ class _Candidate(NamedTuple):
 def read_object(text: str, keys: Sequence[str]) -> Reading:
     """Return the last JSON object in a text that has all the keys.
 
-    Keys match in any case and with any separator (`Action Items`), and are returned as in `keys`. A text that was cut
-    off between two sentences of its prose looks complete, so also check the service's truncation flag.
+    Keys match in any case and with any separator (`Action Items`) and are returned as they are written in `keys`. A
+    text that was cut off between two sentences of its prose looks complete, so callers should also check the service's
+    truncation flag.
     """
     if not text.strip() or len(text) > ANSWER_CHARACTERS:
         size = f"has {len(text):,} characters; at most {ANSWER_CHARACTERS:,} are read" if text.strip() else "is empty"
@@ -332,7 +333,7 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
 
 
 def _fits(value: dict[str, Any], keys: Sequence[str]) -> bool:
-    """Return whether the object has all keys and is not an echo of the schema or its example."""
+    """Return whether the object has all the keys and does not just repeat the schema or its example."""
     folded_items = {fold_key(key): item for key, item in value.items()}
     folded_keys = [fold_key(key) for key in keys]
     return set(folded_keys) <= set(folded_items) and not all(_is_echo(folded_items[key]) for key in folded_keys)
@@ -352,7 +353,7 @@ def _with_key_names(value: dict[str, Any], keys: Sequence[str]) -> dict[str, Any
 
 
 def _load_object(text: str) -> dict[str, Any] | None:
-    """Parse a complete text; some models encode the object as a JSON string."""
+    """Parse a complete text. Some models encode the object as a JSON string."""
     try:
         value = json.loads(text)
         if isinstance(value, str):
@@ -363,7 +364,7 @@ def _load_object(text: str) -> dict[str, Any] | None:
 
 
 def _views(text: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield interpretations of the text, most likely first."""
+    """Yield possible interpretations of the text, most likely first."""
     # The thoughts may contain the end tag as well.
     ends = [match.end() for match in _THOUGHTS_END.finditer(text)][-_TRIES:]
     bare = next((text[end:] for end in reversed(ends) if any(_starts(text[end:]))), text)
@@ -408,7 +409,7 @@ def _last(text: str, keys: Sequence[str]) -> Reading | None:
 
 
 def _candidates(text: str, keys: Sequence[str]) -> tuple[list[_Candidate], set[int]]:
-    """Return the readable objects, and the starts of those nested in an object with the keys."""
+    """Return the readable objects, and the start positions of those nested in an object with the keys."""
     starts = list(_starts(text))
     repaired = frozenset(at for at in starts[-_REPAIRS:] if len(text) - at <= REPAIR_CHARACTERS)
     candidates: list[_Candidate] = []
@@ -437,7 +438,7 @@ def _touches(candidate: _Candidate, keys: Sequence[str]) -> bool:
 
 
 def _cut_at_start(text: str, keys: Sequence[str], *, any_key: bool) -> bool:
-    """Return whether the text ends in the first key of an object."""
+    """Return whether the text ends inside an object's first key."""
     brace = text.rfind("{")
     name = None if brace < 0 else cut_key(text, brace)
     if name is None:
@@ -475,11 +476,11 @@ _PART_BYTES = 65_536
 
 
 class AnswerError(Exception):
-    """The body of an answer is too large, or cannot be decompressed."""
+    """A response body is too large or cannot be decompressed."""
 
 
 class Unpacker:
-    """Streaming decompression with a limit on the output, against decompression bombs."""
+    """Streaming decompression with a limit on the output, as protection against decompression bombs."""
 
     def __init__(self, encoding: str, limit_bytes: int) -> None:
         """Set the value of `Content-Encoding` and the output limit.

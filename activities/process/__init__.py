@@ -1,4 +1,4 @@
-"""Child processes for executors and checks, with guaranteed termination of the whole process tree."""
+"""Child processes for executors and checks. The termination of the whole process tree is guaranteed."""
 
 import os
 import sys
@@ -46,18 +46,18 @@ def run_process(
 ) -> ProcessResult:
     """Run a program until it exits, exceeds a limit or is cancelled.
 
-    The whole process tree has ended on return, even if a callback raises; if this process dies, the tree ends within a
-    second or two. Takes at most the wall limit, two grace periods and a few seconds.
+    The whole process tree has ended when this returns, even if a callback raises an error. If this process dies, the
+    tree ends within a second or two. The call takes at most the wall limit, two grace periods and a few seconds.
 
     Args:
         request: the program and its limits.
-        cancelled: polled every 0.1 s; True sends SIGINT, SIGTERM and SIGKILL to the tree in turn.
+        cancelled: is polled every 0.1 s. If it returns True, SIGINT, SIGTERM and SIGKILL are sent to the tree in turn.
         started: receives the pid, which is also the process group and session id.
-        on_output: receives the output in chunks of at most 64 KiB, unbounded in total; without standard error if that
-            is separate.
+        on_output: receives the output in chunks of at most 64 KiB. The total is unlimited. Standard error is not
+            included if it is separate.
 
     Raises:
-        UntrustedProgramError: the project can write to the program; nothing was started.
+        UntrustedProgramError: the project can write to the program. Nothing was started.
     """
     if cancelled():
         return ProcessResult(reason=Reason.CANCELLED)
@@ -86,8 +86,8 @@ def run_process(
 def search_path(root: Path) -> dict[str, str]:
     """Return `PATH` (and `VIRTUAL_ENV`) for commands in a tree: its own .venv first, then ours, then the host's.
 
-    Executors and checks share it, so that a check uses the same formatter as the executor. Only for look-ups inside a
-    sandbox: outside, programs of a tree must not be found.
+    Executors and checks share it so that a check uses the same formatter as the executor. Use it only for look-ups
+    inside a sandbox. Outside, programs in a tree must not be found.
     """
     bin_folder = root / ".venv" / "bin"
     folders = [str(bin_folder), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]

@@ -46,16 +46,16 @@ _SIGNALS: Mapping[Reason | None, tuple[Signals, ...]] = {
     # with 0.
     Reason.CANCELLED: (SIGINT, SIGTERM),
 }
-"""Signals sent before SIGKILL; none if the program exceeded a limit, or if the caller failed (None)."""
+"""Signals sent before SIGKILL. There are none if the program exceeded a limit or if the caller failed (None)."""
 
 
 class Child:
-    """A running program with its output and its descendants. Used by one thread at a time."""
+    """A running program with its output and its descendants. It is used by one thread at a time."""
 
     def __init__(
         self, shim: Shim, marker: str, request: ProcessRequest, on_output: Callable[[bytes], None] | None
     ) -> None:
-        """Wrap a program that `start` started with `marker`; call `read_from` to read its output."""
+        """Wrap a program that `start` has started with `marker`. Call `read_from` to read its output."""
         self.output = BoundedOutput(request.output_bytes)
         self.errors = BoundedOutput(ERRORS_BYTES, head_bytes=0)
         self._survivors: set[int] = set()
@@ -76,12 +76,12 @@ class Child:
         self._begun = self._last_output = time.monotonic()
 
     def read_from(self, pipe: io.FileIO, output: BoundedOutput) -> None:
-        """Read a pipe while the program lives, and close it afterwards."""
+        """Read a pipe while the program is alive, and close it afterwards."""
         self._pipes[pipe] = output
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def exit_code(self) -> int | None:
-        """Return the exit code of a program that has ended for any reason, or None."""
+        """Return a program's exit code if it has ended for any reason, or None."""
         if self._shim.has_ended and self._shim.exit_code is None:
             # The shim is gone, so the kernel killed the program (PR_SET_PDEATHSIG).
             return -int(SIGKILL)
@@ -148,7 +148,7 @@ class Child:
         self._settle(self._has_exit_code, seconds)
 
     def result(self, reason: Reason) -> ProcessResult:
-        """Return the result of an ended program."""
+        """Return the result of a program that has ended."""
         # Both sources, because a pid namespace reaps inside: getrusage(2) outside saw 2 ms of such a run.
         report, footprint = self._shim.report, self._footprint
         return ProcessResult(
@@ -250,7 +250,7 @@ class Child:
         return not any(pipe in self._selector.get_map() for pipe in self._pipes)
 
     def _settle(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Read output until `reached` or the timeout; return whether it was reached."""
+        """Read output until `reached` or the timeout. Returns whether it was reached."""
         deadline = time.monotonic() + seconds
         while not reached():
             left = deadline - time.monotonic()
@@ -260,7 +260,7 @@ class Child:
         return True
 
     def _read(self, seconds: float) -> None:
-        """Read output for up to `seconds`; return early on a change of state."""
+        """Read output for up to `seconds`. Returns early if the state changes."""
         until = time.monotonic() + seconds
         turned = False
         while not turned and (left := until - time.monotonic()) > 0:
@@ -274,7 +274,7 @@ class Child:
                     turned = self._take(key.fileobj) or turned
 
     def _take(self, pipe: io.FileIO) -> bool:
-        """Read a chunk; return whether it was the last one, or exceeded the output limit."""
+        """Read a chunk. Returns whether it was the last one or exceeded the output limit."""
         chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
         if not chunk:
             self._selector.unregister(pipe)
@@ -289,17 +289,17 @@ class Child:
 
 
 class ProcessSession:
-    """Pipes of a running program, and its termination.
+    """A running program's pipes, and a way to end the program.
 
-    The session owns `stdin` and `stdout`: closing them early is fine (asyncio's pipe transports do), and leaving the
-    context closes them anyway. To close the bare descriptors, `os.dup` them first. Both are /dev/null if the program
-    could not start.
+    The session owns `stdin` and `stdout`. Closing them early is fine, as asyncio's pipe transports do, and leaving the
+    context closes them anyway. If you need to close the bare descriptors, `os.dup` them first. Both are /dev/null if
+    the program could not be started.
     """
 
     def __init__(
         self, child: Child | None, stdin: io.FileIO, stdout: io.FileIO, request: ProcessRequest, failure: str = ""
     ) -> None:
-        """Wrap a started program; None if it could not start, with the reason."""
+        """Wrap a started program. `child` is None if it could not be started, and `failure` is the reason."""
         self.stdin = stdin
         self.stdout = stdout
         self._child = child
@@ -312,7 +312,7 @@ class ProcessSession:
         self._watcher = threading.Thread(target=self._watch, name="process-session", daemon=True)
 
     def poll(self) -> int | None:
-        """Return the exit code of an ended program (negative: the signal), 127 if it never started, else None."""
+        """Return an ended program's exit code (negative for a signal), 127 if it never started, or None."""
         return 127 if self._child is None else self._child.exit_code()
 
     def start_watching(self) -> None:
@@ -320,11 +320,12 @@ class ProcessSession:
         self._watcher.start()
 
     def end(self, reason: Reason | None) -> ProcessResult:
-        """End the program and its descendants and return the result; later calls return the same.
+        """End the program and its descendants, and return the result. Later calls return the same result.
 
-        `EXITED` closes its input and gives it the grace period to exit; None, for a failed caller, kills everything at
-        once. A limit exceeded earlier, or a failed start, takes precedence over `reason`. `exit_code` is set if the
-        program exited before it was signalled. Blocks for at most two grace periods and a few seconds.
+        `EXITED` closes the program's input and gives it the grace period to exit. None, for a failed caller, kills
+        everything at once. A limit that was exceeded earlier or a failed start takes precedence over `reason`.
+        `exit_code` is set if the program exited before it was signalled. This blocks for at most two grace periods and
+        a few seconds.
         """
         self._asked.set()
         with self._ending:
@@ -342,7 +343,7 @@ class ProcessSession:
             return self._result
 
     def _watch(self) -> None:
-        """Read errors until the program ends, exceeds a limit, or `end` takes over."""
+        """Read errors until the program ends, exceeds a limit or `end` takes over."""
         assert self._child is not None
         reason = self._child.watch(self._asked.is_set)
         if reason not in (Reason.EXITED, Reason.CANCELLED):
@@ -352,16 +353,16 @@ class ProcessSession:
 
 @contextmanager
 def open_process(request: ProcessRequest, *, started: Callable[[int], None]) -> Iterator[ProcessSession]:
-    """Start a program and yield its pipes; leaving the context always ends its whole process tree.
+    """Start a program and yield its pipes. Leaving the context always ends its whole process tree.
 
-    Standard error is read continuously, so that it never blocks the program. The caller reads standard output, so
-    `idle_limit_s`, `output_limit_bytes` and `stdin` of the request are ignored; wall, memory and process limits apply:
-    exceeding one kills the program, and `end` returns which.
+    Standard error is read continuously so that it never blocks the program. The caller reads standard output, so the
+    request's `idle_limit_s`, `output_limit_bytes` and `stdin` are ignored. Wall, memory and process limits apply.
+    Exceeding one of them kills the program, and `end` returns which one it was.
 
     Args:
         request: the program and its limits.
-        started: receives the pid, which is also the process group and session id. Not called if the program could not
-            start: then `poll` returns 127, and `end` the message.
+        started: receives the pid, which is also the process group and session id. It is not called if the program could
+            not be started. In that case, `poll` returns 127 and `end` returns the message.
     """
     request = replace(request, separate_errors=True, idle_limit_s=None, output_limit_bytes=None)
     marker = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Bounded output of a process, and a limit on its disk usage."""
+"""A process's bounded output, and a limit on its disk usage."""
 
 import os
 import stat
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OUTPUT_BYTES = 1_000_000
-"""Default limit of the output kept from one run."""
+"""Default limit on the output kept from one run."""
 HEAD_BYTES = 64_000
-"""Part of it reserved for the start of the output, where tools print version and settings."""
+"""Part of the limit that is reserved for the start of the output, where tools print their version and settings."""
 ERRORS_BYTES = 64_000
-"""Limit of standard error if it is separate."""
+"""Limit for standard error if it is separate."""
 LINE_BYTES = 10_000_000
 # The tail is trimmed in steps of this size, not with every chunk.
 _SLACK_BYTES = 256_000
@@ -23,9 +23,9 @@ _MARK_BYTES = 64
 
 
 class BoundedOutput:
-    """Head and tail of a byte stream; the middle is counted and dropped.
+    """The head and tail of a byte stream. The middle is counted and dropped.
 
-    Holds at most `limit` bytes plus a constant. One thread may add while another reads.
+    It holds at most `limit` bytes plus a constant. One thread may add data while another one reads.
     """
 
     def __init__(self, limit: int = OUTPUT_BYTES, *, head_bytes: int = HEAD_BYTES) -> None:
@@ -54,7 +54,7 @@ class BoundedOutput:
 
     @property
     def cut(self) -> bool:
-        """True if output was dropped."""
+        """Return whether output was dropped."""
         return self._dropped > 0 or len(self._tail) > self._tail_room
 
     def value(self) -> bytes:
@@ -68,7 +68,7 @@ class BoundedOutput:
 class EventLines:
     """Splits a byte stream into lines of text, each at most `limit` bytes long.
 
-    A longer line is truncated and ends with the number of dropped bytes; invalid UTF-8 is replaced.
+    A longer line is truncated and ends with the number of bytes dropped. Invalid UTF-8 is replaced.
     """
 
     def __init__(self, limit: int = LINE_BYTES) -> None:
@@ -78,7 +78,7 @@ class EventLines:
         self._cut = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Add bytes and return the lines completed by them, without line ends."""
+        """Add bytes and return the lines that they complete, without line endings."""
         *ends, start = chunk.split(b"\n")
         lines = []
         for end in ends:
@@ -102,11 +102,11 @@ class EventLines:
 
 
 WALK_S = 5.0
-"""Timeout of one walk."""
+"""Timeout for one walk."""
 _RESTS = 20
-"""Pause after a walk, as a multiple of its duration."""
+"""The pause after a walk, as a multiple of its duration."""
 _EARLIER_NS = 20_000_000
-"""File times have the resolution of the kernel's clock tick, so the start is moved back."""
+"""File times have the resolution of the kernel's clock tick, so the start is moved back by this much."""
 _BLOCK_BYTES = 512
 _NAMED = 3
 _MEGABYTE = 1_000_000
@@ -114,15 +114,15 @@ _MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Limit on the data that a program adds."""
+    """A limit on the data that a program adds."""
 
     folders: tuple[Path, ...]
     limit_bytes: int
-    """For all folders together, as allocated on the disk."""
+    """The limit for all folders together, as allocated on the disk."""
 
 
 class GrowthWatch:
-    """Watches the disk usage of one program from its start."""
+    """Watches a program's disk usage from its start."""
 
     def __init__(self, growth: Growth) -> None:
         self._growth = growth
@@ -132,10 +132,10 @@ class GrowthWatch:
         self._deadline = 0.0
 
     def describe_excess(self, pids: Callable[[], Iterable[int]]) -> str:
-        """Return a sentence about the exceeded limit, or "".
+        """Return a sentence about the limit that was exceeded, or "".
 
         Args:
-            pids: returns the pids of the program and its descendants, to count deleted files that they hold open.
+            pids: returns the pids of the program and its descendants, to count deleted files that they still have open.
         """
         limit = self._growth.limit_bytes
         lost = 0
@@ -162,7 +162,7 @@ class GrowthWatch:
         return f"ended: it added more than {allowed} to the disk, most in {most}. Write less, or raise sandbox.disk_mb"
 
     def _room(self) -> Iterator[tuple[int, int]]:
-        """Yield device number and free bytes of each file system."""
+        """Yield each file system's device number and free bytes."""
         free_bytes: dict[int, int] = {}
         for folder in self._growth.folders:
             with suppress(OSError):
@@ -173,7 +173,7 @@ class GrowthWatch:
         yield from free_bytes.items()
 
     def _list_added_sizes(self, pids: Iterable[int]) -> Iterator[tuple[str, int]]:
-        """Yield the sizes of files changed since the start, with the top-level entry they belong to."""
+        """Yield the sizes of the files that changed since the start, along with the top-level entry they belong to."""
         folders = dict.fromkeys(self._growth.folders)
         for folder in folders:
             if not any(folder != other and folder.is_relative_to(other) for other in folders):

@@ -1,16 +1,17 @@
-"""Supervisor between the worker and one program, which kills all descendants of the program.
+"""Supervisor between the worker and one program. It kills all of the program's descendants.
 
-A script for an isolated interpreter; started once per run, so it imports built-in modules only (and ctypes on
-Linux). It receives two messages over a socket (see `activities/process/start.py`): the control groups, in which it
-forks the process that waits to become the program, and then the order. It answers in lines:
+This is a script for an isolated interpreter. It is started once per run, so it imports only built-in modules (and
+ctypes on Linux). It receives two messages over a socket (see `activities/process/start.py`). The first one contains the
+control groups, in which it forks the process that waits to become the program. The second one is the order. It answers
+in lines:
 
     started <pid> <1: orphans are adopted by the shim>
     failed <what> <errno> <text>
     exited <exit code, negative: signal>
     done <killed pids, comma-separated> <pids that could not be killed> <cpu seconds> <largest resident bytes>
 
-End of file on the socket is the request to kill everything: the worker asked for it, or died. On Linux the shim is
-the subreaper (prctl(2)) of all descendants, so ECHILD from waitpid(2) proves that none of them is left.
+An end of file on the socket is the request to kill everything, because the worker asked for it or died. On Linux, the
+shim is the subreaper (prctl(2)) of all descendants, so ECHILD from waitpid(2) proves that none of them is left.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` loads enum, a third of the whole start
@@ -21,7 +22,7 @@ import sys
 import time
 
 SWEEP_S = 5.0
-"""Timeout for descendants to die of SIGKILL."""
+"""How long to wait for descendants to die after SIGKILL."""
 LENGTH_BYTES = 8
 _LINUX: bool = sys.platform == "linux"
 _PARENT_POLL_MS = 1000
@@ -81,7 +82,7 @@ class Reaper:
         self._poll.unregister(self._channel)
 
     def sweep(self) -> None:
-        """Kill all descendants and report; SIGSTOP first, so that none forks while others die."""
+        """Kill all descendants and report them. SIGSTOP is sent first so that none of them forks while others die."""
         until = time.monotonic() + SWEEP_S
         while not self._reap() and time.monotonic() < until:
             stopped: set[int] = set()
@@ -106,14 +107,14 @@ class Reaper:
         _send_line(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
 
     def _wait_for_event(self, milliseconds: int) -> bool:
-        """Wait for a dead child or the channel; return whether the channel is ready."""
+        """Wait for a dead child or the channel. Returns whether the channel is ready."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
         if self._wake in ready:
             _read(self._wake)
         return self._channel in ready
 
     def _reap(self) -> bool:
-        """Reap ended children; return whether no descendant is left."""
+        """Reap children that have ended. Returns whether no descendants are left."""
         while not self._alone:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -143,7 +144,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _processes() -> list[tuple[int, int, bool]]:
-    """Return pid, parent pid and liveness (False for zombies) of all processes."""
+    """Return the pid, parent pid and liveness (False for zombies) of all processes."""
     if _LINUX:
         return [row for entry in os.scandir("/proc") if entry.name.isdigit() and (row := _stat(entry.name))]
     with os.popen("/bin/ps -A -o pid= -o ppid= -o state=") as listing:  # noqa: S605 - a fixed line
@@ -194,7 +195,7 @@ def _adopt_orphans() -> bool:
 
 
 def _start(channel: int, groups: list[bytes]) -> int | None:
-    """Fork a child that executes the ordered program; return its pid, or None after reporting a failure."""
+    """Fork a child that executes the ordered program. Returns its pid, or None after reporting a failure."""
     shim = os.getpid()
     failure, tell_failure = os.pipe()
     orders, tell_order = os.pipe()
@@ -247,10 +248,10 @@ class Program:
         self._groups = groups
         self._orders = orders
         self.doing = b""
-        """Current step, for failure reports."""
+        """The current step, for reporting failures."""
 
     def become(self, shim: int) -> None:
-        """Replace this process by the program.
+        """Replace this process with the program.
 
         Raises:
             OSError, ValueError: it cannot be executed or set up; see `doing`.
@@ -328,7 +329,7 @@ class Program:
 
 
 def _receive(descriptor: int) -> bytes:
-    """Read one message; exits if the sender is gone."""
+    """Read one message. Exits if the sender is gone."""
     return _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big"))
 
 

@@ -27,7 +27,7 @@ GRACE_S = 3.0
 
 
 class Reason(StrEnum):
-    """Reason why a process ended."""
+    """The reason why a process ended."""
 
     EXITED = "exited"
     WALL_LIMIT = "wall_limit"
@@ -41,7 +41,7 @@ class Reason(StrEnum):
 
 
 class Callbacks(TypedDict):
-    """Callbacks of a running process; see `run_process`."""
+    """A running process's callbacks; see `run_process`."""
 
     cancelled: Callable[[], bool]
     started: Callable[[int], None]
@@ -50,9 +50,9 @@ class Callbacks(TypedDict):
 
 @dataclass(frozen=True)
 class ProjectProgram:
-    """A program run with the worker's rights, looked up in the request's PATH.
+    """A program that runs with the worker's rights and is looked up in the request's PATH.
 
-    Only for project commands that a person chose to run without a sandbox.
+    Use it only for project commands that a person has chosen to run without a sandbox.
     """
 
     name: str
@@ -63,103 +63,106 @@ class ProjectProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRequest:
-    """A program to run, without a shell unless it is one."""
+    """A program to run. It runs without a shell unless it is one."""
 
     program: TrustedProgram | ProjectProgram
-    """Program started outside a sandbox. A sandboxed command is part of the sandbox program's arguments."""
+    """The program to start outside a sandbox. A sandboxed command is part of the sandbox program's arguments."""
     arguments: tuple[str, ...] = ()
     cwd: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the allow-list, with precedence. Names that look like secrets are rejected."""
+    """Variables added to the allow-list. They take precedence over it. Names that look like secrets are rejected."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables that may look like secrets, named explicitly by the caller; never shown in messages."""
+    """Variables that may look like secrets and are named explicitly by the caller. They never appear in messages."""
     inherit: bool = True
-    """False: only PATH, LANG, LC_*, TZ and certificates of the allow-list; the rest must be in `environment`."""
+    """If False, only PATH, LANG, LC_*, TZ and certificates from the allow-list are inherited. The rest must be in
+    `environment`."""
     stdin: Path | None = None
-    """File to read from; None: immediate end of file."""
+    """The file to read from. If None, the input ends immediately."""
     wall_limit_s: float = 3600.0
     idle_limit_s: float | None = None
     """Longest time without output."""
     grace_s: float = GRACE_S
     output_bytes: int = OUTPUT_BYTES
     separate_errors: bool = False
-    """Standard error goes to `ProcessResult.errors` instead of the output."""
+    """Whether standard error goes to `ProcessResult.errors` instead of the output."""
     output_limit_bytes: int | None = None
-    """A program that writes more, to both streams together, is killed immediately."""
+    """A program that writes more than this to both streams together is killed immediately."""
     memory_limit_bytes: int | None = None
-    """Sum of resident memory over the tree, sampled twice a second; a program that exceeds it is killed immediately.
-    Shared memory counts for each process."""
+    """Limit on the sum of resident memory over the tree, sampled twice a second. A program that exceeds it is killed
+    immediately. Shared memory counts for each process."""
     process_limit: int | None = None
-    """Sampled as well. Between two samples a fork bomb may exceed it: only a control group prevents that."""
+    """Limit that is also sampled. A fork bomb may exceed it between two samples. Only a control group prevents that."""
     growth: Growth | None = None
-    """Data that it may add to folders, sampled as well: a fast writer exceeds it for a second or two."""
+    """Limit on the data that the program may add to folders. It is also sampled, so a fast writer exceeds it for a
+    second or two."""
     resources: Mapping[int, int] = field(default_factory=dict)
-    """`resource.RLIMIT_*` to soft and hard limit, set before the program starts; a lower hard limit of the worker is
-    kept."""
+    """Soft and hard limits by `resource.RLIMIT_*`, set before the program starts. If the worker has a lower hard limit,
+    that limit is kept."""
     cores: int | None = None
-    """Number of cores that it may be scheduled on (Linux)."""
+    """Number of cores that the program may be scheduled on (Linux)."""
     cgroups: tuple[Path, ...] = ()
-    """Control group folders that it joins before it starts."""
+    """Folders of control groups that the program joins before it starts."""
     files: Mapping[int, bytes] = field(default_factory=dict)
-    """Content of inherited descriptors above 9 (Linux)."""
+    """Contents of inherited descriptors above 9 (Linux)."""
     options_at: int | None = None
-    """Descriptor from which bubblewrap reads the inner command's variables as options. Variables such as LD_PRELOAD
-    affect every program that has them, so the sandbox program itself, outside, must not have them."""
+    """The descriptor from which bubblewrap reads the inner command's variables as options. Variables such as LD_PRELOAD
+    affect every program that has them, so the sandbox program itself, which is outside, must not have them."""
     shim: "Shim | None" = None
-    """Supervisor started ahead by `prepare`, with these control groups, without input and without separate errors."""
+    """A supervisor that `prepare` started in advance, with these control groups, without input and without separate
+    errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessResult:
-    """Result of a process."""
+    """The result of a process."""
 
     reason: Reason
     exit_code: int | None = None
-    """Set only if it exited by itself; negative: the signal that killed it."""
+    """Set only if the process exited on its own. A negative value is the signal that killed it."""
     output: bytes = field(default=b"", repr=False)
-    """Interleaved stdout and stderr, at most `output_bytes`; stdout alone with `separate_errors`."""
+    """Interleaved stdout and stderr, at most `output_bytes`. With `separate_errors`, only stdout."""
     errors: bytes = field(default=b"", repr=False)
-    """Standard error with `separate_errors`, at most the last 64 kB."""
+    """Standard error if `separate_errors` is set, at most the last 64 kB."""
     cut: bool = False
-    """True if output was dropped; a line in it states how much."""
+    """Whether output was dropped. If so, a line in the output states how much."""
     duration_s: float = 0.0
     survivors_ended: int = 0
-    """Processes that outlived the program and were killed."""
+    """Number of processes that outlived the program and were killed."""
     cpu_s: float | None = None
-    """CPU time of the whole tree as far as observed; None if the platform does not report it."""
+    """CPU time used by the whole tree, as far as observed. None if the platform does not report it."""
     peak_memory_bytes: int | None = None
-    """Resident memory of the largest process, or of the whole tree if a limit was watched; at least the 10 MB of the
-    process from which the program was forked."""
+    """Resident memory of the largest process, or of the whole tree if a limit was watched. It is at least the 10 MB of
+    the process from which the program was forked."""
     message: str = ""
-    """Reason for a failed start or an exceeded limit, or the processes that could not be killed."""
+    """Why the start failed or which limit was exceeded, or which processes could not be killed."""
 
 
 Inspected = TypeVar("Inspected")
 MARK = "CHILD_OF_TIGHTLOOP"
-"""Environment variable with the ids, joined by `:`, of the runs that a process belongs to."""
+"""Environment variable with the ids of the runs that a process belongs to, joined with `:`."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Resource usage of a process tree at one moment."""
+    """A process tree's resource usage at one moment."""
 
     processes: int
     resident_bytes: int
     cpu_s: float
-    """CPU time of the living processes and their reaped children."""
+    """CPU time used by the living processes and their reaped children."""
 
 
 class ProcessTree:
     """A session leader and its descendants.
 
-    While its shim lives and is their subreaper, they are the descendants of the shim, whatever they do. Otherwise
-    (macOS, or a killed shim) a descendant is recognised by its parent, seen while that lived; by its session; or by the
-    mark in its environment, which survives a double fork and `setsid`. A process that drops all three at once (`env -i
-    setsid ... &`) is missed.
+    As long as its shim lives and is their subreaper, they are the shim's descendants, whatever they do. Otherwise (on
+    macOS, or if the shim was killed), a descendant is recognised by its parent, if seen while the parent was alive, by
+    its session, or by the mark in its environment, which survives a double fork and `setsid`. A process that drops all
+    three at once (`env -i setsid ... &`) is missed.
     """
 
     def __init__(self, leader: int, marker: str, *, adopter: int | None) -> None:
-        """Set the leader's pid, the id in its environment, and the pid of the subreaper if there is one."""
+        """Set the leader's pid, the id in its environment, and the subreaper's pid if there is one."""
         self._pid = leader
         self._mark = marker
         self._leader = _process(leader)
@@ -167,7 +170,10 @@ class ProcessTree:
         self._known: set[psutil.Process] = {self._leader} if self._leader else set()
 
     def observe(self) -> Set[psutil.Process]:
-        """Record and return the descendants by parent; once a parent has ended they are not found this way."""
+        """Record and return the descendants by parent.
+
+        Once a parent has ended, they can no longer be found this way.
+        """
         if self._adopter is not None and is_alive(self._adopter):
             covered = _children(self._adopter)
         else:
@@ -180,7 +186,7 @@ class ProcessTree:
         return self._known
 
     def members(self) -> Set[psutil.Process]:
-        """Return all living members, including the leader; without a subreaper it scans the whole host."""
+        """Return all living members, including the leader. Without a subreaper, this scans the whole host."""
         if self._adopter is not None and is_alive(self._adopter):
             return self.observe()
         known_pids = {process.pid for process in self._known} | {os.getpid()}
@@ -200,8 +206,8 @@ class ProcessTree:
     def signal(self, number: Signals) -> Set[psutil.Process]:
         """Send a signal to all members and return them.
 
-        They are stopped until all have received it: otherwise a shell would run its next command when its child dies
-        first.
+        They are stopped until all of them have received it. Otherwise, a shell whose child dies first would run its
+        next command.
         """
         members = self.members()
         for signal_number in (SIGSTOP, number, SIGCONT):
@@ -211,7 +217,7 @@ class ProcessTree:
         return members
 
     def footprint(self) -> Footprint:
-        """Measure the living tree; processes that end meanwhile are ignored."""
+        """Measure the living tree. Processes that end in the meantime are ignored."""
         sizes = []
         for process in self.observe():
             with suppress(psutil.Error):
@@ -221,7 +227,7 @@ class ProcessTree:
 
 
 def _inspect(probe: Callable[[], Inspected], otherwise: Inspected) -> Inspected:
-    """Return the result of inspecting a process; `otherwise` if it has ended or belongs to another user."""
+    """Return the result of inspecting a process, or `otherwise` if it has ended or belongs to another user."""
     try:
         return probe()
     except psutil.Error:
@@ -237,7 +243,7 @@ def _children(process: psutil.Process) -> set[psutil.Process]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; zombies have ended."""
+    """Return whether a process is running. Zombies count as ended."""
     return _inspect(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, otherwise=False)
 
 
@@ -245,13 +251,13 @@ CERTIFICATES = frozenset(
     {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 )
 NEEDED = CERTIFICATES | {"PATH", "LANG", "TZ"}
-"""Variables that every child inherits, besides `LC_*`."""
+"""Variables that every child inherits, in addition to `LC_*`."""
 INHERITED = NEEDED | {
     "HOME", "USER", "LOGNAME", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"
 }  # fmt: skip
 """Variables that a child inherits by default."""
 START_S = 30.0
-"""Timeout of a start, which normally takes about 10 ms."""
+"""Timeout for starting a program, which normally takes about 10 ms."""
 
 _FINISH_S = 2.0
 _SHIM = Path(__file__).with_name("shim.py")
@@ -266,12 +272,12 @@ _SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD)$", re.IGNORECASE)
 
 
 class NotStartedError(Exception):
-    """A program could not be started; the message is for the user."""
+    """A program could not be started. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class ShimReport:
-    """Last report of a shim."""
+    """A shim's last report."""
 
     killed: frozenset[int]
     """Processes that it had to kill."""
@@ -282,32 +288,32 @@ class ShimReport:
 
 
 class Shim:
-    """The worker's end of a running shim."""
+    """The worker's end of the connection to a running shim."""
 
     def __init__(self, popen: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self.popen = popen
         self.pid = 0
-        """Pid of the program, which leads its group and session."""
+        """The pid of the program, which leads its process group and session."""
         self.adopts = False
-        """True if orphans are adopted by the shim, so that `done` proves that no descendant is left."""
+        """True if orphans are adopted by the shim, so that `done` proves that no descendants are left."""
         self.exit_code: int | None = None
-        """Exit code of the program; negative: the signal that killed it."""
+        """The program's exit code. A negative value is the signal that killed it."""
         self.report: ShimReport | None = None
         self.has_ended = False
-        """True if no more reports will come."""
+        """True if there will be no more reports."""
         self._channel = channel
         self._unread = b""
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable on a new report."""
+        """Return the descriptor that becomes readable when there is a new report."""
         return self._channel.fileno()
 
     def order(self, order: Mapping[str, object]) -> None:
-        """Send the order and wait until the program runs.
+        """Send the order and wait until the program is running.
 
         Raises:
-            NotStartedError: it cannot be executed.
-            OSError: the shim does not answer.
+            NotStartedError: the program cannot be executed.
+            OSError: the shim does not respond.
         """
         # A shim that has exited may have sent the reason.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -321,7 +327,7 @@ class Shim:
         self._channel.setblocking(False)
 
     def take(self) -> None:
-        """Read reports; blocks like the channel does."""
+        """Read reports. Blocks if the channel is blocking."""
         try:
             chunk = self._channel.recv(65_536)
         except BlockingIOError:
@@ -344,27 +350,27 @@ class Shim:
                     raise _refusal(bytes.fromhex(what).decode("utf-8", "replace"), int(number), " ".join(text))
 
     def sweep(self) -> None:
-        """Kill all remaining descendants; the shim reports `done`."""
+        """Kill all remaining descendants. The shim then reports `done`."""
         try:
             self._channel.shutdown(socket.SHUT_WR)
         except OSError:
             return
 
     def abandon(self) -> None:
-        """End a shim whose program does not run. Idempotent."""
+        """End a shim whose program is not running. Idempotent."""
         self.has_ended = self.has_ended or not self.pid
         self.finish()
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Close this process's ends: a shim known only to a forked process ends by that."""
+        """Close this process's ends. This ends a shim that only a forked process knows about."""
         self._channel.close()
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()
 
     def proves_the_end(self) -> bool:
-        """Return whether it is certain that no descendant is left."""
+        """Return whether it is certain that no descendants are left."""
         return self.adopts and self.report is not None and not self.report.survivors
 
     def finish(self) -> None:
@@ -380,9 +386,9 @@ class Shim:
 
 
 def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_errors: bool = False) -> Shim:
-    """Start a shim, with a process that joins the control groups and waits for the order of `start`.
+    """Start a shim and a process that joins the control groups and waits for the order from `start`.
 
-    Its pipes are those of `popen`, unbuffered. It ends with `finish`, or with this process.
+    The pipes are unbuffered `popen` pipes. The shim ends with `finish` or with this process.
 
     Raises:
         OSError: no process can be started.
@@ -425,11 +431,11 @@ def prepare(*, cgroups: tuple[Path, ...] = (), stdin: IO[bytes] | int, separate_
 
 
 def start(request: ProcessRequest, marker: str, *, stdin: IO[bytes] | int) -> Shim:
-    """Start a program in its own session, in the request's prepared shim if there is one.
+    """Start a program in its own session, using the request's prepared shim if there is one.
 
     Raises:
-        NotStartedError: it cannot be started.
-        UntrustedProgramError: the project can write to the program, or to our Python.
+        NotStartedError: the program cannot be started.
+        UntrustedProgramError: the project can write to the program or to our Python.
     """
     program = request.program
     if isinstance(program, TrustedProgram):
@@ -468,7 +474,7 @@ def start(request: ProcessRequest, marker: str, *, stdin: IO[bytes] | int) -> Sh
 
 
 def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:
-    """Return the project folders of the request, which the program may write."""
+    """Return the request's project folders, to which the program may write."""
     folders = request.growth.folders if request.growth is not None else ()
     return (request.cwd, *folders)
 
@@ -500,7 +506,7 @@ def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
 
 
 def _refusal(what: str, number: int, text: str) -> NotStartedError:
-    """Return the error; without a message if the program was not found."""
+    """Return the error. It has no message if the program was not found."""
     step, _, detail = what.partition(" ")
     if step == "execute":
         # ENOENT may also mean that the interpreter of a script is missing.
@@ -519,6 +525,6 @@ def _pids(joined: str) -> frozenset[int]:
 
 
 def raw(pipe: IO[bytes] | None) -> io.FileIO:
-    """Return a pipe of `popen` as the unbuffered file that it is."""
+    """Return a `popen` pipe as the unbuffered file that it is."""
     assert isinstance(pipe, io.FileIO)
     return pipe

@@ -1,4 +1,4 @@
-"""Copies of an episode in a bucket, and the activities that write them and take over an episode of a lost host."""
+"""An episode's copies in a bucket, and the activities that write them and take over episodes from a lost host."""
 
 import hashlib
 import io
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _PACK_NAME = re.compile(r"pack-[0-9a-f]{40}\.(?:pack|idx)")
 _EPOCH_OF_ZIP = (1980, 1, 1, 0, 0, 0)
-"""Fixed, so that equal content always yields equal bytes."""
+"""Fixed so that equal content always yields equal bytes."""
 
 
 @dataclass(frozen=True)
 class Increment:
-    """Additions of a checkpoint to an episode's copies."""
+    """What a checkpoint adds to an episode's copies."""
 
     record: CheckpointRecord
     pack: Mapping[str, bytes] = field(default_factory=dict)
-    """Files of a git pack, by name."""
+    """The files of a git pack, by name."""
     artifacts: Mapping[str, bytes] = field(default_factory=dict)
-    """Contents by digest."""
+    """Artifact contents, by digest."""
 
     def to_bytes(self) -> bytes:
-        """Return the increment as one zip object."""
+        """Return the increment as a single zip object."""
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as file:
             parts = {"checkpoint.json": self.record.model_dump_json().encode()}
@@ -63,10 +63,10 @@ class Increment:
 
 
 def read_increment(content: bytes, digest: str) -> Increment:
-    """Return the increment that `to_bytes` wrote.
+    """Return an increment that was written by `to_bytes`.
 
     Raises:
-        ArtifactCorruptError: it is damaged: a digest or the name of a part does not match.
+        ArtifactCorruptError: the increment is damaged. A digest or the name of a part does not match.
     """
     if digest_of(content) != digest:
         raise ArtifactCorruptError(
@@ -86,14 +86,14 @@ def read_increment(content: bytes, digest: str) -> Increment:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest used in an increment's name."""
+    """Return the digest that is used in an increment's name."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def collect_artifacts(
     store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_digests: set[str]
 ) -> dict[str, bytes]:
-    """Return the artifacts reachable from the roots, except known ones and those below them."""
+    """Return the artifacts that can be reached from the roots, except known ones and those below them."""
     artifacts: dict[str, bytes] = {}
     todo = [ref.sha256 for ref in roots if ref is not None]
     while todo:
@@ -111,17 +111,17 @@ def collect_artifacts(
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object of a bucket."""
+    """An object in a bucket."""
 
     content: bytes
     version: str
-    """Changes with every write."""
+    """A version that changes with every write."""
 
 
 class Bucket(Protocol):
-    """Named bytes shared by all hosts; writes are visible when a call returns.
+    """Named bytes shared by all hosts. A write is visible when the call returns.
 
-    All methods raise ServiceUnavailableError if the server does not answer or refuses. Retryable.
+    All methods raise ServiceUnavailableError if the server does not respond or refuses. This is retryable.
     """
 
     def read(self, name: str) -> StoredObject | None:
@@ -132,10 +132,10 @@ class Bucket(Protocol):
         """Write or replace an object."""
 
     def swap(self, name: str, content: bytes, version: str) -> str:
-        """Write an object if its version is unchanged; empty version: if it does not exist.
+        """Write an object if its version is unchanged. With an empty version, write it if it does not exist.
 
         Returns:
-            Its new version, or "" if it was not written. Of concurrent calls one succeeds.
+            The object's new version, or "" if it was not written. Only one of several concurrent calls succeeds.
         """
         ...
 
@@ -144,39 +144,44 @@ class Bucket(Protocol):
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Delete objects. Missing ones are no error."""
+        """Delete objects. It is not an error if an object is missing."""
 
 
 CACHED_EPISODES = 64
-"""Number of episodes whose copies this host caches; for others they are read again."""
+"""Number of episodes whose copies this host caches. For other episodes, the copies are read again."""
 FRESH_S = 1.0
-"""Time after writing the head during which it is not read again; shorter than the detection of a lost host."""
+"""After the head is written, it is not read again for this long. This is shorter than the time it takes to detect a
+lost host."""
 
 
 @dataclass(frozen=True)
 class _CachedCopies:
-    """An episode's copies as last written by this host, which is needed to add to them."""
+    """An episode's copies as this host last wrote them. They are needed to add to the copies."""
 
     head: CopiesHead
     version: str
     artifacts: set[str]
-    """Digests of artifacts in the increments, possibly incomplete: copying one twice only costs space."""
+    """Digests of artifacts in the increments. The set may be incomplete, because copying an artifact twice only costs
+    space."""
     at: float = 0.0
-    """`time.time` of the head's last write; unlike the monotonic clock it includes suspend."""
+    """`time.time` when the head was last written. Unlike the monotonic clock, it includes time spent suspended."""
 
     @property
     def is_fresh(self) -> bool:
-        """True if the head was just written; False if the clock was set back since."""
+        """Return True if the head was just written. Return False if the clock has been set back since."""
         return 0 <= time.time() - self.at < FRESH_S
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Reads and writes copies for one host. All writes go under its own epoch; the head is written last."""
+    """Reads and writes copies for one host.
+
+    All writes are stored under that host's epoch, and the head is written last.
+    """
 
     bucket: Bucket
     homes: tuple[str, ...]
-    """Task queues of this host, its own first."""
+    """This host's task queues, its own first."""
     trees: "PackedTrees"
     stores: ArtifactStores
     _cached: LruCache[str, _CachedCopies] = field(default_factory=lambda: LruCache(CACHED_EPISODES), repr=False)
@@ -192,7 +197,7 @@ class Copies:
         return check_holder(head, self._home(scope), scope.epoch)
 
     def open(self, scope: EpisodeScope, run: str) -> int:
-        """Claim the id of a new episode and return its epoch. Idempotent for the same run."""
+        """Claim a new episode's id and return its epoch. Idempotent for the same run."""
         head, version = self._head(scope)
         opened = head.with_run(self._home(scope), run) if head else CopiesHead(home=self._home(scope), run=run)
         self._write_head(scope, head, opened, version)
@@ -202,7 +207,7 @@ class Copies:
         """Copy a checkpoint. Idempotent.
 
         Raises:
-            FencedError: another host has taken the episode over; nothing valid was written.
+            FencedError: another host has taken over the episode. Nothing valid was written.
         """
         left = self._find_cached_head(scope)
         # The conditional write detects a changed head, so there is no need to read it first.
@@ -225,15 +230,15 @@ class Copies:
         newest: CheckpointRecord | None,
         adopt: Callable[[CopiesHead, CheckpointRecord], None],
     ) -> CopiesHead:
-        """Claim an episode, and store its trees and artifacts on this host. Idempotent.
+        """Claim an episode and store its trees and artifacts on this host. Idempotent.
 
         Args:
             scope: the episode, with its new epoch.
-            newest: its last checkpoint, copied again if the store has lost the episode.
-            adopt: called with each checkpoint once its data is on this host.
+            newest: its last checkpoint, which is copied again if the store has lost the episode.
+            adopt: is called with each checkpoint once its data is on this host.
 
         Raises:
-            FencedError: another host has it by now.
+            FencedError: another host has taken over the episode in the meantime.
             WorkspaceError: neither the store nor this host has the checkpoint.
         """
         (head, version), home = self._head(scope), self._home(scope)
@@ -266,13 +271,13 @@ class Copies:
         return new_head
 
     def delete_copies(self, episode_id: str) -> int:
-        """Delete the copies of an episode that is no longer needed; return their number. Idempotent.
+        """Delete the copies of an episode that is no longer needed, and return how many were deleted. Idempotent.
 
-        Copies of another host that has taken the episode over are kept. The head is kept with only its epoch, so that
-        the next user of the id gets a higher one.
+        If another host has taken over the episode, that host's copies are kept. The head is also kept, but with only
+        its epoch, so that the next user of the id gets a higher one.
 
         Raises:
-            ServiceUnavailableError: the store does not answer.
+            ServiceUnavailableError: the store does not respond.
         """
         head, version = self._head(EpisodeScope(episode_id=episode_id, workspace="/"))
         if head is None or head.home not in self.homes:
@@ -286,7 +291,7 @@ class Copies:
         return len(old)
 
     def _home(self, scope: EpisodeScope) -> str:
-        """Return this host's task queue for an episode; episodes of an adopted host keep its queue."""
+        """Return this host's task queue for an episode. Episodes of an adopted host keep that host's queue."""
         return scope.home if scope.home in self.homes else self.homes[0]
 
     def _find_cached_head(self, scope: EpisodeScope) -> _CachedCopies | None:
@@ -328,10 +333,10 @@ class Copies:
 
 
 def need_copies(copies: Copies | None) -> Copies:
-    """Return the copies of this host.
+    """Return this host's copies.
 
     Raises:
-        SettingsError: its settings have no bucket, but those with which the episode started had.
+        SettingsError: this host's settings do not have a bucket, but the settings with which the episode started did.
     """
     if copies is None:
         raise SettingsError(
@@ -342,7 +347,7 @@ def need_copies(copies: Copies | None) -> Copies:
 
 
 class CopyRequest(Value):
-    """Request to copy a checkpoint; the first one of an episode (epoch 0) claims its id."""
+    """Request to copy a checkpoint. An episode's first request (epoch 0) claims its id."""
 
     scope: EpisodeScope
     record: CheckpointRecord
@@ -355,28 +360,29 @@ class CopyResult(Value):
 
 
 class TakeOverRequest(Value):
-    """Request to continue an episode here, under the epoch in its scope."""
+    """Request to continue an episode on this host, under the epoch in its scope."""
 
     scope: EpisodeScope
     last: CheckpointRecord | None = None
-    """Last checkpoint known to the previous host, for a store that has lost the episode; missing in older histories."""
+    """The last checkpoint known to the previous host, in case the store has lost the episode. It is missing in older
+    histories."""
 
 
 class TakeOverResult(Value):
-    """Result of taking over an episode."""
+    """The result of taking over an episode."""
 
     record: CheckpointRecord
-    """Last checkpoint; its tree, its artifacts and earlier checkpoints are now on this host."""
+    """The last checkpoint. Its tree, its artifacts and earlier checkpoints are now on this host."""
     notes: tuple[str, ...] = ()
     attempt: int = 1
 
 
 @dataclass(frozen=True)
 class RemoteActivities:
-    """Activities that copy episodes to a store shared by all hosts. All are idempotent."""
+    """Activities that copy episodes to a store shared by all hosts. All of them are idempotent."""
 
     copies: Copies | None
-    """None: the settings have no bucket."""
+    """None if the settings do not have a bucket."""
     workspaces: Workspaces
     ledgers: Ledgers
     has_ended: OpenEpisodes
@@ -386,8 +392,8 @@ class RemoteActivities:
         """Copy a checkpoint whose tree and state are on this host.
 
         Raises:
-            FencedError: another host has taken the episode over.
-            ServiceUnavailableError: the store does not answer.
+            FencedError: another host has taken over the episode.
+            ServiceUnavailableError: the store does not respond.
         """
         copies, scope = need_copies(self.copies), request.scope
         if not scope.epoch:
@@ -396,12 +402,12 @@ class RemoteActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def take_over(self, request: TakeOverRequest) -> TakeOverResult:
-        """Claim an episode for this host, and fetch everything needed to continue except the working files.
+        """Claim an episode for this host and fetch everything needed to continue except the working files.
 
         Raises:
-            FencedError: a third host has it by now.
+            FencedError: a third host has taken over the episode in the meantime.
             WorkspaceError: the last checkpoint is neither in the store nor here, or the workspace cannot be used.
-            ServiceUnavailableError: the store does not answer.
+            ServiceUnavailableError: the store does not respond.
         """
         copies, scope = need_copies(self.copies), request.scope
         # A host that never had the project has no folder yet, and `prepare` needs one.

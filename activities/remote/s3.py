@@ -1,4 +1,4 @@
-"""S3 buckets, and their encryption."""
+"""S3 buckets and their encryption."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 PROBE = "probe"
 RETRIES = 3
-"""Per request; after that Temporal retries the activity."""
+"""Number of retries per request. After that, Temporal retries the activity."""
 RETRY_TIMEOUT = timedelta(seconds=10)
-"""No retry starts later. Together with `remote.timeout_s` this is less than the minute of a hand-off, so that people
-see the reason."""
+"""No retry starts later than this. Together with `remote.timeout_s`, it is less than the one minute allowed for a
+hand-off, so that people see the reason."""
 
 
 class S3Bucket:
-    """Reads and writes below a folder of a bucket; thread-safe."""
+    """Reads and writes below a folder in a bucket. Thread-safe."""
 
     def __init__(self, settings: RemoteSettings) -> None:
-        """Configure the bucket without connecting.
+        """Configure the bucket without connecting to it.
 
         Raises:
             SettingsError: the library is not installed.
@@ -120,11 +120,11 @@ def _open(settings: RemoteSettings) -> "S3Store":
 def probe(bucket: Bucket, where: str) -> None:
     """Check that a server honours conditional writes, which keep two hosts from writing the same episode.
 
-    Some servers ignore the condition and report success (rclone 1.75 and s3rver 3.7 do).
+    Some servers ignore the condition and report success (for example, rclone 1.75 and s3rver 3.7).
 
     Raises:
-        SettingsError: it ignores them.
-        ServiceUnavailableError: it does not answer.
+        SettingsError: the server ignores conditional writes.
+        ServiceUnavailableError: the server does not respond.
     """
     # First without a condition, so that the object exists whatever earlier probes have left.
     bucket.write(PROBE, b"0")
@@ -148,11 +148,11 @@ class EncryptedBucket:
     keys: Keys
 
     def read(self, name: str) -> StoredObject | None:
-        """Return an object after decryption and authentication.
+        """Return an object after decrypting and authenticating it.
 
         Raises:
-            ArtifactCorruptError: it was modified, or written under another name.
-            SettingsError: its key is not available.
+            ArtifactCorruptError: the object was modified, or it was written under another name.
+            SettingsError: the object's key is not available.
         """
         stored = self.bucket.read(name)
         return None if stored is None else StoredObject(self._decrypt(name, stored.content), stored.version)

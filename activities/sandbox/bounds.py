@@ -1,4 +1,4 @@
-"""Limits of a sandbox, and control groups prepared ahead of time."""
+"""Limits for a sandbox, and control groups that are prepared in advance."""
 
 import atexit
 import math
@@ -28,7 +28,7 @@ from tightloop.errors import UntrustedProgramError
 from tightloop.host.programs import TrustedProgram, find_trusted_program, own_python
 
 WORTH_S = 5.0
-"""After longer commands the saved time would not be noticeable."""
+"""After commands that take longer, the time saved would not be noticeable."""
 IDLE_S = 20.0
 
 
@@ -38,12 +38,12 @@ class PreparedGroup:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.ready: tuple[ControlGroup, Shim] | None = None
-        """Prepared group and supervisor, if any."""
+        """The prepared group and supervisor, if there are any."""
         self._timer: threading.Timer | None = None
         self._making = False
 
     def take(self, hierarchy: Hierarchy) -> tuple[ControlGroup, Shim | None]:
-        """Return a group, with its supervisor if one is prepared; the caller owns both."""
+        """Return a group, along with its supervisor if one is prepared. The caller owns both."""
         with self._lock:
             ready, self.ready = self.ready, None
         if ready is None:
@@ -56,7 +56,7 @@ class PreparedGroup:
         return group, shim
 
     def make(self, hierarchy: Hierarchy) -> None:
-        """Prepare a group in the background unless one is ready."""
+        """Prepare a group in the background unless one is already prepared."""
         with self._lock:
             if self._making or self.ready is not None:
                 return
@@ -76,7 +76,7 @@ class PreparedGroup:
             group.close()
 
     def drop_after_fork(self) -> None:
-        """Drop it in a forked process: it belongs to the parent."""
+        """Drop the prepared group in a forked process, because it belongs to the parent."""
         ready, self.ready, self._making, self._lock = self.ready, None, False, threading.Lock()
         if ready is not None:
             ready[1].close_pipes()
@@ -107,13 +107,13 @@ os.register_at_fork(after_in_child=PREPARED_GROUP.drop_after_fork)
 
 
 FLOOD = 64
-"""A command that writes this many times the kept output is killed."""
+"""A command that writes this many times the amount of output kept is killed."""
 OPEN_FILES = 4096
 
 Runner = Callable[[ProcessRequest], ProcessResult]
 
 _SANDBOX_PROCESSES = 8
-"""Processes of the sandbox program itself."""
+"""Number of processes that the sandbox program itself uses."""
 _SANDBOX_BYTES = 32 * MEBIBYTE
 _KILLED = {
     Reason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was killed. Raise sandbox.memory_mb",
@@ -130,7 +130,7 @@ def request_of(
     *,
     inherit: bool = False,
 ) -> ProcessRequest:
-    """Return the request for a command with all limits that need neither sandbox nor control group.
+    """Return the request for a command, with all limits that require neither a sandbox nor a control group.
 
     Raises:
         SandboxUnavailableError: the command can write to the sandbox program.
@@ -165,7 +165,7 @@ def request_of(
 
 
 def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
-    """Return the program of a sandbox.
+    """Return a sandbox's program.
 
     Raises:
         SandboxUnavailableError: it is not installed.
@@ -177,10 +177,10 @@ def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
 
 
 def refuse_untrusted_program(program: TrustedProgram | ProjectProgram, writable: Iterable[Path]) -> None:
-    """Reject a sandbox whose program, or whose Python, could be replaced by its own commands.
+    """Reject a sandbox whose program or Python could be replaced by the sandbox's own commands.
 
     Raises:
-        SandboxUnavailableError: it lies in one of these folders, or where another run can write.
+        SandboxUnavailableError: the program is in one of these folders, or in a location that another run can write to.
     """
     if isinstance(program, TrustedProgram):
         folders = tuple(writable)
@@ -198,16 +198,16 @@ UNSANDBOXED_LIMITS: Mapping[Limit, Enforcement] = {
     # Only Linux can bind a process to some of the cores.
     Limit.CORES: Enforcement.SOFT if sys.platform == "linux" else Enforcement.MISSING,
 }
-"""Enforcement of the limits of `request_of` on their own."""
+"""How limits are enforced by `request_of` alone."""
 
 
 def run_with_limits(
     request: ProcessRequest, spec: SandboxSpec, limits: Mapping[Limit, Enforcement], *, run: Runner, grouped: bool
 ) -> SandboxResult:
-    """Run a request of `request_of`; its process tree has ended on return.
+    """Run a request from `request_of`. Its process tree has ended when this returns.
 
-    `limits` is the enforcement without a control group; with `grouped` the command gets one if the worker can create
-    it.
+    `limits` is the enforcement without a control group. With `grouped`, the command gets a control group if the worker
+    can create one.
     """
     hierarchy = find_hierarchy() if grouped else None
     if hierarchy is None:
@@ -237,7 +237,7 @@ def run_with_limits(
 
 
 def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -> ProcessRequest:
-    """Drop the estimated limits that the group enforces: an estimate could kill a command within its limits."""
+    """Drop the estimated limits that the group enforces. An estimate could kill a command that is within its limits."""
     changes: dict[str, object] = {"cgroups": group.folders, "shim": shim}
     if Limit.MEMORY in group.limits:
         resources = {kind: value for kind, value in request.resources.items() if kind != resource.RLIMIT_DATA}
@@ -252,7 +252,7 @@ def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -
 def result_of(
     result: ProcessResult, spec: SandboxSpec, use: ResourceUsage, limits: Mapping[Limit, Enforcement]
 ) -> SandboxResult:
-    """Return the result of a command; its control group's counters determine the exceeded limit."""
+    """Return a command's result. The control group's counters show which limit was exceeded."""
     reason = result.reason
     # The kernel kills one process: the command may continue, or hang without a message.
     if use.oom_kills and reason in (Reason.EXITED, Reason.WALL_LIMIT):

@@ -1,4 +1,4 @@
-"""Sandbox using bubblewrap."""
+"""Sandbox that uses bubblewrap."""
 
 import functools
 import os
@@ -49,13 +49,13 @@ _RETURN = 0x06
 _ALLOW = 0x7FFF0000
 _ERROR = 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-"""Offsets in `struct seccomp_data`; for an argument, the lower half on the machines below, which is all that the kernel
-reads of the family."""
+"""Offsets in `struct seccomp_data`. For an argument, this is the lower half on the machines below, and the kernel reads
+no more than that for the family."""
 SOCKET_FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, and AF_NETLINK, through which getifaddrs(3) and name look-ups see the sandbox's own
-interfaces. Numbers, because Python knows only those of its build system."""
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which lets getifaddrs(3) and name look-ups see the sandbox's own
+interfaces. These are numbers because Python knows only the constants of its build system."""
 _OTHER_NUMBERING = 0x40000000
-"""From here on x86-64 numbers the system calls of its x32 variant, which a list of numbers would miss."""
+"""From this number on, x86-64 numbers the system calls of its x32 variant, which a list of numbers would miss."""
 
 
 # AUDIT_ARCH number, numbers of socket and socketpair, and those of the blocked calls: keyrings, bpf, perf_event_open,
@@ -80,13 +80,13 @@ _NESTING: dict[str, frozenset[int]] = {
     "x86_64": frozenset({165, 166, 155, 272}),
     "aarch64": frozenset({40, 39, 41, 97}),
 }
-"""mount, umount2, pivot_root, unshare."""
+"""mount, umount2, pivot_root and unshare."""
 
 
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
-    """Return the seccomp filter for a `uname -m` machine name; None if its call numbers are unknown.
+    """Return the seccomp filter for a `uname -m` machine name, or None if its call numbers are unknown.
 
-    With `nested` it permits the mounts and namespaces of a second bubblewrap inside.
+    With `nested`, it permits the mounts and namespaces of a second bubblewrap inside.
     """
     if machine not in _MACHINES:
         return None
@@ -118,7 +118,7 @@ def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
 NAME = "bubblewrap"
 PROGRAM = "bwrap"
 CALLS, OPTIONS = 10, 11
-"""Descriptors of the seccomp filter, and of further options: the command's variables."""
+"""The descriptors of the seccomp filter and of further options, which are the command's variables."""
 PROBE_S = 10.0
 PROBE_PROCESSES = 64
 NOBODY = "65534"
@@ -137,7 +137,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 _SIZES_FROM = (0, 7)
 _NO_NAMESPACES_FROM = (0, 8)
 _OWN_COUNT_FROM = (5, 14)
-"""Since Linux 5.14 RLIMIT_NPROC counts per user namespace instead of per user."""
+"""Since Linux 5.14, RLIMIT_NPROC has been counted per user namespace instead of per user."""
 
 
 _program = functools.partial(require_program, PROGRAM, HOW_TO_GET)
@@ -195,7 +195,7 @@ class BubblewrapSandbox:
 
 
 class BubblewrapAgentSandbox:
-    """Sandbox for a long-running agent that needs its model; the caller enforces the limits."""
+    """Sandbox for a long-running agent that needs its model. The caller enforces the limits."""
 
     name = NAME
 
@@ -239,11 +239,11 @@ def command_line(
     proxy: EgressProxy | None = None,
     nested: bool = False,
 ) -> tuple[str, ...]:
-    """Return the arguments of bubblewrap up to the command. Later mounts cover earlier ones.
+    """Return bubblewrap's arguments up to the command. Later mounts cover earlier ones.
 
-    The kernel enforces the limit of `processes` only if it counts per user namespace and the worker is not root.
-    Without `proxy` the command has no network. Bubblewrap reads the contents of `_files` and the command's variables
-    from their descriptors. With `nested` it may create namespaces.
+    The kernel enforces the limit on `processes` only if it counts them per user namespace and the worker is not root.
+    Without `proxy`, the command has no network. Bubblewrap reads the contents of `_files` and the command's variables
+    from their descriptors. With `nested`, the command may create namespaces.
     """
     return (
         *_system(temporary_bytes, nested=nested),
@@ -262,13 +262,16 @@ def command_line(
 
 @functools.cache
 def _files(*, nested: bool = False) -> Mapping[int, bytes]:
-    """Return the contents of bubblewrap's descriptors: the filter, unless the machine's call numbers are unknown."""
+    """Return the contents of bubblewrap's descriptors.
+
+    The filter is included unless the machine's call numbers are unknown.
+    """
     calls = filter_of(platform.machine(), nested=nested) if sys.platform == "linux" else None
     return {} if calls is None else {CALLS: calls}
 
 
 def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
-    """Yield the namespaces of a command, and the parts of the file system that every command sees."""
+    """Yield a command's namespaces and the parts of the file system that every command sees."""
     # --disable-userns requires an explicit --unshare-user: --unshare-all only tries it.
     yield from ("--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox")
     # --die-with-parent and the pid namespace kill daemons that left the session; --new-session keeps the command from
@@ -295,7 +298,7 @@ def _tmpfs(target: str, size_bytes: int) -> tuple[str, ...]:
 
 
 def _mount_folders(access: Access) -> Iterator[str]:
-    """Yield the command's folders, outer first, each with mounts that protect or hide parts of it."""
+    """Yield the command's folders, outer ones first, each with the mounts that protect or hide parts of it."""
     # Outer folders first: a later mount of an outer folder would hide the inner one.
     for folder, readable in sorted(
         {*((path, False) for path in access.writable), *((path, True) for path in access.readable)}
@@ -313,7 +316,10 @@ def _hidden(access: Access, folder: Path) -> Iterator[str]:
 
 
 def _remount_read_only(access: Access, *, nested: bool) -> Iterator[str]:
-    """Yield read-only remounts of folders that only hold mount points; last, because mounts create folders there."""
+    """Yield read-only remounts of folders that contain only mount points.
+
+    They come last because mounts create folders there.
+    """
     states = dict.fromkeys(state for paths in access.states.values() for state in paths)
     # Root could write /proc/sys even without capabilities, because only the numeric owner is checked. A nested sandbox
     # must write its user maps in /proc/self; with these binds over the rest, the kernel denies it a fresh /proc without
@@ -356,7 +362,7 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
 
 
 def _unusable(spec: SandboxSpec, path: str) -> str:
-    """Return the reason why a command cannot start, phrased like `run_process` and without mentioning bubblewrap."""
+    """Return why a command cannot start, worded like `run_process` and without mentioning bubblewrap."""
     if not spec.argv or not spec.argv[0]:
         return "the command is empty"
     if not spec.root.is_dir():
@@ -390,5 +396,5 @@ def _counts_by_namespace() -> bool:
 
 @functools.cache
 def _system_prlimit() -> str:
-    """Return the path of prlimit visible to every command, or ""."""
+    """Return the path of a prlimit that is visible to every command, or ""."""
     return shutil.which("prlimit", path="/usr/bin:/bin") or ""

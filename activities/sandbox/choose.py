@@ -29,7 +29,7 @@ NAME = "unsafe-local"
 
 
 class UnsafeLocal:
-    """Runs commands with the worker's rights; only resource limits and sampling restrict them."""
+    """Runs commands with the worker's rights. They are restricted only by resource limits and sampling."""
 
     name = NAME
 
@@ -66,11 +66,11 @@ UNSAFE_ADVICE = "or set sandbox.unsafe_local to run commands with the worker's r
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Probe result of one backend."""
+    """The result of probing one backend."""
 
     name: str
     problem: str
-    """Problem and its fix; empty if the backend works."""
+    """The problem and how to fix it. Empty if the backend works."""
     chosen: bool = False
 
 
@@ -87,10 +87,10 @@ def choose_sandbox(settings: SandboxSettings) -> Sandbox:
 
 
 def choose_agent_sandbox(settings: SandboxSettings) -> AgentSandbox:
-    """Return the sandbox for agents on this host.
+    """Return this host's sandbox for agents.
 
     Raises:
-        SandboxUnavailableError: none works, and `unsafe_local` is not set.
+        SandboxUnavailableError: no sandbox works and `unsafe_local` is not set.
     """
     sandbox: Sandbox = BubblewrapSandbox() if sys.platform == "linux" else SeatbeltSandbox()
     # Probed by running a command: Ubuntu 24.04 has bubblewrap, but denies it namespaces.
@@ -135,9 +135,9 @@ def _backends(settings: SandboxSettings) -> Sequence[Sandbox]:
 
 
 class _LazySandbox:
-    """Sandbox that is chosen on first use.
+    """A sandbox that is chosen on first use.
 
-    A failure is not cached: the next command finds a backend that was installed in the meantime.
+    A failure is not cached, so the next command finds a backend that was installed in the meantime.
     """
 
     def __init__(self, settings: SandboxSettings) -> None:

@@ -1,4 +1,4 @@
-"""Linux control groups, version 1 or 2: limits that the kernel enforces on a whole process tree."""
+"""Linux control groups, version 1 or 2. Their limits are enforced by the kernel on a whole process tree."""
 
 import functools
 import os
@@ -15,9 +15,9 @@ from activities.sandbox.port import Limit, is_alive, this_process
 from tightloop.host.programs import SHELL
 
 PREFIX = "tightloop-"
-"""Name prefix of our groups, which are siblings: a common parent would be left behind."""
+"""Name prefix for our groups. The groups are siblings because a common parent would be left behind."""
 REMOVE_S = 2.0
-"""A group stays busy for a moment after its last process."""
+"""A group stays busy for a moment after its last process has ended."""
 
 PROBE_S = 5.0
 
@@ -33,26 +33,26 @@ class Hierarchy:
     """A hierarchy in which this worker can create groups."""
 
     folders: dict[str, Path]
-    """Parent folder of our groups by controller; in version 2 the same for all."""
+    """The parent folder of our groups, by controller. In version 2, it is the same for all controllers."""
     unified: bool
-    """True for version 2."""
+    """Whether this is version 2."""
 
 
 @dataclass(frozen=True)
 class ResourceUsage:
-    """Measured resource use of a group."""
+    """A group's measured resource use."""
 
     oom_kills: int = 0
     refused_processes: int = 0
-    """Number of denied process and thread creations."""
+    """How often the creation of a process or thread was denied."""
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
-    """Includes the page cache charged to the group."""
+    """This includes the page cache charged to the group."""
 
 
 @functools.cache
 def find_hierarchy() -> Hierarchy | None:
-    """Return a hierarchy in which this process can create groups, or None. Deletes the groups of dead workers."""
+    """Return a hierarchy in which this process can create groups, or None. Dead workers' groups are deleted."""
     for hierarchy in _hierarchies():
         group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
         group.limit()
@@ -70,7 +70,7 @@ def find_hierarchy() -> Hierarchy | None:
 
 
 class ControlGroup:
-    """One group, or one per version 1 hierarchy, for one run."""
+    """One group for one run, or one group per hierarchy in version 1."""
 
     def __init__(self, hierarchy: Hierarchy, name: str = "") -> None:
         name = name or f"{PREFIX}{this_process()}-{uuid.uuid4().hex[:12]}"
@@ -82,11 +82,11 @@ class ControlGroup:
                 folder.mkdir(exist_ok=True)
                 folders.append(folder)
         self.folders = tuple(folders)
-        """Folders whose `cgroup.procs` a process writes its pid to."""
+        """The folders with the `cgroup.procs` files to which a process writes its pid."""
         self.limits: frozenset[Limit] = frozenset()
 
     def limit(self, *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0) -> None:
-        """Set the limits, 0 for none; a limit that cannot be set is missing in `limits`."""
+        """Set the limits; 0 means no limit. A limit that cannot be set is missing from `limits`."""
         limits: set[Limit] = set()
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
             for number, (controller, file, value) in enumerate(lines):
@@ -121,7 +121,7 @@ class ControlGroup:
         )
 
     def close(self) -> bool:
-        """Kill the remaining processes and delete the group; return whether it is gone."""
+        """Kill the remaining processes and delete the group. Returns whether it is gone."""
         deadline = time.monotonic() + REMOVE_S
         # Killed again in each round: a process may have forked since its group was listed.
         while left := [folder for folder in self.folders if not _remove_folder(folder)]:
@@ -136,7 +136,7 @@ class ControlGroup:
 def _settings(
     memory_bytes: int, processes: int, cores: float, *, unified: bool
 ) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    """Return controller, file and value per setting of each limit; the first setting decides."""
+    """Return the controller, file and value for each setting of each limit. The first setting decides."""
     quota = int(cores * _PERIOD_US)
     legacy = str(memory_bytes or -1)
     return {
@@ -159,7 +159,7 @@ def _settings(
 
 
 def _hierarchies() -> Iterator[Hierarchy]:
-    """Yield the candidates: the worker's own version 1 groups, then version 2 from the inside out."""
+    """Yield the candidates: first the worker's own version 1 groups, then version 2 from the inside out."""
     # Keyed by controller; "" is version 2.
     mounts: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/mounts")):

@@ -1,4 +1,4 @@
-"""Docker sandbox: each command runs in its own container with the tools of an image."""
+"""Docker sandbox. Each command runs in its own container with the tools in an image."""
 
 import csv
 import io
@@ -34,10 +34,10 @@ from tightloop.host.programs import own_environment, trusted_path
 NAME = "docker"
 PROGRAM = "docker"
 CONTROL_S = 20.0
-"""Timeout of client calls that run no command."""
+"""Timeout for client calls that do not run a command."""
 # Measured: 0.4 s on a quiet machine, 1.4 s on a busy one.
 START_S = 60.0
-"""Time to start a container, in addition to the command's time limit."""
+"""Time allowed for starting a container, in addition to the command's time limit."""
 STOP_S = 2
 OWNER_LABEL = "tightloop.owner"
 HOST_LABEL = "tightloop.host"
@@ -45,7 +45,7 @@ CLIENT_VARIABLES = (
     "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "HOME",
     "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK",
 )  # fmt: skip
-"""Variables by which the client finds its engine; not passed to the container."""
+"""Variables that the client uses to find its engine. They are not passed to the container."""
 HOW_TO_GET = "Start a Docker engine that the worker's user may use, and set sandbox.image to an image that it has"
 
 _CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES}) | {
@@ -62,7 +62,7 @@ _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class _Ending:
-    """State of an ended container, as reported by the engine."""
+    """The state of a container that has ended, as reported by the engine."""
 
     began: bool = False
     exit_code: int | None = None
@@ -71,7 +71,7 @@ class _Ending:
 
 
 class DockerSandbox:
-    """Runs each command with `docker run`; the working tree has the same path inside and outside."""
+    """Runs each command with `docker run`. The working tree has the same path inside and outside."""
 
     def __init__(self, image: str) -> None:
         self._image = image
@@ -80,7 +80,7 @@ class DockerSandbox:
     name = NAME
 
     def probe(self) -> str:
-        """Run an empty command in the image, after deleting containers of dead workers on this host."""
+        """Run an empty command in the image, after deleting the containers of dead workers on this host."""
         if not self._image:
             return f"no image is set. {HOW_TO_GET}"
         answer = _docker("image", "inspect", "--format", "{{json .Config.Env}}", self._image)
@@ -197,7 +197,7 @@ def _bind(source: Path, target: Path, *, writable: bool) -> tuple[str, str]:
 
 
 def _comma(*parts: str) -> str:
-    """Join as a CSV line, as the client expects: a path may contain a comma."""
+    """Join as a CSV line, which is what the client expects, because a path may contain a comma."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(parts)
     return line.getvalue()
@@ -241,7 +241,7 @@ def _result(
 
 
 def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.CompletedProcess[str]:
-    """Run the client; a missing or unresponsive client yields a non-zero return code."""
+    """Run the client. If it is missing or unresponsive, the return code is non-zero."""
     environment = {**own_environment(), "PATH": trusted_path()}
     try:
         argv = require_program(PROGRAM).command(*arguments)
@@ -255,5 +255,5 @@ def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.Complet
 
 
 def _is_clients(variable: str) -> bool:
-    """Return whether a variable affects the client: its engine, or code that it runs or loads."""
+    """Return whether a variable affects the client, either its engine or code that it runs or loads."""
     return variable in _CLIENT_OWN or variable.startswith(("LD_", "DYLD_"))

@@ -1,7 +1,8 @@
 """Forwards loopback ports inside a sandbox to Unix sockets outside, then runs the program.
 
-Run by path, as `python -I -S forward.py PORT ... -- PROGRAM ARGUMENT ...`, next to a Unix socket named after each port.
-It imports none of our modules, and listens before the program starts, so that no connection comes too early.
+It is run by path, as `python -I -S forward.py PORT ... -- PROGRAM ARGUMENT ...`, next to a Unix socket named after each
+port. It does not import any of our modules. It starts to listen before the program starts, so that no connection
+arrives too early.
 """
 
 # Not `socket`, `selectors`, `signal` and `pathlib`: importing them takes longer than all the rest. Measured: 8 ms of
@@ -20,14 +21,14 @@ ENDED = select.POLLHUP | select.POLLERR
 
 
 class End:
-    """One of two connected sockets; data from it goes to its peer, with backpressure."""
+    """One of two connected sockets. Data from it goes to its peer, with backpressure."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.waiting = bytearray()
-        """Data to write to it; less than one chunk, as the peer is not read meanwhile."""
+        """Data to write to it. It is less than one chunk, because the peer is not read in the meantime."""
         self.ended = False
-        """True after its end of file."""
+        """True after the end of its input."""
         self.peer = self
         connection.setblocking(False)
 
@@ -39,7 +40,7 @@ class End:
         self.peer.write()
 
     def write(self) -> None:
-        """Write as much as possible, and then the peer's end of file."""
+        """Write as much as possible, followed by the peer's end of file."""
         if self.waiting:
             del self.waiting[: self.connection.send(self.waiting)]
         # Not before the buffer is empty: the end of file would overtake the data.
@@ -53,7 +54,7 @@ class End:
 
 
 class Forwarder:
-    """Forwards all connections of a sandbox."""
+    """Forwards all of a sandbox's connections."""
 
     def __init__(self, listening: dict[socket.socket, str]) -> None:
         self._listening = {listener.fileno(): (listener, address) for listener, address in listening.items()}
@@ -63,7 +64,7 @@ class Forwarder:
             self._poll.register(number, select.POLLIN)
 
     def serve(self) -> None:
-        """Forward until the sandbox, and this process with it, ends."""
+        """Forward until the sandbox ends, which also ends this process."""
         while True:
             for number, events in self._poll.poll():
                 if number in self._listening:
@@ -136,7 +137,7 @@ class Forwarder:
 
 
 def listen(port: int) -> list[socket.socket]:
-    """Return listening sockets for a port, on IPv6 too if the sandbox has it."""
+    """Return the listening sockets for a port. They include IPv6 if the sandbox has it."""
     listeners = []
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:
@@ -153,7 +154,7 @@ def listen(port: int) -> list[socket.socket]:
 
 
 def main() -> None:
-    """Listen, fork the forwarding process, and become the program."""
+    """Listen, fork the forwarding process and become the program."""
     divider = sys.argv.index("--")
     folder, program = os.path.dirname(__file__), sys.argv[divider + 1 :]  # noqa: PTH120
     listening = {listener: f"{folder}/{port}" for port in sys.argv[1:divider] for listener in listen(int(port))}

@@ -1,4 +1,4 @@
-"""Sandbox interface."""
+"""The sandbox interface."""
 
 import os
 import platform
@@ -19,43 +19,43 @@ MEBIBYTE = 1024 * 1024
 
 
 class SandboxUnavailableError(TightloopError):
-    """No sandbox works on this host and `sandbox.unsafe_local` is not set. Nothing ran."""
+    """No sandbox works on this host, and `sandbox.unsafe_local` is not set. Nothing was run."""
 
 
 class Enforcement(StrEnum):
-    """Enforcement level of a limit."""
+    """How strictly a limit is enforced."""
 
     HARD = "hard"
-    """By the kernel: it cannot be exceeded, not even for a moment."""
+    """Enforced by the kernel. The limit cannot be exceeded, not even for a moment."""
     SOFT = "soft"
-    """By sampling, by a default that the command could undo, or per process."""
+    """Enforced by sampling, by a default that the command could undo, or per process."""
     MISSING = "missing"
 
 
 class Limit(StrEnum):
-    """Limits of a sandbox."""
+    """The limits of a sandbox."""
 
     NETWORK = "network"
-    """Everything except the listed hosts: TCP, UDP, Unix sockets, the host's loopback."""
+    """Blocks everything except the listed hosts, including TCP, UDP, Unix sockets and the host's loopback."""
     WRITES = "writes"
-    """Writes outside the writable folders."""
+    """Blocks writes outside the writable folders."""
     READS = "reads"
-    """Reads of the home folder and of other secrets of the host."""
+    """Blocks reads of the home folder and of the host's other secrets."""
     GIT = "git"
-    """Writes to `.git` of the working tree."""
+    """Blocks writes to `.git` in the working tree."""
     PROCESSES = "processes"
     MEMORY = "memory"
     CORES = "cores"
     DISK = "disk"
-    """Size of one file, and of the temporary folder."""
+    """Limits the size of a single file and of the temporary folder."""
     GROWTH = "growth"
-    """Total size added to the writable folders."""
+    """Limits the total size added to the writable folders."""
     OUTPUT = "output"
     WALL_TIME = "wall_time"
     DESCENDANTS = "descendants"
-    """No process outlives the command."""
+    """Ensures that no process outlives the command."""
     NAMESPACES = "namespaces"
-    """No new namespaces, no mounts, no added capabilities."""
+    """Blocks new namespaces, mounts and added capabilities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,43 +64,45 @@ class SandboxSpec:
 
     argv: tuple[str, ...]
     root: Path
-    """Working folder; writable except its `.git`. tightloop's state home is neither readable nor writable."""
+    """The working folder, which is writable except for its `.git`. tightloop's state home is neither readable nor
+    writable."""
     content: Path | None = None
-    """Folder mounted at `root`; None: `root` itself. On platforms without mounts the command works in this folder
-    instead."""
+    """The folder to mount at `root`. If None, `root` itself is used. On platforms without mounts, the command works in
+    this folder instead."""
     mounts: tuple[tuple[Path, Path], ...] = ()
-    """Read-only files and folders: source, and path within `root`."""
+    """Read-only files and folders, as pairs of the source and the path within `root`."""
     readable: tuple[Path, ...] = ()
-    """Readable in addition to the system's programs and libraries, Python's own folders and those in PATH."""
+    """Paths that can be read in addition to the system's programs and libraries, Python's own folders and those in
+    PATH."""
     writable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the allow-list of `activities/process/__init__.py`, with precedence."""
+    """Variables added to the allow-list in `activities/process/__init__.py`. They take precedence over it."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The same for variables that may look like secrets, each named by a person."""
+    """The same for variables that may look like secrets. A person has named each of them."""
     stdin: Path | None = None
     network: tuple[str, ...] = ()
-    """Reachable hosts, in the syntax of `sandbox.network`; the rest of the network is blocked."""
+    """Hosts that can be reached, in the syntax of `sandbox.network`. The rest of the network is blocked."""
     cores: float = 1.0
     memory_bytes: int = 1024 * MEBIBYTE
     processes: int = 256
     wall_limit_s: float = 600.0
     idle_limit_s: float | None = None
     output_bytes: int = MEBIBYTE
-    """Bytes of output to keep; a command that writes 64 times as much is killed."""
+    """Number of bytes of output to keep. A command that writes 64 times as much is killed."""
     file_bytes: int = 100 * MEBIBYTE
     growth_bytes: int = 8192 * MEBIBYTE
-    """Limit on data added to the writable folders."""
+    """Limit on the data added to the writable folders."""
     temporary_bytes: int = 256 * MEBIBYTE
     grace_s: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxResult(ProcessResult):
-    """Result of a sandboxed command."""
+    """A sandboxed command's result."""
 
     backend: str = ""
     limits: Mapping[Limit, Enforcement] = field(default_factory=dict)
-    """Enforcement of each limit in this run."""
+    """How each limit was enforced in this run."""
 
 
 class Sandbox(Protocol):
@@ -108,24 +110,26 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """`docker`, `bubblewrap`, `sandbox-exec` or `unsafe-local`."""
+        """Return `docker`, `bubblewrap`, `sandbox-exec` or `unsafe-local`."""
         ...
 
     def probe(self) -> str:
-        """Run a harmless command; return "" on success, else the problem and its fix."""
+        """Run a harmless command. Returns "" on success, otherwise the problem and how to fix it."""
         ...
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a command to its end; its process tree has ended on return. Arguments as for `run_process`.
+        """Run a command to its end. Its process tree has ended when this returns.
+
+        The arguments are as for `run_process`.
 
         Raises:
-            SandboxUnavailableError: no sandbox works on this host; nothing ran.
+            SandboxUnavailableError: no sandbox works on this host. Nothing was run.
         """
         ...
 
 
 class SandboxPermissions(TypedDict):
-    """Permissions of a sandboxed agent; see `Fence.around`."""
+    """A sandboxed agent's permissions; see `AgentSandbox.wrap`."""
 
     writable: tuple[Path, ...]
     readable: NotRequired[tuple[Path, ...]]
@@ -134,26 +138,26 @@ class SandboxPermissions(TypedDict):
 
 
 class AgentSandbox(Protocol):
-    """A sandbox around an agent that has none of its own."""
+    """A sandbox around an agent that does not have its own."""
 
     @property
     def name(self) -> str:
-        """`bubblewrap`, `sandbox-exec` or `none`."""
+        """Return `bubblewrap`, `sandbox-exec` or `none`."""
         ...
 
     def can_nest(self) -> bool:
-        """Run a second sandbox inside this one; return whether that worked."""
+        """Run a second sandbox inside this one. Returns whether that worked."""
         ...
 
     def wrap(
         self, request: ProcessRequest, **openings: Unpack[SandboxPermissions]
     ) -> AbstractContextManager[ProcessRequest]:
-        """Yield the request for the same program in the sandbox; leaving the context closes its proxy.
+        """Yield the request for running the same program in the sandbox. Leaving the context closes its proxy.
 
-        Only `writable` (the working tree except its `.git`, the agent's home) can be written; the user's home is hidden
-        except `readable`; the process tree dies with its first process if the platform supports that. The network is
-        limited to `network` and the hosts in the settings (`sandbox.network`). With `nested` it may create namespaces,
-        so that its own sandbox works inside; see `nests`.
+        Only `writable` (the working tree except its `.git`, and the agent's home) can be written. The user's home is
+        hidden except for `readable`. The process tree dies with its first process if the platform supports that. The
+        network is limited to `network` and the hosts in the settings (`sandbox.network`). With `nested`, the program
+        may create namespaces so that its own sandbox works inside; see `can_nest`.
 
         Raises:
             SandboxUnavailableError: no sandbox for agents works on this host.
@@ -170,7 +174,7 @@ def build_spec(
     grace_s: float,
     output_bytes: int = MEBIBYTE,
 ) -> SandboxSpec:
-    """Return the spec of a command within the limits of the settings.
+    """Return the spec for a command within the limits in the settings.
 
     Raises:
         SettingsError: the settings name a path that does not exist.
@@ -192,7 +196,7 @@ def build_spec(
 
 
 def resolve_locations(paths: Iterable[str], what: str) -> tuple[Path, ...]:
-    """Return the files and folders of a setting; `~` is the worker's home.
+    """Return a setting's files and folders. `~` is the worker's home.
 
     Raises:
         SettingsError: a path is not absolute or does not exist.
@@ -208,16 +212,16 @@ def resolve_locations(paths: Iterable[str], what: str) -> tuple[Path, ...]:
 
 
 _CLOCK_SLACK_S = 3
-"""Start times are derived from the boot time, which shifts with clock corrections."""
+"""Start times are derived from the boot time, which shifts when the clock is corrected."""
 
 
 def this_process() -> str:
-    """Return `<pid>-<start time>`, which stays unique when the pid is reused."""
+    """Return `<pid>-<start time>`, which stays unique even if the pid is reused."""
     return f"{os.getpid()}-{int(psutil.Process().create_time())}"
 
 
 def is_alive(owner: str) -> bool:
-    """Return whether a process of this host still runs; True for names of any other form."""
+    """Return whether a process on this host is still running. Names in any other form return True."""
     pid, _, started = owner.partition("-")
     # Unknown names count as alive, because the caller deletes what belongs to the dead.
     if not (pid.isdigit() and started.isdigit()):
@@ -232,7 +236,7 @@ def is_alive(owner: str) -> bool:
 
 
 def this_host() -> str:
-    """Return an id of this pid namespace: in another container the same pids mean other processes."""
+    """Return an id for this pid namespace. In another container, the same pids refer to other processes."""
     try:
         return f"{platform.node()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError:

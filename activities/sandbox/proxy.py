@@ -1,4 +1,4 @@
-"""Outbound proxy of a sandbox."""
+"""A sandbox's outbound proxy."""
 
 import asyncio
 import base64
@@ -23,10 +23,10 @@ from tightloop.plan.commands import PORTS, Host, HostRuling, host_of, judge_url
 from tightloop.safety.scope import is_loopback, is_private
 
 ADDRESSES = 4
-"""Maximum number of addresses to try per name."""
+"""Maximum number of addresses to try for a name."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Returns the IP addresses of a host and port; raises `OSError` for an unknown one."""
+"""Returns a host and port's IP addresses. Raises `OSError` if the host is unknown."""
 
 
 class PrivateAddressError(ConnectionError):
@@ -38,7 +38,7 @@ class PrivateAddressError(ConnectionError):
 
 
 async def system_addresses(name: str, port: int) -> list[str]:
-    """Return the addresses from the system's resolver.
+    """Return the addresses that the system's resolver reports.
 
     Raises:
         OSError, UnicodeError: the name is unknown.
@@ -52,17 +52,17 @@ async def judged_addresses(
 ) -> list[str]:
     """Return 1 to `ADDRESSES` addresses of a host after checking all of them.
 
-    Connect to one of these, never to the name: a second lookup could return another address (DNS rebinding).
+    Connect to one of these addresses and never to the name, because a second lookup could return another address (DNS
+    rebinding).
 
     Args:
-        name: host name or address.
-        port: port of the service.
-        allow_private: the allowlist names the host with this port.
-        resolve: replaceable for tests.
+        name: the host's name or address.
+        port: the service's port.
+        allow_private: whether the allowlist names the host with this port.
+        resolve: can be replaced in tests.
 
     Raises:
-        PrivateAddressError: an address belongs to this host or a private network, see `is_private`. OSError,
-            UnicodeError: the name is unknown.
+        PrivateAddressError: an address belongs to this host or a private network; see `is_private`.
     """
     resolved = await resolve(name, port)
     addresses = list(dict.fromkeys(resolved))[:ADDRESSES]
@@ -76,9 +76,9 @@ async def judged_addresses(
 
 
 ANY = "*"
-"""In a list: every public host, on the usual ports."""
+"""In a list, this stands for every public host on the usual ports."""
 INSIDE = Path("/run/tightloop")
-"""Mount point of `Door.folder` in a sandbox."""
+"""Where `EgressProxy.folder` is mounted in a sandbox."""
 PROXY_PORT = 3128
 FIRST_OPEN_PORT = 1024
 """Programs without capabilities cannot listen on lower ports."""
@@ -86,7 +86,7 @@ CONNECTIONS = 256
 CONNECT_S = 10.0
 SHUT_S = 1.0
 DRAIN_S = 30.0
-"""Time to receive the rest of what was sent."""
+"""Time allowed for receiving the rest of what was sent."""
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_PROXY = ("NO_PROXY", "no_proxy")
 PROXY_VARIABLES = (*_PROXY, *_NO_PROXY)
@@ -102,28 +102,28 @@ class EgressProxy:
     """An open outbound proxy."""
 
     ports: tuple[int, ...]
-    """On the loopback that the program sees."""
+    """Ports on the loopback that the program sees."""
     folder: Path = Path()
-    """Contains a Unix socket per port, and the program that forwards connections to them; unset if the program shares
-    this host's loopback."""
+    """Contains a Unix socket for each port and the program that forwards connections to them. Not set if the program
+    shares this host's loopback."""
     environment: Mapping[str, str] = field(repr=False)
-    """Variables that tell programs their proxy."""
+    """Variables that tell programs which proxy to use."""
 
     def command(self, python: str) -> tuple[str, ...]:
-        """Return the command prefix that runs inside, where `folder` is mounted at `INSIDE`."""
+        """Return the command prefix that runs inside the sandbox, where `folder` is mounted at `INSIDE`."""
         return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
 
     def with_proxy(self, request: ProcessRequest) -> ProcessRequest:
-        """Return a request with the proxy variables, and without this host's own."""
+        """Return a request with the proxy variables and without this host's own."""
         other_secrets = {name: value for name, value in request.secrets.items() if name not in self.environment}
         return replace(request, environment={**request.environment, **self.environment}, secrets=other_secrets)
 
 
 @contextmanager
 def open_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
-    """Open a proxy for a sandbox with its own network; leaving the context closes it.
+    """Open a proxy for a sandbox that has its own network. Leaving the context closes it.
 
-    `hosts` use the syntax of `sandbox.network`: `example.org`, `*.example.org`, `host:port`; and `*`.
+    `hosts` uses the syntax of `sandbox.network`: `example.org`, `*.example.org`, `host:port` and `*`.
     """
     local_ports = {host.port: host for rule in hosts if (host := find_loopback_host(rule))}
     proxy = next(port for port in range(PROXY_PORT, PROXY_PORT + len(local_ports) + 1) if port not in local_ports)
@@ -140,7 +140,7 @@ def open_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
 def open_loopback_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
     """Open a proxy for a program that shares this host's loopback, with rules that block all other ports.
 
-    All users of the host can reach the proxy, so it requires a password.
+    The proxy requires a password because all users of the host can reach it.
     """
     listener = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
     token, port = secrets.token_urlsafe(24), listener.getsockname()[1]
@@ -151,7 +151,7 @@ def open_loopback_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
 
 
 def find_loopback_host(rule: str) -> Host | None:
-    """Return the loopback port of this host that a rule names, or None."""
+    """Return the loopback port on this host that a rule names, or None."""
     host = host_of(f"http://{rule}") if re.search(r":\d+$", rule) and _AUTHORITY.fullmatch(rule) else None
     return host if host is not None and is_loopback(host.name) and host.port >= FIRST_OPEN_PORT else None
 
@@ -178,7 +178,7 @@ def _unix_socket(folder: Path, name: str) -> socket.socket:
 
 
 class _Refusal(Exception):  # noqa: N818
-    """A rejected connection; `status` is that of the response."""
+    """A rejected connection. `status` is the status of the response."""
 
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -186,12 +186,12 @@ class _Refusal(Exception):  # noqa: N818
 
 
 class _ProxyServer:
-    """Serves the sockets of one proxy, with its own event loop in a thread."""
+    """Serves a proxy's sockets with its own event loop in a thread."""
 
     def __init__(
         self, hosts: tuple[str, ...], listeners: list[tuple[socket.socket, Host | None]], token: str = ""
     ) -> None:
-        """Set the sockets to serve: as a proxy, or forwarded to one port of the host's loopback."""
+        """Set the sockets to serve, either as a proxy or forwarded to one port on the host's loopback."""
         self._hosts = hosts
         self._password = base64.b64encode(f"tightloop:{token}".encode()) if token else b""
         self._listeners = listeners
@@ -202,7 +202,7 @@ class _ProxyServer:
 
     @contextmanager
     def serve(self) -> Iterator[None]:
-        """Serve until the context ends."""
+        """Serve until the context exits."""
         self._thread.start()
         try:
             yield
@@ -265,7 +265,7 @@ class _ProxyServer:
         await _relay(reader, writer, *outside)
 
     def _parse_request(self, line: bytes, fields: list[bytes]) -> tuple[Host, bytes]:
-        """Return the requested host, and the data to send first (empty for a tunnel)."""
+        """Return the requested host and the data to send first (empty for a tunnel)."""
         if self._password and not any(
             hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lower_header(entry))
             for entry in fields
@@ -311,7 +311,7 @@ class _ProxyServer:
 
 
 async def _dial(addresses: list[str], host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first address that accepts; raises `OSError` (including `TimeoutError`) if none does."""
+    """Connect to the first address that accepts. Raises `OSError` (including `TimeoutError`) if none does."""
     for address in addresses[:-1]:
         with suppress(OSError):
             return await asyncio.wait_for(asyncio.open_connection(address, host.port, limit=_CHUNK_BYTES), CONNECT_S)
@@ -324,7 +324,7 @@ async def _relay(
     their_reader: asyncio.StreamReader,
     their_writer: asyncio.StreamWriter,
 ) -> None:
-    """Copy in both directions until both have ended, or one has failed."""
+    """Copy in both directions until both have ended or one has failed."""
     try:
         await asyncio.gather(_copy(reader, their_writer), _copy(their_reader, writer))
         their_writer.close()
@@ -343,7 +343,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _run_and_close(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-    """Run the connection's work and close the connection in any case."""
+    """Run the connection's work, and close the connection in any case."""
     try:
         await work
         writer.close()

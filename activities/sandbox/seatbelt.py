@@ -1,4 +1,4 @@
-"""macOS sandbox: a Seatbelt profile for `sandbox-exec`. Memory, processes and time are only sampled."""
+"""macOS sandbox with a Seatbelt profile for `sandbox-exec`. Memory, processes and time are only sampled."""
 
 import functools
 import os
@@ -35,9 +35,10 @@ _FIXED = Path(__file__).with_suffix(".sb").read_text(encoding="utf-8")
 
 
 def profile(access: Access, proxy: EgressProxy | None = None) -> str:
-    """Return the Seatbelt profile of a command. The last matching rule wins.
+    """Return a command's Seatbelt profile. The last matching rule wins.
 
-    With a `proxy` it can reach the proxy's loopback ports and listen on loopback itself; without one it has no network.
+    With a `proxy`, the command can reach the proxy's loopback ports and listen on loopback itself. Without one, it has
+    no network.
     """
     # Worktrees and agents' homes are in the state home: they are restored after it is hidden.
     home = state_home().resolve()
@@ -68,14 +69,14 @@ def profile(access: Access, proxy: EgressProxy | None = None) -> str:
 
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
-    """Yield one rule per path; Seatbelt matches real paths: /private/tmp, not /tmp."""
+    """Yield one rule per path. Seatbelt matches real paths such as /private/tmp rather than /tmp."""
     for real_path in dict.fromkeys(os.path.realpath(path) for path in places):
         escaped = real_path.replace("\\", "\\\\").replace('"', '\\"')
         yield f'{start} (subpath "{escaped}"))'
 
 
 class SeatbeltSandbox:
-    """Runs each command with a profile. Apple has deprecated the program, but other vendors' agents use it as well."""
+    """Runs each command with a profile. Apple has deprecated the program, but other vendors' agents also use it."""
 
     name = NAME
 
@@ -123,7 +124,7 @@ class SeatbeltAgentSandbox:
         self._network = network
 
     def can_nest(self) -> bool:
-        """Return False: inside a profile `sandbox-exec` refuses to apply another one."""
+        """Return False, because `sandbox-exec` refuses to apply another profile inside a profile."""
         return False
 
     @contextmanager

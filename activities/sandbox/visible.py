@@ -1,4 +1,4 @@
-"""Host paths visible in the sandbox: the system, Python, programs in PATH; never a whole home."""
+"""Host paths visible in the sandbox: the system, Python and programs in PATH, but never a whole home."""
 
 import functools
 import os
@@ -14,18 +14,18 @@ from activities.sandbox.port import SandboxSpec
 from tightloop.host import state_home
 
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Symlinks into /usr on a merged system, separate folders on others."""
+"""These are symlinks into /usr on a merged system and separate folders on others."""
 SYSTEM_SETTINGS = (
     "alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf",
     "ld.so.conf.d", "localtime", "magic", "mime.types", "nsswitch.conf", "passwd", "pki/ca-trust/extracted",
     "pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "protocols", "services", "ssl/certs",
     "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
-"""Parts of /etc without secrets: no shadow file, private keys or server settings."""
+"""Parts of /etc without secrets. They exclude the shadow file, private keys and server settings."""
 
 # Without its pyvenv.cfg a virtual environment's Python uses the packages of the base installation.
 _BESIDE_PROGRAMS = ("lib", "lib64", "libexec", "pyvenv.cfg")
-"""Never `share`: next to ~/.local/bin programs keep logins there."""
+"""`share` is never included, because programs keep logins there next to ~/.local/bin."""
 # uv and pyenv install outside /usr, often below the home.
 _PYTHON_PARTS = ("bin", "lib", "lib64", "include", "share")
 _MODULE_TREE = re.compile(r"^\s*worktree\s*=\s*(\S.*?)\s*$", re.MULTILINE)
@@ -46,7 +46,7 @@ class Access:
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
-        """Folders of Python, of PATH and of the program itself."""
+        """Return the folders of Python, of PATH and of the program itself."""
         folders = (
             *python_folders(),
             *project_python(self.root),
@@ -57,14 +57,14 @@ class Access:
 
     @functools.cached_property
     def states(self) -> Mapping[Path, tuple[Path, ...]]:
-        """Paths of the state home inside each visible folder."""
+        """Return the paths of the state home that are inside each visible folder."""
         folders = dict.fromkeys((*self.programs, *self.writable, *self.readable))
         home = os.path.realpath(state_home())
         return {folder: tuple(state_within(home, folder)) for folder in folders}
 
 
 def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
-    """Return the paths that a command may access, with further writable folders."""
+    """Return the paths that a command may access, including further writable `folders`."""
     return Access(
         root=spec.root,
         path=path,
@@ -77,7 +77,7 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
 
 
 def relocate(spec: SandboxSpec) -> SandboxSpec:
-    """Return the spec for a platform without mounts: the command works in `content`, with symlinks for `mounts`."""
+    """Return the spec for a platform without mounts. The command works in `content`, with symlinks for `mounts`."""
     if spec.content is None:
         return spec
     for source, target in spec.mounts:
@@ -105,16 +105,16 @@ def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: 
 
 
 def python_folders() -> tuple[Path, ...]:
-    """Return the folders of the worker's Python: a check may use `sys.executable`."""
+    """Return the folders of the worker's Python, because a check may use `sys.executable`."""
     prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     return tuple(sorted(prefix for prefix in prefixes if not in_system(prefix) and not _too_wide(prefix)))
 
 
 def project_python(root: Path) -> tuple[Path, ...]:
-    """Return the parts of the Python behind the tree's .venv, if it is outside the tree.
+    """Return the parts of the Python installation behind the tree's .venv, if it is outside the tree.
 
-    The tree names it, and anyone who writes the tree could name any folder, so only folders with the contents of a
-    Python installation are accepted, and only their usual subfolders are visible.
+    The tree names this Python, and anyone who can write to the tree could name any folder. Therefore, only folders with
+    the contents of a Python installation are accepted, and only their usual subfolders are visible.
     """
     link = root / ".venv" / "bin" / "python"
     try:
@@ -139,7 +139,7 @@ def project_python(root: Path) -> tuple[Path, ...]:
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
-    """Return the folders of a PATH outside system and tree, each with the libraries next to it."""
+    """Return the folders in a PATH that are outside the system and the tree, each with the libraries next to it."""
     folders: list[Path] = []
     tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):
@@ -157,9 +157,9 @@ def path_folders(path: str, root: Path) -> tuple[Path, ...]:
 
 
 def program_folders(program: str, path: str, root: Path) -> tuple[Path, ...]:
-    """Return the files behind the program's entry in PATH, such as the package of an npm command.
+    """Return the files behind the program's entry in PATH, for example an npm command's package.
 
-    A program in the tree gets nothing: a symlink there could lead to any secret.
+    Nothing is returned for a program in the tree, because a symlink there could lead to any secret.
     """
     # A relative path is resolved in the tree, where the command finds it anyway.
     executable = None if os.sep in program and not Path(program).is_absolute() else shutil.which(program, path=path)
@@ -186,12 +186,12 @@ def _list_package_paths(program: Path) -> Iterator[Path]:
 
 
 def in_system(path: Path) -> bool:
-    """Return whether a resolved path is part of the system folders that every command sees."""
+    """Return whether a resolved path is in the system folders that every command sees."""
     return path.is_relative_to("/usr") or any(path.is_relative_to(link) for link in SYSTEM_LINKS)
 
 
 def _too_wide(folder: Path) -> bool:
-    """Return whether exposing this folder would expose a home, or more."""
+    """Return whether exposing this folder would expose a home or more."""
     # A program in /home/me/bin must not make /home/me readable through the folders next to it.
     wide = _wide_folders(Path.home())
     return folder in wide or folder.resolve() in wide
@@ -199,23 +199,26 @@ def _too_wide(folder: Path) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _wide_folders(home: Path) -> frozenset[Path]:
-    """Return the folders that are too wide, with their real paths; cached, as they do not move while a worker runs."""
+    """Return the folders that are too wide, with their real paths.
+
+    They are cached because they do not move while a worker runs.
+    """
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
     return frozenset(wide | {folder.resolve() for folder in wide})
 
 
 def state_within(home: str, folder: Path) -> Iterator[Path]:
-    """Yield the paths of the state home, a real path, inside a visible folder: they must be hidden."""
+    """Yield the paths of the state home (a real path) inside a visible folder. They must be hidden."""
     real = os.path.realpath(folder)
     if os.path.commonpath((home, real)) == real and os.path.isdir(home):  # noqa: PTH112 - no error where it cannot be seen
         yield folder / os.path.relpath(home, real)
 
 
 def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
-    """Yield git paths in a writable folder that must be read-only.
+    """Yield the git paths in a writable folder that must be read-only.
 
-    In the working tree itself (`tree`) a worktree or submodule has a `.git` file that names another folder, which is
-    yielded too; elsewhere the command may have written such a file, so it is not followed.
+    In the working tree itself (`tree`), a worktree or submodule has a `.git` file that names another folder, which is
+    also yielded. Elsewhere, the command may have written such a file, so it is not followed.
     """
     git = folder / ".git"
     # A mount at a symlink would protect its target, which may be any folder of the host.
@@ -227,9 +230,9 @@ def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
 
 
 def _pointed_to(git: Path) -> Path | None:
-    """Return the git folder that a `.git` file names; None unless that folder refers back to the tree.
+    """Return the git folder that a `.git` file names, or None if that folder does not refer back to the tree.
 
-    The back reference cannot be forged from the tree, so a tree cannot expose a folder of its choice.
+    The back reference cannot be forged from inside the tree, so a tree cannot expose a folder of its choice.
     """
     key, _, value = _text(git).partition(":")
     git_folder = (git.parent / value.strip()).resolve()

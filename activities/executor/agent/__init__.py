@@ -1,1 +1,1 @@
-"""Coding agents driven by their command line or by the Agent Client Protocol."""
+"""Coding agents driven through their command line or the Agent Client Protocol."""

@@ -1,4 +1,4 @@
-"""Executor for agents with a command line."""
+"""Executor for agents that have a command line."""
 
 import time
 from collections import deque
@@ -43,7 +43,7 @@ from tightloop.host.identity import host_identity
 from tightloop.value import shorten
 
 FINISHED_S = 5.0
-"""Time that an agent may keep running after it reported the end of its work."""
+"""How long an agent may keep running after it has reported that its work is done."""
 PROGRESS_EVERY_S = 1.0
 CHECK_EVERY_S = 0.2
 STATUS_LINES = 50
@@ -54,7 +54,7 @@ _WENT_WELL = (ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus
 
 
 class Run:
-    """One run of an agent: events, stop conditions and outcome. Used by one thread."""
+    """One run of an agent, with its events, stop conditions and outcome. It is used by one thread."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Run:
         token: Callable[[str], ResumeToken],
         resume: ResumeToken | None,
     ) -> None:
-        """Set the limits, the reader and the control; `token` makes a resume token of a session id."""
+        """Set the limits, the reader and the control. `token` creates a resume token from a session id."""
         self._stop: Stop | None = None
         self._bounds = Bounds(choice, gateway)
         self._transcript = BoundedOutput()
         self._status_lines: deque[str] = deque(maxlen=STATUS_LINES)
-        """Printed lines that are not events."""
+        """Output lines that are not events."""
         self._choice, self._reader, self._control, self._gateway = choice, reader, control, gateway
         self._record, self._redaction = record, redaction
         self._token, self._resume = token, resume
@@ -99,7 +99,7 @@ class Run:
         self._report()
 
     def must_stop(self) -> bool:
-        """Return whether the agent must be stopped; polled several times a second."""
+        """Return whether the agent must be stopped. This is polled several times a second."""
         # Checked at every poll; the limits less often, because they read the counters of the gateway.
         if self._stop is None and self._control.is_cancelled():
             self._stop = Stop.CANCELLED
@@ -143,12 +143,12 @@ class Run:
         )
 
     def ending(self, result: ProcessResult) -> Ending:
-        """Return exit code and last output lines for the reader."""
+        """Return the exit code and the last output lines for the reader."""
         lines = [*self._status_lines, *self._errors(result).splitlines()]
         return Ending(exit_code=result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
 
     def outcome(self, result: ProcessResult) -> ExecutorOutcome:
-        """Return the outcome; limits and usage seen by the gateway take precedence over the agent's own."""
+        """Return the outcome. Limits and usage seen by the gateway take precedence over what the agent reports."""
         counters = None if self._gateway is None else self._gateway.read_counters()
         stopped = None if self._stop is None else stopped_outcome(self._stop, self._choice, self._bounds.limit)
         outcome = stopped or self._outcome_at_exit(result, counters)
@@ -190,7 +190,7 @@ class Run:
 
 @dataclass(frozen=True)
 class AgentExecutor(AgentHost, Executor):
-    """Runs one agent with its own home, model access, sandbox and limits."""
+    """Runs an agent with its own home, model access, sandbox and limits."""
 
     adapter: AgentAdapter
 
@@ -200,7 +200,7 @@ class AgentExecutor(AgentHost, Executor):
         return availability.evolve(usable=False, reason=missing) if availability.usable and missing else availability
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Read the events of a dead attempt, which may end with the agent's own outcome."""
+        """Read a dead attempt's events, which may end with the agent's own outcome."""
         reader = self.adapter.reader(order)
         resume = order.resume
         try:
@@ -256,7 +256,7 @@ class AgentExecutor(AgentHost, Executor):
         home: Path,
         way: tuple[ModelAccess, Gateway | None],
     ) -> ExecutorOutcome | None:
-        """Run the agent once; None if it does not know the session to resume."""
+        """Run the agent once. Returns None if it does not know the session to resume."""
         access, gateway = way
         launch = self.adapter.launch(order, home, access, order.resume)
         write_files(home, launch.files)

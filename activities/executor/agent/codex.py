@@ -62,20 +62,20 @@ _TOOLS = ("command_execution", "mcp_tool_call", "web_search", "file_change")
 _READ_ONLY = re.compile(r"read-only file system|operation not permitted|permission denied", re.IGNORECASE)
 _NO_MODEL = re.compile(r"unexpected status 404|model\W.{0,80}\W(?:does not exist|not found|is not supported)")
 _VIOLATION = re.compile(r"recorded sandbox violation: (.{1,200})")
-"""Log line: a command that fails at once in the sandbox produces no event."""
+"""Log line for a sandbox violation. A command that fails at once in the sandbox produces no event."""
 _OFFLINE = "Connection failed"
 _CONFIG = ("Error loading config.toml", "error: unexpected argument", "error: invalid value")
 
 
 class CodexReader(EventReader):
-    """Reads one run. An item of type `error` is a warning; only `turn.failed` and `error` are failures."""
+    """Reads one run. An item of type `error` is only a warning; `turn.failed` and `error` are failures."""
 
     def __init__(self, *, resumed: bool = False, now: Callable[[], datetime] = local_now) -> None:
         """Prepare to read a run.
 
         Args:
-            resumed: the thread has earlier runs, so its token counts exceed those of this run.
-            now: clock for resets that are given as a time of day.
+            resumed: whether the thread has earlier runs, so that its token counts exceed those of this run.
+            now: the clock for resets that are given as a time of day.
         """
         self._resumed = resumed
         self._now = now
@@ -133,7 +133,7 @@ class CodexReader(EventReader):
                 return [event(EventKind.UNKNOWN, kind)]
 
     def unknown_session(self, ending: Ending) -> bool:
-        """Return whether it rejected the thread to resume, or has no file of it."""
+        """Return whether codex rejected the thread to resume or has no file for it."""
         return not self._began and NO_SESSION in ending.output_end
 
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
@@ -202,7 +202,7 @@ class CodexReader(EventReader):
         return _end(ExecutorStatus.FAILED, f"codex's turn failed: {error or 'it did not say why'}", ErrorKind.PROTOCOL)
 
     def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome of a run that ended without a final event, from its status lines."""
+        """Return the outcome of a run that ended without a final event, based on its status lines."""
         end = ending.output_end.strip()
         # Once a thread has started, such a phrase may be output of a command.
         if not self._began and any(phrase in end for phrase in _CONFIG):
@@ -231,10 +231,10 @@ def _name(item: dict[str, Any]) -> str:
 
 NAME = "codex"
 LOG = "error,codex_sandboxing=warn"
-"""Log level at which the sandbox's denials appear; they are reported nowhere else."""
+"""Log level at which the sandbox's denials are logged. They are not reported anywhere else."""
 PLACEHOLDERS = (".agents", ".aws", ".codex")
 OLDEST = (0, 138)
-"""Older versions have no permission profiles."""
+"""The oldest supported version. Older ones do not have permission profiles."""
 SECRET_PLACES = (
     ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".npmrc", ".pypirc",
     ".codex", ".claude", ".claude.json", ".gemini", ".config/gh", ".config/gcloud", ".config/opencode",
@@ -260,8 +260,8 @@ _SHELL_VARIABLES = (
 class CodexAdapter:
     """Starts and reads Codex, which sandboxes its commands itself.
 
-    The commands see no key, no network, none of `SECRET_PLACES` and not tightloop's state. They can write in the
-    working tree except its `.git`, and in a temporary folder of the agent's home.
+    The commands cannot see any key, the network, `SECRET_PLACES` or tightloop's state. They can write to the working
+    tree except its `.git`, and to a temporary folder in the agent's home.
     """
 
     name = NAME
@@ -286,7 +286,7 @@ class CodexAdapter:
         return availability
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return argv, environment, secrets and files for the start.
+        """Return the command line, environment, secrets and files needed to start the agent.
 
         Raises:
             ExecutorError: an option is invalid, a person would have to be asked, or the login is missing.
@@ -363,7 +363,7 @@ class CodexAdapter:
 
 
 def native(program: Path) -> str:
-    """Return the codex binary behind npm's node script: killing the script would leave codex running."""
+    """Return the codex binary that npm's node script runs. Killing the script would leave codex running."""
     script = program.resolve()
     if script.suffix != ".js":
         return str(program)

@@ -45,7 +45,7 @@ _SHOWN = ("command", "path", "globPattern", "pattern", "url", "query")
 
 
 class CursorReader(EventReader):
-    """Reads one run. Failures are not events: they show in standard error and the exit code."""
+    """Reads one run. Failures are not reported as events. They appear in standard error and the exit code."""
 
     def __init__(self, *, now: Callable[[], datetime] = local_now) -> None:
         self._now = now
@@ -135,7 +135,7 @@ class CursorReader(EventReader):
 
 
 def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a call's tool name (`shell` for `shellToolCall`), and its arguments and result."""
+    """Return a call's tool name (`shell` for `shellToolCall`), its arguments and its result."""
     for key in tool_call:
         if key.endswith("ToolCall"):
             return key.removesuffix("ToolCall"), part(tool_call, key)
@@ -149,7 +149,10 @@ def _describe(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Return the usage, with cache reads and writes added to the input; that the input excludes them is unverified."""
+    """Return the usage, with cache reads and writes added to the input.
+
+    It has not been verified that the input excludes them.
+    """
     cached = number(usage, "cacheReadTokens")
     input_tokens, answered = number(usage, "inputTokens"), number(usage, "outputTokens")
     if input_tokens is None or answered is None:
@@ -161,7 +164,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 NAME = "cursor"
 PROGRAMS = ("cursor-agent", "agent")
 LOGIN_FILES = (".config/cursor/auth.json", ".cursor/cli-config.json")
-"""Login files on Linux by version; on macOS the login is in the Keychain and cannot be copied."""
+"""Login files on Linux, by version. On macOS, the login is in the Keychain and cannot be copied."""
 
 _HOW_TO_GET = "Install Cursor's command line: see https://cursor.com/cli"
 
@@ -169,8 +172,8 @@ _HOW_TO_GET = "Install Cursor's command line: see https://cursor.com/cli"
 class CursorAdapter:
     """Starts and reads Cursor's agent.
 
-    Its model is configured at Cursor, not through a gateway, so the real key is in its environment, and its tools may
-    see it. Its model calls can be neither counted nor limited.
+    The model is configured in Cursor rather than through a gateway, so the real key is in the agent's environment,
+    where its tools may see it. Its model calls can be neither counted nor limited.
     """
 
     name = NAME
@@ -187,7 +190,9 @@ class CursorAdapter:
         return check_program(self._program(), looked_for, _HOW_TO_GET)
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return argv, environment and prompt for the start; it reads the prompt from standard input.
+        """Return the command line, environment and prompt for the start.
+
+        The agent reads the prompt from standard input.
 
         Raises:
             ExecutorError: an option is given, a person would have to be asked, or the login is missing.

@@ -1,4 +1,4 @@
-"""Starting agents on this host, and the adapter interface."""
+"""Starting agents on this host, and the interface for their adapters."""
 
 import os
 from abc import ABC, abstractmethod
@@ -24,100 +24,105 @@ from tightloop.settings import AgentSettings, SandboxSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAccess:
-    """Model access of an agent in one delivery. With a gateway, `key` is the gateway's token."""
+    """An agent's model access during one delivery. With a gateway, `key` is the gateway's token."""
 
     base_url: str = ""
-    """Empty: the agent's own default, with its own login."""
+    """If empty, the agent uses its own default with its own login."""
     key: str = field(default="", repr=False)
     model: str = ""
     login: bool = False
-    """True if the agent's own login replaces a key."""
+    """Whether the agent's own login is used instead of a key."""
     hosts: tuple[str, ...] = ()
-    """Hosts to allow for it, in the syntax of `sandbox.network`: the gateway, or the provider itself."""
+    """Hosts that the agent may reach, in the syntax of `sandbox.network`: either the gateway or the provider itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Start parameters of an agent for one order."""
+    """Parameters for starting an agent to carry out one order."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Secret variables by name; the gateway token if there is a gateway."""
+    """Secret variables by name. With a gateway, the secret is the gateway's token."""
     stdin: str = ""
-    """Prompt on standard input. Prompts never go into `argv`, which other users of the host can read."""
+    """The prompt, passed on standard input. Prompts are never passed in `argv`, which the host's other users can
+    read."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Settings to write into the home before the start: relative path to text, mode 0600."""
+    """Settings files to write into the home before the start, from relative path to text. Their mode is 0600."""
     placeholders: tuple[str, ...] = ()
-    """Empty folders that its sandbox may leave in the working tree; removed if they did not exist before."""
+    """Empty folders that the agent's sandbox may leave in the working tree. They are removed unless they already
+    existed."""
     session_meta: Mapping[str, Any] = field(default_factory=dict)
-    """`_meta` of ACP sessions, for options that have no other place."""
+    """`_meta` of ACP sessions, for options that cannot be passed elsewhere."""
     own_sandbox: bool = False
-    """True if the agent sandboxes its model's commands, but neither itself nor its helpers."""
+    """Whether the agent sandboxes the commands its model runs. It does not sandbox itself or its helpers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """End of an agent's process."""
+    """How an agent's process ended."""
 
     exit_code: int | None
     output_end: str
-    """Last lines of standard error and of non-event output, which may mention limits."""
+    """The last lines of standard error and of other output that is not events. They may mention limits."""
 
 
 class EventReader(ABC):
-    """Reads the events of one run; keeps a bounded summary for the outcome."""
+    """Reads the events of one run and keeps a bounded summary for the outcome."""
 
     @abstractmethod
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line of standard output; an unparsable one yields an `unknown` event, never an error."""
+        """Read one line of standard output. A line that cannot be parsed yields an `unknown` event, never an error."""
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """True after the agent reported the end of its work, successful or not."""
+        """Return True once the agent has reported the end of its work, successful or not."""
 
     def unknown_session(self, ending: Ending) -> bool:
-        """Return whether it only reported that the session to resume is unknown.
+        """Return whether the agent only reported that the session to resume is unknown.
 
-        It is then started again with a new session.
+        If so, it is started again with a new session.
         """
         del ending
         return False
 
     @abstractmethod
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome from events and ending. Not called after a cancellation or one of our limits."""
+        """Return the outcome, based on the events and the ending.
+
+        It is not called after a cancellation or when one of our limits is hit.
+        """
 
 
 class ModelUser(Protocol):
-    """Model-related properties of an agent."""
+    """An agent's properties that concern its model."""
 
     @property
     def name(self) -> str:
-        """Name of the executor, such as `codex`."""
+        """The executor's name, for example `codex`."""
         ...
 
     @property
     def wire(self) -> Wire | None:
-        """Wire format; None if the provider is fixed, so that the agent runs without a gateway."""
+        """The wire format. None if the provider is fixed, so that the agent runs without a gateway."""
 
     @property
     def default_base_url(self) -> str:
-        """Base URL unless the settings name one."""
+        """The base URL to use if the settings do not name one."""
         ...
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts of its provider and of its login renewal, in the syntax of `sandbox.network`.
+        """The hosts of the agent's provider and of its login renewal, in the syntax of `sandbox.network`.
 
-        Allowed if there is no gateway and the settings name no base URL.
+        They are allowed if there is no gateway and the settings do not name a base URL.
         """
         ...
 
     @property
     def default_key_env(self) -> str:
-        """Worker variable that holds the key unless the settings name one; empty: no key needed."""
+        """The worker variable that contains the key if the settings do not name one. Empty if no key is needed."""
         ...
 
 
@@ -129,7 +134,7 @@ class AgentAdapter(ModelUser, Protocol):
         ...
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return the start parameters. `home` is the agent's own for this episode, and HOME of the process.
+        """Return the parameters for the start. `home` is the agent's own for this episode, and HOME of the process.
 
         Raises:
             ExecutorError: the order cannot be run with this configuration.
@@ -142,43 +147,44 @@ class AgentAdapter(ModelUser, Protocol):
 
 
 KILL_DELAY_S = 60.0
-"""The wall limit ends the turn, so that the session can be resumed; this much later the process is killed."""
+"""Time from the wall limit to killing the process. The wall limit first ends the turn so that the session can be
+resumed."""
 
 
 def resume_preface() -> str:
-    """Return the text placed before the task when a session is resumed."""
+    """Return the text that precedes the task when a session is resumed."""
     return (resources.files("activities.executor.agent") / "prompts" / "resume.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentHost:
-    """Runs one agent on this host; executors add the protocol."""
+    """Runs an agent on this host. Executors add the protocol."""
 
     settings: AgentSettings
-    """Settings of this agent."""
+    """The settings of this agent."""
     homes: Path
-    """Folder of the agents' homes, outside the temporary folder."""
+    """The folder that contains the agents' homes, outside the temporary folder."""
     gateways: Gateways | None = None
-    """Opens gateways to the model; None: the agent gets the real key."""
+    """Opens gateways to the model. If None, the agent gets the real key."""
     agent_sandbox: AgentSandbox | None = None
-    """Sandbox for all agents; without one, agents that have none themselves are rejected except in mode `full`."""
+    """The sandbox for all agents. Without one, agents that do not have their own are rejected except in mode `full`."""
     open_to: tuple[str, ...] = ()
-    """Hosts and folders that the settings allow inside the sandbox."""
+    """Hosts and folders that the settings make accessible inside the sandbox."""
     writable: tuple[Path, ...] = ()
-    """Folders that the settings let commands write."""
+    """Folders to which the settings let commands write."""
     disk_mb: int = SandboxSettings().disk_mb
-    """Limit on data added to the working tree and the agent's home."""
+    """Limit on the data added to the working tree and the agent's home."""
     grace_s: float = GRACE_S
     """Seconds between SIGTERM and SIGKILL."""
 
     def key(self, agent: ModelUser) -> str:
-        """Return the worker's key for this agent, or ""."""
+        """Return the worker's key for this agent, or "" if there is none."""
         return os.environ.get(self.settings.api_key_env or agent.default_key_env, "")
 
     def missing_key(self, agent: ModelUser) -> str:
-        """Return a message about a missing key, or "" if none is needed.
+        """Return a message about a missing key, or "" if no key is missing.
 
-        A self-hosted service (`base_url`) may need none, unless the settings name the variable of its key.
+        A self-hosted service (`base_url`) may not need a key, unless the settings name the variable that contains it.
         """
         settings = self.settings
         variable = settings.api_key_env or agent.default_key_env
@@ -196,15 +202,15 @@ class AgentHost:
     def open_access(
         self, agent: ModelUser, order: WorkOrder, *, own_bound: bool = False
     ) -> Iterator[tuple[ModelAccess, Gateway | None]]:
-        """Open the model access for one delivery; leaving the context closes the gateway, if any.
+        """Open the model access for one delivery. Leaving the context closes the gateway, if there is one.
 
-        With `own_bound` the caller enforces the limit of model calls itself if there is no gateway.
+        With `own_bound`, the caller itself limits the number of model calls if there is no gateway.
 
         Yields:
-            The access and the gateway; without a gateway, calls are neither counted nor limited.
+            The access and the gateway. Without a gateway, calls are neither counted nor limited.
 
         Raises:
-            ExecutorError: the key is missing, or the limit of model calls cannot be enforced.
+            ExecutorError: the key is missing, or the limit on model calls cannot be enforced.
         """
         settings, max_calls = self.settings, order.executor.max_model_calls
         model = order.executor.model or settings.model
@@ -247,11 +253,11 @@ class AgentHost:
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
     ) -> ProcessRequest:
-        """Return the process request without sandbox. Of the worker's variables it has only those in the settings.
+        """Return the process request without a sandbox. It includes only those worker variables that the settings name.
 
         Raises:
             ExecutorError: the agent's program does not exist.
-            UntrustedProgramError: it lies where a delivery or a command can write.
+            UntrustedProgramError: the program is located where a delivery or a command can write.
         """
         root, program = Path(order.root), find_trusted_program(launch.argv[0])
         if program is None:
@@ -285,12 +291,12 @@ class AgentHost:
     def open_sandbox(
         self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path, hosts: tuple[str, ...]
     ) -> Iterator[tuple[ProcessRequest, str]]:
-        """Yield the sandboxed process request and the name of the sandbox; `hosts` as in `ModelAccess`.
+        """Yield the sandboxed process request and the sandbox's name. `hosts` is as in `ModelAccess`.
 
-        An agent with its own sandbox is wrapped as well if sandboxes can be nested here.
+        An agent with its own sandbox is also wrapped if sandboxes can be nested on this host.
 
         Raises:
-            SandboxUnavailableError: the agent has no sandbox of its own, and this worker has none.
+            SandboxUnavailableError: the agent has no sandbox of its own and this worker has none.
         """
         if order.executor.mode is AgentMode.FULL:
             yield request, "none"
@@ -322,12 +328,12 @@ class AgentHost:
             yield fenced, f"{self.agent_sandbox.name}+own" if nested else self.agent_sandbox.name
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
-        """Yield values to redact, including the worker's key, which an unsandboxed agent could find."""
+        """Yield the values to redact, including the worker's key, which an unsandboxed agent could find."""
         yield from (value for name, value in request.secrets.items() if name in launch.secrets or looks_secret(name))
         yield self.key(agent)
 
 
 def _authority(base_url: str) -> tuple[str, ...]:
-    """Return host and port of a URL from the settings or the gateway; may be private."""
+    """Return the host and port of a URL from the settings or the gateway. The host may be private."""
     host = host_of(base_url)
     return (host.authority,) if host else ()

@@ -1,4 +1,4 @@
-"""Program, home folder and configuration files of an agent."""
+"""An agent's program, home folder and configuration files."""
 
 import json
 import os
@@ -31,22 +31,22 @@ def find_program(configured: str, *usual: str) -> str:
     """Return the absolute path of the first program that exists, or "".
 
     Args:
-        configured: name or path from the settings; disables the search for `usual`.
-        usual: names used by the agent's installers, best first.
+        configured: the name or path from the settings. If given, `usual` is not searched.
+        usual: the names that the agent's installers use, best first.
     """
     names = (configured,) if configured else usual
     return next((str(path) for name in names if (path := find_trusted_program(name))), "")
 
 
 def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
-    """Return `PATH` (and `VIRTUAL_ENV`) for commands in an agent's sandbox, the project's programs first.
+    """Return `PATH` (and `VIRTUAL_ENV`) for commands in an agent's sandbox, with the project's programs first.
 
-    Excludes writable folders from the worker's PATH, because Codex also looks there for its sandbox program; it ignores
-    those in the working tree itself.
+    Writable folders are excluded from the worker's PATH, because Codex also looks there for its sandbox program. Codex
+    ignores those in the working tree itself.
 
     Args:
         root: the working tree.
-        outside: further folders to exclude.
+        outside: other folders to exclude.
     """
     project = search_path(root)
     environment_bins = [str(Path(environment, "bin")) for name, environment in project.items() if name == "VIRTUAL_ENV"]
@@ -56,7 +56,7 @@ def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
 
 
 def check_program(program: str, looked_for: str, get_it: str) -> Availability:
-    """Return the version of a program, or the reason why it is unusable."""
+    """Return a program's version, or the reason why the program is unusable."""
     if not program:
         return Availability(usable=False, reason=f"the program {looked_for} was not found. {get_it}")
     version = version_of(program)
@@ -68,7 +68,7 @@ def check_program(program: str, looked_for: str, get_it: str) -> Availability:
 def version_of(program: str) -> str:
     """Return the first version number that `--version` prints, or "" if it fails.
 
-    Takes at most `VERSION_LIMIT_S`. The result is cached until the program file changes.
+    This takes at most `VERSION_LIMIT_S`. The result is cached until the program file changes.
     """
     try:
         # The mtime is part of the cache key, so that an update is noticed without a restart.
@@ -78,7 +78,7 @@ def version_of(program: str) -> str:
 
 
 class _NoVersionError(Exception):
-    """No version reported; an exception, because `lru_cache` would keep any return value."""
+    """No version was reported. This is an exception because `lru_cache` would cache any return value."""
 
 
 @lru_cache(maxsize=32)
@@ -106,7 +106,7 @@ def _ask_version(program: str, changed_ns: int) -> str:
 def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
     """Create `homes/<16 hex digits of the episode>/<agent>` with mode 0700, mark it as used and return it.
 
-    Shared by all deliveries of an episode, because the agent's sessions are stored there. `homes` must not be in the
+    All deliveries in an episode share it, because the agent's sessions are stored there. `homes` must not be inside the
     temporary folder, where some agents' sandboxes cannot see their own programs.
     """
     # Below the temporary folder the sandbox of codex-acp 0.16.0 failed: "execvp codex-linux-sandbox: No such file".
@@ -122,7 +122,7 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
     """Write settings files into an agent's home, each atomically and with mode 0600.
 
     Raises:
-        ExecutorError: a path leaves the home, possibly through a symlink made by the agent, or cannot be written.
+        ExecutorError: a path leaves the home, possibly through a symlink that the agent created, or cannot be written.
     """
     for name, text in files.items():
         relative, target = PurePosixPath(name), home / name
@@ -141,12 +141,13 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
 
 
 def copy_login(source: Path, target: Path) -> None:
-    """Copy an agent's login file into its home, mode 0600, unless the copy is at least as new.
+    """Copy an agent's login file into its home with mode 0600, unless the copy is at least as new.
 
-    An agent renews its login in the copy, which may invalidate the original, so a copy newer than the source is kept.
+    The agent renews its login in the copy, which may invalidate the original. A copy that is newer than the source is
+    therefore kept.
 
     Raises:
-        ExecutorError: the login is missing, or cannot be read.
+        ExecutorError: the login is missing or cannot be read.
     """
     try:
         read = source.stat()
@@ -166,12 +167,12 @@ def copy_login(source: Path, target: Path) -> None:
 
 
 def sweep_homes(homes: Path, older_than: timedelta) -> int:
-    """Remove homes of episodes without a delivery for this time; return their number."""
+    """Remove the homes of episodes that had no delivery for this long, and return how many were removed."""
     return remove_old(homes, lambda _: older_than)
 
 
 ACCESS_VARIABLE = "TIGHTLOOP_MODEL_KEY"
-"""Variable through which codex itself gets the key or the gateway's token; its shells do not inherit it."""
+"""The variable through which codex itself gets the key or the gateway's token. Its shells do not inherit it."""
 
 # At its start and after each turn codex runs git in the repository, whose settings can name programs: a status runs the
 # filters of `.gitattributes`, which no option disables. Its commands do not get this variable.
@@ -186,7 +187,7 @@ QUIET: Mapping[str, Mapping[str, object]] = {
 
 
 def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Mapping[str, object]]]:
-    """Return the model and provider settings: top level of the file, and its tables."""
+    """Return the model and provider settings: the top level of the file and its tables."""
     top: dict[str, object] = {"check_for_update_on_startup": False}
     if access.model:
         top["model"] = access.model
@@ -211,7 +212,7 @@ def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Ma
 
 
 def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Return a TOML document; strings and keys are quoted as JSON, which TOML reads the same way."""
+    """Return a TOML document. Strings and keys are quoted as in JSON, which TOML reads the same way."""
     parts = []
     for name, table in tables.items():
         lines = [f"{_value(key)} = {_value(value)}" for key, value in table.items()]
@@ -227,7 +228,7 @@ def _value(value: object) -> str:
 
 
 def decode_event(line: str) -> dict[str, Any] | None:
-    """Return the event of a line; None if it is not a JSON object."""
+    """Return the event in a line, or None if the line is not a JSON object."""
     try:
         value = json.loads(line)
     # Deeply nested brackets in a line exceed the parser's recursion limit.
@@ -237,7 +238,7 @@ def decode_event(line: str) -> dict[str, Any] | None:
 
 
 def words(table: Mapping[str, Any], name: str) -> str:
-    """Return a text field; "" if it is missing or has another type."""
+    """Return a text field, or "" if it is missing or has another type."""
     value = table.get(name)
     return value if isinstance(value, str) else ""
 
@@ -248,7 +249,7 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def part(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return an object field; empty if it is missing or has another type."""
+    """Return an object field. It is empty if the field is missing or has another type."""
     return mapping(table.get(name))
 
 
@@ -266,7 +267,7 @@ def number(table: Mapping[str, Any], name: str) -> int | None:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Return the text blocks of a message, joined by newlines."""
+    """Return a message's text blocks, joined with newlines."""
     return "\n".join(text for block in parts(message, "content") if (text := words(block, "text")))
 
 
@@ -276,10 +277,10 @@ def event(kind: EventKind, text: str = "", *, session_id: str = "", exit_code: i
 
 
 def denied_lines(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct denials, bounded in number and length."""
+    """Return the distinct denials, limited in number and length."""
     return tuple(dict.fromkeys(shorten(" ".join(line.split()), DENIED_CHARACTERS) for line in lines))[:DENIED_LINES]
 
 
 def local_now() -> datetime:
-    """Return the current time in the host's zone: agents report times of day without a zone."""
+    """Return the current time in the host's time zone. Agents report times of day without a zone."""
     return datetime.now(UTC).astimezone()

@@ -1,4 +1,4 @@
-"""Recorded traces of a delivery, and its limits."""
+"""A delivery's recorded traces and its limits."""
 
 import json
 import os
@@ -41,17 +41,18 @@ from tightloop.value import clip, shorten
 EVENTS_FILE = "events.jsonl"
 RECORD_BYTES = 20_000_000
 LINE_CHARACTERS = 4_000
-"""Limit of one message in the transcript."""
+"""Maximum length of one message in the transcript."""
 RUNS_KEPT = timedelta(days=7)
-"""Short, because artifacts for people are in the artifact store."""
+"""This is short because artifacts for people are in the artifact store."""
 RUNS_AT_MOST = 100
 RUN_LASTS = timedelta(days=1)
-"""Above `RUNS_AT_MOST` the oldest runs are removed earlier, but never one that may still be running."""
+"""If there are more than `RUNS_AT_MOST` runs, the oldest are removed earlier, but never one that may still be
+running."""
 SHORTEST_SECRET = 6
-"""Shorter secrets are not redacted: they would match parts of ordinary words."""
+"""Shorter secrets are not redacted, because they would match parts of ordinary words."""
 
 NEEDED = frozenset({EventKind.SESSION, EventKind.FINISHED})
-"""Events required to tell the end of a run after a crash."""
+"""Events that are needed after a crash to determine how the run ended."""
 _OUTCOME = "outcome.json"
 _TRANSCRIPT = "transcript.txt"
 _CUT = re.compile(r"\n\[\.\.\. \d+ bytes cut \.\.\.\]\n")
@@ -64,17 +65,17 @@ def run_folder(state_folder: Path, key: str) -> Path:
 
 
 def sweep_runs(state_folder: Path) -> int:
-    """Remove runs older than `RUNS_KEPT`, and the oldest of too many; return their number."""
+    """Remove runs older than `RUNS_KEPT` and the oldest excess runs, and return how many were removed."""
     return remove_old(state_folder / "runs", lambda newer: RUNS_KEPT if newer < RUNS_AT_MOST else RUN_LASTS)
 
 
 def looks_secret(variable: str) -> bool:
-    """Return whether a variable's name suggests a secret value."""
+    """Return whether a variable's name suggests that its value is secret."""
     return _LOOKS_SECRET.search(variable) is not None
 
 
 class Redaction:
-    """Replaces secrets in text, in plain and JSON-quoted form."""
+    """Replaces secrets in text, both as they are and in JSON-quoted form."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         plain = {secret for secret in secrets if len(secret) >= SHORTEST_SECRET}
@@ -89,7 +90,7 @@ class Redaction:
         return text
 
     def end_of(self, output: bytes, limit: int) -> str:
-        """Return about the last `limit` characters of output whose start may be cut inside a secret."""
+        """Return about the last `limit` characters of the output. Its start may be cut off inside a secret."""
         whole = output.decode("utf-8", "replace")
         cut = _CUT.match(whole)
         # With the remark in front, the start of the text could not be compared with the rest of a secret.
@@ -103,17 +104,17 @@ class Redaction:
 
 
 class Record:
-    """Event file of a run. Each line is written immediately, so that a crash of the worker loses none."""
+    """A run's event file. Each line is written immediately so that no line is lost if the worker crashes."""
 
     def __init__(self, path: Path) -> None:
-        """Truncate the file: the events of an earlier attempt have been read."""
+        """Truncate the file. The events of an earlier attempt have already been read."""
         private_folder(path.parent)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._left = RECORD_BYTES
         self._full = False
 
     def add(self, line: str, *, needed: bool) -> None:
-        """Append a line; a `needed` one, which tells the end of the run, is kept even beyond the limit."""
+        """Append a line. A `needed` line, which shows how the run ended, is kept even beyond the limit."""
         content = f"{line}\n".encode("utf-8", "replace")
         # A talkative agent must not fill the disk; the end of the run still has to be found after a crash.
         if len(content) > self._left and not needed:
@@ -135,10 +136,10 @@ class Record:
 
 
 class RunRecord:
-    """Traces of one delivery, with the agent's secrets redacted."""
+    """A delivery's traces, with the agent's secrets redacted."""
 
     def __init__(self, state_folder: Path, key: str, secrets: Iterable[str]) -> None:
-        """Delete the traces of an earlier attempt of the same delivery."""
+        """Delete the traces of an earlier attempt at the same delivery."""
         self.clean = Redaction(secrets)
         self._folder = run_folder(state_folder, key)
         self._transcript = BoundedOutput()
@@ -151,17 +152,17 @@ class RunRecord:
         self._transcript.add(f"{arrow} {shorten(self.clean(text), LINE_CHARACTERS)}\n".encode("utf-8", "replace"))
 
     def event(self, event: ExecutorEvent) -> None:
-        """Append an event durably, in case this worker dies."""
+        """Durably append an event in case this worker dies."""
         cleaned = event.evolve(text=self.clean(event.text))
         self._events.add(cleaned.model_dump_json(exclude_defaults=True), needed=event.kind in NEEDED)
 
     def close(self, outcome: ExecutorOutcome, errors: str, *, keep: bool) -> ExecutorOutcome:
-        """Return the outcome with its transcript, redacted.
+        """Return the outcome with its transcript, both redacted.
 
         Args:
-            outcome: outcome of the delivery.
-            errors: tail of the agent's standard error.
-            keep: also store the outcome for later attempts.
+            outcome: the delivery's outcome.
+            errors: the tail of the agent's standard error.
+            keep: whether to also store the outcome for later attempts.
         """
         self._events.close()
         if errors.strip():
@@ -214,11 +215,12 @@ def read_stored_session(state_folder: Path, key: str) -> str:
 
 
 LONGEST_WAIT_S = 20.0
-"""An agent that waits longer for its provider is stopped: the workflow waits cheaper, and can be paused."""
+"""An agent that waits longer than this for its provider is stopped. Waiting in the workflow is cheaper and can be
+paused."""
 
 
 class Stop(StrEnum):
-    """Reason for stopping an agent."""
+    """The reason for stopping an agent."""
 
     CANCELLED = "cancelled"
     WALL_LIMIT = "wall_limit"
@@ -229,18 +231,18 @@ class Stop(StrEnum):
     QUESTION = "question"
     """A person must be asked first."""
     FINISHED = "finished"
-    """It reported its end, but kept running."""
+    """The agent reported that its work was done but kept running."""
     GONE = "gone"
-    """It exited in mid-turn."""
+    """The agent exited in the middle of a turn."""
 
 
 class Bounds:
-    """Enforces the limits of a delivery on time, silence, events, model calls and provider waits."""
+    """Enforces a delivery's limits on time, silence, events, model calls and provider waits."""
 
     def __init__(self, choice: ExecutorChoice, gateway: Gateway | None) -> None:
         self.events = 0
         self.limit: LimitHit | None = None
-        """Provider limit that stopped the agent."""
+        """The provider limit that stopped the agent."""
         self._choice = choice
         self._gateway = gateway
         self._begun = self._alive = time.monotonic()
@@ -250,7 +252,7 @@ class Bounds:
         self._alive = time.monotonic()
 
     def check(self) -> Stop | None:
-        """Return the exceeded limit, or None."""
+        """Return the limit that was exceeded, or None."""
         now = time.monotonic()
         if now - self._begun >= self._choice.wall_limit_s:
             return Stop.WALL_LIMIT
@@ -274,7 +276,7 @@ class Bounds:
 
 
 def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) -> ExecutorOutcome | None:
-    """Return the outcome of a stopped delivery; None if the agent's own report decides."""
+    """Return the outcome of a stopped delivery, or None if the agent's own report decides."""
     match stop:
         case Stop.CANCELLED:
             return cancelled_outcome()
@@ -295,6 +297,6 @@ def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) 
 
 
 def limit_outcome(limit: LimitHit, message: str) -> ExecutorOutcome:
-    """Return the outcome of a delivery that ended at a provider limit."""
+    """Return the outcome of a delivery that ended because of a provider limit."""
     text = f"{limit.evidence}: {message}" if limit.evidence and limit.evidence not in message else message
     return limited_outcome(limit, clip(text, SUMMARY_CHARACTERS))

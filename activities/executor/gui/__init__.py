@@ -1,1 +1,1 @@
-"""Hand-off of plans to an editor's chat through its window."""
+"""Handing plans to the chat in an editor window."""

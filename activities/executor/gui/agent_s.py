@@ -1,4 +1,4 @@
-"""Locator of controls that asks a vision model through Agent S."""
+"""Finds controls on the screen by asking a vision model through Agent S."""
 
 import base64
 import json
@@ -16,17 +16,18 @@ from tightloop.value import shorten
 
 MODEL_S = 40.0
 LOCATE_S = 60.0
-"""Includes starting Python; its imports take up to 10 s on a busy machine."""
+"""This includes starting Python, whose imports take up to 10 s on a busy machine."""
 PROBE_S = 10.0
 WHAT = "the text input box of the AI chat, where one types a message to the agent"
 OPENAI_URL = "https://api.openai.com/v1"
 PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
-"""Worker variables that the helper gets. Not DISPLAY: it must not act on the screen."""
+"""Worker variables that are passed to the helper. DISPLAY is not passed, because the helper must not act on the
+screen."""
 
 
 @dataclass(frozen=True)
 class AgentS:
-    """Agent S in its own Python environment."""
+    """Agent S, installed in its own Python environment."""
 
     settings: AgentSSettings
     environ: Mapping[str, str]
@@ -35,7 +36,7 @@ class AgentS:
 
     @property
     def python(self) -> str:
-        """Path of its Python, unresolved: in a virtual environment it is a symlink."""
+        """The path of its Python. It is not resolved, because it is a symlink in a virtual environment."""
         return str(Path(self.settings.python).expanduser())
 
     def problem(self) -> str:
@@ -100,10 +101,10 @@ class AgentS:
 
 
 def size_of(png: bytes) -> tuple[int, int]:
-    """Return width and height of a PNG in pixels.
+    """Return the width and height of a PNG in pixels.
 
     Raises:
-        DriverError: it is not PNG.
+        DriverError: the data is not a PNG.
     """
     # PNG specification, 11.2.2: IHDR comes first.
     if not png.startswith(b"\x89PNG\r\n\x1a\n") or png[12:16] != b"IHDR":

@@ -1,8 +1,8 @@
-"""Asks Agent S for one point in a screenshot; run once per question by a Python with `gui-agents`.
+"""Asks Agent S for one point in a screenshot. It runs once per question, in a Python that has `gui-agents`.
 
-A separate process, because other parts of the package evaluate model output and retry for minutes: this one has no
-display and no secret but its key, and can be killed. Only the package's prompt, image and answer parsing are used
-(`OSWorldACI.generate_coords`, `resize_coordinates`), which evaluate nothing.
+This is a separate process because other parts of the package evaluate model output and retry for minutes. The process
+has no display and no secret except its key, and it can be killed. Only the package's prompt, image handling and
+response parsing are used (`OSWorldACI.generate_coords`, `resize_coordinates`), none of which evaluates anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def main() -> None:
-    """Answer the question on standard input with `{"x": ..., "y": ...}`; errors go to standard error as a sentence."""
+    """Answer the question on standard input with `{"x": ..., "y": ...}`. An error is a sentence on standard error."""
     request = json.load(sys.stdin)
     # The package prints debug output.
     with contextlib.redirect_stdout(sys.stderr):
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def locate(request: dict[str, Any]) -> dict[str, int]:
-    """Return the point in pixels of the screenshot."""
+    """Return the point in the screenshot's pixels."""
     from gui_agents.s3.agents.grounding import OSWorldACI  # pyright: ignore[reportMissingImports]
 
     size = {"width": request["width"], "height": request["height"]}
@@ -44,13 +44,13 @@ def locate(request: dict[str, Any]) -> dict[str, int]:
 
 
 class Once:
-    """Model client that asks once, replacing the package's own, which asks up to nine times."""
+    """Model client that asks once. It replaces the package's own client, which asks up to nine times."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._asked, self._used = request, False
 
     def __call__(self, messages: list[dict[str, Any]], **_options: Any) -> str:
-        """Return the answer; any error exits the process, because the package would retry."""
+        """Return the response. Any error exits the process, because the package would retry otherwise."""
         from openai import OpenAI
 
         if self._used:

@@ -22,12 +22,12 @@ from tightloop.value import Value
 PATTERN = "*/agent-transcripts/*/*.jsonl"
 RECENT_S = 86_400.0
 MOST_BYTES = 4_000_000
-"""Only the end of a transcript is read."""
+"""Only this much of the end of a transcript is read."""
 MOST_DEPTH = 6
 
 
 class TranscriptMessage(NamedTuple):
-    """One message of a transcript."""
+    """A message in a transcript."""
 
     role: str
     text: str
@@ -46,7 +46,7 @@ def find_conversation(root: Path, handoff_id: str) -> Path | None:
 
 
 def answer_to(path: Path, handoff_id: str) -> str:
-    """Return the agent's last message since a hand-off; "" if there is none, or a tool was used last."""
+    """Return the agent's last message since a hand-off, or "" if there is none or a tool was used last."""
     answer, has_begun = "", False
     for message in read_messages(path):
         if message.role == "user" and has_begun:
@@ -58,7 +58,7 @@ def answer_to(path: Path, handoff_id: str) -> str:
 
 
 def read_messages(path: Path) -> Iterator[TranscriptMessage]:
-    """Yield the messages at the end of a transcript, skipping other lines."""
+    """Yield the messages at the end of a transcript. Other lines are skipped."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -97,23 +97,23 @@ def _begins(message: TranscriptMessage, handoff_id: str) -> bool:
 
 PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
 BUSY_S = 3600.0
-"""An agent without events for longer is not waited for: its editor may have been closed."""
+"""If an agent has no events for longer than this, we stop waiting for it. Its editor may have been closed."""
 EXPECTED = 200
-"""Hand-offs whose folder the hook knows; the ledger keeps the same number."""
+"""Number of hand-offs whose folders the hook knows. The ledger keeps the same number."""
 
 
 class AgentEvent(Value):
-    """One event of a conversation."""
+    """An event in a conversation."""
 
     event: str
     handoff_id: str = ""
     text: str = ""
     status: str = ""
-    """Status of `stop`: `completed`, `aborted` or `error`."""
+    """The status of `stop`: `completed`, `aborted` or `error`."""
 
 
 class CursorEvents:
-    """Reads the files of the hooks, and Cursor's transcripts if no hook reported."""
+    """Reads the files that the hooks write, and Cursor's transcripts if no hook reported."""
 
     def __init__(
         self, folder: Path, transcripts: Path, *, guarded: bool = True, allow_unknown_roots: bool = False
@@ -123,7 +123,7 @@ class CursorEvents:
         self._allow_unknown_roots = allow_unknown_roots
 
     def expect(self, message: Message, root: str) -> None:
-        """Record the folder of a message for the hook `beforeSubmitPrompt`; see `Receipts.expect`."""
+        """Record a message's folder for the `beforeSubmitPrompt` hook; see `Receipts.expect`."""
         real_path = os.path.realpath(root)
         try:
             status = Path(real_path).stat()
@@ -172,7 +172,7 @@ class CursorEvents:
                     yield files
 
     def offer(self, message: Message) -> None:
-        """Leave the message for the hook `stop` of a conversation of the same episode; see `Receipts.offer`."""
+        """Leave the message for the `stop` hook of a conversation in the same episode; see `Receipts.offer`."""
         for files in self._active_conversations():
             records = [_read(path) or {} for path in files]
             handed = [str(record["handoff_id"]) for record in records if record.get("handoff_id")]
@@ -185,7 +185,7 @@ class CursorEvents:
                 return
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer; return whether the hook was faster; see `Receipts.taken`."""
+        """Withdraw an offer. Returns whether the hook was faster; see `Receipts.taken`."""
         folder = self._folder / "next"
         for path in _files(folder):
             if (_read(path) or {}).get("handoff_id") == handoff_id:
@@ -194,7 +194,7 @@ class CursorEvents:
         return (folder / f"{file_stem(handoff_id)}.taken").exists()
 
     def events_since(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
-        """Return the events of a conversation since a hand-off."""
+        """Return a conversation's events since a hand-off."""
         events = [
             AgentEvent.model_validate(event_fields)
             for path in _files(self._events(receipt))
@@ -204,7 +204,7 @@ class CursorEvents:
         return tuple(events[starts[0] + 1 :]) if starts else ()
 
     def note_limit(self, receipt: Receipt) -> None:
-        """Record that a limit ended the agent's turn, which no hook reports."""
+        """Record that a limit ended the agent's turn. No hook reports this."""
         content = json.dumps({"event": LIMIT, "conversation": receipt.conversation}).encode()
         if receipt.conversation:
             replace_file(private_folder(self._events(receipt)) / f"{time.time_ns():020d}-0.json", content)
@@ -227,7 +227,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def mtime_of(path: Path) -> int:
-    """Return the mtime of a file in ns; 0 if it cannot be read."""
+    """Return a file's mtime in ns, or 0 if the file cannot be read."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -242,17 +242,17 @@ INSTALL = "tightloop hooks install"
 
 
 def hooks_file() -> Path:
-    """Return the user's own hooks file, which applies to all projects and is part of none."""
+    """Return the user's own hooks file, which applies to all projects but belongs to none of them."""
     return home_folder() / ".cursor" / "hooks.json"
 
 
 def hook_command() -> str:
-    """Return the command line that Cursor runs; both paths are absolute, because Cursor has its own PATH."""
+    """Return the command line that Cursor runs. Both paths are absolute because Cursor has its own PATH."""
     return shlex.join((sys.executable, "-I", str(gui_folder() / SCRIPT), str(gui_folder() / "hooks")))
 
 
 def hooks_problem() -> str:
-    """Return the reason why Cursor does not run our current hook for every event, or ""."""
+    """Return why Cursor does not run our current hook for every event, or "" if it does."""
     try:
         hooks = _read_hooks(hooks_file()).get("hooks")
     except SettingsError as error:
@@ -271,10 +271,10 @@ def hooks_problem() -> str:
 
 
 def render_hooks(*, remove: bool = False) -> str:
-    """Return the new content of the file as JSON, preserving other entries.
+    """Return the file's new content as JSON. Other entries are preserved.
 
     Raises:
-        SettingsError: the file is not the JSON that Cursor documents.
+        SettingsError: the file does not contain the JSON that Cursor documents.
     """
     content = _read_hooks(hooks_file())
     lists = content.setdefault("hooks", {})
@@ -291,7 +291,7 @@ def render_hooks(*, remove: bool = False) -> str:
 
 
 def install(*, remove: bool = False) -> Path | None:
-    """Write the file and our script; return the backup of a previous file, if any.
+    """Write the file and our script. Returns the backup of the previous file, if there was one.
 
     Raises:
         SettingsError: the file cannot be read or written.

@@ -1,8 +1,8 @@
-"""Cursor hook: accepts each hand-off once, in its own folder, and records the agent's answers.
+"""Cursor hook that accepts each hand-off once, in its own folder, and records the agent's answers.
 
-Copied into the state home and run there by any Python from 3.8 on, so it uses the standard library only. It prints one
-JSON object and never blocks a user's prompt, even on errors; only a hand-off is blocked unless it was checked.
-Conversations without a hand-off are not recorded.
+The script is copied into the state home and run from there by any Python from 3.8 on, so it uses only the standard
+library. It prints one JSON object and never blocks a user's prompt, even on errors. Only a hand-off is blocked unless
+it was checked. Conversations without a hand-off are not recorded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 # As in tightloop.executor.handoff; a test compares them.
 MARKER = re.compile(r"\[tightloop handoff ([\w.:-]{1,120}/\d{1,9}/[0-9a-f]{8})\]")
 OFFER_S = 30.0
-"""Older offers may be outdated: the process that makes an offer polls every few seconds."""
+"""Older offers may be outdated, because the process that makes an offer polls every few seconds."""
 MOST_FOLLOW_UPS = 5
-"""Cursor's own `loop_limit`: further follow-ups in a row are ignored."""
+"""Cursor's own `loop_limit`. Further consecutive follow-ups are ignored."""
 MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
 MOST_ROOTS = 5
@@ -37,7 +37,7 @@ def stem(name: str) -> str:
 
 
 def write_new(target: Path, content: dict[str, Any]) -> bool:
-    """Write a new file atomically; return False if it exists."""
+    """Atomically write a new file. Returns False if it already exists."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
     try:
@@ -56,7 +56,7 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
 
 
 def is_folder(root: Any, expected: dict[str, Any]) -> bool:
-    """Return whether a root of the editor is the folder of a hand-off."""
+    """Return whether one of the editor's roots is a hand-off's folder."""
     if not isinstance(root, str) or not Path(root).is_absolute():
         return False
     try:
@@ -70,7 +70,7 @@ def is_folder(root: Any, expected: dict[str, Any]) -> bool:
 
 
 def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
-    """Return the reason why a hand-off must not run in an event's window, or "" for the right one."""
+    """Return why a hand-off must not run in the event's window, or "" if it is the right one."""
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
 
 
 def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
-    """Record one event and return the answer to Cursor."""
+    """Record one event and return the response to Cursor."""
     kind, conversation = str(event.get("hook_event_name", "")), str(event.get("conversation_id", ""))
     events = folder / "events" / stem(conversation)
     record = {"event": kind, "conversation": conversation, "generation": str(event.get("generation_id", ""))}
@@ -119,7 +119,7 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Return the agent's next prompt, if it was offered a moment ago and for this window's folder."""
+    """Return the agent's next prompt if it was offered a moment ago for this window's folder."""
     offer = folder / "next" / f"{name}.json"
     try:
         decoded = json.loads(offer.read_text(encoding="utf-8"))
@@ -133,7 +133,7 @@ def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer one event on standard input."""
+    """Respond to one event on standard input."""
     os.umask(0o077)
     answer: dict[str, Any] = {"continue": True}
     text = ""

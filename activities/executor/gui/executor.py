@@ -64,20 +64,20 @@ from tightloop.value import shorten
 NAME = "cursor-gui"
 POLL_S = 0.3
 QUIET_S = 10.0
-"""After this long without events, the screen is checked for the notice of a limit."""
+"""After this long without events, the screen is checked for a limit notice."""
 HOOKED_QUIET_S = 60.0
-"""The same if hooks report the end of a turn: until then the agent may be running a long command."""
+"""The same if hooks report the end of a turn. Until then, the agent may be running a long command."""
 TRANSCRIPT_QUIET_S = 30.0
-"""A transcript has no end marker: this long without a change counts as the end."""
+"""A transcript has no end marker, so this long without a change counts as the end."""
 SCREEN_TEXTS = 12
-"""Number of last texts to read if the hand-off itself has scrolled out of the window."""
+"""Number of texts to read from the end if the hand-off itself has scrolled out of the window."""
 SHORTEST_ANSWER = 12
-"""Minimum length of a window text to match it with the agent's answer."""
+"""Minimum length of a window text for matching it with the agent's answer."""
 
 
 @dataclass(frozen=True)
 class OutcomeWaiter:
-    """Waits for the end of one hand-off."""
+    """Waits for a hand-off to end."""
 
     order: WorkOrder
     receipt: Receipt
@@ -91,7 +91,7 @@ class OutcomeWaiter:
     sleep: Callable[[float], None] = time.sleep
 
     def wait(self) -> ExecutorOutcome:
-        """Return the outcome of the work; the agent continues in its window whatever happens to this process."""
+        """Return the outcome of the work. The agent continues in its window whatever happens to this process."""
         started_at = changed = checked_at = self.now()
         last: tuple[int, int] | None = None
         while True:
@@ -128,7 +128,7 @@ class OutcomeWaiter:
             self.sleep(POLL_S)
 
     def _outcome_by_events(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
-        """Return the outcome by the hooks' events; None while the agent is working."""
+        """Return the outcome based on the hooks' events, or None while the agent is working."""
         ours: list[AgentEvent] = []
         for event in events:
             # Another user's prompt in the same conversation: everything after it is unrelated.
@@ -152,15 +152,15 @@ class OutcomeWaiter:
         return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)
 
     def _transcript(self) -> str:
-        """Return the agent's last message, if only its transcript reports it, or ""."""
+        """Return the agent's last message if only its transcript reports it, or ""."""
         if self.receipt.source != "transcript":
             return ""
         return answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
 
     def _limit_on_screen(self, answers: Sequence[str]) -> LimitHit | None:
-        """Return the limit whose notice the window shows below the hand-off and the agent's answers.
+        """Return the limit if the window shows its notice below the hand-off and the agent's answers.
 
-        Low confidence: repository text printed by a tool can look the same.
+        The confidence is low, because repository text printed by a tool can look the same.
         """
         try:
             windows = [window for window in self.driver.windows() if self.target.matches(window.app, window.title)]
@@ -211,7 +211,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
     """Write a plan, replacing earlier ones, and return its path relative to the tree. Idempotent.
 
     Raises:
-        ExecutorError: the folder is a symlink that leads elsewhere, or cannot be written.
+        ExecutorError: the folder is a symlink that leads elsewhere, or it cannot be written.
     """
     folder = root.joinpath(*FOLDER)
     try:
@@ -231,7 +231,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
 
 
 def remove_plan(root: Path, name: str) -> None:
-    """Delete a plan, and the folders after the last one."""
+    """Delete a plan. The folders are also deleted after the last plan."""
     folder = root.joinpath(*FOLDER)
     with suppress(OSError):
         (folder / name).unlink(missing_ok=True)
@@ -243,24 +243,24 @@ def remove_plan(root: Path, name: str) -> None:
 
 RETRY_S = 2.0
 REFUSED_S = 120.0
-"""Wait for a missing window, a locked screen or a draft, before a person is asked."""
+"""How long to wait while a window is missing, the screen is locked or a draft is present before asking a person."""
 CONTINUE = "Continue where you stopped, and carry the plan out to its end."
 
 
 @dataclass(frozen=True)
 class CursorGuiExecutor(Executor):
-    """Drives one window at a time; checks the window before every key."""
+    """Drives one window at a time and checks the window before every key."""
 
     settings: WindowSettings
     folder: Path
-    """Folder of the ledger, the lock and the hooks' records."""
+    """The folder for the ledger, the lock and the hooks' records."""
     open_driver: Callable[[WindowSettings], Driver]
     refused_s: float = REFUSED_S
     patience_s: float = PATIENCE_S
     transcript_quiet_s: float = TRANSCRIPT_QUIET_S
     locator: Locator | None = None
     may_see_window: Callable[[str], bool] = lambda _workspace: True
-    """Returns whether the locator's model may see the window of a workspace."""
+    """Returns whether the locator's model may see a workspace's window."""
 
     def availability(self) -> Availability:
         try:
@@ -282,15 +282,15 @@ class CursorGuiExecutor(Executor):
         return "the agent in the editor's window works outside our sandbox"
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
-        """Return whether the hand-off has started: the ledger then allows continuing without a second one."""
+        """Return whether the hand-off has started. If so, the ledger allows continuing without a second one."""
         del state_folder
         return self._ledger.get(self._identity(order)) is not None
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Hand over the plan exactly once, and wait for the outcome.
+        """Hand over the plan exactly once and wait for the outcome.
 
         Raises:
-            ExecutorError: the options are invalid, the ledger cannot be read, or there is no desktop.
+            ExecutorError: the options are invalid, the ledger cannot be read or there is no desktop.
         """
         del state_folder
         options = read_options(CursorGuiOptions, order.executor, NAME)
@@ -370,7 +370,7 @@ class CursorGuiExecutor(Executor):
                 return fatal_outcome(f"nothing was handed over: {result.reason}", ErrorKind.CONFIG)
 
     def _hand_over(self, hand_off: HandOff, message: Message, control: Control) -> HandOffResult:
-        """Retry until it is handed over or a retry is useless."""
+        """Retry until the plan is handed over or retrying is useless."""
         end = time.monotonic() + self.refused_s
         while True:
             result = hand_off.deliver(message)
@@ -393,7 +393,7 @@ class CursorGuiExecutor(Executor):
         return handoff_id(order.key, order.episode_id, order.iteration)
 
     def _receipt_problems(self) -> tuple[str, ...]:
-        """Return the reasons why no hook or transcript would report the agent's work; empty if one does."""
+        """Return the reasons why no hook or transcript would report the agent's work. Empty if one does."""
         if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()
         problem = hooks_problem()

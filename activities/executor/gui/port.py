@@ -1,4 +1,4 @@
-"""Interfaces of the GUI executor, and its ledger of hand-offs."""
+"""The GUI executor's interfaces and its ledger of hand-offs."""
 
 import os
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from tightloop.value import Value
 
 
 class DriverError(ExecutorError):
-    """The desktop could not do or report something; a retry may succeed."""
+    """The desktop could not do or report something. A retry may succeed."""
 
 
 class NotPressedError(DriverError):
-    """No key was pressed: the screen is locked, or another program or window would have received it."""
+    """No key was pressed. The screen is locked, or another program or window would have received the key."""
 
 
 class Window(Value):
@@ -29,12 +29,12 @@ class Window(Value):
     id: str
     pid: int = 0
     app: str = ""
-    """Bundle id on macOS, window class on X11."""
+    """The bundle id on macOS or the window class on X11."""
     title: str = ""
 
 
 class Frame(Value):
-    """Position of a window on the screen, in click units: points on macOS, pixels on X11."""
+    """A window's position on the screen, in click units: points on macOS and pixels on X11."""
 
     x: int
     y: int
@@ -43,21 +43,21 @@ class Frame(Value):
 
 
 class Element(Value):
-    """Element with the keyboard focus."""
+    """The element that has the keyboard focus."""
 
     role: str
-    """`text` for all text inputs; otherwise the platform's own name."""
+    """`text` for all text inputs, otherwise the platform's own name."""
     label: str = ""
     text: str | None = None
-    """Entire content; None: unknown on this platform."""
+    """The entire content. None if it is unknown on this platform."""
     editable: bool = False
 
 
 class Health(Value):
-    """Readiness of a driver."""
+    """Whether a driver is ready."""
 
     problems: tuple[str, ...] = ()
-    """Obstacles, each with a fix; empty if there are none."""
+    """Obstacles, each with how to fix it. Empty if there are none."""
     version: str = ""
 
     @property
@@ -66,7 +66,7 @@ class Health(Value):
 
 
 class Driver(Protocol):
-    """One desktop. Blocking, one thread at a time; every call takes seconds at most.
+    """A desktop. Calls block, and only one thread may call at a time. Every call takes seconds at most.
 
     All methods except `preflight` raise DriverError.
     """
@@ -74,7 +74,7 @@ class Driver(Protocol):
     name: str
 
     def preflight(self) -> Health:
-        """Return the readiness: permissions, display, screen lock, secure input."""
+        """Return whether the desktop is ready: permissions, display, screen lock and secure input."""
         ...
 
     def windows(self) -> tuple[Window, ...]:
@@ -82,31 +82,31 @@ class Driver(Protocol):
         ...
 
     def activate(self, window: Window) -> None:
-        """Request that a window come to the front; poll `active` for the result."""
+        """Request that a window come to the front. Poll `active` for the result."""
         ...
 
     def active(self) -> Window | None:
-        """Return the window that receives keys."""
+        """Return the window that receives key presses."""
         ...
 
     def focused_element(self) -> Element | None:
-        """Return the focused element of the active window; None if there is none, or it is unknown."""
+        """Return the active window's focused element, or None if there is none or it is unknown."""
         ...
 
     def clipboard(self) -> str | None:
-        """Return the text on the clipboard; None if it has no text."""
+        """Return the clipboard's text, or None if it has no text."""
         ...
 
     def set_clipboard(self, text: str) -> None:
-        """Put a text on the clipboard."""
+        """Put text on the clipboard."""
         ...
 
     def press(self, chord: str, window: Window | None = None) -> None:
-        """Press keys together, such as `mod+v` (Command on macOS, Control elsewhere), `enter` or `right`.
+        """Press keys together, for example `mod+v` (Command on macOS, Control elsewhere), `enter` or `right`.
 
         Args:
-            chord: key names joined by `+`.
-            window: window that must have the keyboard at that moment; None: any.
+            chord: key names joined with `+`.
+            window: the window that must have the keyboard at that moment. None allows any.
 
         Raises:
             NotPressedError: the screen is locked, another program has grabbed the keyboard, or another window has it.
@@ -118,11 +118,11 @@ class Driver(Protocol):
         ...
 
     def frame(self, window: Window) -> Frame:
-        """Return the position of a window."""
+        """Return a window's position."""
         ...
 
     def picture(self, frame: Frame) -> bytes:
-        """Return a PNG screenshot of a frame; it may have more pixels than the frame has points."""
+        """Return a PNG screenshot of a frame. It may have more pixels than the frame has points."""
         ...
 
     def click(self, x: int, y: int) -> None:
@@ -130,11 +130,14 @@ class Driver(Protocol):
         ...
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return the texts shown in a window, from its accessibility tree, in order, bounded; may be empty."""
+        """Return a window's visible texts from its accessibility tree, in order.
+
+        The list is bounded and may be empty.
+        """
         ...
 
     def close(self) -> None:
-        """Stop everything that the driver started."""
+        """Stop everything that the driver has started."""
         ...
 
 
@@ -142,40 +145,40 @@ class Locator(Protocol):
     """Finds the chat box in a screenshot."""
 
     def problem(self) -> str:
-        """Return the reason why it is unavailable, with a fix, or ""."""
+        """Return why the locator is unavailable and how to fix it, or "" if it is available."""
         ...
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
-        """Return a point in the frame; asks a model once, for seconds at most.
+        """Return a point in the frame. This asks a model once and takes seconds at most.
 
         Raises:
-            DriverError: there is no answer, or it is not a point in the frame.
+            DriverError: there is no answer, or the answer is not a point in the frame.
         """
         ...
 
 
 class Receipts(Protocol):
-    """Reports of the agent's side about hand-offs."""
+    """Reports about hand-offs from the agent's side."""
 
     @property
     def guarded(self) -> bool:
-        """True if the agent's side rejects a repeated hand-off."""
+        """Return whether the agent's side rejects a repeated hand-off."""
         ...
 
     def expect(self, message: Message, root: str) -> None:
-        """Record the folder of a message before anything is pasted; clears an earlier refusal.
+        """Record a message's folder before anything is pasted. This clears an earlier refusal.
 
         Raises:
-            ExecutorError: there is no such folder.
+            ExecutorError: the folder does not exist.
         """
         ...
 
     def find(self, handoff_id: str) -> Receipt | None:
-        """Return the receipt of a hand-off, or None."""
+        """Return a hand-off's receipt, or None."""
         ...
 
     def refusal(self, handoff_id: str) -> str:
-        """Return the reason why the hook rejected a hand-off in its window, or ""."""
+        """Return why the hook rejected a hand-off in its window, or ""."""
         ...
 
     def busy(self) -> bool:
@@ -183,16 +186,16 @@ class Receipts(Protocol):
         ...
 
     def offer(self, message: Message) -> None:
-        """Offer a message that the agent's side takes at the end of its turn, if it works on the same episode."""
+        """Offer a message. The agent's side takes it at the end of its turn if it works on the same episode."""
         ...
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer; return whether it had been taken."""
+        """Withdraw an offer. Returns whether it had already been taken."""
         ...
 
 
 class Entry(Value):
-    """Ledger entry of a hand-off."""
+    """A hand-off's ledger entry."""
 
     id: str
     state: HandOffState
@@ -201,14 +204,14 @@ class Entry(Value):
 
 
 class Ledger(Protocol):
-    """Durable record of hand-offs on this host; survives a power loss."""
+    """Durable record of this host's hand-offs. It survives a power loss."""
 
     def get(self, handoff_id: str) -> Entry | None:
-        """Return the last entry of a hand-off, or None."""
+        """Return a hand-off's last entry, or None."""
         ...
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
-        """Record the state of a hand-off durably, before anything else happens."""
+        """Durably record a hand-off's state before anything else happens."""
         ...
 
     def texts(self) -> Iterator[str]:
@@ -217,17 +220,17 @@ class Ledger(Protocol):
 
 
 ENTRIES_LIMIT = 200
-"""Number of entries kept; the outbox remembers deliveries for longer."""
+"""Number of entries to keep. The outbox remembers deliveries for longer."""
 LEFTOVERS = 20
 
 
 def gui_folder() -> Path:
-    """Return the shared folder of this host's hand-offs."""
+    """Return the folder shared by all of this host's hand-offs."""
     return state_home() / "gui"
 
 
 class FileLedger:
-    """A ledger in a folder."""
+    """A ledger stored in a folder."""
 
     def __init__(self, folder: Path, limit: int = ENTRIES_LIMIT) -> None:
         self._folder, self._kept = folder, limit
@@ -236,7 +239,7 @@ class FileLedger:
         """Return a hand-off, or None.
 
         Raises:
-            ExecutorError: its entry cannot be read, so it is unknown whether Enter was pressed.
+            ExecutorError: the entry cannot be read, so it is unknown whether Enter was pressed.
         """
         path = self._path(handoff_id)
         try:

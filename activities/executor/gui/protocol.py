@@ -1,6 +1,7 @@
-"""Hand-off protocol: each step is checked, and any deviation before Enter aborts without submitting.
+"""Hand-off protocol. Each step is checked, and any deviation before Enter aborts without submitting.
 
-Measured for comparison: blind pasting failed in 2 % of hand-offs to an idle window, and sent plans into other programs.
+For comparison, blind pasting was measured to fail in 2 % of hand-offs to an idle window, and it sent plans to other
+programs.
 """
 
 import time
@@ -37,11 +38,11 @@ from tightloop.executor.handoff import (
 from tightloop.value import shorten
 
 TRIES = 6
-"""Number of paste or look attempts before giving up, including those that find another window in front."""
+"""Number of attempts to paste or look before giving up. Attempts that find another window in front also count."""
 ACTIVATE_S = 2.0
 FOCUS_S = 1.0
 PASTE_S = 3.0
-"""10 kB were in VS Code's box after 2.4 s at p95."""
+"""At p95, 10 kB were in VS Code's box after 2.4 s."""
 PENDING_S = 1.0
 SETTLE_S = 0.15
 POLL_S = 0.05
@@ -61,7 +62,7 @@ _UNDECIDED = {
 
 
 class HandOffRefusedError(Exception):
-    """The hand-off ends here, before Enter."""
+    """The hand-off ends here, before Enter is pressed."""
 
     def __init__(self, reason: str, *, retryable: bool = False) -> None:
         super().__init__(reason)
@@ -70,7 +71,7 @@ class HandOffRefusedError(Exception):
 
 @dataclass
 class HandOff:
-    """Hands one message to the agent in one window: submitted exactly once, or a person is asked."""
+    """Hands one message to the agent in one window. It is submitted exactly once, or a person is asked."""
 
     driver: Driver
     ledger: Ledger
@@ -83,14 +84,14 @@ class HandOff:
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
     locator: Locator | None = None
-    """Asked once per hand-off, if keys do not bring the focus into the box."""
+    """The locator, which is asked once per hand-off if keys do not move the focus into the box."""
     _located: str = field(default="", init=False)
-    """Error of the locator, for the message; "" if it was not asked."""
+    """The locator's error, for use in the message. Empty if the locator was not asked."""
     _blocked: str = field(default="", init=False)
-    """Reason why Enter could not be pressed last time."""
+    """The reason why Enter could not be pressed last time."""
 
     def deliver(self, message: Message) -> HandOffResult:
-        """Hand the message over. After a crash at any point it can be called again with the same message.
+        """Hand over the message. After a crash at any point, this can be called again with the same message.
 
         Raises:
             ExecutorError: the ledger cannot be read, or the project has no folder.
@@ -153,7 +154,7 @@ class HandOff:
     # -- the window and the box -----------------------------------------------------------------------
 
     def _find(self) -> Window:
-        """Return the window; searched each time, because titles change with the file shown."""
+        """Return the window. It is searched each time because titles change with the file shown."""
         windows = self.driver.windows()
         matches = [window for window in windows if self.target.matches(window.app, window.title)]
         if len(matches) == 1:
@@ -170,7 +171,7 @@ class HandOff:
         )
 
     def _focus_box(self) -> tuple[Window, Element]:
-        """Focus the chat box and return it with its window; presses no key in any other window."""
+        """Focus the chat box and return it with its window. No key is pressed in any other window."""
         window = self._find()
         if not self._is_active(window):
             self.driver.activate(window)
@@ -196,7 +197,7 @@ class HandOff:
         )
 
     def _click_box(self, window: Window) -> Element | None:
-        """Click where the locator sees the chat box; return the box if it got the focus."""
+        """Click where the locator sees the chat box. Returns the box if it got the focus."""
         # Once per hand-off, because each look costs a model call.
         if self.locator is None or self._located or not self._is_active(window):
             return None
@@ -225,7 +226,7 @@ class HandOff:
         return active is not None and active.id == window.id
 
     def _read_box(self, window: Window, message: Message) -> BoxState | None:
-        """Return the state of the box; None if it does not have the focus."""
+        """Return the box's state, or None if it does not have the focus."""
         if not self._is_active(window) or (element := self._box()) is None:
             return None
         if element.text is None:
@@ -238,10 +239,10 @@ class HandOff:
     # -- before Enter ---------------------------------------------------------------------------------
 
     def _enter_text(self, message: Message, *, pending: bool) -> None:
-        """Bring exactly this text into the box; if `pending`, an earlier paste may still arrive.
+        """Get exactly this text into the box. If `pending`, an earlier paste may still arrive.
 
         Raises:
-            Refused: it did not work, or the box contains a person's draft.
+            HandOffRefusedError: this did not work, or the box contains a person's draft.
         """
         pasted, again = pending, pending
         last = HandOffRefusedError("the text did not arrive in the chat box as it was sent", retryable=True)
@@ -265,12 +266,12 @@ class HandOff:
         raise last
 
     def _is_stable(self, window: Window, message: Message) -> bool:
-        """Return whether the text stays for a while: after two pastes, the second may still arrive."""
+        """Return whether the text stays unchanged for a while. After two pastes, the second may still arrive."""
         self._until(lambda: self._read_box(window, message) is not BoxState.OURS, PENDING_S)
         return self._read_box(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
-        """Take a step towards the wanted content; return whether our paste may be in the box now."""
+        """Take one step towards the desired content. Returns whether our paste may be in the box now."""
         match state:
             case BoxState.EMPTY:
                 # A late paste must not collide with another one.
@@ -295,7 +296,7 @@ class HandOff:
                 return pasted
 
     def _paste(self, window: Window, message: Message) -> bool:
-        """Paste and wait for the text; return whether the keys were pressed."""
+        """Paste and wait for the text. Returns whether the keys were pressed."""
         self.driver.set_clipboard(message.text)
         # The new clipboard owner may need a moment to answer.
         if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
@@ -311,7 +312,7 @@ class HandOff:
         return True
 
     def _clear(self, window: Window, message: Message) -> None:
-        """Delete our own text; call it only if that is the whole content of the box."""
+        """Delete our own text. Call this only if that is the box's entire content."""
         # A slow box still shows the submitted text, and clears itself.
         if self._until(lambda: self._read_box(window, message) not in _REMOVABLE, PASTE_S):
             return
@@ -321,7 +322,10 @@ class HandOff:
             self.sleep(SETTLE_S)
 
     def _press(self, window: Window, chord: str) -> bool:
-        """Press keys if the window is in front; the driver checks again, and refuses without the keyboard."""
+        """Press keys if the window is in front.
+
+        The driver checks again and refuses if the window lacks the keyboard.
+        """
         if not self._is_active(window):
             return False
         self.driver.press(chord, window)
@@ -330,7 +334,7 @@ class HandOff:
     # -- from Enter on --------------------------------------------------------------------------------
 
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
-        """Press Enter until the agent has the text; pastes nothing. `enters` is 1 if their number is unknown."""
+        """Press Enter until the agent has the text. Nothing is pasted. `enters` is 1 if the number is unknown."""
         box = BoxState.OURS if enters == 0 else None
         since = checked_at = self.now()
         while True:
@@ -368,7 +372,7 @@ class HandOff:
                 checked_at = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
-        """Delete the text that the hook rejected, if it is still in the box; it may be handed over again."""
+        """Delete the text that the hook rejected if it is still in the box. It may be handed over again."""
         with suppress(HandOffRefusedError, DriverError):
             window, _element = self._focus_box()
             if self._read_box(window, message) is BoxState.OURS:
@@ -378,7 +382,7 @@ class HandOff:
         return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
 
     def _press_enter(self, message: Message) -> bool:
-        """Press Enter if the focused box still has the text; return whether it may have been pressed."""
+        """Press Enter if the focused box still contains the text. Returns whether it may have been pressed."""
         try:
             window, _element = self._focus_box()
             if self._read_box(window, message) is not BoxState.OURS or not self._press(window, "right"):

@@ -1,4 +1,4 @@
-"""An agent's connection to the gateway: HTTP/1.1, one request at a time."""
+"""An agent's connection to the gateway. It uses HTTP/1.1, with one request at a time."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,10 +12,10 @@ from tightloop.host.identity import BODY_SECONDS, HEAD_SECONDS
 
 LARGEST_REQUEST_BYTES = 64 * 2**20
 ALL_REQUESTS_BYTES = 4 * LARGEST_REQUEST_BYTES
-"""For all connections of a gateway together: any process on the host can send requests."""
+"""Limit for all of a gateway's connections together, because any process on the host can send requests."""
 LARGEST_HEAD_BYTES = 64 * 2**10
 IDLE_S = 600.0
-"""Longest silence of an agent between calls on one connection, and longest stall of a write."""
+"""How long an agent may be silent between calls on one connection, and how long a write may stall."""
 LINGER_S = 2.0
 _READ_BYTES = 64 * 2**10
 
@@ -25,20 +25,20 @@ class AgentGoneError(Exception):
 
 
 class TooLargeError(Exception):
-    """A request body exceeds its limit, or all of them together do."""
+    """A request body exceeds its limit, or all bodies together exceed theirs."""
 
 
 class ByteBudget:
-    """Byte budget for the requests that a gateway holds."""
+    """Byte budget for the requests that a gateway holds in memory."""
 
     def __init__(self) -> None:
         self._left = ALL_REQUESTS_BYTES
 
     def reserve(self, size: int) -> None:
-        """Reserve bytes; a negative size returns them.
+        """Reserve bytes. A negative size returns them.
 
         Raises:
-            TooLargeError: fewer are left.
+            TooLargeError: fewer bytes are left.
         """
         if size > self._left:
             raise TooLargeError
@@ -46,7 +46,7 @@ class ByteBudget:
 
 
 class AgentConnection:
-    """Reads requests and writes answers. Belongs to the event loop of its gateway."""
+    """Reads requests and writes responses. It belongs to its gateway's event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: ByteBudget) -> None:
         self._budget = budget
@@ -58,11 +58,11 @@ class AgentConnection:
         self._has_asked = False
 
     async def request(self) -> Request | None:
-        """Return the next request; None after the last.
+        """Return the next request, or None after the last one.
 
         Raises:
-            AgentGoneError: the input is not HTTP, or ended in mid-request.
-            TooLargeError: the body exceeds `LARGEST_REQUEST_BYTES`, or all together exceed `ALL_REQUESTS_BYTES`.
+            AgentGoneError: the input is not HTTP, or it ended in the middle of a request.
+            TooLargeError: the body exceeds `LARGEST_REQUEST_BYTES`, or all bodies together exceed `ALL_REQUESTS_BYTES`.
         """
         self._release_bytes()
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
@@ -93,7 +93,7 @@ class AgentConnection:
         return Request(method=method, target=target, headers=headers, body=body)
 
     async def run_while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine, cancelling it as soon as the agent hangs up.
+        """Run a coroutine and cancel it as soon as the agent hangs up.
 
         Raises:
             AgentGoneError: the agent hung up.
@@ -124,21 +124,21 @@ class AgentConnection:
         await self._send(h11.EndOfMessage())
 
     async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """Send a complete answer of the gateway itself."""
+        """Send a complete response from the gateway itself."""
         fixed = (("content-type", "application/json"), ("content-length", str(len(body))))
         await self.begin(status, (*fixed, *headers))
         await self.write(body)
         await self.finish()
 
     async def linger(self) -> None:
-        """Read further input for a moment: a reset would discard the answer before the agent reads it."""
+        """Read more input for a moment. A reset would discard the response before the agent reads it."""
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(LINGER_S):
                 while await self._reader.read(_READ_BYTES):
                     pass
 
     def abort(self) -> None:
-        """Cut the connection, so that a partial answer is recognisable as incomplete."""
+        """Cut the connection so that a partial response can be recognised as incomplete."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
@@ -175,7 +175,7 @@ class AgentConnection:
         return event
 
     async def _wait_for_hang_up(self) -> None:
-        """Wait until the agent closes its end; a little early input is kept for the next request."""
+        """Wait until the agent closes its end. A little early input is kept for the next request."""
         early = 0
         with suppress(OSError):
             while early <= LARGEST_HEAD_BYTES and (data := await self._reader.read(_READ_BYTES)):

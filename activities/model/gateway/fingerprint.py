@@ -20,13 +20,13 @@ HOP_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer",
     "transfer-encoding", "upgrade", "host", "expect",
 })  # fmt: skip
-"""Headers that concern a single connection (RFC 9110, 7.6.1)."""
+"""Headers that apply to a single connection only (RFC 9110, 7.6.1)."""
 
 Headers = tuple[tuple[str, str], ...]
 
 
 class NoAnswerError(Exception):
-    """No answer came: `status` is the gateway's own, `was_sent` is False if the provider was never contacted."""
+    """No response came. `status` is the gateway's own. `was_sent` is False if the provider was never contacted."""
 
     def __init__(self, status: int, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)
@@ -36,52 +36,52 @@ class NoAnswerError(Exception):
 
 
 class BrokenOffError(Exception):
-    """An answer ended before it was complete."""
+    """A response ended before it was complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Complete request of an agent."""
+    """A complete request from an agent."""
 
     method: str
     target: str
-    """Path and query as sent."""
+    """The path and query as they were sent."""
     headers: Headers = field(repr=False)
-    """As sent, with lower-case names."""
+    """The headers as they were sent, with lower-case names."""
     body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Request):
-    """Request that may go to the provider."""
+    """A request that may be sent to the provider."""
 
     route: Route
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Answer whose headers have arrived; the body is streamed."""
+    """A response whose headers have arrived. The body is streamed."""
 
     status: int
     headers: Headers
-    """Without hop-by-hop headers; lower-case names."""
+    """The headers with lower-case names, without hop-by-hop headers."""
     chunks: AsyncIterator[bytes]
     """May raise `BrokenOffError`."""
 
 
 class Source(Protocol):
-    """Source of answers: the provider, or a recording."""
+    """A source of responses: either the provider or a recording."""
 
     def answer(self, call: Call) -> AbstractAsyncContextManager[Answer]:
-        """Answer a call; leaving the context aborts it.
+        """Respond to a call. Leaving the context aborts it.
 
         Raises:
-            NoAnswerError: the provider gave no answer.
+            NoAnswerError: the provider did not respond.
         """
         ...
 
     async def close(self) -> None:
-        """Close connections and files."""
+        """Close all connections and files."""
 
 
 _CALLER_FIELDS = ("client_metadata", "metadata", "prompt_cache_key", "safety_identifier", "user")
@@ -91,9 +91,9 @@ _PATTERNS = tuple((re.compile(rule["text"], re.IGNORECASE), rule["mark"]) for ru
 
 
 def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
-    """Return the hex SHA-256 of a call: wire format, method, path, query and normalised body.
+    """Return a call's hex SHA-256, based on wire format, method, path, query and normalised body.
 
-    `volatile` lists paths that differ between runs, in a fixed order.
+    `volatile` lists the paths that differ between runs, in a fixed order.
     """
     try:
         body = json.loads(call.body) if call.body else None
@@ -108,7 +108,7 @@ def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
 
 
 def normalise(value: Any, volatile: Sequence[str]) -> Any:
-    """Return decoded JSON with placeholders for ids, dates, durations, counts and the given paths."""
+    """Return decoded JSON in which ids, dates, durations, counts and the given paths are replaced with placeholders."""
     if isinstance(value, dict):
         return {_plain(key, volatile): normalise(item, volatile) for key, item in value.items()}
     if isinstance(value, list):
@@ -117,7 +117,7 @@ def normalise(value: Any, volatile: Sequence[str]) -> Any:
 
 
 def marks(volatile: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each path with its placeholder, longest first because one may contain another."""
+    """Return each path with its placeholder. The longest come first because one path may contain another."""
     pairs = [(path.rstrip("/"), f"<volatile-{number}>") for number, path in enumerate(volatile)]
     return sorted((pair for pair in pairs if pair[0]), key=lambda pair: -len(pair[0]))
 
@@ -131,13 +131,13 @@ def _plain(text: str, volatile: Sequence[str]) -> str:
 
 
 LARGEST_BODY_BYTES = 32 * 2**20
-"""Larger answers are passed on but not recorded."""
+"""Larger responses are passed on but not recorded."""
 _RECORDED_HEADERS = ("content-type", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
          "x-should-retry", "request-id", "x-request-id")  # fmt: skip
 
 
 class Recorder:
-    """A source that records the answers of another source."""
+    """A source that records another source's responses."""
 
     def __init__(self, spec: GatewaySpec, source: Source, path: Path) -> None:
         """Open the recording for appending.
@@ -160,7 +160,7 @@ class Recorder:
 
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
-        """Answer a call and record it, unless the agent aborts it. See `Source`."""
+        """Respond to a call and record the response, unless the agent aborts the call. See `Source`."""
         if self._broken:
             raise NoAnswerError(HTTPStatus.INSUFFICIENT_STORAGE, self._broken, was_sent=False)
         try:
@@ -218,13 +218,16 @@ class Recorder:
 
 
 class Player:
-    """A source that answers only from a recording; equal calls are answered in recorded order."""
+    """A source that responds only from a recording.
+
+    Equal calls are answered in the order in which they were recorded.
+    """
 
     def __init__(self, spec: GatewaySpec, path: Path) -> None:
         """Load the recording.
 
         Raises:
-            ExecutorError: it is missing or incomplete.
+            ExecutorError: the recording is missing or incomplete.
         """
         self._spec = spec
         self._path = path
@@ -260,7 +263,7 @@ class Player:
         yield Answer(status=line["status"], headers=headers, chunks=self._chunks(line))
 
     async def close(self) -> None:
-        """Do nothing: no file is kept open."""
+        """Do nothing, because no file is kept open."""
 
     async def _chunks(self, line: Mapping[str, Any]) -> AsyncIterator[bytes]:
         for chunk in line["chunks"]:

@@ -21,15 +21,15 @@ from tightloop.executor.limit import LimitSignal, detect
 from tightloop.executor.model import Usage
 
 LARGEST_EVENT_BYTES = 8 * 2**20
-"""A larger event or body is passed on without being parsed."""
+"""Larger events and bodies are passed on without being parsed."""
 BYTES_PER_TOKEN = 4
 _LAST = re.compile(rb'"type": ?"(?:response\.completed|message_stop)"')
 _RELEVANT_MARKERS = (b'"usage', b'"error"', b'"finish_reason":"', b'"finish_reason": "')
-"""Markers of the events to parse; most events only hold a piece of text."""
+"""Strings that mark the events to parse. Most events only contain a piece of text."""
 
 
 class AnswerReader:
-    """Parses one answer of a provider, chunk by chunk."""
+    """Parses a provider's response chunk by chunk."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.streamed = headers.get("content-type", "").lower().startswith("text/event-stream")
@@ -40,9 +40,9 @@ class AnswerReader:
         self._size = 0
         self._events = 0
         self.finished = False
-        """True after the event that ends a successful answer; not every wire format has one."""
+        """True after the event that ends a successful response. Not every wire format has such an event."""
         self.error: Any = None
-        """Body of an error that ended a stream after a good start."""
+        """The body of an error that ended a stream after it had started successfully."""
         self.model = ""
         self.response_id = ""
         self.finish_reason = ""
@@ -60,7 +60,7 @@ class AnswerReader:
             self._readable = self.streamed
 
     def end(self) -> None:
-        """Parse the rest after the last chunk."""
+        """Parse the remaining data after the last chunk."""
         if self.streamed:
             # The last event of a stream may lack its empty line.
             self._held += b"\n"
@@ -73,9 +73,10 @@ class AnswerReader:
         return Usage(**self._counts)
 
     def tokens(self, request_bytes: int) -> int:
-        """Return input and output tokens; unreported ones are estimated on the high side.
+        """Return the input and output tokens. Unreported counts are estimated on the high side.
 
-        For the budget only: one token per `BYTES_PER_TOKEN` of the request and of a body, or per event.
+        The result is meant only for the budget. The estimate is one token per `BYTES_PER_TOKEN` of the request and of a
+        body, or one per event.
         """
         reported = self.usage()
         input_tokens, output_tokens = reported.input_tokens, reported.output_tokens
@@ -139,9 +140,9 @@ def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
-    """Return the token counts of an event or a body of any wire format, as fields of `Usage`.
+    """Return the token counts in an event or a body of any wire format, as the fields of `Usage`.
 
-    Anthropic's input excludes tokens read from and written to the cache; for the others it includes them.
+    Anthropic's input count excludes tokens read from and written to the cache. The other formats include them.
     """
     for holder in (event, event.get("response"), event.get("message")):
         if not isinstance(holder, dict):
@@ -154,7 +155,7 @@ def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _counts(google: Any, usage: Any) -> tuple[int | None, int | None, int | None] | None:
-    """Return input, cached and output tokens of any wire format; None if there is no usage."""
+    """Return the input, cached and output tokens for any wire format, or None if there is no usage."""
     if isinstance(google, dict):
         return (
             _sum(google, "promptTokenCount", "toolUsePromptTokenCount"),
@@ -189,12 +190,12 @@ def _sum(holder: Mapping[str, Any], *names: str) -> int | None:
 
 
 UNREACHED = 0
-"""Status counted when the provider did not answer."""
+"""The status that is counted if the provider did not respond."""
 FAILED_FROM = 400
 
 
 class Meter:
-    """Counters of one gateway. Thread-safe."""
+    """A gateway's counters. Thread-safe."""
 
     def __init__(self, spec: GatewaySpec) -> None:
         self._spec = spec
@@ -210,7 +211,10 @@ class Meter:
             return self._counters
 
     def begin(self) -> int:
-        """Count a model call and return its number, starting at 1; 0 if the budget is spent, without counting."""
+        """Count a model call and return its number, starting at 1.
+
+        If the budget is spent, return 0 and do not count.
+        """
         with self._lock:
             if self._describe_spent_budget():
                 self._note(budget_spent=True)
@@ -221,12 +225,12 @@ class Meter:
             return number
 
     def describe_spent_budget(self) -> str:
-        """Return the exhausted budget in a sentence, or ""."""
+        """Return a sentence about the exhausted budget, or ""."""
         with self._lock:
             return self._describe_spent_budget()
 
     def headers(self, status: int, headers: Mapping[str, str]) -> None:
-        """Record the start of an answer; a limit in it is visible from here on, before the agent sees it."""
+        """Record the start of a response. A limit in it is visible from now on, before the agent sees it."""
         with self._lock:
             self._count(status)
             self._note(moved=time.monotonic())
@@ -234,7 +238,7 @@ class Meter:
                 self._note_limit(LimitSignal(status_code=status, headers=headers))
 
     def note_error(self, status: int, headers: Mapping[str, str], body: Any) -> None:
-        """Record the body of an error, which is more specific than its headers."""
+        """Record an error's body, which is more specific than its headers."""
         with self._lock:
             self._note_limit(LimitSignal(status_code=status, headers=headers, body=body))
 
@@ -245,7 +249,7 @@ class Meter:
     def record_answer(
         self, number: int, reader: AnswerReader, headers: Mapping[str, str], *, ended: bool = False
     ) -> None:
-        """Record the answer so far, before the agent receives that part and may act on it."""
+        """Record the response so far, before the agent receives that part and may act on it."""
         usage = reader.usage()
         with self._lock:
             self._note(moved=time.monotonic())
@@ -260,7 +264,7 @@ class Meter:
                 self._note(limit=None)
 
     def end(self, number: int, tokens: int) -> None:
-        """Record the end of a call, successful or not, and its cost in budget tokens."""
+        """Record that a call has ended, successfully or not, and its cost in budget tokens."""
         with self._lock:
             self._tokens += tokens
             self._finished = add_usage(self._finished, self._running.pop(number))
@@ -296,7 +300,7 @@ class Meter:
 
 
 def add_usage(total: Usage, more: Usage) -> Usage:
-    """Return the sum; a field that neither has reported stays None."""
+    """Return the sum. A field that neither side reported stays None."""
     first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
     return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})
 
@@ -307,7 +311,7 @@ PROVIDERS = {
     Wire.MESSAGES: "anthropic",
     Wire.GEMINI: "gcp.gemini",
 }
-"""Names of these formats' services in the telemetry conventions."""
+"""The names of these formats' services in the telemetry conventions."""
 UNKNOWN = "unknown"
 _IN_PATH = re.compile(r"/models/([^/:?]+)")
 
@@ -319,7 +323,7 @@ def observed_call(wire: Wire, call: Call) -> AbstractContextManager[Operation]:
 
 
 def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> None:
-    """Record the response metadata, and the status of a failed call."""
+    """Record the response metadata, and the status if the call failed."""
     if reader is not None:
         span.record_answer(
             ModelAnswer(
@@ -334,7 +338,7 @@ def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> No
 
 
 def _model(call: Call) -> str:
-    """Return the requested model, which is in the body, or in the path for Gemini."""
+    """Return the requested model. It is in the body, or in the path for Gemini."""
     if match := _IN_PATH.search(call.target):
         return match[1]
     try:

@@ -1,4 +1,4 @@
-"""Calls that the model gateway forwards to a provider, and screening of its answers."""
+"""Calls that the model gateway forwards to a provider, and screening of the provider's responses."""
 
 import asyncio
 import base64
@@ -31,23 +31,23 @@ from tightloop.safety.scope import is_loopback
 from tightloop.value import shorten
 
 LARGEST_ANSWER_BYTES = 64 * 2**20
-"""Same limit as for a request; after decompression."""
+"""Same limit as for a request. It applies after decompression."""
 SHORTEST_KEY = 8
-"""Shorter keys are dummy words for services that accept any key; masking them would garble answers."""
+"""Shorter keys are dummy words for services that accept any key. Masking them would garble responses."""
 
 
 class KeyMask:
-    """Masks the key in the answers of one provider."""
+    """Masks the key in a provider's responses."""
 
     def __init__(self, key: str) -> None:
         self._forms = sorted(forms(key), key=len, reverse=True) if len(key) >= SHORTEST_KEY else []
         self._key = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
 
     def headers(self, headers: Headers) -> Headers:
-        """Return the answer's headers for the agent, without those that describe the compression.
+        """Return the response headers for the agent, without those that describe the compression.
 
         Raises:
-            NoAnswerError: the declared size is too large, or the encoding is unknown.
+            NoAnswerError: the declared size is too large or the encoding is unknown.
         """
         named = dict(headers)
         try:
@@ -66,16 +66,16 @@ class KeyMask:
         return tuple((name, self._mask_text(value)) for name, value in headers if name not in dropped)
 
     async def body(self, headers: Headers, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the body decompressed, within the size limit and with the key masked in all its `forms`.
+        """Yield the decompressed body, limited in size and with the key masked in all its `forms`.
 
         Chunks are passed on immediately, except for a tail that may be the start of a key.
 
         Args:
-            headers: headers of the answer as received.
-            chunks: body as received.
+            headers: the response's headers as received.
+            chunks: the body as received.
 
         Raises:
-            BrokenOffError: it is too large, or cannot be decompressed.
+            BrokenOffError: the body is too large or cannot be decompressed.
         """
         unpacker = Unpacker(dict(headers).get("content-encoding", ""), LARGEST_ANSWER_BYTES)
         tail = b""
@@ -109,7 +109,7 @@ class KeyMask:
 
 
 def forms(key: str) -> Iterator[bytes]:
-    """Yield the encodings in which a key may occur: plain, URL-quoted, hex, and base64 within other text."""
+    """Yield the encodings in which a key may appear: plain, URL-quoted, hex, and base64 within other text."""
     raw = key.encode()
     yield from {raw, quote(key, safe="").encode(), raw.hex().encode(), raw.hex().upper().encode()}
     for before in range(3):
@@ -126,17 +126,17 @@ CONNECT_S = 10.0
 # Same as in OpenAI's and Anthropic's packages; a model may think for minutes before its first token.
 READ_IDLE_S = 600.0
 KEEP_S = 4.0
-"""Idle connections are reopened after this time: many servers close theirs after 5 s."""
+"""Idle connections are reopened after this time because many servers close theirs after 5 s."""
 _TIMEOUT = httpx2.Timeout(READ_IDLE_S, connect=CONNECT_S, pool=READ_IDLE_S)
 # Compression costs time here and saves none on the loopback link to the agent.
 _REPLACED = HOP_HEADERS | CREDENTIALS | {"content-length", "accept-encoding", "cookie"}
 
 
 class Provider:
-    """Provider of a gateway. Belongs to the event loop that uses it."""
+    """A gateway's provider. It belongs to the event loop that uses it."""
 
     def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
-        """Prepare at most `at_once` connections; nothing connects yet."""
+        """Prepare at most `at_once` connections. No connection is opened yet."""
         self._base = httpx2.URL(spec.upstream.rstrip("/"))
         self._key_mask = KeyMask(spec.key)
         self._key = key_header(spec.wire, spec.key) if spec.key else None
@@ -202,13 +202,13 @@ async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
 TURN_S = 60.0
 """Longest wait for a free slot if too many calls are active."""
 LARGEST_ERROR_BYTES = 256 * 2**10
-"""Part of an error that is read before any of it is passed on."""
+"""How much of an error is read before any of it is passed on."""
 NO_RETRY = (("x-should-retry", "false"),)
-"""Honoured by the packages of OpenAI and Anthropic."""
+"""The OpenAI and Anthropic packages honour this header."""
 
 
 class ProxiedCall:
-    """One call in progress. Model calls are metered, other requests are not."""
+    """A call in progress. Model calls are metered, other requests are not."""
 
     def __init__(self, spec: GatewaySpec, meter: Meter, agent: AgentConnection, call: Call) -> None:
         self._spec = spec
@@ -220,16 +220,16 @@ class ProxiedCall:
         self._span: Operation | None = None
 
     async def forward(self, source: Source, turns: asyncio.Semaphore, span: Operation | None = None) -> None:
-        """Forward the call; if there is no answer, send an error that says why.
+        """Forward the call. If there is no response, send an error that explains why.
 
         Args:
-            source: source of the answer.
-            turns: limits concurrent calls.
-            span: receives the response metadata; None without telemetry.
+            source: the source of the response.
+            turns: limits the number of concurrent calls.
+            span: receives the response metadata. None without telemetry.
 
         Raises:
             AgentGoneError: the agent hung up.
-            BrokenOffError: the provider's answer ended prematurely.
+            BrokenOffError: the provider's response ended prematurely.
         """
         self._span = span
         if self._call.route.counted:
@@ -249,7 +249,7 @@ class ProxiedCall:
             self._end()
 
     def _end(self) -> None:
-        """End the metering of this call, before the agent receives the end of the answer."""
+        """Stop metering this call, before the agent receives the end of the response."""
         if self._number:
             self._meter.end(self._number, self._tokens)
             self._number = 0

@@ -1,8 +1,8 @@
 """A loopback HTTP server between one agent and its model provider, for the duration of one delivery.
 
-Answers are streamed through unchanged, including the retry time: Claude Code, Copilot and the openai package stop at
-once on a long one. Agents that would sleep through it must be stopped by their executor, which sees the limit before
-the agent does.
+Responses, including the retry time, are streamed through unchanged. Claude Code, Copilot and the openai package stop at
+once if the retry time is long. Agents that would sleep through it must be stopped by their executor, which sees the
+limit before the agent does.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ CALLS_AT_ONCE = 32
 CONNECTIONS = 128
 TOO_LARGE = "the request exceeds 64 MB, or all open requests together exceed 256 MB. Send less"
 SHUT_S = 0.4
-"""Longest wait for pending work, applied twice in a row."""
+"""Longest wait for pending work. It is applied twice in a row."""
 
 
 @contextmanager
@@ -54,14 +54,14 @@ def serve_gateway(spec: GatewaySpec) -> Iterator[Gateway]:
 
 
 class GatewayServer:
-    """The server, with its own event loop in a thread."""
+    """The server, which runs its own event loop in a thread."""
 
     def __init__(self, spec: GatewaySpec, prefix: str, source: Source) -> None:
         self._spec = spec
         self._prefix = prefix
         self._source = source
         self.token = f"tl-{secrets.token_urlsafe(32)}"
-        """Key that the agent must send; see `Gateway`."""
+        """The key that the agent must send; see `Gateway`."""
         self._meter = Meter(spec)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=CONNECTIONS)
         # Bind the port now, so that no other program can ever listen on the address given to the agent.
@@ -163,7 +163,7 @@ class GatewayServer:
 
 
 def _prefix(spec: GatewaySpec) -> str:
-    """Return the path of the upstream without a trailing slash.
+    """Return the upstream's path without a trailing slash.
 
     Raises:
         ExecutorError: the upstream or the key cannot be used.

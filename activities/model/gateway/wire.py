@@ -1,4 +1,4 @@
-"""Wire formats of the model gateway, and its interface."""
+"""The model gateway's interface and its wire formats."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from tightloop.executor.model import LimitHit, Usage
 
 
 class Wire(StrEnum):
-    """Wire formats of model providers."""
+    """The wire formats of model providers."""
 
     RESPONSES = "responses"
     CHAT = "chat"
@@ -24,52 +24,52 @@ class Wire(StrEnum):
 
 
 class Cassette(StrEnum):
-    """Use of a recording."""
+    """How a recording is used."""
 
     OFF = "off"
     RECORD = "record"
     REPLAY = "replay"
-    """Answers come from the recording; a call that is missing there fails and never reaches the provider."""
+    """Responses come from the recording. A call that it does not contain fails and never reaches the provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySpec:
-    """Configuration of one delivery's gateway."""
+    """Configuration of the gateway for one delivery."""
 
     wire: Wire
     upstream: str
-    """Base URL of the provider, such as `https://api.openai.com/v1`."""
+    """The provider's base URL, for example `https://api.openai.com/v1`."""
     key: str = field(default="", repr=False)
-    """The provider's key, known to the gateway only."""
+    """The provider's key, which only the gateway knows."""
     max_calls: int | None = None
     max_tokens: int | None = None
-    """Budget: calls beyond this number of calls or tokens get a 429 that names it."""
+    """The budget. Calls beyond this number of calls or tokens receive a 429 that names the budget."""
     cassette: Cassette = Cassette.OFF
     recording: Path | None = None
-    """File of the recording, one JSON line per exchange. Required unless the cassette is off."""
+    """The recording file, with one JSON line per exchange. It is required unless the cassette is off."""
     volatile: tuple[str, ...] = ()
-    """Paths that differ between runs (homes, working trees), in a fixed order. A recording holds placeholders for them,
-    which a replay replaces by its own paths."""
+    """Paths that differ between runs (homes, working trees), in a fixed order. A recording contains placeholders for
+    them, which a replay replaces with its own paths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayCounters:
-    """Counters of the calls so far."""
+    """Counters for all calls so far."""
 
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
-    """Reported usage; a lower bound if an answer reports none."""
+    """The reported usage. It is a lower bound if a response does not report any."""
     statuses: Mapping[int, int] = field(default_factory=dict)
-    """Number of model calls by HTTP status; 0: no answer."""
+    """Number of model calls by HTTP status. A status of 0 means that there was no response."""
     limit: LimitHit | None = None
-    """Last limit reported by the provider, with its retry time; None after a later call succeeded."""
+    """The last limit that the provider reported, with its retry time. None once a later call has succeeded."""
     budget_spent: bool = False
-    """True if a call was rejected because the budget is spent; the last call within it runs to its end."""
+    """True if a call was rejected because the budget is spent. The last call within the budget runs to its end."""
     waiting: bool = False
-    """True while a call is with the provider."""
+    """True while the provider is processing a call."""
     moved: float = field(default=0.0, compare=False)
-    """`time.monotonic` of the last start, end or chunk of a call: a sign of life of an agent that prints nothing. A
-    hanging provider gives none."""
+    """`time.monotonic` when a call last started, ended or received a chunk. It is a sign of life for an agent that
+    prints nothing. A hanging provider produces none."""
 
 
 class Gateway(Protocol):
@@ -82,16 +82,16 @@ class Gateway(Protocol):
 
     @property
     def token(self) -> str:
-        """Key that the agent must send; valid only here, and only while the gateway is open."""
+        """The key that the agent must send. It is valid only here, and only while the gateway is open."""
         ...
 
     def read_counters(self) -> GatewayCounters:
-        """Return the counters; may be called from any thread."""
+        """Return the counters. This may be called from any thread."""
         ...
 
 
 Gateways = Callable[[GatewaySpec], AbstractContextManager[Gateway]]
-"""Opens a gateway on a free loopback port; leaving the context closes it within a second. Raises `ExecutorError` if the
+"""Opens a gateway on a free loopback port. Leaving the context closes it within a second. Raises `ExecutorError` if the
 upstream, the key or the recording cannot be used."""
 
 
@@ -119,8 +119,8 @@ _ROUTES: Mapping[Wire, Mapping[str, bool]] = {
         r"GET {v}/models(?:/{m})?": False,
     },
 }
-"""Allowed requests of an agent; True for model calls. The rest of the provider's API (files, batches, administration)
-is blocked, because the key may permit more than the agent needs."""
+"""The requests that an agent may send. The value is True for model calls. The rest of the provider's API (files,
+batches, administration) is blocked, because the key may permit more than the agent needs."""
 _PATTERNS = {
     wire: [(re.compile(text.format(v=_VERSION, m=_MODEL)), counted) for text, counted in routes.items()]
     for wire, routes in _ROUTES.items()
@@ -134,20 +134,20 @@ _GEMINI_STATUSES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 409: "ABORTED", 42
 
 @dataclass(frozen=True)
 class Route:
-    """Target of a request."""
+    """The target of a request."""
 
     tail: str
-    """Path relative to the base URL."""
+    """The path relative to the base URL."""
     query: str
-    """Query without the key."""
+    """The query without the key."""
     counted: bool
     """True for model calls; False for token counts and model listings."""
 
 
 def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | None:
-    """Return the target of a request, or None if agents do not need it.
+    """Return a request's target, or None if agents do not need it.
 
-    `target` is path and query as sent, `prefix` the path of the base URL, without a trailing slash.
+    `target` is the path and query as sent. `prefix` is the base URL's path without a trailing slash.
     """
     path, _, query = target.partition("?")
     if not path.startswith(f"{prefix}/"):
@@ -166,7 +166,7 @@ def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | Non
 
 
 def credentials(headers: Mapping[str, str], target: str) -> Iterator[str]:
-    """Yield all keys in a request, from headers and query."""
+    """Yield all keys in a request, from both its headers and its query."""
     for name in CREDENTIALS & headers.keys():
         yield _BEARER.sub("", headers[name], count=1).strip()
     yield from (value for name, value in parse_qsl(target.partition("?")[2]) if name == "key")
@@ -186,7 +186,7 @@ def key_header(wire: Wire, key: str) -> tuple[str, str]:
 def refusal(wire: Wire, status: int, message: str) -> bytes:
     """Return an error body in the wire format.
 
-    For a spent budget (429) it uses the error type on which agents stop at once, if the format has one.
+    If the budget is spent (429), it uses the error type that makes agents stop at once, if the format has one.
     """
     body: dict[str, Any]
     match wire:

@@ -1,4 +1,4 @@
-"""Agents that speak the Agent Client Protocol (`agents.toml`), and their special cases in code."""
+"""Agents that speak the Agent Client Protocol (`agents.toml`), and the special cases that need code."""
 
 import json
 import secrets
@@ -22,7 +22,7 @@ from tightloop.value.toml import read_toml
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Start parameters of an agent."""
+    """Parameters for starting an agent."""
 
     home: Path
     access: ModelAccess
@@ -30,62 +30,63 @@ class Start:
     """`PATH` and `VIRTUAL_ENV` for commands that an agent runs in its own sandbox."""
     choice: ExecutorChoice = field(default_factory=ExecutorChoice)
     options: Document = field(default_factory=Document)
-    """Instance of `AcpAgent.options`."""
+    """An instance of `AcpAgent.options`."""
     arguments: tuple[str, ...] = ()
-    """Arguments from the operator's settings; the executor appends those of a command line."""
+    """Arguments from the operator's settings. The executor adds those of its command line."""
 
 
 @checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class AcpAgent:
-    """One table of `agents.toml`."""
+    """One table in `agents.toml`."""
 
     name: str
-    """Name of the executor."""
+    """The executor's name."""
     program: str = ""
-    """Looked up in PATH; empty: the settings or the order must name it."""
+    """The program to look up in PATH. If empty, the settings or the order must name it."""
     get_it: str = ""
     """Installation hint, used as the end of a sentence."""
     wire: Wire | None = None
-    """None: the provider is fixed, so there is no gateway."""
+    """Wire format. None if the provider is fixed, so that there is no gateway."""
     default_base_url: str = ""
-    """Base URL of the usual provider."""
+    """The usual provider's base URL."""
     hosts: tuple[str, ...] = ()
     """See `ModelUser`."""
     default_key_env: str = ""
-    """Worker variable that holds the key unless the settings name another."""
+    """The worker variable that contains the key, unless the settings name another."""
     tells_version: bool = True
-    """True if it supports `--version`; other agents would start a conversation."""
+    """Whether the agent supports `--version`. Other agents would start a conversation."""
     modes: Mapping[AgentMode, str] = field(default_factory=dict)
-    """Session mode ids for our modes; an unmapped mode keeps the agent's own, which asks before it acts."""
+    """The agent's session mode for each of our modes. Without an entry, the agent stays in its own mode, which asks
+    before it acts."""
     sign_in: tuple[str, ...] = ()
-    """Sign-in methods that need no person."""
+    """Sign-in methods that work without a person."""
     logins: tuple[str, ...] = ()
-    """Login files, relative to both the user's home and the agent's."""
+    """Login files, relative to both the user's home and the agent's home."""
     login_env: str = ""
-    """Worker variable with a login that replaces the files."""
+    """A worker variable that contains a login and replaces the files."""
     options: type[Document] = Document
     bounds_calls: bool = False
-    """True if the agent enforces `max_model_calls` itself; otherwise only the gateway can."""
+    """Whether the agent enforces `max_model_calls` itself. Otherwise, only the gateway can."""
     asks: bool = True
-    """True if it asks before it acts, unless its own settings allow the action."""
+    """Whether the agent asks before it acts, unless its own settings allow the action."""
     reads_text: bool = False
-    """True if it reports limits as the last message of a successful turn."""
+    """Whether the agent reports limits as the last message of a successful turn."""
     ends_at_eof: bool = True
     own_sandbox: bool = False
     argv: tuple[str, ...] = ()
-    """Arguments without the program."""
+    """Arguments after the program name."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables; `{home}` is replaced by the agent's home."""
+    """Environment variables. `{home}` is replaced with the agent's home."""
     provider: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for a different provider; `{base_url}` is replaced by its URL."""
+    """Environment variables that select a different provider. `{base_url}` is replaced with its URL."""
     model_variable: str = ""
     key_variable: str = ""
 
     def launch(self, start: Start) -> Launch:
-        """Return argv, environment, secrets and files for the start.
+        """Return the command line, environment, secrets and files needed to start the agent.
 
         Raises:
-            ExecutorError: the agent needs a model, and none is configured.
+            ExecutorError: the agent needs a model and none is configured.
         """
         access = start.access
         environment = {name: value.replace("{home}", str(start.home)) for name, value in self.environment.items()}
@@ -143,7 +144,7 @@ def _complete_gemini(start: Start, launch: Launch) -> Launch:
 def _complete_claude(start: Start, launch: Launch) -> Launch:
     """Pass `claudeCode.options` through the adapter to the Agent SDK, whose `extraArgs` go to `claude`.
 
-    Settings, hooks and `CLAUDE.md` of the repository are ignored: they could change permissions.
+    The repository's settings, hooks and `CLAUDE.md` are ignored because they could change permissions.
     """
     access, options = start.access, start.options
     # --bare shortens a request from about 88 kB to 5 kB, but ignores the login.

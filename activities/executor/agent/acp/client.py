@@ -1,4 +1,4 @@
-"""Client of the Agent Client Protocol, and the supervision of one delivery over it."""
+"""Client for the Agent Client Protocol, and supervision of a delivery that uses it."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from tightloop.safety.rubric import Verdict
 from tightloop.value import shorten
 
 LINE_BYTES = 50_000_000
-"""Longer lines are truncated and not parsed; opencode's model list alone has hundreds of kilobytes."""
+"""Longer lines are truncated and not parsed. opencode's model list alone takes hundreds of kilobytes."""
 _CHUNK_BYTES = 65_536
 
 Message = dict[str, Any]
@@ -38,7 +38,7 @@ Message = dict[str, Any]
 class PipeTransport:
     """Line-delimited JSON transport for `acp.connection.Connection`.
 
-    Lines that are not JSON objects are skipped: agents and their child processes print there as well.
+    Lines that are not JSON objects are skipped, because agents and their child processes also print other text there.
     """
 
     def __init__(
@@ -65,10 +65,11 @@ class PipeTransport:
         """Connect to the pipes of a process, using copies of the descriptors.
 
         Args:
-            stdin_fd: the program's input.
-            stdout_fd: the program's output.
-            came: receives each message first, in order of arrival; True marks it as handled.
-            line: receives each line with `<` for input, `>` for output or `!` for input that is not a message.
+            stdin_fd: the program's standard input.
+            stdout_fd: the program's standard output.
+            came: receives each message first, in order of arrival. Returns True if it handled the message.
+            line: receives each line, prefixed with `<` for input, `>` for output or `!` for input that is not a
+                message.
         """
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
@@ -84,10 +85,10 @@ class PipeTransport:
         return cls(reader, asyncio.StreamWriter(pipe, protocol, None, loop), source=source, came=came, line=line)
 
     async def send(self, message: Message) -> None:
-        """Write one message; an answer to an agent that has exited is dropped.
+        """Write one message. A response to an agent that has exited is dropped.
 
         Raises:
-            ConnectionError: the agent has exited, and `message` is not an answer.
+            ConnectionError: the agent has exited and `message` is not a response.
         """
         text = json.dumps(message, separators=(",", ":"))
         self._line(">", text)
@@ -100,7 +101,7 @@ class PipeTransport:
                 raise
 
     async def receive(self) -> Message | None:
-        """Return the next unhandled message; None at the end of the stream."""
+        """Return the next unhandled message, or None at the end of the stream."""
         while True:
             while self._waiting:
                 text = self._waiting.popleft().strip()
@@ -117,7 +118,7 @@ class PipeTransport:
             self._waiting.extend(self._lines.feed(chunk))
 
     async def close(self) -> None:
-        """Release both pipes; unwritten data is dropped."""
+        """Close both pipes. Unwritten data is dropped."""
         self._source.close()
         if not self._writer.transport.is_closing():
             self._writer.transport.abort()
@@ -126,29 +127,29 @@ class PipeTransport:
 
 
 ANSWER_S = 60.0
-"""Timeout of all requests except prompts, which are bounded by the wall limit."""
+"""Timeout for all requests except prompts, which the wall limit bounds."""
 LOAD_S = 180.0
-"""Longer, because a loaded session is replayed message by message."""
+"""Timeout for loading a session. It is longer because the session is replayed message by message."""
 _CLIENT_INFO = {"name": "tightloop", "title": "tightloop", "version": "0"}
 # The protocol's answer to a request whose turn was cancelled.
 _UNANSWERED = {"outcome": {"outcome": "cancelled"}}
 
 
 class AcpError(TightloopError):
-    """The agent violates the protocol."""
+    """The agent violated the protocol."""
 
 
 class SignInError(TightloopError):
-    """The agent needs a person to sign in; a retry does not help."""
+    """A person has to sign in to the agent. Retrying does not help."""
 
 
 class AcpClient:
-    """One connection, used by a single event loop. All waits are bounded, except in `prompt`."""
+    """One connection, used by a single event loop. Every wait has a timeout, except in `prompt`."""
 
     def __init__(
         self, listener: "Delivery", *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
     ) -> None:
-        """Set the listener, the sign-in methods that need no person (best first) and `_meta` of sessions."""
+        """Set the listener, the sign-in methods that need no person (best first) and the sessions' `_meta`."""
         self.session_id = ""
         self.resumed = False
         self.version = ""
@@ -164,9 +165,9 @@ class AcpClient:
         """Connect to the pipes of the agent's process and negotiate the protocol.
 
         Raises:
-            AcpError: it does not support this version, or does not answer in time.
-            ConnectionError: it has exited.
-            RequestError: it answered with an error.
+            AcpError: the agent does not support this version or does not respond in time.
+            ConnectionError: the agent has exited.
+            RequestError: the agent responded with an error.
         """
         transport = await PipeTransport.open(stdin_fd, stdout_fd, came=self._handle_update, line=self._listener.line)
         self._connection = Connection(self._answer, transport)
@@ -208,11 +209,11 @@ class AcpClient:
         self._listener.event(ExecutorEvent(kind=EventKind.SESSION, session_id=self.session_id))
 
     async def prompt(self, text: str) -> Mapping[str, Any]:
-        """Send the task and return the agent's answer at the end of the turn; unbounded.
+        """Send the task and return the agent's response at the end of the turn. This has no timeout.
 
         Raises:
             ConnectionError: the agent has exited.
-            RequestError: it answered with an error.
+            RequestError: the agent responded with an error.
         """
         self._prompting = True
         try:
@@ -225,7 +226,7 @@ class AcpClient:
                 self._listener.event(event)
 
     async def cancel(self) -> bool:
-        """Ask the agent to end the turn; return whether there is one to wait for."""
+        """Ask the agent to end the turn. Returns whether there is a turn to wait for."""
         if self._connection is None or not self._prompting:
             return False
         try:
@@ -255,7 +256,7 @@ class AcpClient:
         return True
 
     async def _resume(self, cwd: str, session_id: str) -> Mapping[str, Any] | None:
-        """Return the continued session; None if the agent does not support it, or has lost it."""
+        """Return the continued session, or None if the agent does not support that or has lost the session."""
         offered = part(self._offer, "agentCapabilities")
         resumes = part(offered, "sessionCapabilities").get("resume") is not None
         # Resuming is preferred, because loading replays the whole session as updates.
@@ -320,34 +321,34 @@ class AcpClient:
 
 TICK_S = 0.2
 CANCEL_S = 10.0
-"""Time for an agent to end a cancelled turn. Measured: opencode 2.3 s, the others 0.2 s."""
+"""Time that an agent has to end a cancelled turn. opencode was measured at 2.3 s, the others at 0.2 s."""
 END_S = 3.0
-"""The same for a turn over its limits, in which the agent may be broken."""
+"""Time to end a turn that exceeded its limits, since the agent may be broken."""
 # gemini reports a tool only after it has ended: until then its CPU time is the only sign of life.
 LOOK_S = 2.0
 PROGRESS_S = 1.0
 BUSY_SHARE = 0.05
-"""CPU share of a working process tree; an idle agent stays under a tenth of it."""
+"""CPU share above which a process tree counts as working. An idle agent stays below a tenth of it."""
 DENIED_KEPT = 50
 EXIT_DRAIN_S = 1.0
 
 
 _FINAL_STOPS = frozenset({Stop.CANCELLED, Stop.QUESTION})
-"""These take precedence over anything the agent says in the meantime."""
+"""These take precedence over anything that the agent reports in the meantime."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnResult:
-    """Result of a turn: exactly one of its fields is set."""
+    """Result of a turn. Exactly one of its fields is set."""
 
     stop: Stop | None = None
     answer: Mapping[str, Any] | None = None
-    """Answer to the prompt."""
+    """The response to the prompt."""
     error: RequestError | TightloopError | ConnectionError | None = None
 
 
 class Delivery:
-    """Listens to one agent, answers its requests and ends its turn when necessary."""
+    """Listens to one agent, responds to its requests and ends its turn when necessary."""
 
     def __init__(
         self,
@@ -375,7 +376,7 @@ class Delivery:
         self._process: AgentProcess | None = None
 
     async def run(self, pipes: tuple[int, int], process: "AgentProcess", *, resume: str, mode: str) -> TurnResult:
-        """Run until the turn is over or must be ended; does not end the agent's process."""
+        """Run until the turn is over or must be ended. This does not end the agent's process."""
         self._process = process
         # Two tasks, so that the limits also hold while the agent does not answer.
         talk = asyncio.create_task(self._run_turn(pipes, resume, mode))
@@ -398,11 +399,11 @@ class Delivery:
 
     @property
     def gateway_counters(self) -> GatewayCounters:
-        """Gateway counters so far; zero without a gateway."""
+        """Return the gateway's current counters. They are zero without a gateway."""
         return GatewayCounters() if self._gateway is None else self._gateway.read_counters()
 
     def line(self, arrow: str, text: str) -> None:
-        """Record a line; every line from the agent is a sign of life."""
+        """Record a line. Every line from the agent is a sign of life."""
         if arrow != ">":
             self.bounds.note_life()
         self._record.line(arrow, text)
@@ -424,7 +425,7 @@ class Delivery:
             self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=token, pid=pid))
 
     def decide(self, request: PermissionRequest) -> Verdict:
-        """Decide by earlier answers, the mode and the rule; a question to a person ends the turn."""
+        """Decide based on earlier answers, the mode and the rule. If a person must be asked, the turn ends."""
         if self._stop is not None:
             return Verdict.ASK
         rule = decide(request, mode=self._choice.mode, rule=self._choice.permissions, grants=self._order.grants)
@@ -473,7 +474,7 @@ class Delivery:
 
 
 class AgentProcess:
-    """Process of an agent, as needed for supervision."""
+    """The agent's process, as seen by supervision."""
 
     def __init__(self, pid: int, *, poll: Callable[[], int | None], token: Callable[[], ResumeToken | None]) -> None:
         self.token = token
@@ -482,7 +483,10 @@ class AgentProcess:
         self._cpu_s = self._time_s = 0.0
 
     def busy(self) -> bool:
-        """Return whether its process tree used CPU since the last call: some agents are silent while a tool runs."""
+        """Return whether its process tree has used CPU since the last call.
+
+        Some agents are silent while a tool runs.
+        """
         total = 0.0
         with contextlib.suppress(psutil.Error):
             leader = psutil.Process(self.pid)

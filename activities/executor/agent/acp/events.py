@@ -1,4 +1,4 @@
-"""Events of an ACP agent, and the outcome of its run."""
+"""An ACP agent's events and the outcome of its run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ TITLE_CHARACTERS = 200
 COMMAND_CHARACTERS = 2_000
 PATHS = 20
 MESSAGE_CHARACTERS = 4_000
-"""The tail of a turn's last message is kept."""
+"""Only the tail of a turn's last message is kept, up to this length."""
 TOOLS_KEPT = 1_000
 
 _QUIET = frozenset(
@@ -55,17 +55,17 @@ _OPTIONS = {
 
 @dataclass(kw_only=True)
 class Turn:
-    """Bounded summary of one turn, built from its updates."""
+    """Bounded summary of a turn, built from its updates."""
 
     message: str = ""
-    """Tail of the last message; written by a model."""
+    """The tail of the last message, which is text written by a model."""
     tools: int = 0
     successes: int = 0
-    """Tools that succeeded and did more than read."""
+    """Number of tool calls that succeeded and did more than read."""
     failures: int = 0
-    """Tools that failed."""
+    """Number of tool calls that failed."""
     cost_usd: float | None = None
-    """Cost of the session so far."""
+    """The session's cost so far."""
     _open: dict[str, tuple[str, str]] = field(default_factory=dict)
     _in_message: bool = False
 
@@ -104,7 +104,7 @@ class Turn:
                 return [*events, ExecutorEvent(kind=EventKind.UNKNOWN, text=shorten(kind, TEXT_CHARACTERS))]
 
     def flush(self) -> list[ExecutorEvent]:
-        """Return the pending message as one event, if any: it arrives in chunks."""
+        """Return the pending message as one event, if there is one. Messages arrive in chunks."""
         if not self._in_message:
             return []
         self._in_message = False
@@ -138,7 +138,7 @@ class Turn:
 
 
 def usage_of(result: Mapping[str, Any]) -> Usage:
-    """Return the token usage in the answer to a prompt; unknown if it has none."""
+    """Return the token usage reported in the response to a prompt. It is unknown if none was reported."""
     usage = part(result, "usage")
     gemini = part(part(part(result, "_meta"), "quota"), "token_count")
     input_tokens = _count(usage.get("inputTokens", gemini.get("input_tokens")))
@@ -152,7 +152,7 @@ def usage_of(result: Mapping[str, Any]) -> Usage:
 
 
 def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
-    """Return the permission request in `session/request_permission`."""
+    """Return the permission request contained in `session/request_permission`."""
     call = part(params, "toolCall")
     raw_input = part(call, "rawInput")
     # Agents do not agree on the field, nor on text or list.
@@ -173,9 +173,9 @@ def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
 
 
 def option_for(rule: Verdict, options: object) -> str:
-    """Return the id of the option for `rule`, chosen by kind; "" if there is none.
+    """Return the id of the option for `rule`, chosen by kind, or "" if there is none.
 
-    A one-time grant is preferred, so that the next request is decided again.
+    A one-time grant is preferred so that the next request is decided again.
     """
     offered = {
         str(option.get("kind")): str(option.get("optionId"))
@@ -187,7 +187,10 @@ def option_for(rule: Verdict, options: object) -> str:
 
 
 def mode_among(session: Mapping[str, Any], mode_name: str) -> str:
-    """Return the id of mode `mode_name` if the session offers it and is in another; an id may be a URL ending in it."""
+    """Return the id of the mode `mode_name` if the session offers it and is in another mode.
+
+    An id may be a URL that ends with the name.
+    """
     modes = part(session, "modes")
     ids = [words(mode, "id") for mode in parts(modes, "availableModes")]
     mode_id = next((name for name in ids if mode_name and (name == mode_name or name.endswith(f"#{mode_name}"))), "")
@@ -211,7 +214,7 @@ def _count(value: object) -> int | None:
 
 
 AUTH_REQUIRED = -32000
-"""Meaning in the Agent Client Protocol; in plain JSON-RPC it is any server error."""
+"""Error code as defined by the Agent Client Protocol. In plain JSON-RPC, it can be any server error."""
 # claude-agent-acp sends errorKind, codex-acp codex_error_info; gemini uses the HTTP status as error code.
 _ERROR_FIELDS = ("errorKind", "error_kind", "codex_error_info", "codexErrorInfo", "type", "code")
 _ERROR_LINES = 20
@@ -226,10 +229,10 @@ def turn_outcome(
 
     Args:
         reason: the protocol's `stopReason`.
-        turn: summary of the turn.
-        denied: denied actions.
-        now: end of the turn; its zone applies to times in texts.
-        reads_text: the agent reports limits as its last message, which is checked if it used no tool.
+        turn: the summary of the turn.
+        denied: the denied actions.
+        now: when the turn ended. Its time zone applies to times in texts.
+        reads_text: whether the agent reports limits in its last message, which is checked if the agent used no tool.
     """
     match reason:
         case "end_turn":
@@ -258,7 +261,7 @@ def turn_outcome(
 
 
 def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
-    """Return the outcome of a turn that the agent answered with an error."""
+    """Return the outcome of a turn for which the agent returned an error."""
     data: Any = error.data
     fields = mapping(data)
     # Agents put the message into `data`, below a generic "Internal error".
@@ -292,7 +295,7 @@ def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
 
 
 def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> ExecutorOutcome:
-    """Return the outcome of an agent that exited during its turn; `errors` is its standard error."""
+    """Return the outcome of an agent that exited during its turn. `errors` is its standard error."""
     end = "\n".join(errors.rstrip().splitlines()[-_ERROR_LINES:])
     if limit := detect(end, now=now):
         return limit_outcome(limit, clip(end, SUMMARY_CHARACTERS))

@@ -66,7 +66,7 @@ _REASONS = {
     Stop.QUESTION: Reason.EXITED,
     Stop.GONE: Reason.EXITED,
 }
-"""Process end reasons by stop reason; any other stop counts as cancelled."""
+"""The reason for ending the process, by stop reason. Any other stop counts as cancelled."""
 _OUT_OF_BOUNDS = frozenset(
     {Reason.NOT_STARTED, Reason.MEMORY_LIMIT, Reason.PROCESS_LIMIT, Reason.OUTPUT_LIMIT, Reason.DISK_LIMIT}
 )
@@ -84,7 +84,7 @@ _QUESTION_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class AcpRun:
-    """Runs the agent's process; single use."""
+    """Runs the agent's process. An instance is used only once."""
 
     agent: AcpAgent
     order: WorkOrder
@@ -92,7 +92,7 @@ class AcpRun:
     record: RunRecord
 
     def deliver(self, request: ProcessRequest, control: Control, fence: str) -> ExecutorOutcome:
-        """Start the agent, run the turn, kill its process tree and return the outcome."""
+        """Start the agent, run the turn, kill the agent's process tree and return the outcome."""
         # Stays if something below raises: such an outcome is not kept for a later attempt.
         outcome, errors = ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN), ""
         try:
@@ -222,7 +222,7 @@ def _crash(result: ProcessResult) -> ExecutorOutcome:
 
 @dataclass(frozen=True)
 class AcpExecutor(AgentHost, Executor):
-    """Hands the plan to one agent and answers its permission requests."""
+    """Hands the plan to an agent and responds to its permission requests."""
 
     agent: AcpAgent
 
@@ -237,7 +237,7 @@ class AcpExecutor(AgentHost, Executor):
         return Availability(version=version_of(program) if self.agent.tells_version else "")
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Return the outcome or the session that a dead attempt had recorded."""
+        """Return the outcome or the session that a dead attempt recorded."""
         if outcome := read_stored_outcome(state_folder, order.key):
             return outcome
         session_id = read_stored_session(state_folder, order.key)
@@ -296,7 +296,7 @@ class AcpExecutor(AgentHost, Executor):
             return outcome.evolve(model=access.model)
 
     def _with_login(self, launch: Launch, home: Path) -> Launch:
-        """Provide the agent's own login if the settings ask for it: from a worker variable or its files."""
+        """Provide the agent's own login if the settings ask for it, either from a worker variable or from its files."""
         if not self.settings.login:
             return launch
         if token := os.environ.get(self.agent.login_env):

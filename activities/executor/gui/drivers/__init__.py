@@ -1,4 +1,4 @@
-"""Desktop drivers. Each loads its libraries on first use."""
+"""Desktop drivers. Each one loads its libraries on first use."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
     """Return the driver named in the settings, or the best one for this host.
 
     Raises:
-        DriverError: there is none for this platform, or none with the features that the settings need.
+        DriverError: there is no driver for this platform, or none with the features that the settings need.
     """
     name: str = settings.driver
     if name == "auto" and sys.platform == "darwin":
@@ -45,9 +45,9 @@ def choose_driver(settings: WindowSettings) -> Driver:
 
 
 def release_keys(settings: WindowSettings) -> None:
-    """Release keys that a dead process of ours left pressed; does nothing without a record of such keys.
+    """Release keys that a dead process of ours left pressed. Does nothing if no such keys are recorded.
 
-    A running hand-off manages its own keys and is not disturbed.
+    A running hand-off manages its own keys and is not affected.
     """
     if not any(key_journals()):
         return

@@ -1,4 +1,4 @@
-"""Client of the helper process that reads the accessibility tree on Linux, with a timeout per question."""
+"""Client for the helper process that reads the accessibility tree on Linux. Each question has a timeout."""
 
 import importlib.util
 import json
@@ -20,14 +20,14 @@ _CHUNK = 1 << 16
 
 
 class Accessibility:
-    """Asks the helper; one that does not answer in time is killed and restarted by the next question."""
+    """Asks the helper. A helper that does not answer in time is killed, and the next question restarts it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
 
     def start(self) -> None:
-        """Start the helper unless it runs.
+        """Start the helper unless it is already running.
 
         Raises:
             DriverError: there is no Python with the bindings, or no accessibility bus.
@@ -59,10 +59,10 @@ class Accessibility:
             ) from None
 
     def ask(self, what: str, pid: int) -> Any:
-        """Return the answer to a question about the windows of a process.
+        """Return the answer to a question about a process's windows.
 
         Raises:
-            DriverError: it did not answer in time.
+            DriverError: the helper did not answer in time.
         """
         self.start()
         try:

@@ -1,7 +1,7 @@
 """Helper process that answers questions about the accessibility tree, one JSON object per line.
 
-A separate process run by a Python with GObject bindings: these come with the system's Python only, and a call to a
-hanging program would hang its caller.
+It is a separate process, run by a Python with GObject bindings. These bindings come only with the system's Python, and
+a call to a hanging program would also hang its caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST: dict[int, tuple[Any, Any]] = {}
 
 
 def applications(pid: int) -> Iterator[Any]:
-    """Yield the application trees of a process."""
+    """Yield a process's application trees."""
     desktop = Atspi.get_desktop(0)
     for number in range(desktop.get_child_count()):
         application = desktop.get_child_at_index(number)
@@ -36,7 +36,7 @@ def applications(pid: int) -> Iterator[Any]:
 
 
 def walk(root: Any) -> Iterator[Any]:
-    """Yield the nodes below in reading order."""
+    """Yield the nodes below `root` in reading order."""
     pending, visited = [root], 0
     while pending and visited < MOST_NODES:
         node = pending.pop()
@@ -59,7 +59,7 @@ def has(node: Any, state: Any) -> bool:
 
 
 def content(node: Any, depth: int = 0) -> str | None:
-    """Return the text of a node; embedded objects are replaced by their children's text, one line each."""
+    """Return a node's text. Embedded objects are replaced with their children's text, one line each."""
     iface = node.get_text_iface()
     text = Atspi.Text.get_text(iface, 0, -1) if iface is not None else None
     if text is None or OBJECT not in text or depth > 8:
@@ -69,14 +69,14 @@ def content(node: Any, depth: int = 0) -> str | None:
 
 
 def frames(pid: int) -> list[Any]:
-    """Return the active windows of a process, or all its trees if no window claims to be active."""
+    """Return a process's active windows, or all of its trees if no window claims to be active."""
     trees = list(applications(pid))
     windows = [tree.get_child_at_index(n) for tree in trees for n in range(tree.get_child_count())]
     return [window for window in windows if window and has(window, Atspi.StateType.ACTIVE)] or trees
 
 
 def describe_focus(pid: int) -> dict[str, Any] | None:
-    """Return role, label and text of the focused element, or None."""
+    """Return the focused element's role, label and text, or None."""
     frame, node = LAST.get(pid, (None, None))
     # Usually the focus has not moved: this takes two requests instead of hundreds.
     if node is None or not (is_now(frame, Atspi.StateType.ACTIVE) and is_now(node, Atspi.StateType.FOCUSED)):
@@ -94,7 +94,7 @@ def describe_focus(pid: int) -> dict[str, Any] | None:
 
 
 def is_now(node: Any, state: Any) -> bool:
-    """Return whether a node has a state, bypassing the cache."""
+    """Return whether a node has a state, without using the cache."""
     try:
         node.clear_cache()
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
@@ -103,7 +103,10 @@ def is_now(node: Any, state: Any) -> bool:
 
 
 def find_focus(pid: int) -> tuple[Any, Any]:
-    """Return the focused window and node; an editable node is preferred, as its ancestors may claim the focus too."""
+    """Return the focused window and node.
+
+    Editable nodes are preferred, because their ancestors may also claim the focus.
+    """
     result = (None, None)
     for frame in frames(pid):
         for node in walk(frame):
@@ -133,7 +136,7 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    """Answer questions until the end of the input."""
+    """Answer questions until the input ends."""
     Atspi.init()
     commands: dict[str, Callable[[int], Any]] = {"focused": describe_focus, "texts": texts}
     say(json.dumps({"ready": True}))

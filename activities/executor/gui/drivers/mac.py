@@ -19,7 +19,7 @@ from tightloop.errors import ExecutorError
 from tightloop.host.programs import TrustedProgram, find_trusted_program
 
 SCRIPT_S = 8.0
-"""On a locked screen osascript hangs."""
+"""On a locked screen, osascript hangs."""
 CLIPBOARD_S = 3.0
 _KEY_CODES = {"enter": 36, "right": 124, "left": 123, "backspace": 51, "escape": 53, "tab": 48}
 _MODIFIERS = {"mod": "command", "cmd": "command", "ctrl": "control", "alt": "option", "shift": "shift"}
@@ -34,7 +34,7 @@ _ADVICE = {
 
 
 class AppleScriptDriver:
-    """Desktop of the logged-in user on this Mac, driven by AppleScript."""
+    """The desktop of the user logged in to this Mac, driven by AppleScript."""
 
     name = "applescript"
 
@@ -71,7 +71,7 @@ class AppleScriptDriver:
         return element_of(fields) if fields else None
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return nothing: reading a whole window this way takes minutes."""
+        """Return nothing, because reading a whole window this way takes minutes."""
         del window
         return ()
 
@@ -100,10 +100,10 @@ class AppleScriptDriver:
             raise NotPressedError(f"the window {target[1]!r} no longer has the keyboard")
 
     def release_keys(self) -> None:
-        """Do nothing: System Events releases keys itself, even if this process dies."""
+        """Do nothing. System Events releases keys itself, even if this process dies."""
 
     def frame(self, window: Window) -> Frame:
-        """Raise an error: only clicks need the frame."""
+        """Raise an error. The frame is only needed for clicks."""
         raise DriverError(f"the applescript driver cannot locate {window.title!r}")
 
     def picture(self, frame: Frame) -> bytes:
@@ -123,7 +123,7 @@ class AppleScriptDriver:
             raise DriverError(f"osascript answered {text[:120]!r} to {name}, which is not JSON") from None
 
     def _run(self, name: str, *arguments: str) -> str:
-        """Run one of our scripts with the values as arguments (`on run argv`, `run(argv)`)."""
+        """Run one of our scripts with the values as its arguments (`on run argv`, `run(argv)`)."""
         # Only AppleScript can send keys with System Events; the others are JavaScript, which can return JSON.
         suffix, language = ("applescript", "AppleScript") if name == "press" else ("js", "JavaScript")
         script = resources.files("activities.executor.gui.drivers") / "scripts" / f"{name}.{suffix}"
@@ -140,7 +140,7 @@ class AppleScriptDriver:
 def problems(
     *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
 ) -> tuple[str, ...]:
-    """Return the missing permissions and other obstacles, each with its purpose and a fix."""
+    """Return the missing permissions and other obstacles, each with its purpose and how to fix it."""
     privacy = "allow it in System Settings, Privacy & Security"
     obstacles = []
     if not trusted:
@@ -163,7 +163,7 @@ def problems(
 
 
 def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
-    """Return the reasons why keys must not be pressed now, each with a fix."""
+    """Return the reasons why keys must not be pressed now, each with how to fix it."""
     reasons = []
     if locked:
         reasons.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")
@@ -211,10 +211,10 @@ MOST_NODES = 4_000
 MOST_TEXTS = 400
 MOST_CHARACTERS = 2_000
 BUILD_S = 0.5
-"""Electron needs about this long to build its tree after the request."""
+"""Electron needs about this long to build its tree after it is asked to."""
 PICTURE_S = 10.0
 MESSAGE_S = 4.0
-"""Timeout of one request to another program."""
+"""Timeout for one request to another program."""
 _ERRORS = {
     -25211: "the worker's program may not use the accessibility API: allow it in System Settings, Accessibility",
     -25204: "the program does not answer: it may be busy",
@@ -225,7 +225,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _native(call: _Call) -> _Call:
-    """Translate pyobjc's errors into `DriverError`."""
+    """Convert pyobjc's errors to `DriverError`."""
 
     @functools.wraps(call)
     def wrapper(self: "MacDriver", *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +240,7 @@ def _native(call: _Call) -> _Call:
 
 
 class MacDriver:
-    """Desktop of the logged-in user on this Mac, driven natively."""
+    """The desktop of the user logged in to this Mac, driven through native APIs."""
 
     name = "mac"
 
@@ -402,13 +402,13 @@ class MacDriver:
 
     @_native
     def _require_keyboard(self) -> None:
-        """Raise if the lock screen or a password field would receive the keys."""
+        """Raise an error if the lock screen or a password field would receive the keys."""
         locked, secure_input = self._keyboard_state()
         if reasons := keyboard_problems(locked=locked, secure_input=secure_input):
             raise NotPressedError("; ".join(reasons))
 
     def _keyboard_state(self) -> tuple[bool, int]:
-        """Return whether the screen is locked, and the pid that holds secure input (0: none)."""
+        """Return whether the screen is locked, and the pid that has secure input enabled (0 if none)."""
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
@@ -420,7 +420,7 @@ class MacDriver:
         return bool(locked), int(secure_input or 0)
 
     def _application(self, pid: int) -> Any:
-        """Return the root of a program's tree; on the first call Electron is asked to build it."""
+        """Return the root of a program's tree. The first call asks Electron to build the tree."""
         element = self._ax.AXUIElementCreateApplication(pid)
         self._ax.AXUIElementSetMessagingTimeout(element, MESSAGE_S)
         if pid not in self._asked:
@@ -476,7 +476,7 @@ class MacDriver:
         raise DriverError(f"{attribute} cannot be read: {_ERRORS.get(code, f'error {code} of the accessibility API')}")
 
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
-        """Return a point or a size, which the API wraps."""
+        """Return a point or a size, both of which the API wraps."""
         value = self._read(element, attribute)
         is_valid, result = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
         if not is_valid:

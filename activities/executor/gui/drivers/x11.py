@@ -27,14 +27,14 @@ def key_journals() -> tuple[Path, ...]:
 
 
 class KeyJournal:
-    """Record of the pressed keys of a display; the file exists only while keys are pressed."""
+    """Record of the keys pressed on a display. The file exists only while keys are pressed."""
 
     def __init__(self, display: str) -> None:
         self._path = _folder() / f"{file_stem(display)}.json"
 
     @contextmanager
     def pressing(self, keys: Sequence[int | str]) -> Iterator[None]:
-        """Record the keys until they are released; any error in between, except `NotPressedError`, keeps the record."""
+        """Record the keys until they are released. Any error in between, except `NotPressedError`, keeps the record."""
         private_folder(self._path.parent)
         # Without fsync: key state does not survive a power loss anyway.
         replace_file(self._path, json.dumps(list(keys)).encode())
@@ -46,7 +46,7 @@ class KeyJournal:
         self.clear()
 
     def list_pressed_keys(self) -> list[int | str]:
-        """Return the keys that a process left recorded, in the order of pressing."""
+        """Return the recorded keys that a process left pressed, in the order in which they were pressed."""
         with suppress(OSError, ValueError):
             keys = json.loads(self._path.read_bytes())
             return [key for key in keys if isinstance(key, int | str)] if isinstance(keys, list) else []
@@ -74,7 +74,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _x11(call: _Call) -> _Call:
-    """Translate errors of the X library into `DriverError`; the next call reconnects."""
+    """Convert the X library's errors to `DriverError`. The next call reconnects."""
 
     @functools.wraps(call)
     def wrapper(self: "X11Driver", *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ def _x11(call: _Call) -> _Call:
 
 
 class X11Driver:
-    """One X11 display with a window manager."""
+    """An X11 display with a window manager."""
 
     name = "x11"
 
@@ -121,7 +121,7 @@ class X11Driver:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Grab the X server, so that nothing changes between the check and the key press."""
+        """Grab the X server so that nothing changes between the check and the key press."""
         display = self._connect()
         display.grab_server()
         try:
@@ -133,7 +133,7 @@ class X11Driver:
 
     @_x11
     def _require_keyboard(self) -> None:
-        """Raise if another program has grabbed the keyboard, such as a screen locker or an open menu."""
+        """Raise an error if another program, for example a screen locker or an open menu, has grabbed the keyboard."""
         from Xlib import X
 
         display = self._connect()
@@ -145,14 +145,14 @@ class X11Driver:
         display.ungrab_keyboard(X.CurrentTime)
 
     def _require_safe_pointer(self) -> None:
-        """Raise if the pointer is in a corner, by which a person stops all keys."""
+        """Raise an error if the pointer is in a corner, which is how a person stops all key presses."""
         root = self._connect().screen().root
         pointer, size = root.query_pointer(), root.get_geometry()
         if pointer.root_x in (0, size.width - 1) and pointer.root_y in (0, size.height - 1):
             raise NotPressedError("the pointer is in a corner of the screen, which stops all keys. Move it away")
 
     def _require_focus(self, window: Window) -> None:
-        """Raise if the X server would send keys to another window, whatever the window manager reports."""
+        """Raise an error if the X server would send keys to another window, whatever the window manager reports."""
         focus, active = self._connect().get_input_focus().focus, self.active()
         # 0 means no window, and 1 the window under the pointer.
         while not isinstance(focus, int) and str(focus.id) != window.id:
@@ -161,7 +161,7 @@ class X11Driver:
             raise NotPressedError(f"the window {window.title!r} no longer has the keyboard")
 
     def _key_code(self, name: str) -> int:
-        """Return the key code of a symbol in the current layout."""
+        """Return a symbol's key code in the current layout."""
         from Xlib import XK
 
         display = self._connect()
@@ -214,7 +214,7 @@ class X11Driver:
         return completed.stdout.decode("utf-8", "replace") if completed.returncode == 0 else None
 
     def set_clipboard(self, text: str) -> None:
-        """Put a text on the clipboard; xclip serves it until the clipboard changes."""
+        """Put text on the clipboard. xclip serves it until the clipboard changes."""
         # No inherited pipe: xclip stays in the background, and a reader would wait for its end.
         if self._xclip("-in", stdin=text.encode()).returncode != 0:
             raise DriverError(f"xclip could not put the text on the clipboard of display {self._name}")
@@ -287,7 +287,7 @@ class X11Driver:
         self._tree.close()
 
     def disconnect(self) -> None:
-        """Close the connection; the next call reconnects."""
+        """Close the connection. The next call reconnects."""
         display, self._display = self._display, None
         if display is not None:
             # The server may have exited.
@@ -353,10 +353,10 @@ _NAMES = {"mod": "command", "cmd": "command"}
 
 
 def keyboard() -> Any:
-    """Return pyautogui, configured.
+    """Return pyautogui, already configured.
 
     Raises:
-        DriverError: it cannot be used here.
+        DriverError: pyautogui cannot be used here.
     """
     try:
         import pyautogui
@@ -372,24 +372,24 @@ def keyboard() -> Any:
 
 
 def names_of(chord: str) -> list[str]:
-    """Return the keys of a chord by their pyautogui names."""
+    """Return pyautogui's names for a chord's keys."""
     return [_NAMES.get(name, name) for name in chord.split("+")]
 
 
 def press(chord: str) -> None:
-    """Press the keys of a chord together.
+    """Press a chord's keys together.
 
     Raises:
-        DriverError: the pointer is in a corner of the screen, which stops pyautogui; or the keys cannot be sent.
+        DriverError: the pointer is in a corner of the screen, which stops pyautogui, or the keys cannot be sent.
     """
     _do(f"the keys {chord} cannot be sent", lambda gui: gui.hotkey(*names_of(chord)))
 
 
 def release(names: Sequence[str]) -> None:
-    """Release keys in reverse order; keys that are up stay up.
+    """Release keys in reverse order. Keys that are already up stay up.
 
     Raises:
-        DriverError: like `press`.
+        DriverError: as in `press`.
     """
 
     def let_go(gui: Any) -> None:
@@ -403,7 +403,7 @@ def click(x: int, y: int) -> None:
     """Click at a point on the screen.
 
     Raises:
-        DriverError: like `press`.
+        DriverError: as in `press`.
     """
     _do(f"({x}, {y}) cannot be clicked", lambda gui: gui.click(x, y))
 
