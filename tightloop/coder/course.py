@@ -76,7 +76,7 @@ def after_results(talk: ConversationState, results: Sequence[CallResult]) -> Con
 
 
 def count_repeats(marks: Sequence[str]) -> int:
-    """Return how often the newest mark occurs within the window."""
+    """Return the number of times the newest mark occurs within the window."""
     return Counter(marks)[marks[-1]] if marks else 0
 
 

@@ -39,9 +39,9 @@ class CallHead(Sparse):
 
     tool: str
     reads: bool = False
-    """Whether the call is read-only. Such calls may run concurrently."""
+    """True if the call is read-only. Such calls may run concurrently."""
     runs: bool = False
-    """Whether the call starts a program. Such a call needs its own activity with heartbeats."""
+    """True if the call starts a program. Such a call needs its own activity with heartbeats."""
 
 
 class CallResult(Sparse):
@@ -50,7 +50,7 @@ class CallResult(Sparse):
     result: ArtifactRef
     """Text for the model. Its length is bounded, and the beginning and end are kept."""
     failed: bool = False
-    """Whether the model has to try something else.
+    """True if the model has to try something else.
 
     Causes are wrong arguments, text that does not match, or a command that is refused or unknown.
     """
@@ -62,7 +62,7 @@ class CallResult(Sparse):
     The call was not executed. It is repeated after the answer.
     """
     finished: bool = False
-    """Whether the model declares its part finished. If so, the result contains its summary."""
+    """True if the model declares its part finished. In that case, the result contains its summary."""
 
 
 class Turn(Sparse):
@@ -74,7 +74,7 @@ class Turn(Sparse):
     calls: tuple[CallHead, ...] = ()
     """Proposed tool calls, if any."""
     problem: str = ""
-    """What is wrong with the reply, addressed to the model: it was truncated, or a call could not be parsed.
+    """Error in the reply, addressed to the model: it was truncated, or a call could not be parsed.
 
     None of the reply's calls are executed.
     """
@@ -83,7 +83,7 @@ class Turn(Sparse):
     """Estimated size of the prompt in tokens."""
     model: str = ""
     compacted: bool = False
-    """Whether older results were replaced with a digest before this turn."""
+    """True if older results were replaced with a digest before this turn."""
 
 
 class Bounds(Sparse):
@@ -96,9 +96,9 @@ class Bounds(Sparse):
     rounds: int = 3
     """Maximum number of coding rounds after failing checks."""
     planning: bool = False
-    """Whether the `planner` role first reads the code and writes a plan."""
+    """True if the `planner` role first reads the code and writes a plan."""
     testing: bool = False
-    """Whether the `tester` role writes tests for the change once the checks pass."""
+    """True if the `tester` role writes tests for the change once the checks pass."""
     turns_of: dict[str, int] = Field(default_factory=dict)
     """Maximum number of replies per part of the work, by role."""
 
@@ -115,7 +115,7 @@ class ConversationState(Sparse):
     said: tuple[ArtifactRef, ...] = ()
     """Messages to send to the model with the next turn."""
     correction: str = ""
-    """What is wrong with the last reply, addressed to the model."""
+    """Error in the last reply, addressed to the model."""
     turns: int = 0
     """Number of replies in the current part of the work."""
     silent: int = 0
@@ -123,7 +123,7 @@ class ConversationState(Sparse):
     marks: tuple[str, ...] = ()
     """Marks of the last results, newest last."""
     nudged: bool = False
-    """Whether the model has already received the hint about repeated calls."""
+    """True if the model has already received the hint about repeated calls."""
 
 
 class CoderProgress(Sparse):
@@ -136,7 +136,7 @@ class CoderProgress(Sparse):
     talks: dict[str, ConversationState] = Field(default_factory=dict)
     """Conversations by role."""
     tested: bool = False
-    """Whether the tester has run."""
+    """True if the tester has run."""
     model: str = ""
     """Model that the `coder` role used last."""
     bandit_findings: int | None = None

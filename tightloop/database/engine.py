@@ -192,7 +192,7 @@ class Database:
 
     @property
     def is_file(self) -> bool:
-        """Whether the database is an SQLite file on this host."""
+        """True if the database is an SQLite file on this host."""
         return self._engine.dialect.name == "sqlite"
 
     @property

@@ -50,7 +50,7 @@ class Check(CallerInput):
 
     @property
     def problem(self) -> str:
-        """What is wrong with the command, with a corrected example, or "" if no error is apparent without a shell."""
+        """Error in the command with a corrected example, or "" if no error is apparent without a shell."""
         if not self.run.strip():
             return f"a check has no command. {_QUOTING}"
         # Only a shell can parse here-documents and bash's $'...', which may contain an escaped quote.
@@ -114,7 +114,7 @@ class CheckResult(Value):
 
     @property
     def passed(self) -> bool:
-        """Whether the check passed."""
+        """True if the check passed."""
         return self.status is CheckStatus.PASSED
 
 
@@ -149,7 +149,7 @@ class CheckReport(Value):
 
     @property
     def green(self) -> bool:
-        """Whether there is at least one check and all checks passed."""
+        """True if there is at least one check and all checks passed."""
         # `all` of nothing is true, but no checks are no success.
         return bool(self.results) and all(result.passed for result in self.results)
 
@@ -344,13 +344,13 @@ class Verification(Value):
     signature: str = ""
     report: ArtifactRef | None = None
     progress: bool = False
-    """Whether the result is better than the previous report."""
+    """True if the result is better than the previous report."""
     regress: bool = False
-    """Whether the result is worse than the previous report."""
+    """True if the result is worse than the previous report."""
     same: bool = False
-    """Whether the failures are the same as in the previous report."""
+    """True if the failures are the same as in the previous report."""
     unchanged: bool = False
-    """Whether the output is the same as before, including numbers. False if there is no output."""
+    """True if the output is the same as before, including numbers. False if there is no output."""
     newly_failing: tuple[str, ...] = ()
     drift: Drift | None = None
     """Changes found before the checks, compared with the expected tree. They were saved and undone."""
@@ -359,12 +359,12 @@ class Verification(Value):
     cpu_s: float | None = None
     """CPU time of all checks in seconds, as far as it was measured."""
     checks_touched_tree: bool = False
-    """Whether the checks wrote to the tree. Their changes were undone, so the tree is the one that was checked."""
+    """True if the checks wrote to the tree. Their changes were undone, so the tree is the one that was checked."""
     attempt: int = 1
 
     @property
     def green(self) -> bool:
-        """Whether there is at least one check and all checks passed."""
+        """True if there is at least one check and all checks passed."""
         return self.total > 0 and self.failed_count == 0
 
     @property

@@ -46,7 +46,7 @@ class CheckpointRecord(Value):
     lines: int = 0
     """Number of text lines in the tree."""
     discarded: bool = False
-    """Whether the episode was since restored to an earlier checkpoint. Files and state are kept."""
+    """True if the episode has since been restored to an earlier checkpoint. Files and state are kept."""
 
     @property
     def number(self) -> int:

@@ -60,7 +60,7 @@ class Amendment(Document):
 
     @property
     def empty(self) -> bool:
-        """Whether the amendment changes nothing."""
+        """True if the amendment changes nothing."""
         return not (
             self.goal.strip() or self.definition_of_done or self.planner.strip() or self.executor != ExecutorAmendment()
         )

@@ -25,7 +25,7 @@ class KnownBug(NamedTuple):
     words: str
     """Pattern that indicates the bug."""
     unsafe: bool = False
-    """Whether ruff marks every fix for the rule as unsafe."""
+    """True if ruff marks every fix for the rule as unsafe."""
 
 
 PROBES = ("F632", "F901", "B006", "E711", "UP035")
@@ -316,7 +316,7 @@ class _Use(NamedTuple):
 
 
 class _Formatter(Value):
-    """How to turn a formatter's check into a run of the formatter."""
+    """Rule for turning a formatter's check into a run of the formatter."""
 
     name: str
     title: str
@@ -349,7 +349,7 @@ class FixFinder:
 
     @property
     def ruff(self) -> tuple[str, ...]:
-        """The project's ruff command whose findings make a check fail, or empty if there is none."""
+        """The project's ruff command whose findings make a check fail. Empty if no such command exists."""
         return next((use.start for use in self._failed if is_lint(use.call) and named_rules(use.result)), ())
 
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:

@@ -81,7 +81,7 @@ class ReflectCause(StrEnum):
 
 
 def planner_problem(name: str) -> str:
-    """Return what is wrong with a planner name, or "" if it is valid."""
+    """Return the error in a planner name, or "" if it is valid."""
     if name in PLANNERS:
         return ""
     return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"
@@ -247,7 +247,7 @@ class EpisodeState(Value):
     refused_tree: str = ""
     """Tree that a person refused even though its checks pass."""
     baseline_red: bool = False
-    """Whether the checks failed before the first plan. If so, making them pass is the goal itself."""
+    """True if the checks failed before the first plan. In that case, making them pass is the goal itself."""
     reflection: ArtifactRef | None = None
     diagnosis: str = ""
     reflect_next: ReflectCause | None = None
@@ -256,7 +256,7 @@ class EpisodeState(Value):
     low_streak: int = 0
     failures: FailureStreak = NO_FAILURES
     told: bool = False
-    """Whether doubts about the progress were reported and there has been no progress since."""
+    """True if doubts about the progress were reported and there has been no progress since."""
     trees: tuple[str, ...] = ()
     """Trees at the end of the last iterations, oldest first."""
     memory: TrackerMemory | None = None
@@ -289,7 +289,7 @@ class EpisodeState(Value):
     move: MoveTarget | None = None
     """Pending move, set until the new host has taken over."""
     amended: bool = False
-    """Whether the amended request still has to be stored."""
+    """True if the amended request still has to be stored."""
     runs: int = 1
     """Number of Temporal runs of this episode so far."""
 
@@ -347,7 +347,7 @@ class EpisodeStatus(RunStatus):
     way_back: str = ""
     """Checkpoint to restore, if the open question suggests a restore."""
     pause_requested: bool = False
-    """Whether a pause has been requested. It starts at the next safe point."""
+    """True if a pause has been requested. It starts at the next safe point."""
     drifts: tuple[Drift, ...] = ()
     """Files that were changed from outside while the episode ran, what was done about them, and how to restore them."""
     spent: Spent = Spent.model_construct()

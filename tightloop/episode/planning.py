@@ -144,7 +144,7 @@ class Briefing(Value):
     """Latest check results. Before the first plan, this is the baseline."""
     reflection: Reflection | None = None
     reflection_is_fresh: bool = False
-    """Whether the reflection is about the last iteration."""
+    """True if the reflection is about the last iteration."""
     notes: tuple[str, ...] = ()
     """Messages from people and warnings from the loop, newest last."""
     asked_for: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class Briefing(Value):
     programs: tuple[str, ...] = ()
     """Programs that the executor is allowed to run. If empty, the executor decides."""
     takes_whole_plans: bool = False
-    """Whether the executor is an agent that works on goals and findings, so that its steps do not need commands."""
+    """True if the executor is an agent that works on goals and findings, so that its steps do not need commands."""
     remembered: tuple[Recollection, ...] | None = None
     """Fixes that helped with similar failures, most reliable first and at most three.
 
@@ -183,7 +183,7 @@ class PlannerAnswer(Value):
     prompt_sha256: str = ""
     """Digest that identifies the version of the prompt files."""
     repair: str = ""
-    """How much repair was needed to parse the reply; see `activities/model/repair.py`.
+    """Amount of repair needed to parse the reply; see `activities/model/repair.py`.
 
     Empty if no model was called.
     """
@@ -225,9 +225,9 @@ class ReflectorAnswer(Value):
     """Reason for falling back to the rules, or empty if there was no fallback."""
     usage: Usage | None = None
     repair: str = ""
-    """How much repair was needed to parse the reply. Empty if the rules produced the reflection."""
+    """Amount of repair needed to parse the reply. Empty if the rules produced the reflection."""
     truncated: bool = False
-    """Whether the model's reply was truncated, in which case the rules were used."""
+    """True if the model's reply was truncated, in which case the rules were used."""
     prompt_sha256: str = ""
     transcript: bytes = b""
 

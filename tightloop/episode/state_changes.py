@@ -369,7 +369,7 @@ def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Ve
 
 
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
-    """Continue the work even though the checks pass. The planner is told the reason."""
+    """Continue the work even though the checks pass. The planner receives the reason."""
     note = "\n".join((f"Success was not accepted: {title}", *evidence))
     return with_note(state.evolve(refused_tree=state.tree, proof=None), note, asks=True)
 

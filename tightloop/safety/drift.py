@@ -65,12 +65,12 @@ class Drift(Value):
 
     @property
     def sentence(self) -> str:
-        """What was done about the drift."""
+        """Action taken in response to the drift."""
         return drift_text(self)
 
     @property
     def report(self) -> tuple[str, ...]:
-        """What was done about the drift, and the command that restores changes that were undone."""
+        """Action taken in response to the drift, and the command that restores changes that were undone."""
         return (self.sentence, *((f"  restore them: {self.bring_back}",) if self.bring_back else ()))
 
 
@@ -134,7 +134,7 @@ class DriftError(TightloopError):
 
 
 class PromptPrivacy(StrEnum):
-    """What prompts may contain, from the least to the most restrictive level."""
+    """Permitted content of prompts, from the least to the most restrictive level."""
 
     FULL = "full"
     """Prompts may contain everything in the briefing."""

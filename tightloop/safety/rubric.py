@@ -92,7 +92,7 @@ class Finding(Value):
     judged: str = ""
     """Assessment by a model, if a model was asked."""
     refused: bool = False
-    """Whether a person refused the change. It is reported until it is no longer in the tree."""
+    """True if a person refused the change. It is reported until it is no longer in the tree."""
     layer: str = ""
     """Layer of the code review that found the violation, such as `ast` or `bandit`."""
 
@@ -109,7 +109,7 @@ class Rubric(Value):
     """Limits and disabled rules of the alignment check."""
 
     enabled: bool = True
-    """Whether the check is enabled."""
+    """Enable the check."""
     allow: tuple[str, ...] = ()
     """Disabled rules, by the names that are shown when the episode pauses, such as `publishes`."""
     cpu_minutes: _Minutes = 10.0

@@ -66,7 +66,7 @@ def find_excess(patterns: Sequence[str]) -> str:
 
 
 def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
-    """Return what is wrong with a pattern and how to correct it, or None if it is valid."""
+    """Return the error in a pattern and its correction, or None if it is valid."""
     bare = pattern.removeprefix("./").rstrip("/")
     parts = bare.split("/")
     from_root = "Write it from the root of the tree, such as `src/**`"

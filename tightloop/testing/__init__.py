@@ -31,7 +31,7 @@ class AcceptedTest(Value):
     nodes: tuple[str, ...] = ()
     """Node ids of its parameterised cases, at most `NODES_LIMIT` of them."""
     fails_before: bool = False
-    """Whether it fails with its own assertion on the tree before the change."""
+    """True if it fails with its own assertion on the tree before the change."""
     killed: int = 0
     """Number of mutants of the changed lines that it kills with its own assertion.
 
@@ -54,7 +54,7 @@ class RefusedTest(Value):
     test: str
     """Node id without parameters, or the file if no test was collected from it."""
     reason: str
-    """What is wrong and how to correct it, addressed to the author."""
+    """Problem and its correction, addressed to the author."""
 
 
 class ChangedCoverage(Value):
@@ -100,7 +100,7 @@ class Run(Value):
     id: str
     outcome: Outcome
     assertion: bool = False
-    """Whether its call failed with an AssertionError or with pytest's `Failed`."""
+    """True if its call failed with an AssertionError or with pytest's `Failed`."""
     place: str = ""
     """Origin of the failure: `test`, `changed` (a changed file), `other` (in the tree) or "" (only a library).
 
@@ -119,7 +119,7 @@ class Run(Value):
     """Executed lines of the changed files."""
     seconds: float = 0.0
     honest: bool = True
-    """Whether the hooks left the canaries unchanged and there is exactly one report."""
+    """True if the hooks left the canaries unchanged and there is exactly one report."""
 
 
 class Item(Value):
@@ -160,7 +160,7 @@ class Session(Value):
     broken: frozenset[int] = frozenset()
     """Mutants with which no test could be collected."""
     ended: bool = False
-    """Whether the session was completed."""
+    """True if the session was completed."""
     output: str = ""
     """End of the output, if the session did not produce any results."""
 

@@ -216,14 +216,14 @@ class JudgedTests(NamedTuple):
     """Static findings about a test."""
 
     asserts: bool
-    """Whether the test itself contains an assertion."""
+    """True if the test itself contains an assertion."""
     weak: str = ""
     """Reason why none of the test's assertions checks behaviour.
 
     In that case, a killed mutant does not prove anything.
     """
     names_only: bool = False
-    """Whether the test only asserts that names exist.
+    """True if the test only asserts that names exist.
 
     In that case, its failure before the change does not prove anything either.
     """

@@ -235,7 +235,7 @@ class VectorSpace(NamedTuple):
     dimension: int
     table: Table
     solved: bool = False
-    """Whether to include only failures that were solved."""
+    """Include only failures that were solved."""
 
     @property
     def owner(self) -> "ColumnElement[str]":

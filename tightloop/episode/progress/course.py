@@ -56,13 +56,13 @@ class Iteration(Value):
     """Total number of changed files, which may exceed the length of `changed`."""
     work: Work = Work.AGAIN
     only_tests: bool = False
-    """Whether the change only adds tests."""
+    """True if the change only adds tests."""
     touched: str = ""
     """Marks of the touched lines, including those of this change."""
     news: bool = False
-    """Whether the checks print a word for the first time that was not introduced by this change."""
+    """True if the checks print a word for the first time that was not introduced by this change."""
     other: bool = False
-    """Whether the checks print something for the first time, even if it is only a number."""
+    """True if the checks print something for the first time, even if it is only a number."""
     heard: str = ""
     """Marks of the words that the checks printed, including this run."""
     tree_seen_before: bool = False
@@ -74,7 +74,7 @@ class Iteration(Value):
     report: ExecutorReport | None = None
     """The executor's report, or None if nothing was delivered."""
     obeyed: bool = False
-    """Whether a person denied the executor something in this iteration."""
+    """True if a person denied the executor something in this iteration."""
     verification: Verification | None = None
     checks: CheckReport | None = None
 
@@ -357,7 +357,7 @@ class HistoryEntry(Value):
     """Number of passed checks out of the total before the iteration, such as `1/3`."""
     after: str = _UNKNOWN
     changed: bool = True
-    """Whether the tree changed."""
+    """True if the tree changed."""
 
 
 def one_line(text: str, limit: int) -> str:

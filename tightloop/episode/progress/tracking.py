@@ -101,21 +101,21 @@ class TrackingFacts(Value):
     """Number of failed checks, or None if no check ran."""
     newly_failing: tuple[str, ...] = ()
     made_progress: bool = False
-    """Whether the checks improved and none got worse."""
+    """True if the checks improved and none got worse."""
     work: Work = Work.AGAIN
     """Type of the change."""
     went_on: bool = False
-    """Whether the iteration produced something new: work, better checks, or different failures."""
+    """True if the iteration produced something new: work, better checks, or different failures."""
     doubtful: bool = False
-    """Whether the benefit is unknown."""
+    """True if the benefit is unknown."""
     news: bool = False
-    """Whether the checks fail in a new way without new work."""
+    """True if the checks fail in a new way without new work."""
     unproven: bool = False
-    """Whether the change is new work that the checks cannot measure."""
+    """True if the change is new work that the checks cannot measure."""
     worse: bool = False
-    """Whether the checks got worse without new work."""
+    """True if the checks got worse without new work."""
     scope_announced: bool = False
-    """Whether the plan announced which files it would change."""
+    """True if the plan announced which files it would change."""
     out_of_scope: tuple[str, ...] = ()
     """Changed files that the plan did not announce. Empty if it did not announce any files."""
     out_of_scope_share: float | None = None
@@ -126,16 +126,16 @@ class TrackingFacts(Value):
     """Number of iterations since the oldest of these items was given, including this one."""
     tree_seen_before: bool = False
     alternates: bool = False
-    """Whether the trees of the last iterations form a cycle."""
+    """True if the trees of the last iterations form a cycle."""
     error_count: int = 0
     """Number of consecutive iterations with the current failures, including this one."""
     error_seen_before: bool = False
-    """Whether the current failures occurred before, with different ones in between."""
+    """True if the current failures occurred before, with different ones in between."""
     errors_alternate: bool = False
     plan_seen_before: bool = False
-    """Whether the same plan was executed before."""
+    """True if the same plan was executed before."""
     claimed_done: bool = False
-    """Whether the planner claims that the goal is met."""
+    """True if the planner claims that the goal is met."""
     outcome_unknown: bool = False
     executor_failed: bool = False
     since_progress: Spending = Spending.model_construct()
@@ -143,12 +143,12 @@ class TrackingFacts(Value):
 
     @property
     def green(self) -> bool:
-        """Whether checks ran and all of them passed."""
+        """True if checks ran and all of them passed."""
         return self.checks_failed == 0
 
     @property
     def moved(self) -> bool:
-        """Whether the checks show an improvement."""
+        """True if the checks show an improvement."""
         return self.went_on and not (self.doubtful or self.unproven)
 
 
@@ -283,7 +283,7 @@ class Tracking(Value):
     lines_added: int = 0
     lines_removed: int = 0
     approximate: bool = False
-    """Whether the diff reached its time limit and is therefore less precise."""
+    """True if the diff reached its time limit and is therefore less precise."""
     note: str = ""
     """Explanation of why the diff is less precise, at most 300 characters."""
     renames: tuple[str, ...] = ()
@@ -293,15 +293,15 @@ class Tracking(Value):
     memory: TrackerMemory | None = None
     """Memory for the next iteration."""
     went_on: bool = False
-    """Whether the iteration produced something new."""
+    """True if the iteration produced something new."""
     doubtful: bool = False
-    """Whether the benefit is unknown."""
+    """True if the benefit is unknown."""
     news: bool = False
-    """Whether the benefit is unknown and the checks fail in a new way."""
+    """True if the benefit is unknown and the checks fail in a new way."""
     unproven: bool = False
-    """Whether the iteration produced new work that the checks cannot measure."""
+    """True if the iteration produced new work that the checks cannot measure."""
     idle: bool = False
-    """Whether the iteration was futile: no change, an earlier tree, or worse checks without new work."""
+    """True if the iteration was futile: no change, an earlier tree, or worse checks without new work."""
 
 
 def similarity(lines_before: int, *, added: int, removed: int) -> float:
@@ -329,13 +329,13 @@ class Count(Value):
     best: tuple[float, ...] = ()
     """Best distance of each number from its target."""
     better: bool = False
-    """Whether a number is closer to its target than ever before."""
+    """True if a number is closer to its target than ever before."""
     lowest: bool = False
-    """Whether a number without descriptive words is lower than ever before."""
+    """True if a number without descriptive words is lower than ever before."""
     worse: bool = False
-    """Whether a count moved away from its target and no number improved."""
+    """True if a count moved away from its target and no number improved."""
     kept: bool = False
-    """Whether as many tests pass as before, which means that additional failures come from new tests."""
+    """True if as many tests pass as before, which means that additional failures come from new tests."""
 
 
 def update_count(before: Count, printed: Iterable[ComparableOutput]) -> Count:
@@ -380,7 +380,7 @@ class _Number(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether no words describe the number."""
+        """True if no words describe the number."""
         return self.direction == 0 and self.goal is None
 
     def is_outweighed(self, other_numbers: Iterable["_Number"]) -> bool:

@@ -25,7 +25,7 @@ class TestsFrom(StrEnum):
 
 
 class FileKind(StrEnum):
-    """How a changed file affects the checks."""
+    """Role that a changed file has for the checks."""
 
     TEST = "test"
     TEST_DATA = "test_data"
@@ -38,7 +38,7 @@ class FileKind(StrEnum):
 
 
 class FileChange(StrEnum):
-    """How a file changed relative to the initial tree."""
+    """Type of change to a file relative to the initial tree."""
 
     ADDED = "added"
     MODIFIED = "modified"
@@ -68,7 +68,7 @@ class TestReport(Value):
     checker: str
     """Name of the checker: `pytest`, `unittest`, `node` (its own runner), `jest`, `mocha`, `vitest` or `go`."""
     is_complete: bool = False
-    """Whether the checker ended normally and its canary, a test that must fail, did fail."""
+    """True if the checker ended normally and its canary, a test that must fail, did fail."""
     total: int = 0
     """Number of tests with a result, excluding deselected tests."""
     passed: int = 0
@@ -114,7 +114,7 @@ class CheckRun(Value):
 
     @property
     def passed(self) -> bool:
-        """Whether the command exited with 0."""
+        """True if the command exited with 0."""
         return self.status is CheckStatus.PASSED
 
 
@@ -128,7 +128,7 @@ class ProofRun(Value):
 
     @property
     def green(self) -> bool:
-        """Whether there is at least one check and all checks exited with 0."""
+        """True if there is at least one check and all checks exited with 0."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
 
@@ -140,7 +140,7 @@ class ProofFinding(Value):
     """Description of the finding in one sentence."""
     evidence: tuple[str, ...] = ()
     announced: bool = False
-    """Whether the goal or the request announced it. If so, it is evidence and does not lead to a question."""
+    """True if the goal or the request announced it. In that case, it is evidence and does not lead to a question."""
 
 
 class ProofVerdict(StrEnum):

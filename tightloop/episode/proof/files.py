@@ -71,7 +71,7 @@ class Guards(NamedTuple):
     """Files that the goal names. They may be created even if they have the same name as a checker's module."""
 
     def kind_of(self, path: str, change: FileChange = FileChange.MODIFIED) -> FileKind | None:
-        """Return how a file affects the checks, or None if it is a source file or anything else."""
+        """Return the role that a file has for the checks, or None if it is a source file or anything else."""
         folder, _, name = path.rpartition("/")
         # The most dangerous role decides: `tests/.env` is a start-up file, not a test.
         if is_environment(path):
@@ -202,7 +202,7 @@ class RequestedChanges(NamedTuple):
     """Changes to tests and configuration that a person asked for."""
 
     everything: bool = False
-    """Whether all tests and test data may change."""
+    """True if all tests and test data may change."""
     files: tuple[str, ...] = ()
     """Individual files, as named in the request."""
 

@@ -218,7 +218,7 @@ class Imported(NamedTuple):
     """Top-level name."""
     line: int
     optional: bool = False
-    """Whether the file works without the module.
+    """True if the file works without the module.
 
     The import is guarded by `try`, only meant for type checkers, or meant for another Python version.
     """

@@ -23,7 +23,7 @@ class Binding(NamedTuple):
     value: ast.expr | None = None
     """The assigned expression."""
     defined: bool = False
-    """Whether the name is bound by `def`, `class` or an import at the top level of the module."""
+    """True if the name is bound by `def`, `class` or an import at the top level of the module."""
 
 
 class Scope:
@@ -46,12 +46,12 @@ class Scope:
 
     @property
     def is_function(self) -> bool:
-        """Whether the scope is a function, whose local names never fall back to built-ins."""
+        """True if the scope is a function, whose local names never fall back to built-ins."""
         return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
     @property
     def is_class(self) -> bool:
-        """Whether the scope is a class, whose names are not visible in its functions."""
+        """True if the scope is a class, whose names are not visible in its functions."""
         return isinstance(self.node, ast.ClassDef)
 
 

@@ -162,7 +162,7 @@ class CodeRule(Document):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the rule has any patterns."""
+        """True if the rule has any patterns."""
         lists = (
             self.uses,
             self.calls,

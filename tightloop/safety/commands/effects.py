@@ -41,7 +41,7 @@ class Write(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the path is literal and inside the command's folder."""
+        """True if the path is literal and inside the command's folder."""
         return not _OPEN.search(self.path)
 
 

@@ -75,7 +75,7 @@ class Assignment(NamedTuple):
     name: str
     value: str
     reaches_programs: bool = True
-    """Whether it is set for a program or exported.
+    """True if the variable is set for a program or exported.
 
     Otherwise it is a shell variable, which may have been exported earlier.
     """
@@ -94,7 +94,7 @@ class Script(NamedTuple):
     embedded: tuple[str, ...] = ()
     """Here-documents and multi-line strings, which may be scripts for another program."""
     is_complete: bool = True
-    """Whether all parts could be parsed. False if, for example, a quote is not closed."""
+    """True if all parts could be parsed. False if, for example, a quote is not closed."""
     is_too_deep: bool = False
     assignments: tuple[Assignment, ...] = ()
 
@@ -272,7 +272,7 @@ class Call(NamedTuple):
     assigned: tuple[str, ...] = ()
     """Variables set for the command, such as `A=b`."""
     has_more_words: bool = False
-    """Whether `xargs` adds arguments that are not known."""
+    """True if `xargs` adds arguments that are not known."""
 
     def has(self, *flags: str) -> bool:
         """Return whether a flag is present. A short flag (`-f`) may also be part of a bundle (`-xdf`)."""
