@@ -10,10 +10,10 @@ from tightloop.value import ArtifactRef
 # As in OpenHands' stuck detector: 4 equal calls with equal results within 20, 3 monologues.
 WINDOW = 20
 REPEATS_TOLD = 3
-"""Equal calls with equal results after which the model gets a hint."""
+"""Number of identical calls with identical results after which the model receives a hint."""
 REPEATS_STOP = 4
 SILENT_STOP = 3
-"""Consecutive replies without a usable tool call."""
+"""Number of consecutive replies without a usable tool call after which the conversation stops."""
 NUDGE = (
     "You have made the same call with the same result {times} times. It will not change. Look at the problem from "
     "another side: read other files, or finish and say what stands in the way."
@@ -22,18 +22,18 @@ PROPOSE = "You proposed no tool call. Go on with one, or call finish with a summ
 
 
 def spent_tokens(usage: Usage) -> int:
-    """Return the sum of input and output tokens, counting unreported ones as 0."""
+    """Return the total number of input and output tokens. Unreported tokens count as 0."""
     return (usage.input_tokens or 0) + (usage.output_tokens or 0)
 
 
 def add_message(talk: ConversationState, message: ArtifactRef) -> ConversationState:
-    """Append a message for the model, and reset its loop counters."""
+    """Append a message for the model, and reset the conversation's loop counters."""
     # New instructions start a new part of the work: earlier repeats are no evidence of a loop any more.
     return talk.evolve(said=(*talk.said, message), marks=(), turns=0, silent=0, nudged=False)
 
 
 def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> str:
-    """Return the exhausted bound of a role as a sentence, or ""."""
+    """Return a sentence about the bound that a role has reached, or ""."""
     most, turns = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, ConversationState()).turns
     # The role's own bound first: it is the narrower one, so its setting is the one to raise.
     if turns >= most:
@@ -46,7 +46,7 @@ def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> st
 
 
 def after_turn(talk: ConversationState, turn: Turn) -> ConversationState:
-    """Record a reply before its calls are made."""
+    """Record a reply before its tool calls are executed."""
     # None of the calls of a faulty reply is made, so it is as idle as a reply without calls.
     idle = not turn.calls or bool(turn.problem)
     return talk.evolve(
@@ -62,7 +62,7 @@ def after_turn(talk: ConversationState, turn: Turn) -> ConversationState:
 
 
 def after_results(talk: ConversationState, results: Sequence[CallResult]) -> ConversationState:
-    """Record the results of all calls of the last reply."""
+    """Record the results of all tool calls in the last reply."""
     marks = (*talk.marks, *(result.mark for result in results if result.mark))[-WINDOW:]
     times = count_repeats(marks)
     # Not permanent: other work in between gives the same call a new meaning.
@@ -76,7 +76,7 @@ def after_results(talk: ConversationState, results: Sequence[CallResult]) -> Con
 
 
 def count_repeats(marks: Sequence[str]) -> int:
-    """Return the number of occurrences of the newest mark within the window."""
+    """Return the number of times the newest mark occurs within the window."""
     return Counter(marks)[marks[-1]] if marks else 0
 
 
@@ -87,12 +87,12 @@ def may_reflect(progress: CoderProgress, bounds: Bounds) -> bool:
 
 
 def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether passing checks lead to tests for the change first."""
+    """Return whether tests for the change are to be written once the checks pass."""
     return bounds.testing and not progress.tested
 
 
 def why_stuck(talk: ConversationState) -> str:
-    """Return the reason that a conversation is stuck, as a sentence, or ""."""
+    """Return a sentence that explains why a conversation is stuck, or ""."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
         return f"{talk.silent} replies in a row had no usable tool call" + (f": {problem}" if problem else "")
@@ -102,7 +102,7 @@ def why_stuck(talk: ConversationState) -> str:
 
 
 def resume_progress(progress: CoderProgress) -> CoderProgress:
-    """Return the progress after a person's answer; the calls that waited for it are made again."""
+    """Resume after a person's answer. The calls that were waiting for it are executed again."""
     talks = {role: _without_questions(talk) for role, talk in progress.talks.items()}
     return progress.evolve(talks=talks)
 

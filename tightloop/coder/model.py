@@ -35,28 +35,34 @@ class CoderState(StrEnum):
 
 
 class CallHead(Sparse):
-    """Tool call proposed by a model. Its arguments are in the session journal."""
+    """A tool call proposed by a model. Its arguments are in the session journal."""
 
     tool: str
     reads: bool = False
-    """Read-only; such calls may run concurrently."""
+    """True if the call is read-only. Such calls may run concurrently."""
     runs: bool = False
-    """Starts a program, so it needs its own activity with heartbeats."""
+    """True if the call starts a program. Such a call needs its own activity with heartbeats."""
 
 
 class CallResult(Sparse):
     """Result of a tool call."""
 
     result: ArtifactRef
-    """Text for the model; bounded, with head and tail kept."""
+    """Text for the model. Its length is bounded, and the beginning and end are kept."""
     failed: bool = False
-    """The model has to try something else: wrong arguments, no match, a refused or unknown command."""
+    """True if the model has to try something else.
+
+    Causes are wrong arguments, text that does not match, or a command that is refused or unknown.
+    """
     mark: str = ""
-    """Equal for equal results of equal calls; repeats indicate a loop."""
+    """Mark that is the same for identical results of identical calls. Repeated marks indicate a loop."""
     question: Question | None = None
-    """Question to decide first. The call was not made; it is repeated after the answer."""
+    """Question that has to be answered first.
+
+    The call was not executed. It is repeated after the answer.
+    """
     finished: bool = False
-    """The model declares its part finished; the result holds its summary."""
+    """True if the model declares its part finished. In that case, the result contains its summary."""
 
 
 class Turn(Sparse):
@@ -64,57 +70,60 @@ class Turn(Sparse):
 
     number: int
     node: ArtifactRef
-    """Conversation up to and including this reply."""
+    """The conversation up to and including this reply."""
     calls: tuple[CallHead, ...] = ()
-    """Proposed tool calls; empty if there are none."""
+    """Proposed tool calls, if any."""
     problem: str = ""
-    """Fault of the reply, addressed to the model: truncated, or an unreadable call. None of its calls is made."""
+    """Error in the reply, addressed to the model: it was truncated, or a call could not be parsed.
+
+    None of the reply's calls are executed.
+    """
     usage: Usage = Usage.model_construct()
     prompt_tokens: int = 0
-    """Estimated prompt size in tokens."""
+    """Estimated size of the prompt in tokens."""
     model: str = ""
     compacted: bool = False
-    """True if older results were replaced by a digest before this turn."""
+    """True if older results were replaced with a digest before this turn."""
 
 
 class Bounds(Sparse):
-    """Bounds of one delivery to the coder, from the settings of its host."""
+    """Bounds of one delivery to the coder, taken from the settings of its host."""
 
     max_turns: int = 60
-    """Maximum number of replies, over all roles."""
+    """Maximum number of replies across all roles."""
     max_tokens: int = 1_000_000
     """Maximum number of input and output tokens, as far as the service reports them."""
     rounds: int = 3
     """Maximum number of coding rounds after failing checks."""
     planning: bool = False
-    """The role `planner` first reads the code and writes a plan."""
+    """True if the `planner` role first reads the code and writes a plan."""
     testing: bool = False
-    """The role `tester` writes tests for the change once the checks pass."""
+    """True if the `tester` role writes tests for the change once the checks pass."""
     turns_of: dict[str, int] = Field(default_factory=dict)
-    """Replies per part of the work, by role."""
+    """Maximum number of replies per part of the work, by role."""
 
 
 class ConversationState(Sparse):
     """State of the conversation with one role."""
 
     node: ArtifactRef | None = None
-    """None: not started."""
+    """Latest node of the conversation, or None if it has not started."""
     turn: Turn | None = None
-    """Reply whose calls are being made."""
+    """The reply whose tool calls are being executed."""
     results: tuple[CallResult, ...] = ()
     """Results of those calls, in order."""
     said: tuple[ArtifactRef, ...] = ()
-    """Messages for the model that go with the next turn."""
+    """Messages to send to the model with the next turn."""
     correction: str = ""
-    """Fault of the last reply, addressed to the model."""
+    """Error in the last reply, addressed to the model."""
     turns: int = 0
     """Number of replies in the current part of the work."""
     silent: int = 0
-    """Consecutive replies without a usable tool call."""
+    """Number of consecutive replies without a usable tool call."""
     marks: tuple[str, ...] = ()
     """Marks of the last results, newest last."""
     nudged: bool = False
-    """True if the model already got the hint about repeated calls."""
+    """True if the model has already received the hint about repeated calls."""
 
 
 class CoderProgress(Sparse):
@@ -129,16 +138,19 @@ class CoderProgress(Sparse):
     tested: bool = False
     """True if the tester has run."""
     model: str = ""
-    """Model that the role `coder` used last."""
+    """Model that the `coder` role used last."""
     bandit_findings: int | None = None
-    """New Bandit findings in the change that passed the checks; None: not measured."""
+    """Number of new Bandit findings in the change that passed the checks. None if it was not measured."""
     coverage: float | None = None
-    """Share of the changed executable lines covered by tests that can fail; None: not measured."""
+    """Share of the changed executable lines covered by tests that demonstrably can fail.
+
+    None if it was not measured.
+    """
     path: tuple[tuple[CoderState, int], ...] = ()
     """Latest states, each with the number of turns before it."""
 
     def entering(self, state: CoderState) -> "CoderProgress":
-        """Enter a state."""
+        """Return the progress after entering a state."""
         return self.evolve(state=state, path=(*self.path, (state, self.turns))[-PATH_LIMIT:])
 
 
@@ -157,7 +169,7 @@ class CoderStatus(Sparse):
 
     title: str = ""
     session: str = ""
-    """Session folder below `coder/` in the state of the project."""
+    """Session folder below `coder/` in the project's state folder."""
     state: CoderState = CoderState.INIT
     turns: int = 0
     max_turns: int = 0
@@ -180,9 +192,9 @@ class CoderInput(Value):
     """The stored `EpisodeRequest`."""
     home: str = ""
     absence_s: float = 60.0
-    """As in the episode's `Queues`."""
+    """Same as in the episode's `Queues`."""
     within: str = ""
-    """Id of the workflow that holds the workspace."""
+    """Id of the workflow that owns the workspace."""
     key: str = ""
     """Key of the delivery in the outbox."""
     base_tree: str = ""
@@ -190,41 +202,41 @@ class CoderInput(Value):
     title: str = ""
     wall_limit_s: float = 3600.0
     session: str = ""
-    """Session id. This and the next two fields are set in follow-up runs."""
+    """Session id. This field and the next two are set in follow-up runs."""
     bounds: Bounds = Bounds.model_construct()
     progress: CoderProgress = CoderProgress.model_construct()
     worked_s: float = 0.0
-    """Working seconds of the previous runs."""
+    """Seconds worked in the previous runs."""
     sealed_as: Seal | None = None
-    """Verified seal of the input; set by the converter, overriding any value sent."""
+    """Verified seal of the input. The converter sets it and overrides any value that was sent."""
 
     @property
     def goal(self) -> str:
-        """Title for lists."""
+        """Title to show in lists."""
         return self.title
 
 
 # As in mini-swe-agent: 5,000 characters of each end.
 HEAD_CHARACTERS = TAIL_CHARACTERS = 5_000
 RESULT = "result:"
-"""Prefix of the names under which `read_file` finds results."""
+"""Prefix of the names by which `read_file` finds results."""
 ID_DIGITS = 12
 
 
 def result_name(sha256: str) -> str:
-    """Return the name of a stored result, as shown to the model."""
+    """Return a stored result's name, as shown to the model."""
     return f"{RESULT}{sha256[:ID_DIGITS]}"
 
 
 def is_long(text: str) -> bool:
-    """Return whether only the ends of a result are shown."""
+    """Return whether a result is too long to show in full."""
     return len(text) > HEAD_CHARACTERS + TAIL_CHARACTERS
 
 
 def keep_ends(text: str, sha256: str) -> str:
-    """Return head and tail of a long result, with a reference to the full artifact `sha256`.
+    """Return the beginning and end of a long result, with a reference to the full artifact `sha256`.
 
-    The text must be scrubbed already: a secret cut in two would not be recognised.
+    The text must already be scrubbed, because a secret that is cut in two would not be recognised.
     """
     if not is_long(text):
         return text
@@ -237,16 +249,16 @@ _SESSION = re.compile(r"[0-9a-f]{32}")
 
 
 def session_of(key: str) -> str:
-    """Return the session id of a delivery."""
+    """Return a delivery's session id."""
     # Derived, not random: a retried delivery must find the session of its first attempt.
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def session_path(session: str) -> str:
-    """Return the path of a session in the state folder of its project.
+    """Return a session's path in the state folder of its project.
 
     Raises:
-        InvalidRequestError: the id is not a session id; the path could escape the folder.
+        InvalidRequestError: the id is not a session id, so the path could lead outside the folder.
     """
     if not _SESSION.fullmatch(session):
         raise InvalidRequestError(f"{session[:80]!r} is not a coder session id")
@@ -254,7 +266,10 @@ def session_path(session: str) -> str:
 
 
 FINISH = "finish"
-"""The tool that ends a part of the work. Every role has it; otherwise a model could only be stopped."""
+"""The tool that ends a part of the work.
+
+Every role has it, because otherwise a model would have to be stopped from outside.
+"""
 
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)]
 TopP = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -262,20 +277,23 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class Role(Document):
-    """Role of the coder: prompt, tools and model parameters."""
+    """A role of the coder: its prompt, tools and model parameters."""
 
     name: str
     prompt: str
-    """Template of the system prompt, constant for the whole session."""
+    """Template of the system prompt, which stays the same during the whole session."""
     tools: tuple[str, ...]
-    """Tool names in the order shown to the model; the order is part of the provider's cache key."""
+    """Tool names in the order in which they are shown to the model.
+
+    The order is part of the provider's cache key.
+    """
     models: tuple[str, ...] = ()
-    """Preferred models; the first available is used. Empty: those of the settings."""
+    """Preferred models. The first available one is used. If empty, the models from the settings are used."""
     temperature: Temperature | None = None
-    """Sampling temperature; None: the default of the service."""
+    """Sampling temperature. None means the service's default."""
     top_p: TopP | None = None
     max_output_tokens: Positive = 8_000
-    """Maximum output tokens per reply."""
+    """Maximum number of output tokens per reply."""
     max_turns: Positive = 50
     """Maximum number of replies per part of the work."""
     answer: tuple[str, ...] = ()
@@ -292,10 +310,10 @@ class Role(Document):
 
 
 def read_role(name: str, text: str) -> Role:
-    """Parse a role file: YAML between two `---` lines, then the prompt.
+    """Parse a role file, which contains YAML between two `---` lines, followed by the prompt.
 
     Raises:
-        SettingsError: the head is missing, or a field is unknown or invalid.
+        SettingsError: the YAML header is missing, or a field is unknown or invalid.
     """
     # Deferred import: only hosts that do the work read roles; a client that starts episodes needs no YAML.
     import yaml
@@ -324,7 +342,7 @@ def read_role(name: str, text: str) -> Role:
 
 @cache
 def known_roles() -> Mapping[str, Role]:
-    """Return the roles by name, from their files."""
+    """Return the roles by name, as read from their files."""
     # The settings import this module; only users of the coder read the files.
     from importlib import resources
 
@@ -342,12 +360,12 @@ TITLE_CHARACTERS = 200
 
 
 def details_markdown(status: CoderStatus) -> str:
-    """Return the current details, for Temporal's Web UI."""
+    """Return the current details for Temporal's Web UI."""
     return f"**{status.state.value}** - {shorten(status.title, TITLE_CHARACTERS)}\n- {status.line}"
 
 
 def path_line(progress: CoderProgress) -> str:
-    """Return the states of a coder, such as `PLANNING (3 turns) > CODING (9 turns) > TESTING`."""
+    """Return a coder's states, such as `PLANNING (3 turns) > CODING (9 turns) > TESTING`."""
     ends = [*(turns for _, turns in progress.path[1:]), progress.turns]
     parts = []
     for (state, began), end in zip(progress.path, ends, strict=True):
@@ -356,16 +374,16 @@ def path_line(progress: CoderProgress) -> str:
 
 
 LINE_CHARACTERS = 500
-"""Longer lines are cut; they are usually generated."""
+"""Maximum length of a line. Longer lines are truncated; they are usually generated."""
 
 
 def number_lines(lines: list[str], first: int = 1) -> str:
-    """Return lines (without line ends), each with its number and a tab in front."""
+    """Return the lines without line ends, each preceded by its number and a tab."""
     width = len(str(first + len(lines)))
     return "\n".join(f"{number:>{width}}\t{cut(line)}" for number, line in enumerate(lines, start=first))
 
 
 def cut(line: str) -> str:
-    """Return a line, cut at `LINE_CHARACTERS` with a marker."""
+    """Return the line, truncated to `LINE_CHARACTERS` with a marker if it is longer."""
     surplus = len(line) - LINE_CHARACTERS
     return line if surplus <= 0 else f"{line[:LINE_CHARACTERS]} [... {surplus} more]"

@@ -1,7 +1,8 @@
-"""Search and replace of exactly one place in a file, without fuzzy matching.
+"""Search and replace for exactly one place in a file, without fuzzy matching.
 
-Three strategies are tried, and the first that matches decides: exact characters; whole lines without trailing blanks;
-whole lines with a constant indentation shift. Line ends are normalised for the comparison, and the file keeps its own.
+Three strategies are tried in order, and the first one that matches is used: exact characters, whole lines without
+trailing blanks, and whole lines with a constant indentation shift. Line ends are normalised for the comparison, but the
+file keeps its own.
 """
 
 import re
@@ -14,11 +15,11 @@ from tightloop.coder.model import number_lines
 from tightloop.value import format_count
 
 NEAR_LINES = 2
-"""Context lines shown around the closest match."""
+"""Number of context lines to show around the closest match."""
 SHOWN_LINES = 30
 PLACES_SHOWN = 10
 PLACES_LIMIT = 1_000
-"""Maximum number of matches to examine: a file may be one letter eight million times."""
+"""Maximum number of matches to examine, because a file may consist of one letter repeated eight million times."""
 COMPARED_LINES, COMPARED_CHARACTERS = 2_000, 200
 """Limits of the similarity search for the closest lines, which takes quadratic time."""
 BYTE_ORDER_MARK = "\ufeff"
@@ -29,18 +30,18 @@ class PatchedText(NamedTuple):
 
     text: str
     line: int
-    """First replaced line, from 1."""
+    """Number of the first replaced line, starting at 1."""
     lines: int
     """Number of lines in the replacement."""
     how: str = ""
-    """Strategy that matched; empty: exact characters."""
+    """Strategy that matched. Empty for exact characters."""
 
 
 class PatchFailure(NamedTuple):
-    """Failed replacement; the file is unchanged."""
+    """A failed replacement. The file is unchanged."""
 
     reason: str
-    """Reason and advice, addressed to the model."""
+    """Reason for the failure and advice, addressed to the model."""
 
 
 class _Replacement(NamedTuple):
@@ -81,7 +82,7 @@ def patch(text: str, old: str, new: str) -> PatchedText | PatchFailure:
 
 
 class _File:
-    """A text with normalised line ends that remembers the originals."""
+    """A text with normalised line ends that remembers the original ones."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -89,7 +90,10 @@ class _File:
         self._returns = [match.start() for match in re.finditer("\r\n", text)]
 
     def replace(self, match: _Replacement) -> str:
-        """Return the text with a place replaced; new line ends follow those of the old part, or of the file."""
+        """Return the text with a match replaced.
+
+        New line ends follow those of the replaced part, or otherwise those of the file.
+        """
         start, end = self._original(match.start), self._original(match.end)
         old = self._text[start:end]
         like = old if "\n" in old else self._text
@@ -127,7 +131,7 @@ def _cuts_indentation(text: str, at: int) -> bool:
 
 
 def _find_all(text: str, part: str) -> Iterator[int]:
-    """Yield the positions of a text, including overlapping ones."""
+    """Yield the positions at which a text occurs, including overlapping ones."""
     at = text.find(part)
     while at >= 0:
         yield at
@@ -135,7 +139,7 @@ def _find_all(text: str, part: str) -> Iterator[int]:
 
 
 def _find_lines(text: str, old: str, new: str, *, shifted: bool) -> list[_Replacement]:
-    """Return the places whose lines equal `old` up to trailing blanks, or also up to indentation."""
+    """Return the places whose lines equal `old`, ignoring trailing blanks and, if `shifted` is set, the indentation."""
     # `_place` deals with the final newline: here it would hide a match in the last line of a file without one.
     old_lines = old.removesuffix("\n").split("\n")
     lines = text.split("\n")
@@ -182,7 +186,7 @@ def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bo
 
 
 def _shift(has: str, old_indent: str) -> tuple[str, str]:
-    """Return the indentation to add and the one to remove."""
+    """Return the indentation to add and the indentation to remove."""
     if has.endswith(old_indent):
         return has[: len(has) - len(old_indent)], ""
     if old_indent.endswith(has):
@@ -204,7 +208,7 @@ def _indentation(line: str) -> str:
 
 
 def _around(text: str, match: _Replacement) -> int | None:
-    """Return the start of the new text if it already surrounds the place, or None."""
+    """Return the start of the new text if the new text already surrounds the match, or None."""
     old = text[match.start : match.end]
     for inside in islice(_find_all(match.new, old), PLACES_LIMIT):
         begin = match.start - inside
@@ -238,7 +242,7 @@ def _around_line(text: str, line: int, count: int) -> str:
 
 
 def _nearest(lines: list[str], old_lines: list[str]) -> int | None:
-    """Return the line where most wanted lines match up to outer blanks, or else the most similar line."""
+    """Return the line at which the most lines match, ignoring outer blanks, or otherwise the most similar line."""
     votes: dict[int, int] = {}
     at: dict[str, list[int]] = {}
     for number, line in enumerate(lines):

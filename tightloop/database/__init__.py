@@ -1,1 +1,1 @@
-"""Ledger database: SQLite by default, PostgreSQL if configured."""
+"""The ledger's database, which is SQLite by default, or PostgreSQL if configured."""

@@ -1,4 +1,4 @@
-"""Bearer tokens and idempotency keys of the gateway."""
+"""The gateway's bearer tokens and idempotency keys."""
 
 import hashlib
 import hmac
@@ -17,22 +17,22 @@ from tightloop.safety.seal import Person, Role
 from tightloop.value import Value
 
 PREFIX = "tl"
-"""Token prefix, by which secret scanners can recognize a published token."""
+"""Token prefix that allows secret scanners to recognise a published token."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._@-]{0,39}")
-"""Valid token names: lower-case ASCII only, so that no two names look alike."""
+"""Valid token names. They consist of lower-case ASCII characters, so that no two names look alike."""
 RESERVED = frozenset({"operator", "temporal", "tightloop"})
 """Default author names, which tokens must not use."""
 _SECRET_BYTES = 32
 
 
 class Token(Value):
-    """Stored token, without its secret."""
+    """A stored token, without its secret."""
 
     id: str
     name: str
     role: Role
     projects: tuple[str, ...] = ()
-    """Visible projects; empty for all."""
+    """Visible projects. Empty means all projects."""
     episode: str = ""
     """Episode that an agent works for."""
     created: datetime
@@ -40,17 +40,17 @@ class Token(Value):
     revoked: datetime | None = None
 
     def is_valid(self, now: datetime) -> bool:
-        """Return whether the token is neither revoked nor expired."""
+        """Return whether the token has been neither revoked nor expired."""
         return self.revoked is None and (self.expires is None or now < self.expires)
 
     @property
     def person(self) -> Person:
-        """Identity of the token's holder."""
+        """Identity of the token's owner."""
         return Person(name=self.name, role=self.role, projects=self.projects, episode=self.episode)
 
 
 class Tokens:
-    """Tokens of an installation."""
+    """The tokens of an installation."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -64,19 +64,18 @@ class Tokens:
         episode: str = "",
         lasts: timedelta | None = None,
     ) -> tuple[Token, str]:
-        """Create a token; return it and its text, which cannot be retrieved again.
+        """Create a token. Return it together with its text, which cannot be retrieved again.
 
         Args:
-            name: recorded as `by` of the holder's actions; unique among valid tokens.
-            role: role of the holder.
-            projects: visible projects; empty for all.
-            episode: for an agent: its episode.
-            lasts: lifetime; None for unlimited.
+            name: name that is recorded as `by` for the owner's actions. It must be unique among valid tokens.
+            role: role of the token's owner.
+            projects: visible projects. Empty means all projects.
+            episode: the agent's episode, if the token is for an agent.
+            lasts: lifetime of the token. None means that it does not expire.
 
         Raises:
-            InvalidRequestError: the name is invalid or taken, an agent has no project, or a token with an episode is
-                not
-                for an agent.
+            InvalidRequestError: the name is invalid or already in use, an agent does not have a project, or a token
+                with an episode is not for an agent.
         """
         if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
             raise InvalidRequestError(
@@ -112,7 +111,7 @@ class Tokens:
         return token, f"{PREFIX}_{token_id}_{secret}"
 
     def all(self) -> tuple[Token, ...]:
-        """Return all tokens, including invalid ones, oldest first."""
+        """Return all tokens, oldest first. Tokens that are no longer valid are included."""
         with self._database.reading() as connection:
             return tuple(map(_read, connection.execute(select(tokens).order_by(tokens.c.created)).mappings()))
 
@@ -120,7 +119,7 @@ class Tokens:
         """Revoke a valid token.
 
         Raises:
-            InvalidRequestError: no valid token has the name.
+            InvalidRequestError: there is no valid token with this name.
         """
         now = datetime.now(UTC)
         condition = (tokens.c.name == name, tokens.c.revoked.is_(None))
@@ -173,7 +172,7 @@ ABANDONED = timedelta(minutes=2)
 """Time without a response after which the first server is considered dead and a repeated request is executed."""
 KEY_CHARACTERS = 200
 UNANSWERED, GIVEN_UP = 0, -1
-"""Status values: the request is in progress; it ended without a response and may be repeated."""
+"""Status values for a request that is in progress, and for one that ended without a response and may be repeated."""
 OTHER_REQUEST = "this Idempotency-Key was already used for another request. Use a new key"
 
 
@@ -191,22 +190,22 @@ class Stored(Value):
 
 
 class IdempotencyKeys:
-    """Idempotency keys of an installation."""
+    """The idempotency keys of an installation."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._began = datetime.now(UTC)
 
     def begin(self, principal: str, key: str, request: str) -> Stored | None:
-        """Claim a key; return the response to its first request, or None if this is the first.
+        """Claim a key. Return the response to its first request, or None if this is the first request.
 
         Args:
-            principal: sender.
-            key: chosen by the sender.
-            request: digest of method, path, query and body.
+            principal: sender of the request.
+            key: key chosen by the sender.
+            request: digest of the method, path, query and body.
 
         Raises:
-            KeyInUseError: the key belongs to another request, or the first request has no response yet.
+            KeyInUseError: the key belongs to another request, or the first request does not have a response yet.
         """
         now = datetime.now(UTC)
         row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)
@@ -238,7 +237,7 @@ class IdempotencyKeys:
         self._set(principal, key, stored)
 
     def give_up(self, principal: str, key: str) -> None:
-        """Allow the request that claimed the key to be repeated; other requests still cannot use the key."""
+        """Allow the request that claimed the key to be repeated. Other requests still cannot use the key."""
         self._set(principal, key, Stored(status=GIVEN_UP, body=""))
 
     def _set(self, principal: str, key: str, stored: Stored) -> None:
@@ -248,6 +247,6 @@ class IdempotencyKeys:
 
 
 def derived_id(prefix: str, *parts: str) -> str:
-    """Return a deterministic id from its parts, such as sender, key and name."""
+    """Return a deterministic id derived from the given parts, such as the sender, key and name."""
     # As JSON, so that ("ab", "c") and ("a", "bc") differ.
     return f"{prefix}{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"

@@ -29,7 +29,7 @@ _CREATING = threading.Lock()
 
 
 def make_database(path: Path) -> None:
-    """Create a missing database file, empty and private to its owner, with its folders."""
+    """Create a missing database file and its folders. The file is empty and accessible only to its owner."""
     # SQLite's side files inherit the mode of the main file. An existing file is never opened here: closing any
     # descriptor of it would drop the locks of all SQLite connections of this process (POSIX), and another process could
     # then delete the write-ahead log.
@@ -44,7 +44,7 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
     """Switch to the write-ahead log. SQLite does not apply its busy timeout to this switch.
 
     Raises:
-        sqlite3.OperationalError: the file was locked until the timeout.
+        sqlite3.OperationalError: the file was still locked when the timeout expired.
     """
     deadline = time.monotonic() + patience.total_seconds()
     while True:
@@ -58,7 +58,7 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
 
 
 def file_id(path: Path) -> tuple[int, int]:
-    """Return device and inode, which change when the file is replaced."""
+    """Return the device and inode, which change when the file is replaced."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -68,17 +68,17 @@ FOLDER = Path(__file__).with_name("migrations")
 
 @dataclass(frozen=True)
 class Migrations:
-    """Set of tables with its migrations."""
+    """A set of tables and their migrations."""
 
     name: str
-    """Name of the data, for messages."""
+    """Name of the data, for use in messages."""
     versions: Path
-    """Folder of the migrations, `v<number>_<name>.py`."""
+    """Folder that contains the migrations, `v<number>_<name>.py`."""
     table: str
-    """Table that stores a database's revision."""
+    """Table that stores the database's revision."""
     metadata: MetaData
     when_damaged: str
-    """Advice for damaged databases, for messages."""
+    """Advice to include in messages about damaged databases."""
 
     @cached_property
     def head(self) -> str:
@@ -86,7 +86,7 @@ class Migrations:
         return max(path.stem for path in self.versions.glob("v*.py"))
 
     def revision_of(self, connection: Connection) -> str:
-        """Return the revision of a database; empty if it is new."""
+        """Return a database's revision. Empty if the database is new."""
         # Runs in every transaction; SQLAlchemy's inspection would take longer than the transaction itself.
         if connection.dialect.name == "postgresql":
             query = text("SELECT to_regclass(:name)")
@@ -97,7 +97,7 @@ class Migrations:
         return str(connection.execute(text(f"SELECT version_num FROM {self.table}")).scalar() or "")  # noqa: S608
 
     def upgrade(self, connection: Connection, to: str = "head") -> None:
-        """Migrate a database to a revision, by default the newest; the caller commits."""
+        """Migrate a database to a revision, which defaults to the newest. The caller has to commit."""
         # Lazy import: most processes find the database up to date and save 0.2 s.
         from alembic import command
         from alembic.config import Config
@@ -126,7 +126,7 @@ STATEMENT_TIMEOUT = timedelta(seconds=20)
 CHECKED, CHECKED_S = "tightloop_checked_until", 2.0
 """Connection info key, and the seconds for which readers skip the check for schema changes by another release."""
 FREED_AT_ONCE = 500
-"""Pages freed per step; bounds the time that writers wait while a file shrinks."""
+"""Number of pages to free per step. It limits how long writers wait while a file shrinks."""
 WRITERS_LOCK = 0x7469676874  # "tight"
 FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 """Primary result codes of a full disk, which SQLite also reports as a failed write."""
@@ -143,15 +143,15 @@ class Mode(Enum):
 
 
 class Database:
-    """One database. Thread-safe; an SQLite file also supports many processes.
+    """A database. It connects on first use.
 
-    Connects on first use.
+    Instances are thread-safe. An SQLite file can also be used by many processes.
 
     Args:
         engine: connection pool.
-        name: for messages; contains no password.
-        upgrades: migrate an older database on first use.
-        migrations: of its tables.
+        name: name for use in messages. It must not contain a password.
+        upgrades: whether to migrate an older database on first use.
+        migrations: migrations of its tables.
     """
 
     def __init__(self, engine: Engine, name: str, *, upgrades: bool, migrations: Migrations = LEDGER) -> None:
@@ -161,7 +161,7 @@ class Database:
         self._migrations = migrations
 
     def __str__(self) -> str:
-        """Return the name, without a password."""
+        """Return the name, which does not contain a password."""
         return self._name
 
     @contextlib.contextmanager
@@ -169,31 +169,30 @@ class Database:
         """Open a read-only transaction with a consistent snapshot.
 
         Raises:
-            ServiceUnavailableError: the database does not respond, or is locked. Retryable.
-            WorkspaceError: it is damaged, or its migration differs from this code's.
+            ServiceUnavailableError: the database does not respond or is locked. Retryable.
+            WorkspaceError: the database is damaged, or its revision is not the one that this code expects.
         """
         with self._transaction(Mode.READ) as connection:
             yield connection
 
     @contextlib.contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[Connection]:
-        """Open a write transaction; it is committed unless an exception is raised.
+        """Open a write transaction, which is committed unless an exception is raised.
 
-        A commit always survives a crash of this process. With SQLite, it survives a power loss only if `durable`,
-        together
-        with all earlier commits; with PostgreSQL it always does.
+        A commit always survives a crash of this process. With PostgreSQL, it also survives a power loss. With SQLite,
+        it survives a power loss only if `durable` is set, and then all earlier commits do too.
 
         Raises:
             StorageFullError: the disk is full.
-            ServiceUnavailableError: the database does not respond, or is locked. Retryable.
-            WorkspaceError: it is damaged, or its migration differs from this code's.
+            ServiceUnavailableError: the database does not respond or is locked. Retryable.
+            WorkspaceError: the database is damaged, or its revision is not the one that this code expects.
         """
         with self._transaction(Mode.DURABLE if durable else Mode.WRITE) as connection:
             yield connection
 
     @property
     def is_file(self) -> bool:
-        """True for an SQLite file on this host."""
+        """True if the database is an SQLite file on this host."""
         return self._engine.dialect.name == "sqlite"
 
     @property
@@ -201,7 +200,7 @@ class Database:
         return self._migrations.head
 
     def upgrade(self) -> str:
-        """Migrate to the newest revision; return the previous one, empty for a new database."""
+        """Migrate to the newest revision. Return the previous revision, which is empty for a new database."""
         with self._translate_errors(), self._begin_transaction(Mode.DURABLE) as connection:
             # Under the write lock, because another process may have migrated in the meantime.
             before = self._migrations.revision_of(connection)
@@ -211,7 +210,7 @@ class Database:
             return before
 
     def shrink(self) -> None:
-        """Return freed pages to the disk while writers continue; PostgreSQL does that by itself."""
+        """Return freed pages to the disk while writers continue to work. PostgreSQL does this by itself."""
         if not self.is_file:
             return
         with self._translate_errors():
@@ -286,7 +285,10 @@ class Database:
             raise self._explanation(error) from error
 
     def _explanation(self, error: SQLAlchemyError) -> Exception:
-        """Map a database error to ours: full and damaged are not retryable, everything else is."""
+        """Convert a database error to one of our errors.
+
+        Full disks and damage are not retryable; everything else is.
+        """
         cause = error.orig if isinstance(error, DBAPIError) else None
         reason = " ".join(str(cause or error).split())
         code: int = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # higher bits are details
@@ -301,7 +303,7 @@ class Database:
 
 
 def lock_writers(connection: Connection) -> None:
-    """Block until no other transaction of this database writes, and keep others from writing until this one ends."""
+    """Block until no other transaction writes to this database. Prevent others from writing until this one ends."""
     if connection.dialect.name == "postgresql":
         # Change numbers must become visible in their order, or a reader would skip those committed late: PostgreSQL's
         # sequences do not guarantee that. The lock ends with the transaction, also if the connection breaks.
@@ -309,7 +311,7 @@ def lock_writers(connection: Connection) -> None:
 
 
 def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
-    """Return the database in a file, which is created on first use."""
+    """Return the database stored in a file, which is created on first use."""
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         # Opening a file costs more than reading a page, so concurrent users keep their connections.
@@ -359,10 +361,10 @@ def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
 
 
 def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database:
-    """Return the database at a URL such as `postgresql://user@host/name`; an empty one is initialized.
+    """Return the database at a URL such as `postgresql://user@host/name`. An empty database is initialised.
 
     Raises:
-        SettingsError: the URL cannot be parsed; on first use: the encoding is not UTF-8.
+        SettingsError: the URL cannot be parsed, or, on first use, the database's encoding is not UTF-8.
     """
     try:
         url = make_url(address).set(drivername="postgresql+psycopg")

@@ -1,4 +1,4 @@
-"""Forwarding of a host's ledger to the shared database, and the inbox with its blocked work."""
+"""Forwarding of a host's ledger to the shared database, and the inbox with the work that is blocked."""
 
 import hashlib
 from collections import defaultdict
@@ -29,21 +29,21 @@ from tightloop.plan.child import StepStatus
 from tightloop.run.question import Question
 
 WINDOW = 500
-"""Changes per transaction; bounds memory and the time that other writers wait."""
+"""Number of changes per transaction. It limits memory usage and the time that other writers wait."""
 REPLACED = (projects, workflows, checkpoints, steps, days, metrics, freed)
-"""Replaced tables in write order; events are only added."""
+"""Tables whose rows are replaced, in the order in which they are written. Events are only ever added."""
 
 Rows = dict[str, list[dict[str, Any]]]
 """Rows by table name."""
 
 
 class Forwarder:
-    """Copies changed rows from one database to another. Safe if several processes do it at once.
+    """Copies changed rows from one database to another. Several processes can safely do so at the same time.
 
     Args:
-        source: ledger of this host.
-        target: database shared by all hosts.
-        hosts: names of this host, its own first.
+        source: this host's ledger.
+        target: database that all hosts share.
+        hosts: names of this host, starting with its own.
     """
 
     def __init__(self, source: Database, target: Database, hosts: tuple[str, ...]) -> None:
@@ -51,11 +51,11 @@ class Forwarder:
         self._known: tuple[str, int] | None = None
 
     def forward(self) -> bool:
-        """Forward the next window of changes; return whether there may be more.
+        """Forward the next batch of changes. Return whether there may be more.
 
         Raises:
             ServiceUnavailableError: a database does not respond. Retryable.
-            WorkspaceError: a database is damaged, or its migration differs from this code's.
+            WorkspaceError: a database is damaged, or its revision is not the one that this code expects.
         """
         with self._source.reading() as connection:
             tick, origin = connection.execute(select(clock.c.tick, clock.c.origin)).one()
@@ -78,11 +78,14 @@ class Forwarder:
         return bool(upto < tick)
 
     def _position(self, connection: Connection, origin: str) -> int | None:
-        """Return the position of this ledger in the target; None if nothing was forwarded yet."""
+        """Return this ledger's position in the target, or None if nothing has been forwarded yet."""
         return connection.execute(select(spools.c.changed).where(spools.c.origin == self._spool(origin))).scalar()
 
     def _is_copy(self, connection: Connection, origin: str) -> bool:
-        """Return whether another host has forwarded this ledger's content, which this host must not forward again."""
+        """Return whether another host has already forwarded this ledger's content.
+
+        If so, this host must not forward it again.
+        """
         query = select(spools.c.origin).where(spools.c.origin.startswith(f"{origin}@", autoescape=True))
         names = {name for key in connection.scalars(query) for name in key.partition("@")[2].split("+")}
         return not names <= {*self._hosts}
@@ -92,7 +95,7 @@ class Forwarder:
         return f"{origin}@{'+'.join(self._hosts)}"
 
     def _read(self, since: int) -> tuple[int, Rows, list[dict[str, Any]]]:
-        """Return the last change number of the next window, its rows by table, and all projects."""
+        """Return the last change number in the next batch, its rows by table, and all projects."""
         tables = (*REPLACED, events)
         with self._source.reading() as connection:
             tick: int = connection.execute(select(clock.c.tick)).scalar_one()
@@ -151,13 +154,13 @@ def _write(
 
 
 def shared_id(connection: Connection, table: Table, project: str, hosts: tuple[str, ...]) -> str:
-    """Return the id of a host's project in a database of several hosts.
+    """Return the id of a host's project in a database that several hosts share.
 
     Args:
-        connection: to that database.
-        table: its projects, with their hosts.
-        project: id on the host, derived from the path.
-        hosts: names of the host, its own first; a project stored under any of them keeps its id.
+        connection: connection to that database.
+        table: the database's table of projects and their hosts.
+        project: the project's id on the host, which is derived from the path.
+        hosts: names of the host, starting with its own. A project stored under any of these names keeps its id.
     """
     # A project keeps the id under which it was first stored, also under an earlier name of the host.
     candidate_ids = [project, *(host_project_id(project, host) for host in reversed(hosts))]
@@ -175,13 +178,13 @@ def host_project_id(project: str, host: str) -> str:
 
 
 OPEN = frozenset({StepStatus.PENDING.value, StepStatus.RUNNING.value, StepStatus.WAITING.value})
-"""Statuses of unfinished steps."""
+"""Statuses of steps that are not finished."""
 LEVELS = 10
-"""Maximum nesting of plans."""
+"""Maximum nesting depth of plans."""
 
 
 class Ancestor(NamedTuple):
-    """Parent workflow in the ledger."""
+    """A parent workflow in the ledger."""
 
     parent: str
     tasks: tuple[LoopTask, ...] = ()
@@ -189,7 +192,7 @@ class Ancestor(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Work that waits for an answer."""
+    """Work that is waiting for an answer."""
 
     blocked_count: int = 0
     loop: str = ""
@@ -202,8 +205,8 @@ def inbox_items(
     """Return the open questions of workflows, oldest first.
 
     Args:
-        waiting: rows of workflows with open questions.
-        steps: steps of those workflows and of their ancestors.
+        waiting: rows of the workflows that have open questions.
+        steps: steps of these workflows and their ancestors.
         ancestors: ancestor plans by id.
     """
     finder = _Ancestry(steps, ancestors)
@@ -233,7 +236,7 @@ def inbox_items(
 
 
 class _Ancestry:
-    """Ancestor plans of waiting workflows."""
+    """The plans that are ancestors of waiting workflows."""
 
     def __init__(self, steps: Iterable[StepRow], ancestors: Mapping[str, Ancestor]) -> None:
         self._plans: dict[str, dict[str, StepRow]] = defaultdict(dict)
@@ -245,7 +248,7 @@ class _Ancestry:
                 self._started[step.child_id] = step
 
     def find_blocked_work(self, workflow_id: str, parent: str, question: Question) -> Blocked:
-        """Return the work blocked by a question; empty if the question blocks nothing."""
+        """Return the work that a question blocks. Empty if it does not block anything."""
         if not question.blocks:
             return Blocked()
         count, task = 1, question.step

@@ -1,4 +1,4 @@
-"""Ledger of an installation: queries over all projects."""
+"""An installation's ledger, with queries across all projects."""
 
 import base64
 import json
@@ -53,15 +53,15 @@ EVENTS_LIMIT = 5_000
 DIGEST_LINES = 200
 LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _LISTED = [column for column in workflows.c if column.name != "details"]
-"""Columns for lists. Details are omitted because they are long: 50 rows would read a megabyte."""
+"""Columns for lists. Details are omitted because they are long: reading 50 rows would take a megabyte."""
 
 
 class Ledger:
-    """Queries on the ledger, limited to the visible projects; others do not exist for it.
+    """Queries on the ledger, limited to the visible projects. Other projects are treated as if they did not exist.
 
     Args:
-        database: where the rows are.
-        only: ids of the visible projects; None for all.
+        database: database that contains the rows.
+        only: ids of the visible projects. None means all projects.
     """
 
     def __init__(self, database: Database, only: frozenset[str] | None = None) -> None:
@@ -73,7 +73,7 @@ class Ledger:
         return self._database
 
     def of(self, project: str) -> ProjectLedger:
-        """Return the read-write ledger of a project.
+        """Return a project's ledger for reading and writing.
 
         Raises:
             ProjectNotFoundError: the project is not visible.
@@ -96,7 +96,7 @@ class Ledger:
         return Ledger(self._database, visible if self._only is None else visible & self._only)
 
     def projects(self) -> tuple[ProjectLine, ...]:
-        """Return the projects, most recently active first."""
+        """Return the projects. The most recently active one comes first."""
         with self._database.reading() as connection:
             lines = self._project_lines(connection, true())
         return tuple(sorted(lines, key=lambda line: (line.last_event or LONG_AGO, line.id), reverse=True))
@@ -109,10 +109,10 @@ class Ledger:
             return {row.project: row.name for row in rows}
 
     def project(self, project: str) -> ProjectLine:
-        """Return a project with its activity.
+        """Return a project and its activity.
 
         Raises:
-            ProjectNotFoundError: it is unknown or not visible.
+            ProjectNotFoundError: the project is unknown or not visible.
         """
         with self._database.reading() as connection:
             lines = self._project_lines(connection, projects.c.project == project)
@@ -121,19 +121,19 @@ class Ledger:
         return lines[0]
 
     def id_of(self, project: str, hosts: tuple[str, ...]) -> str:
-        """Return the id in this database of a project from the host with these names; see `forwarding.py`."""
+        """Return the id that a project from the host with these names has in this database; see `forwarding.py`."""
         with self._database.reading() as connection:
             # The ledger of a single host has no other hosts, whatever names it had.
             is_own = connection.dialect.name == "sqlite"
             return project if is_own else shared_id(connection, projects, project, hosts)
 
     def workflows(self, filters: WorkflowFilter | None = None, *, cursor: str = "", limit: int = 50) -> WorkflowPage:
-        """Return a page of the workflow list, newest start first, without details.
+        """Return a page of the workflow list without details. The most recently started workflow comes first.
 
         Args:
-            filters: filter; None for all.
-            cursor: from the previous page.
-            limit: page size, at most `PAGE_LIMIT`.
+            filters: filters to apply. None means all workflows.
+            cursor: cursor from the previous page.
+            limit: number of workflows per page, at most `PAGE_LIMIT`.
 
         Raises:
             InvalidRequestError: the cursor is invalid.
@@ -157,7 +157,7 @@ class Ledger:
         """Return an episode, plan or loop with its details.
 
         Raises:
-            EpisodeNotFoundError: it is unknown or not visible.
+            EpisodeNotFoundError: the workflow is unknown or not visible.
         """
         query = select(workflows).where(self._sees(workflows), workflows.c.id == workflow_id)
         with self._database.reading() as connection:
@@ -170,7 +170,10 @@ class Ledger:
         return workflow_line(row)
 
     def inbox(self, project: str = "") -> tuple[InboxItem, ...]:
-        """Return all open questions, oldest first; an empty project means all."""
+        """Return all open questions, oldest first.
+
+        If `project` is empty, the questions of all projects are returned.
+        """
         query = select(*_LISTED).where(self._sees(workflows), workflows.c.waiting_since.is_not(None))
         if project:
             query = query.where(workflows.c.project == project)
@@ -183,7 +186,7 @@ class Ledger:
         return inbox_items(waiting, [read_step(row) for row in rows], ancestors)
 
     def _find_ancestors(self, connection: Connection, ids: set[str]) -> dict[str, Ancestor]:
-        """Return the plans with these ids and their ancestors."""
+        """Return the plans with these ids, and their ancestors."""
         plans: dict[str, Ancestor] = {}
         for _ in range(LEVELS):
             if not ids:
@@ -198,14 +201,14 @@ class Ledger:
         return plans
 
     def checkpoints(self, workflow_id: str) -> tuple[CheckpointRecord, ...]:
-        """Return the checkpoints of an episode, ordered by number."""
+        """Return an episode's checkpoints, ordered by number."""
         query = select(checkpoints.c.record).where(self._sees(checkpoints), checkpoints.c.workflow_id == workflow_id)
         with self._database.reading() as connection:
             texts = connection.scalars(query.order_by(checkpoints.c.project, checkpoints.c.number))
             return tuple(CheckpointRecord.model_validate_json(text) for text in texts)
 
     def steps(self, plan_id: str) -> tuple[StepRow, ...]:
-        """Return the steps of a plan, in plan order."""
+        """Return a plan's steps, in the order of the plan."""
         query = select(steps).where(self._sees(steps), steps.c.plan_id == plan_id)
         with self._database.reading() as connection:
             rows = connection.execute(query.order_by(steps.c.order, steps.c.step)).mappings()
@@ -214,7 +217,7 @@ class Ledger:
     def events(
         self, *, after: int = 0, limit: int = 500, workflow_id: str = "", project: str = ""
     ) -> tuple[EvidenceLine, ...]:
-        """Return recorded events after a sequence number, oldest first; empty filters match all."""
+        """Return the recorded events after a sequence number, oldest first. Empty filters match all events."""
         query = select(events).where(self._sees(events), events.c.seq > after)
         if workflow_id:
             query = query.where(events.c.workflow_id == workflow_id)
@@ -225,17 +228,15 @@ class Ledger:
             return tuple(event_line(row) for row in connection.execute(query).mappings())
 
     def last_event(self) -> int:
-        """Return the sequence number of the latest event; 0 if there is none."""
+        """Return the sequence number of the latest event, or 0 if there are no events."""
         with self._database.reading() as connection:
             return connection.execute(select(func.max(events.c.seq)).where(self._sees(events))).scalar() or 0
 
     def digest(self, project: str, day: date) -> Digest:
-        """Summarize a day (UTC) of a project.
-
-        Costs of a plan's children are included in those of the plan.
+        """Summarize one day (UTC) of a project. A plan's costs include those of its children.
 
         Raises:
-            ProjectNotFoundError: it is unknown or not visible.
+            ProjectNotFoundError: the project is unknown or not visible.
         """
         self.project(project)
         begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
@@ -262,7 +263,7 @@ class Ledger:
         )
 
     def metrics(self, filters: MetricsFilter) -> MetricsReport:
-        """Build the metrics report of the episodes that ended in a time range."""
+        """Create the metrics report for the episodes that ended in a time range."""
         with self._database.reading() as connection:
             episodes = ended_episodes(connection, filters, self._sees(workflows))
         return report_of(filters, episodes)
@@ -336,11 +337,13 @@ def _unknown_project(project: str) -> ProjectNotFoundError:
 FILE = "ledger.db"
 _OPENING = threading.Lock()
 _OPEN: dict[Path, Database] = {}
-"""Cache by path, because the environment may name another state home later."""
+"""Cache by path, because the environment may specify another state home later."""
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """Return the ledger for reading: PostgreSQL if `database.url` is set, otherwise this host's.
+    """Return the ledger for reading.
+
+    This is PostgreSQL if `database.url` is set, and otherwise this host's ledger.
 
     Raises:
         SettingsError: `database.url` cannot be parsed.
@@ -355,7 +358,7 @@ def local_ledger(home: Path | None = None) -> Ledger:
 
 
 def local_database(home: Path | None = None) -> Database:
-    """Return the database in a state home; cached per process."""
+    """Return the database in a state home. It is cached per process."""
     path = (home or state_home()) / FILE
     # Two pools for one file would open twice the connections, and `close_ledgers` would miss one.
     with _OPENING:
@@ -368,15 +371,15 @@ def open_project(workspace: Path, host: str = "") -> ProjectLedger:
     """Return this host's ledger of the project in `workspace`.
 
     Args:
-        workspace: root of its working tree.
-        host: configured name of this host; empty for the name in the state home.
+        workspace: root of the project's working tree.
+        host: configured name of this host. If empty, the name in the state home is used.
     """
     line = ProjectLine(id="", name=workspace.name, workspace=str(workspace), host=host or host_identity().name)
     return open_state(state_folder(workspace), line)
 
 
 def open_state(folder: Path, line: ProjectLine | None = None) -> ProjectLedger:
-    """Return the ledger of the project with this state folder."""
+    """Return the ledger of the project that has this state folder."""
     line = (line or ProjectLine(id="", name="")).evolve(id=folder.name)
     return local_ledger(folder.parent.parent).select_project(line)
 

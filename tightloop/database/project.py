@@ -1,4 +1,4 @@
-"""Ledger of one project: rows that activities write and read back."""
+"""A project's ledger, with the rows that activities write and read back."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,11 +36,12 @@ FREED_TEXT = "its data on this host was freed: tightloop gc"
 
 
 class ProjectLedger:
-    """Read-write access to the rows of one project. All methods are idempotent.
+    """Read-write access to a project's rows. All methods are idempotent.
 
     Args:
-        database: where the rows are.
-        project: id and known fields; an empty workspace or host keeps the recorded value.
+        database: database that contains the rows.
+        project: id and known fields of the project. If the workspace or host is empty, the recorded value does not
+            change.
     """
 
     def __init__(self, database: Database, project: ProjectLine) -> None:
@@ -49,14 +50,14 @@ class ProjectLedger:
         self._project = project.id
 
     def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
-        """Store a checkpoint under the next number of its episode, counted from 0.
+        """Store a checkpoint under the next number of its episode. Numbers start at 0.
 
-        An existing key returns the record stored first.
+        If the key already exists, the record that was stored first is returned.
 
         Raises:
             StorageFullError: the disk is full.
             WorkspaceError: the database is damaged, or was written by a newer version.
-            ServiceUnavailableError: the database was locked until the timeout. Retryable.
+            ServiceUnavailableError: the database was still locked when the timeout expired. Retryable.
         """
         condition = (checkpoints.c.project == self._project, checkpoints.c.workflow_id == episode_id)
         # A workflow refers to the checkpoint once this returns, and it cannot be rebuilt from the history.
@@ -78,7 +79,10 @@ class ProjectLedger:
             return new_record
 
     def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
-        """Add checkpoints recorded elsewhere, given as episode, number, key and JSON; existing ones are kept."""
+        """Add checkpoints that were recorded elsewhere, given as episode, number, key and JSON.
+
+        Existing ones are kept.
+        """
         names = ("project", "workflow_id", "number", "key", "record", "changed")
         with self._writing() as connection:
             first = next_tick(connection, len(records))
@@ -102,23 +106,22 @@ class ProjectLedger:
             return tuple(CheckpointRecord.model_validate_json(text) for text in connection.scalars(query))
 
     def add_event(self, event: TrailEvent) -> None:
-        """Add an event, once per key; the time defaults to now."""
+        """Add an event, once per key. The time defaults to now."""
         with self._writing() as connection:
             self._add(connection, [event])
 
     def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
-        """Return the events of an episode, oldest first."""
+        """Return an episode's events, oldest first."""
         query = select(events).order_by(events.c.seq)
         query = query.where(events.c.project == self._project, events.c.workflow_id == episode_id)
         with self._database.reading() as connection:
             return tuple(event_line(row) for row in connection.execute(query).mappings())
 
     def record(self, snapshot: WorkflowSnapshot) -> None:
-        """Store a workflow snapshot unless a newer one is stored.
+        """Store a workflow snapshot unless a newer one is already stored.
 
-        Adds an event for a changed status, for each new question, and for each question that is no longer open because
-        it
-        was answered or became obsolete.
+        An event is added for a changed status, for each new question, and for each question that is no longer open
+        because it was answered or became obsolete.
         """
         condition = (workflows.c.project == self._project, workflows.c.id == snapshot.id)
         with self._writing() as connection:
@@ -162,7 +165,7 @@ class ProjectLedger:
             write_metrics(connection, self._project, answer_times(snapshot, settled))
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
-        """Update the progress of a recorded workflow without an event; older data is dropped."""
+        """Update the progress of a recorded workflow without adding an event. Older data is dropped."""
         condition = (workflows.c.project == self._project, workflows.c.id == workflow_id, workflows.c.at < at)
         with self._writing() as connection:
             if connection.execute(select(workflows.c.id).where(*condition)).first() is None:
@@ -172,27 +175,27 @@ class ProjectLedger:
             connection.execute(update(workflows).where(*condition).values(**values, changed=next_tick(connection)))
 
     def add_metrics(self, measured: Iterable[Metric]) -> None:
-        """Store measured values; the newer of two values with equal kind and key wins."""
+        """Store measured values. If two values have the same kind and key, the newer one is kept."""
         with self._writing() as connection:
             write_metrics(connection, self._project, measured)
 
     def record_steps(self, rows: Iterable[StepRow]) -> None:
-        """Store the current state of plan steps and an event per change; older data is dropped."""
+        """Record the current state of plan steps, and an event for each change. Older data is dropped."""
         with self._writing() as connection:
             self._add(connection, write_steps(connection, self._project, rows))
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add the steps of an opened or revised plan without events; recorded progress is kept."""
+        """Add the steps of a plan that was started or revised, without adding events. Recorded progress is kept."""
         with self._writing() as connection:
             write_graph(connection, self._project, rows)
 
     def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
-        """Store the final statuses of a plan's steps; pending steps that are not named are set to completed."""
+        """Store the final statuses of a plan's steps. Pending steps that are not named are marked as completed."""
         with self._writing() as connection:
             settle_steps(connection, self._project, plan_id, statuses, at)
 
     def last_activity(self) -> tuple[dict[str, datetime], frozenset[str]]:
-        """Return the last activity per workflow, and the workflows whose rows were freed since."""
+        """Return each workflow's last activity, and the workflows whose rows have been deleted since."""
         last: dict[str, datetime] = {}
         freed_ids: set[str] = set()
         query = select(events.c.workflow_id, events.c.kind, events.c.at).order_by(events.c.seq)
@@ -205,12 +208,12 @@ class ProjectLedger:
         return last, frozenset(freed_ids)
 
     def mark(self, workflow_id: str, *, protect: bool) -> None:
-        """Protect the data of a workflow from `tightloop gc`, or end the protection."""
+        """Protect a workflow's data from `tightloop gc`, or remove the protection."""
         kind, text = (KEPT, "kept from tightloop gc") if protect else (RELEASED, "tightloop gc may free it again")
         self.add_event(TrailEvent(episode_id=workflow_id, kind=kind, text=text))
 
     def list_protected_ids(self) -> frozenset[str]:
-        """Return the workflows protected from `tightloop gc`."""
+        """Return the workflows that are protected from `tightloop gc`."""
         query = select(events.c.workflow_id, events.c.kind).order_by(events.c.seq)
         query = query.where(events.c.project == self._project, events.c.kind.in_((KEPT, RELEASED)))
         with self._database.reading() as connection:
@@ -218,13 +221,13 @@ class ProjectLedger:
         return frozenset(key for key, kind in last.items() if kind == KEPT)
 
     def kept_records(self) -> Iterator[tuple[str, str]]:
-        """Yield episode id and JSON of each checkpoint."""
+        """Yield the episode id and JSON of each checkpoint."""
         query = select(checkpoints.c.workflow_id, checkpoints.c.record).where(checkpoints.c.project == self._project)
         with self._database.reading() as connection:
             yield from ((key, text) for key, text in connection.execute(query))
 
     def counted_rows(self, ids: Iterable[str]) -> int:
-        """Count the checkpoints, steps and workflow rows of these workflows."""
+        """Return the number of checkpoints, steps and workflow rows of these workflows."""
         id_set = frozenset(ids)
         count = 0
         with self._database.reading() as connection:
@@ -234,7 +237,7 @@ class ProjectLedger:
         return count
 
     def free(self, ids: Iterable[str]) -> None:
-        """Delete the rows of workflows; one event per workflow records it."""
+        """Delete the rows of workflows. The deletion is recorded as one event per workflow."""
         # One transaction each, so that other writers never wait for all of them.
         for key in sorted(ids):
             with self._writing() as connection:

@@ -1,4 +1,4 @@
-"""Row conversion and write statements of the ledger."""
+"""The ledger's row conversion and write statements."""
 
 import json
 from collections import defaultdict
@@ -30,7 +30,7 @@ _QUESTIONS = TypeAdapter(tuple[Question, ...])
 
 
 def next_tick(connection: Connection, count: int = 1) -> int:
-    """Reserve `count` change numbers and return the first; needs a write transaction."""
+    """Reserve `count` change numbers and return the first one. This requires a write transaction."""
     # Updated before it is read, so that the row is locked and no other writer gets the same numbers.
     connection.execute(_ADVANCE, {"count": count})
     last: int = connection.execute(_TICK).scalar_one()
@@ -38,13 +38,16 @@ def next_tick(connection: Connection, count: int = 1) -> int:
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    """Insert rows, or replace those with the same primary key."""
+    """Insert rows. Rows with the same primary key are replaced."""
     if rows:
         connection.execute(_upsert(table, connection.dialect.name), rows)
 
 
 def insert_missing(connection: Connection, table: Table, rows: list[dict[str, Any]], *keys: str) -> None:
-    """Insert rows, skipping those that violate uniqueness of `keys`, or of any unique key if none is given."""
+    """Insert rows, except for those that violate the uniqueness of `keys`.
+
+    If no keys are given, rows that violate any unique key are skipped.
+    """
     if rows:
         connection.execute(_insert_missing(table, connection.dialect.name, keys), rows)
 
@@ -66,7 +69,7 @@ def _insert_missing(table: Table, dialect: str, keys: tuple[str, ...]) -> Any:
 
 
 def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
-    """Return the row of a snapshot without its change number. A closed workflow has no open questions."""
+    """Return a snapshot's row without its change number. A closed workflow does not have open questions."""
     open_questions = () if snapshot.closed else snapshot.questions
     return {
         **snapshot.model_dump(exclude={"questions", "details", "goal"}),
@@ -82,7 +85,7 @@ def workflow_row(project: str, snapshot: WorkflowSnapshot) -> dict[str, Any]:
 
 
 def scrub_json(value: Any) -> Any:
-    """Scrub all texts in JSON data, because it may leave this host."""
+    """Scrub all texts in JSON data, because they may leave this host."""
     if isinstance(value, str):
         return scrub(value)
     if isinstance(value, dict):
@@ -91,7 +94,7 @@ def scrub_json(value: Any) -> Any:
 
 
 def workflow_line(row: RowMapping) -> WorkflowLine:
-    """Parse a row; details are empty if the column was not selected."""
+    """Parse a row. The details are empty if their column was not selected."""
     fields = {name: value for name, value in row.items() if name in WorkflowLine.model_fields}
     return WorkflowLine(
         **{
@@ -107,7 +110,7 @@ def questions_of(row: RowMapping) -> tuple[Question, ...]:
 
 
 def step_row(project: str, step: StepRow) -> dict[str, Any]:
-    """Return the row of a step without its change number."""
+    """Return a step's row without its change number."""
     return {**step.model_dump(), "title": scrub(step.title), "project": project, "needs": json.dumps(step.needs)}
 
 
@@ -128,12 +131,12 @@ def event_line(row: RowMapping) -> EvidenceLine:
 
 
 def day_of(moment: datetime) -> date:
-    """Return the UTC date of a time."""
+    """Return the UTC date of a point in time."""
     return moment.astimezone(UTC).date()
 
 
 def book(connection: Connection, project: str, workflow_id: str, *, at: datetime, cost_usd: float) -> None:
-    """Add a workflow's spending since its last snapshot to the day's total."""
+    """Add the amount that a workflow has spent since its last snapshot to the day's total."""
     booked_cost = connection.execute(
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()
@@ -156,7 +159,7 @@ ASKED_AT_ONCE = 500
 
 
 def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -> list[TrailEvent]:
-    """Store the current state of steps unless newer data is stored; return the events for changes."""
+    """Store the current state of steps unless newer data is already stored. Return the events for the changes."""
     lines: list[TrailEvent] = []
     changed: list[StepRow] = []
     for plan_id, plan_rows in _by_plan(rows).items():
@@ -176,7 +179,7 @@ def write_steps(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 
 def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -> None:
-    """Add the steps of a plan; for existing steps, update only title, order and needs."""
+    """Add a plan's steps. For existing steps, only the title, order and needs are updated."""
     for plan_id, plan_rows in _by_plan(rows).items():
         stored_steps = _load_steps(connection, project, plan_id, [row.step for row in plan_rows])
         merged = [
@@ -189,7 +192,7 @@ def write_graph(connection: Connection, project: str, rows: Iterable[StepRow]) -
 
 
 def settle_steps(connection: Connection, project: str, plan_id: str, statuses: Mapping[str, str], at: datetime) -> None:
-    """Store the final statuses of a plan's steps; pending steps that are not named are set to completed."""
+    """Store the final statuses of a plan's steps. Pending steps that are not named are marked as completed."""
     query = select(steps).where(steps.c.project == project, steps.c.plan_id == plan_id)
     stored_steps = {row["step"]: read_step(row) for row in connection.execute(query).mappings()}
     open_ones = [step for step, row in stored_steps.items() if row.status == StepStatus.PENDING.value]
@@ -216,7 +219,7 @@ def _load_steps(connection: Connection, project: str, plan_id: str, names: list[
 
 
 def _after(before: StepRow, row: StepRow) -> StepRow | None:
-    """Merge new data into a known step; None if the data is older."""
+    """Merge new data into a known step. Return None if the data is older."""
     if row.at is not None and before.at is not None and row.at < before.at:
         return None
     # Fields that a later row omits keep their values.
@@ -244,7 +247,7 @@ def _line(row: StepRow) -> TrailEvent:
 
 
 def write_metrics(connection: Connection, project: str, measured: Iterable[Metric]) -> None:
-    """Store values; those older than the stored ones are dropped."""
+    """Store values. Values that are older than the stored ones are dropped."""
     for metric in measured:
         row = {"project": project, "workflow_id": metric.workflow_id, "kind": metric.kind.value, "key": metric.key}
         key_conditions = (metrics.c[name] == value for name, value in row.items())
@@ -256,7 +259,7 @@ def write_metrics(connection: Connection, project: str, measured: Iterable[Metri
 
 
 def answer_times(snapshot: WorkflowSnapshot, settled: Iterable[Question]) -> Iterator[Metric]:
-    """Yield the waiting time of each closed question of a workflow."""
+    """Yield how long each closed question of a workflow waited for an answer."""
     if snapshot.status == EpisodeOutcome.FAILED.value.lower():
         return  # closed by a timeout, not by an answer
     for question in settled:
@@ -278,9 +281,9 @@ def ended_episodes(
     """Return the ended episodes that match a filter.
 
     Args:
-        connection: to the database.
+        connection: connection to the database.
         filters: time range and filter.
-        is_visible: condition on `workflows` for the visible projects.
+        is_visible: condition on `workflows` that selects the visible projects.
     """
     which = (workflows.c.kind == "episode", is_visible, *_conditions(filters))
     query = select(metrics.c.project, metrics.c.workflow_id, metrics.c.value)
@@ -365,11 +368,11 @@ def _conditions(filters: MetricsFilter) -> Iterator[ColumnElement[bool]]:
 
 
 def put_in_order(database: Database, written: Iterable[tuple[int, int, float]]) -> None:
-    """Renumber events by time.
+    """Renumber events by their time.
 
     Args:
-        database: the ledger.
-        written: batches of events as first number, last number and time.
+        database: the ledger's database.
+        written: batches of events, each with its first number, last number and time.
     """
     at = {seq: (moment, seq) for first, last, moment in written for seq in range(first, last + 1)}
     with database.writing(durable=True) as connection:

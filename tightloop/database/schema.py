@@ -1,4 +1,4 @@
-"""Table definitions. Every row belongs to a project; forwarded tables also have a `changed` column."""
+"""Table definitions. Every row belongs to a project. Forwarded tables also have a `changed` column."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -24,7 +24,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class Moment(TypeDecorator[datetime]):
-    """UTC time; SQLite stores no time zone."""
+    """A UTC time. SQLite does not store time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -43,7 +43,7 @@ class Moment(TypeDecorator[datetime]):
 
 
 class Prose(TypeDecorator[str]):
-    """Text of any origin: PostgreSQL rejects NUL, and both databases reject lone surrogates."""
+    """Text from any source. PostgreSQL rejects NUL characters, and both databases reject lone surrogates."""
 
     impl = Text
     cache_ok = True
@@ -70,7 +70,7 @@ def key_column(name: str, kind: Any = String) -> Column[Any]:
 
 
 def text_column(name: str, kind: Any = Prose) -> Column[Any]:
-    """Return a text column with an empty default."""
+    """Return a text column whose default is empty."""
     return Column(name, kind, nullable=False, server_default="")
 
 
@@ -85,7 +85,7 @@ clock = Table(
     Column("tick", BigInteger, nullable=False),
     Column("origin", String, nullable=False),
 )
-"""Single row: number of the last change, and a unique name of this database."""
+"""A single row with the number of the last change, and a unique name for this database."""
 
 spools = Table(
     "spools",
@@ -94,7 +94,7 @@ spools = Table(
     Column("changed", BigInteger, nullable=False),
     Column("at", Moment, nullable=False),
 )
-"""Position up to which the changes of each worker's ledger have been forwarded to this database."""
+"""For each worker, the position up to which changes in its ledger have been forwarded to this database."""
 
 projects = Table(
     "projects",
@@ -145,7 +145,9 @@ workflows = Table(
     Index(None, "project", "closed", "waiting_since"),
     Index(None, "kind", "closed"),
 )
-"""Last known state of episodes, plans and loops. `placed` is the sort key of lists: the start, or the first snapshot.
+"""Last known state of episodes, plans and loops.
+
+`placed` is the sort key of lists, which is the start time or the time of the first snapshot.
 """
 
 checkpoints = Table(
@@ -196,7 +198,10 @@ events = Table(
     # Never reuse a number after a deletion: `seq` is the cursor of live events.
     sqlite_autoincrement=True,
 )
-"""Events of workflows. Writers of a database are serialized, so `seq` increases in commit order."""
+"""Events of workflows.
+
+Writes to a database are serialised, so `seq` increases in commit order.
+"""
 
 days = Table(
     "days",
@@ -207,7 +212,7 @@ days = Table(
     Column("cost_usd", Float, nullable=False),
     _changed_column(),
 )
-"""Cost of each workflow per day (UTC)."""
+"""Cost of each workflow per UTC day."""
 
 metrics = Table(
     "metrics",
@@ -224,7 +229,10 @@ metrics = Table(
 """Values measured while workflows ran; see `tightloop.ledger.metrics`."""
 
 freed = Table("freed", METADATA, key_column("project"), key_column("workflow_id"), _changed_column())
-"""Workflows whose rows were deleted; forwarded, so that other databases delete them too."""
+"""Workflows whose rows were deleted.
+
+These rows are forwarded so that other databases delete the same workflows.
+"""
 
 tokens = Table(
     "tokens",
@@ -239,7 +247,7 @@ tokens = Table(
     Column("expires", Moment),
     Column("revoked", Moment),
 )
-"""Bearer tokens of the gateway; not forwarded, and they cannot be rebuilt."""
+"""Bearer tokens of the gateway. They are not forwarded and cannot be recreated."""
 
 idempotency_keys = Table(
     "idempotency_keys",
@@ -251,4 +259,4 @@ idempotency_keys = Table(
     Column("body", Text, nullable=False),
     Column("created", Moment, nullable=False, index=True),
 )
-"""Responses to requests with an idempotency key."""
+"""Responses to requests that had an idempotency key."""

@@ -13,7 +13,7 @@ from tightloop.value import CallerInput, Duration, Value, shorten
 from tightloop.wording import number_text
 
 YEAR_MINUTES = 365.0 * 24 * 60
-"""Maximum of one top-up, because infinity does not fit into a `timedelta`."""
+"""Maximum for one top-up, because a `timedelta` cannot represent infinity."""
 
 
 class Budget(CallerInput):
@@ -21,30 +21,30 @@ class Budget(CallerInput):
 
     # Tokens and cost have no default limit: if an agent does not report them, their sums are only lower bounds.
     max_iterations: int | None = 15
-    """Maximum number of iterations (plan, work and check)."""
+    """Maximum number of iterations. Each one plans, works and checks."""
     warn_at_iteration: int | None = 12
-    """Circuit breaker: from this iteration on, the planner is asked to converge."""
+    """Circuit breaker: from this iteration on, the planner is asked to wrap up."""
     max_executor_failures: int | None = 6
-    """Maximum number of executor runs that failed, timed out or ended with an unknown outcome."""
+    """Maximum number of executor runs that fail, time out or end with an unknown outcome."""
     max_infrastructure_retries: int | None = 200
-    """Maximum number of activity retries: crashes of workers and of external services."""
+    """Maximum number of activity retries, such as after a worker crash or an outage of an external service."""
     max_tokens: int | None = None
-    """Tokens of all model calls."""
+    """Maximum number of tokens used by all model calls."""
     max_cost_usd: float | None = None
-    """Cost of all model calls, at the configured prices."""
+    """Maximum cost of all model calls, at the configured prices."""
     max_wall_time: Duration | None = timedelta(hours=12)
-    """Working time; pauses do not count."""
+    """Maximum working time. Pauses do not count."""
 
     @property
     def spent_at_once(self) -> str:
-        """Name of the first limit that prevents any start and that no extension raises, or ""."""
+        """Name of the first limit that prevents any start and that no extension would raise, or ""."""
         bounds = ((item.bound, getattr(self, item.bound)) for item in BudgetItem)
         # The zero of the bound's own type: a timedelta cannot be compared with 0.
         return next((name for name, most in bounds if most is not None and most <= type(most)()), "")
 
 
 class Spent(Value):
-    """Resources that an episode has used so far, over all runs and branches."""
+    """Resources that an episode has used so far, across all runs and branches."""
 
     iterations: int = 0
     executor_failures: int = 0
@@ -54,22 +54,22 @@ class Spent(Value):
     output_tokens: int = 0
     cost_usd: float = 0.0
     calls: int = 0
-    """Calls with reported usage: planner, reflector and judge; each executor run counts as one."""
+    """Number of calls with reported usage: planner, reflector and judge calls. Each executor run counts as one call."""
     unreported_calls: int = 0
-    """Calls with unknown tokens; above zero, the token sums are lower bounds."""
+    """Number of calls whose token usage is unknown. If it is not zero, the token counts are lower bounds."""
     unpriced_calls: int = 0
-    """Calls with unknown cost; above zero, `cost_usd` is a lower bound."""
+    """Number of calls whose cost is unknown. If it is not zero, `cost_usd` is a lower bound."""
     wall_time: timedelta = timedelta()
     interventions: int = 0
-    """Accepted messages from people."""
+    """Number of accepted messages from people."""
 
     @property
     def tokens(self) -> int:
-        """Sum of input and output tokens."""
+        """Total number of input and output tokens."""
         return self.input_tokens + self.output_tokens
 
     def with_usage(self, usage: Usage | None) -> "Spent":
-        """Return the sum of this and one call's usage; None: no model was involved."""
+        """Return the total after adding one call's usage. None means that no model was involved."""
         if usage is None:
             return self
         return self.evolve(
@@ -84,7 +84,7 @@ class Spent(Value):
 
 
 class BudgetItem(StrEnum):
-    """Limit that was reached; the value is the field name in `Spent`."""
+    """A limit that was reached. The value is the field name in `Spent`."""
 
     ITERATIONS = "iterations"
     EXECUTOR_FAILURES = "executor_failures"
@@ -95,24 +95,24 @@ class BudgetItem(StrEnum):
 
     @property
     def bound(self) -> str:
-        """Name of the field in `Budget`."""
+        """Name of the corresponding field in `Budget`."""
         return f"max_{self.value}"
 
 
 class Breach(Value):
-    """Exhausted limit, as text."""
+    """An exhausted limit, as text."""
 
     item: BudgetItem
     spent: str
     limit: str
 
     def __str__(self) -> str:
-        """Return spending against the limit."""
+        """Return the amount spent and the limit, as text."""
         return f"{self.item.value} {self.spent} of {self.limit}"
 
 
 def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
-    """Return every limit that `spent` has reached, in the order of `BudgetItem`."""
+    """Return every limit that has been reached, in the order of `BudgetItem`."""
     result: list[Breach] = []
     for item in BudgetItem:
         used, limit = getattr(spent, item.value), getattr(budget, item.bound)
@@ -125,7 +125,7 @@ def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
 
 
 def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
-    """Return `budget` with each exhausted limit raised to the spent amount plus its amount in `first`."""
+    """Return `budget` with each exhausted limit raised to the amount spent plus the corresponding amount in `first`."""
     raised: dict[str, Any] = {}
     for breach in breaches(budget, spent):
         field = breach.item.bound
@@ -139,7 +139,7 @@ def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
 
 
 def should_converge(budget: Budget, spent: Spent) -> bool:
-    """Return whether the circuit breaker asks the planner to finish."""
+    """Return whether the circuit breaker asks the planner to wrap up."""
     return budget.warn_at_iteration is not None and spent.iterations >= budget.warn_at_iteration
 
 
@@ -155,9 +155,9 @@ class TopUp(Amounts):
 
 
 def topped_up(budget: Budget, addition: TopUp) -> Budget:
-    """Return `budget` with its limits raised; unset limits stay unset.
+    """Return `budget` with its limits raised.
 
-    Negative amounts are ignored, and working time is capped at one year per top-up.
+    Unset limits stay unset, and negative amounts are ignored. One top-up adds at most one year of working time.
     """
     # A comparison instead of max(): NaN would pass through max() and fail the workflow task repeatedly.
     amounts = {name: amount if amount > 0 else 0 for name, amount in addition.amounts.items()}
@@ -169,18 +169,18 @@ def topped_up(budget: Budget, addition: TopUp) -> Budget:
 
 
 PROOF = "proof, check"
-"""Label of a check in a clean checkout."""
+"""Label of a check that runs in a clean checkout."""
 
 
 def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:
-    """Return the current work of one running check."""
+    """Return the current work while a single check is running."""
     label = f"{kind} {number} of {total}" if total > 1 else kind
     what = f"{label}: {shorten(check.title, WHAT_CHARACTERS)}"
     return Work(what=what, since=since, limit_s=check.timeout_s, ends_early=True)
 
 
 def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
-    """Return the current work while all checks run as a unit."""
+    """Return the current work while all checks run together as one unit."""
     names = ", ".join(check.title for check in checks)
     plural = "" if len(checks) == 1 else "s"
     what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"

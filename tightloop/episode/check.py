@@ -12,13 +12,13 @@ from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
 
 TAIL_CHARACTERS = 1_200
-"""Maximum length of the output tail in a result; the full output is an artifact."""
+"""Maximum length of the output tail in a result. The full output is stored as an artifact."""
 # Also bounds `Verification`, which enters the history in every iteration.
 FAILING_LIMIT = 10
 READ_CHARACTERS = 200_000
-"""Maximum length of the output end that is searched for counts and causes."""
+"""Number of characters at the end of the output that are searched for counts and causes."""
 LINE_CHARACTERS = 300
-"""Maximum searched length per line: the patterns take quadratic time on an endless line."""
+"""Maximum number of characters searched per line, because the patterns take quadratic time on very long lines."""
 
 
 _QUOTING = "Put the whole command in single quotes and use double quotes inside it: "
@@ -26,17 +26,17 @@ _QUOTING += """--done 'pytest -q -k "not slow"'"""
 
 
 class Check(CallerInput):
-    """One command of the definition of done; passes with exit code 0.
+    """One command of the definition of done. It passes if it exits with code 0.
 
-    A plain string is the command: `"pytest -q"`.
+    A check can also be written as a plain string, such as `"pytest -q"`.
     """
 
     run: str = ""
-    """Shell command, run in the working tree."""
+    """Shell command to run in the working tree."""
     name: str = ""
-    """Short name; default: the command."""
+    """Short name. Defaults to the command."""
     timeout_s: float = 600.0
-    """Time limit in seconds; the check fails beyond it."""
+    """Time limit in seconds. A check that exceeds it fails."""
 
     @model_validator(mode="before")
     @classmethod
@@ -45,12 +45,12 @@ class Check(CallerInput):
 
     @property
     def title(self) -> str:
-        """Name, or the command if there is none."""
+        """The name, or the command if the check has no name."""
         return self.name or self.run
 
     @property
     def problem(self) -> str:
-        """Fault of the command with a correct example; "" if nothing can be found without a shell."""
+        """Error in the command with a corrected example, or "" if no error is apparent without a shell."""
         if not self.run.strip():
             return f"a check has no command. {_QUOTING}"
         # Only a shell can parse here-documents and bash's $'...', which may contain an escaped quote.
@@ -66,22 +66,22 @@ class Check(CallerInput):
 
 
 class CheckStatus(StrEnum):
-    """Result status of a check."""
+    """Status of a check result."""
 
     PASSED = "passed"
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     NOT_FOUND = "not_found"
-    """The program of the command is not installed."""
+    """The command's program is not installed."""
 
 
 class Counts(Value):
-    """Counts from the output of a known tool."""
+    """Counts parsed from the output of a known tool."""
 
     tool: str = ""
     passed: int | None = None
     failed: int | None = None
-    """Failing tests, lint findings or files to reformat."""
+    """Number of failing tests, lint findings or files to reformat."""
 
 
 class CheckResult(Value):
@@ -95,20 +95,20 @@ class CheckResult(Value):
     tree: str = ""
     """Id of the checked tree."""
     tail: str = ""
-    """End of the output, at most `TAIL_CHARACTERS`."""
+    """End of the output, at most `TAIL_CHARACTERS` long."""
     output: ArtifactRef | None = None
-    """Complete output; its digest is part of the evidence."""
+    """Complete output. Its digest is part of the evidence."""
     counts: Counts = Counts.model_construct()
     failing: tuple[str, ...] = ()
-    """Failing tests or lint rules, at most `FAILING_LIMIT`."""
+    """Failing tests or lint rules, at most `FAILING_LIMIT` of them."""
     signature: str = ""
-    """Id of the failure, equal for equal causes; empty if passed."""
+    """Id of the failure, the same for the same cause. Empty if the check passed."""
     printed: ComparableOutput = ComparableOutput.model_construct()
-    """Comparable parts of the output; empty if passed."""
+    """Comparable parts of the output. Empty if the check passed."""
     cpu_s: float | None = None
-    """CPU time of its processes in seconds; None if the sandbox does not report it."""
+    """CPU time used by the check's processes, in seconds, or None if the sandbox does not report it."""
     sandbox: str = ""
-    """Sandbox, such as `bubblewrap`."""
+    """Name of the sandbox, such as `bubblewrap`."""
     not_enforced: tuple[str, ...] = ()
     """Configured limits that the sandbox could not enforce."""
 
@@ -124,21 +124,21 @@ class ProofRule(StrEnum):
     FAILS_FRESH = "fails_fresh"
     """A check fails in a clean checkout."""
     TESTS_CHANGED = "tests_changed"
-    """A check fails with the initial tests, test data and configuration, or tests are gone."""
+    """A check fails with the original tests, test data and configuration, or tests have disappeared."""
     CONFIGURATION_CHANGED = "configuration_changed"
-    """As `tests_changed`, for changed configuration or start-up files."""
+    """Like `tests_changed`, but for changes to configuration or start-up files."""
     ENVIRONMENT_CHANGED = "environment_changed"
     """Installed programs or libraries changed during the episode."""
     NO_REPORT = "no_report"
-    """A known checker gave no complete report."""
+    """A known checker did not produce a complete report."""
     NOTHING_PASSED = "nothing_passed"
-    """No test ran, or all were skipped or deselected."""
+    """No tests ran, or all of them were skipped or deselected."""
     REPORT_DIFFERS = "report_differs"
-    """Exit status and report contradict each other, or the canary passed."""
+    """The exit status contradicts the report, or the canary passed."""
     ENDED_EARLY = "ended_early"
-    """A program exited prematurely and reported success."""
+    """A program exited early and reported success."""
     SUSPICIOUS = "suspicious"
-    """The change contains a line that can make any check pass."""
+    """The change contains a line that could make any check pass."""
 
 
 class CheckReport(Value):
@@ -149,18 +149,18 @@ class CheckReport(Value):
 
     @property
     def green(self) -> bool:
-        """True if there is at least one check and all passed."""
+        """True if there is at least one check and all checks passed."""
         # `all` of nothing is true, but no checks are no success.
         return bool(self.results) and all(result.passed for result in self.results)
 
     @property
     def failed(self) -> tuple[CheckResult, ...]:
-        """Checks that did not pass."""
+        """The checks that did not pass."""
         return tuple(result for result in self.results if not result.passed)
 
     @property
     def signature(self) -> str:
-        """Id of this set of failures; empty if all passed."""
+        """Id of this set of failures. Empty if all checks passed."""
         failed = self.failed
         return (
             combine_signatures(part for result in failed for part in (result.run, result.signature)) if failed else ""
@@ -183,7 +183,7 @@ def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
     """Parse the summary of pytest, ruff, black or mypy.
 
     Returns:
-        The counts (empty for an unknown tool), and the failing items, at most `FAILING_LIMIT`.
+        The counts, which are empty for an unknown tool, and at most `FAILING_LIMIT` failing items.
     """
     output = _searchable(output)
     if _PYTEST_END.search(output):
@@ -219,7 +219,7 @@ def judge(
     output: str,
     artifact: ArtifactRef | None = None,
 ) -> CheckResult:
-    """Convert a finished command into a result. Only exit code 0 passes."""
+    """Convert a finished command into a result. The check passes only if the exit code is 0."""
     counts, failing = parse_counts(output)
     # The time limit first: a program that handles the signal may still exit with 0.
     status = CheckStatus.TIMED_OUT if timed_out else _STATUS_OF.get(exit_code, CheckStatus.FAILED)
@@ -250,7 +250,7 @@ def judge(
 
 
 def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, ...]:
-    """Return the names of checks that passed before and fail now."""
+    """Return the names of the checks that passed before and now fail."""
     if before is None:
         return ()
     passed = {result.run for result in before.results if result.passed}
@@ -258,7 +258,7 @@ def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, 
 
 
 def progress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether fewer checks fail or one has fewer failures, and none got worse."""
+    """Return whether fewer checks fail, or one has fewer failures, and no check got worse."""
     if before is None:
         return after.green
     pairs = _pairs(before, after)
@@ -266,7 +266,10 @@ def progress(before: CheckReport | None, after: CheckReport) -> bool:
 
 
 def regress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether a passing check now fails, or one has more failures; new tests that never passed do not count."""
+    """Return whether a check that passed before now fails, or a check has more failures.
+
+    New tests that have never passed do not count.
+    """
     return before is not None and any(_is_worse(old, new, fewer=True) for old, new in _pairs(before, after))
 
 
@@ -286,7 +289,10 @@ def _is_better(old: CheckResult, new: CheckResult) -> bool:
 
 
 def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> bool:
-    """Return whether a check got worse; with `fewer` and test counts, only fewer passing tests count as worse."""
+    """Return whether a check got worse.
+
+    If `fewer` is set and there are test counts, a check got worse only if fewer tests pass.
+    """
     if new.passed or old.passed:
         return old.passed and not new.passed
     if old.counts.failed is None or new.counts.failed is None:
@@ -297,7 +303,7 @@ def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> boo
 
 
 def has_same_output(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether failing checks have output, and it is the same as before."""
+    """Return whether the failing checks produced output and it is the same as before."""
     if before is None:
         return False
     old, new = ({result.run: result.printed.text for result in report.failed} for report in (before, after))
@@ -305,63 +311,63 @@ def has_same_output(before: CheckReport | None, after: CheckReport) -> bool:
 
 
 def failing_text(failed: int, total: int) -> str:
-    """Return the number of failing checks, such as `1 of 3 checks fails`."""
+    """Return the number of failing checks as text, such as `1 of 3 checks fails`."""
     if total == 1:
         return "the check fails"
     return f"{failed} of {total} checks {'fails' if failed == 1 else 'fail'}"
 
 
 class FailedCheck(Value):
-    """Failing check in the workflow, small enough for the history."""
+    """A failing check as the workflow sees it, small enough for the history."""
 
     name: str
     status: CheckStatus = CheckStatus.FAILED
     signature: str = ""
     tail: str = ""
-    """At most 240 characters."""
+    """End of the output, at most 240 characters."""
 
     def __str__(self) -> str:
-        """Return the name, with the status unless it is plain failure."""
+        """Return the name, followed by the status unless the check simply failed."""
         why = "" if self.status is CheckStatus.FAILED else f" ({self.status.value.replace('_', ' ')})"
         return f"{self.name}{why}"
 
 
 class Verification(Value):
-    """Result of running all checks; the artifact holds the full `CheckReport`."""
+    """Result of running all checks. The artifact contains the full `CheckReport`."""
 
     tree: str
-    """Tree that was checked, and that is on disk again afterwards."""
+    """Tree that was checked. After the checks, it is the tree on disk again."""
     total: int = 0
     failed: tuple[FailedCheck, ...] = ()
-    """At most `FAILING_LIMIT`."""
+    """Failing checks, at most `FAILING_LIMIT` of them."""
     failed_count: int = 0
     signature: str = ""
     report: ArtifactRef | None = None
     progress: bool = False
-    """Better than the previous report."""
+    """True if the result is better than the previous report."""
     regress: bool = False
-    """Worse than the previous report."""
+    """True if the result is worse than the previous report."""
     same: bool = False
-    """Same failures as in the previous report."""
+    """True if the failures are the same as in the previous report."""
     unchanged: bool = False
-    """Same output as before, including numbers; False without output."""
+    """True if the output is the same as before, including numbers. False if there is no output."""
     newly_failing: tuple[str, ...] = ()
     drift: Drift | None = None
-    """Drift found instead of the expected tree; it was saved and undone."""
+    """Changes found before the checks, compared with the expected tree. They were saved and undone."""
     touched: Drift | None = None
-    """Changes made while the checks ran; saved and undone."""
+    """Changes made while the checks ran. They were saved and undone."""
     cpu_s: float | None = None
-    """CPU time of all checks in seconds, as far as measured."""
+    """CPU time of all checks in seconds, as far as it was measured."""
     checks_touched_tree: bool = False
-    """True if the checks wrote into the tree; that was undone, so the tree is the checked one."""
+    """True if the checks wrote to the tree. Their changes were undone, so the tree is the one that was checked."""
     attempt: int = 1
 
     @property
     def green(self) -> bool:
-        """True if there is at least one check and all passed."""
+        """True if there is at least one check and all checks passed."""
         return self.total > 0 and self.failed_count == 0
 
     @property
     def passed_of_all(self) -> str:
-        """Passed of total, such as `2/3`."""
+        """Number of passed checks out of the total, such as `2/3`."""
         return f"{self.total - self.failed_count}/{self.total}"

@@ -15,42 +15,42 @@ from tightloop.safety.rubric import Finding
 from tightloop.value import ArtifactRef, Document, Value, shorten
 
 RECENT_LIMIT = 60
-"""Number of checkpoints in an open run; older ones stay in the ledger and can be restored."""
+"""Number of checkpoints kept in an open run. Older ones stay in the ledger and can still be restored."""
 
 # Bounded, because int() raises for numbers of more than 4300 digits.
 _ID = re.compile(r"^(?:ckpt-)?(\d{1,7})$")
 
 
 class CheckpointRecord(Value):
-    """Entry in the list of checkpoints."""
+    """An entry in the list of checkpoints."""
 
     id: str
-    """`ckpt-<n>`; n grows over the whole episode, across branches, resets and runs."""
+    """Id of the form `ckpt-<n>`. The number n keeps increasing across branches, resets and runs of an episode."""
     iteration: int
     branch: int = 1
     tree: str = ""
-    """Git tree id of the working tree, kept alive under `refs/tightloop/<episode>/<n>`."""
+    """Git tree id of the working tree. The ref `refs/tightloop/<episode>/<n>` protects it from garbage collection."""
     state: ArtifactRef | None = None
     """The stored `CheckpointFile`."""
     parent: str | None = None
-    """Checkpoint that precedes this one."""
+    """Id of the preceding checkpoint."""
     probability_class: ProbabilityClass | None = None
     checks: str = ""
-    """Passed of total, such as `2/3`."""
+    """Number of passed checks out of the total, such as `2/3`."""
     title: str = ""
     run_id: str = ""
-    """Temporal run that created it."""
+    """Temporal run that created the checkpoint."""
     event_id: int | None = None
-    """Workflow task to pass to `temporal workflow reset -e` to return to this checkpoint."""
+    """Workflow task event to pass to `temporal workflow reset -e` to return to this checkpoint."""
     at: datetime | None = None
     lines: int = 0
     """Number of text lines in the tree."""
     discarded: bool = False
-    """True if the episode was restored to an earlier checkpoint; files and state are kept."""
+    """True if the episode has since been restored to an earlier checkpoint. Files and state are kept."""
 
     @property
     def number(self) -> int:
-        """The n of `ckpt-<n>`."""
+        """The number n in `ckpt-<n>`."""
         return checkpoint_number(self.id) or 0
 
 
@@ -61,26 +61,26 @@ class RestoreTarget(Value):
     reason: str = ""
     by: str = ""
     episode_id: str = ""
-    """Owner of the checkpoint if it is another episode (fork)."""
+    """Id of the episode that owns the checkpoint, if it is a different one, as in a fork."""
 
 
 class Tracked(Value):
-    """Tracker results of an iteration."""
+    """The tracker's results for an iteration."""
 
     tracking: Tracking
     checkpoint: CheckpointRecord
     plan_request: ArtifactRef | None = None
     findings: tuple[Finding, ...] = ()
-    """Findings in the change that a person has to review."""
+    """Findings in the change that need a person's review."""
     alignment: ArtifactRef | None = None
     """Stored evidence of the alignment check, if there are findings."""
     usage: Usage | None = None
-    """Usage of the judging model."""
+    """Usage of the model that acted as judge."""
     drift: Drift | None = None
     recalled: int | None = None
-    """Number of memory entries found for the plan; None: not queried."""
+    """Number of memory entries found for the plan, or None if the memory was not queried."""
     memory_problem: str = ""
-    """Reason that the memory is unavailable, with advice; reported once per episode."""
+    """Reason why the memory is unavailable, with advice. It is reported once per episode."""
     attempt: int = 1
 
 
@@ -90,15 +90,15 @@ def checkpoint_id(number: int) -> str:
 
 
 def checkpoint_number(text: str) -> int | None:
-    """Return n of `ckpt-<n>` or of a bare `<n>`, or None."""
+    """Return the number n from `ckpt-<n>` or a bare `<n>`, or None if the text is neither."""
     match = _ID.match(text.strip())
     return int(match.group(1)) if match else None
 
 
 def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tuple[CheckpointRecord, ...]:
-    """Mark everything after `checkpoint` that is not its ancestor as discarded; nothing is removed.
+    """Mark every later checkpoint that is not an ancestor of `checkpoint` as discarded.
 
-    Its ancestors count again, including those discarded by an earlier restore.
+    Nothing is removed. Ancestors become active again, even if an earlier restore discarded them.
     """
     by_id = {record.id: record for record in records}
     # An ancestor may be older than the list: the walk ends there, and older records are unchanged.
@@ -120,7 +120,7 @@ def discard_after(records: tuple[CheckpointRecord, ...], checkpoint: str) -> tup
 def merge(
     preferred: tuple[CheckpointRecord, ...], additional: tuple[CheckpointRecord, ...]
 ) -> tuple[CheckpointRecord, ...]:
-    """Merge both lists by number without duplicates; `preferred` wins."""
+    """Merge both lists by number without duplicates. If a number is in both lists, `preferred` wins."""
     by_id = {record.id: record for record in additional} | {record.id: record for record in preferred}
     return tuple(sorted(by_id.values(), key=lambda record: record.number))
 
@@ -130,27 +130,27 @@ PATH_CHARACTERS = 4_000
 
 
 class CopiesHead(Value):
-    """Copied increments of an episode, and the host that may add more."""
+    """An episode's copied increments, and the host that may add more."""
 
     home: str
-    """Task queue of the host that may write."""
+    """Task queue of the host that is allowed to write."""
     epoch: int = 1
     run: str = ""
-    """Temporal run whose start created the epoch; empty after a move."""
+    """Temporal run whose start created the epoch. Empty after a move."""
     increments: tuple[str, ...] = ()
-    """Names of the copied increments, in order of application."""
+    """Names of the copied increments, in the order in which they are applied."""
     last: CheckpointRecord | None = None
-    """Checkpoint that results from all increments."""
+    """Checkpoint that results from applying all increments."""
 
     def with_run(self, home: str, run: str) -> Self:
-        """Return the head for a new episode with this id; nothing of an earlier one is reused."""
+        """Return the head for a new episode with this id. Nothing from an earlier episode is reused."""
         # A retried activity of the same run must not open another epoch.
         if (self.home, self.run) == (home, run):
             return self
         return self.evolve(home=home, run=run, epoch=self.epoch + 1, increments=(), last=None)
 
     def taken(self, home: str, epoch: int) -> Self:
-        """Return the head for a host that takes over; idempotent for the same host and epoch.
+        """Return the head for a host that takes over. Idempotent for the same host and epoch.
 
         Raises:
             FencedError: the epoch belongs to another host or has ended.
@@ -163,16 +163,16 @@ class CopiesHead(Value):
         return self.evolve(home=home, run="", epoch=epoch)
 
     def with_increment(self, name: str, record: CheckpointRecord) -> Self:
-        """Add an increment."""
+        """Return the head with one more increment."""
         return self.evolve(increments=(*self.increments, name), last=record)
 
     def with_no_increments(self) -> Self:
-        """Return the head after its increments are no longer needed."""
+        """Return the head without its increments, for use when they are no longer needed."""
         return self.evolve(run="", increments=(), last=None)
 
 
 def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
-    """Return the head if this host may write.
+    """Return the head if this host is allowed to write.
 
     Raises:
         FencedError: another host has taken over.
@@ -192,12 +192,12 @@ def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> Fenced
 
 
 class MoveTarget(Document):
-    """Target host of a move, and its requester."""
+    """The target host of a move, and who requested it."""
 
     to: str
-    """Task queue of the host, as shown by `tightloop doctor`."""
+    """The host's task queue, as shown by `tightloop doctor`."""
     workspace: str = ""
-    """Absolute path of the working tree there; empty: unchanged."""
+    """Absolute path of the working tree on the target host. If empty, the path does not change."""
     reason: str = ""
     by: str = "operator"
 
@@ -210,7 +210,7 @@ class MoveTarget(Document):
 
     @property
     def bounded(self) -> Self:
-        """Copy with texts cut to fit into a history."""
+        """Return a copy whose texts are short enough for a history."""
         return self.evolve(
             to=self.to[:QUEUE_CHARACTERS],
             workspace=self.workspace[:PATH_CHARACTERS],
@@ -220,10 +220,12 @@ class MoveTarget(Document):
 
 
 def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> None:
-    """Reject an impossible move. A move to the current host is possible only while the episode waits for a person.
+    """Reject an impossible move.
+
+    An episode can be moved to its current host only while it waits for a person.
 
     Raises:
-        InvalidRequestError: with the reason.
+        InvalidRequestError: the move is impossible; the message contains the reason.
     """
     if not epoch:
         raise InvalidRequestError(
@@ -240,10 +242,10 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
 
 
 def choose_home(target: str, homes: tuple[str, ...]) -> str:
-    """Return the task queue of a host, given the queue, the host name, or the machine name that starts it.
+    """Return a host's task queue, given the queue itself, the host name, or the machine name that it starts with.
 
     Raises:
-        InvalidRequestError: none matches, or more than one.
+        InvalidRequestError: no host matches, or more than one does.
     """
     fits = [home for home in homes if target in (home, host_of(home))]
     # People know the machine, but not the random suffix of its host name.
@@ -259,9 +261,9 @@ def choose_home(target: str, homes: tuple[str, ...]) -> str:
 
 
 def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
-    """Return the task queue of the host that takes over from a silent one, or "" if there is no other host.
+    """Return the task queue of the host that takes over from an unresponsive one, or "" if there is no other host.
 
-    The episodes of one host are spread over all others.
+    The episodes of a host are distributed across all other hosts.
     """
     # Sorted, because the order of a set of strings differs between processes too.
     other_homes = sorted({*homes} - {home})
@@ -270,7 +272,7 @@ def choose_successor(home: str, homes: tuple[str, ...], episode_id: str) -> str:
 
 
 def host_of(home: str) -> str:
-    """Return the host name in a task queue created by `tightloop.host.identity`."""
+    """Return the host name contained in a task queue created by `tightloop.host.identity`."""
     return home.rpartition("-workspace-")[2]
 
 
@@ -280,12 +282,12 @@ def read_increment_name(name: str) -> str:
 
 
 def is_increment_up_to(epoch: int, name: str) -> bool:
-    """Return whether this is the full name of an increment of this or an earlier epoch."""
+    """Return whether this is the full name of an increment from this epoch or an earlier one."""
     # The names come from a listing of the bucket, which also holds the head.
     parts = name.rsplit("/", 2)
     return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]
 
 
 def increment_name(epoch: int, record: CheckpointRecord, digest: str) -> str:
-    """Return the name of an increment relative to its episode; equal for equal content."""
+    """Return an increment's name relative to its episode. Equal content has equal names."""
     return f"{epoch}/{record.number}-{digest}"

@@ -22,7 +22,7 @@ from tightloop.wording import budget_line, status_label
 
 
 class ExecutorAmendment(Document):
-    """Changed executor or crash and permission rules; empty fields keep their value."""
+    """Changes to the executor, or to its crash and permission rules. Empty fields keep their current values."""
 
     name: str = ""
     fallback: tuple[str, ...] | None = None
@@ -30,7 +30,10 @@ class ExecutorAmendment(Document):
     on_crash: OnCrash | None = None
 
     def apply_to(self, choice: ExecutorChoice) -> ExecutorChoice:
-        """Return the changed choice. A different executor starts with the model of its own settings."""
+        """Return the choice with the changes applied.
+
+        A different executor starts with the model from its own settings.
+        """
         other = bool(self.name) and self.name != choice.name
         return choice.evolve(
             name=self.name or choice.name,
@@ -42,7 +45,7 @@ class ExecutorAmendment(Document):
 
 
 class Amendment(Document):
-    """Changed goal, definition of done, executor or planner; empty fields keep their value."""
+    """Changes to the goal, definition of done, executor or planner. Empty fields keep their current values."""
 
     goal: str = ""
     definition_of_done: tuple[Check, ...] = ()
@@ -57,13 +60,13 @@ class Amendment(Document):
 
     @property
     def empty(self) -> bool:
-        """True if nothing changes."""
+        """True if the amendment changes nothing."""
         return not (
             self.goal.strip() or self.definition_of_done or self.planner.strip() or self.executor != ExecutorAmendment()
         )
 
     def apply_to(self, request: EpisodeRequest) -> EpisodeRequest:
-        """Return the request with the changes."""
+        """Return the request with the changes applied."""
         return request.evolve(
             goal=self.goal.strip() or request.goal,
             definition_of_done=self.definition_of_done or request.definition_of_done,
@@ -94,12 +97,12 @@ def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: i
     """Parse the argument of `restore_checkpoint`.
 
     Args:
-        value: an id, a number, or an object with `checkpoint_id` and a `reason`.
-        records: checkpoints that the run carries.
-        newest: number of the newest checkpoint; checkpoints older than those in `records` are in the ledger.
+        value: an id, a number, or an object with a `checkpoint_id` and a `reason`.
+        records: checkpoints that the run has in its state.
+        newest: number of the newest checkpoint. Checkpoints older than those in `records` are in the ledger.
 
     Raises:
-        InvalidRequestError: unknown checkpoint; the message lists the existing ones.
+        InvalidRequestError: the checkpoint is unknown; the message lists the existing ones.
     """
     if not isinstance(value, dict):
         value = {"checkpoint_id": str(value) if value is not None else ""}
@@ -122,7 +125,7 @@ def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: i
 
 
 def read_move(value: Any) -> MoveTarget:
-    """Parse the argument of `move`: the task queue of a host, or an object.
+    """Parse the argument of `move`, which is a host's task queue or an object.
 
     Raises:
         InvalidRequestError: a field is invalid.
@@ -136,7 +139,10 @@ def read_move(value: Any) -> MoveTarget:
 
 
 def read_top_up(value: Any) -> TopUp:
-    """Parse the argument of `top_up`: a number of iterations, or an object. Raises as `read_amounts` does."""
+    """Parse the argument of `top_up`, which is a number of iterations or an object.
+
+    Raises the same errors as `read_amounts`.
+    """
     # `True` is an int in Python, but does not mean one iteration.
     if isinstance(value, int) and not isinstance(value, bool):
         value = {"iterations": value}
@@ -144,7 +150,7 @@ def read_top_up(value: Any) -> TopUp:
 
 
 def read_amendment(value: Any) -> Amendment:
-    """Parse the argument of `amend_goal`: the new goal, or an object.
+    """Parse the argument of `amend_goal`, which is the new goal or an object.
 
     Raises:
         InvalidRequestError: nothing changes, or a field is invalid.
@@ -164,11 +170,11 @@ def read_amendment(value: Any) -> Amendment:
 
 
 class EpisodeInput(EpisodeRequest, RunInput):
-    """Input of a run: a request, with the state of the previous Temporal run if there was one."""
+    """Input of a run: the request, and the state from the previous Temporal run if there was one."""
 
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
-    """Checkpoint to start from (restore of a closed episode, or fork)."""
+    """Checkpoint to start from, when a closed episode is restored or forked."""
 
     workflow_type: ClassVar[str] = EPISODE_WORKFLOW_TYPE
     right_input: ClassVar[str] = RIGHT_INPUT
@@ -190,12 +196,15 @@ class EpisodeInput(EpisodeRequest, RunInput):
 # Fits one screen of the Web UI; `tightloop checkpoints` lists them all.
 CHECKPOINTS_SHOWN = 12
 FALLBACK_MARK = " in place of "
-"""Separator between the executor that worked and the requested one."""
+"""Text between the name of the executor that did the work and the name of the requested one."""
 _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
 
 
 def find_restore_point(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
-    """Return the checkpoint to restore: the one before the change in question, or else the last one."""
+    """Return the checkpoint to restore.
+
+    This is the checkpoint before the change that a question is about, or otherwise the last one.
+    """
     last = state.last_checkpoint
     doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
     # Only in TRACKING is the change in question already part of the last checkpoint.
@@ -214,7 +223,7 @@ def status_of(
     status: str,
     work: Work | None = None,
 ) -> EpisodeStatus:
-    """Return the snapshot for the `status` query."""
+    """Return the snapshot that answers the `status` query."""
     last = state.last_checkpoint
     return EpisodeStatus(
         episode_id=episode_id,
@@ -256,7 +265,10 @@ def details_markdown(
     status: str,
     work: Work | None = None,
 ) -> str:
-    """Return the current details as Markdown: state of the episode, and the exact JSON for the next actions."""
+    """Return the current details as Markdown.
+
+    They contain the state of the episode and the exact JSON for the possible next actions.
+    """
     label = status_label(status, questions[0].kind.value if questions else None)
     lines = [f"**{label}** · iteration {state.iteration} · {state.phase.value} · branch {state.branch}", ""]
     for question in questions:
@@ -282,7 +294,7 @@ def details_markdown(
 
 
 def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
-    """Return the Temporal CLI command that resets an episode to the checkpoint before the newest, or ""."""
+    """Return the Temporal CLI command that resets an episode to the checkpoint before the newest one, or ""."""
     usable_records = [record for record in records if record.event_id and not record.discarded]
     if not usable_records:
         return ""
@@ -294,7 +306,7 @@ def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
 
 
 def question_lines(question: Question) -> list[str]:
-    """Return a question with its evidence, as Markdown."""
+    """Return a question and its evidence as Markdown."""
     since = question.since.strftime(" since %Y-%m-%d %H:%M:%S UTC") if question.since else ""
     waits = "waits for a person" if question.needs_person else "can be answered"
     needs = "It needs a decision: `resume` alone does not answer it."

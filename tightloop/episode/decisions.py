@@ -41,13 +41,16 @@ _OTHERS = {
     QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL),
     QuestionKind.PROOF: (_ACCEPT, _CANCEL),
 }
-"""Options after the first; `cancel` for all kinds that are not listed."""
+"""Options after the first one. Kinds that are not listed have only `cancel`."""
 # A bare `resume` or a message to the planner must neither spend money nor allow findings.
 _WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})
 
 
 def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] = (), by: str = "tightloop") -> Question:
-    """Return a question to a person; the first option is the default, unless it would grant something."""
+    """Return a question for a person.
+
+    The first option is the default unless it would grant something.
+    """
     name, effect = _FIRST[kind]
     return Question(
         id="",
@@ -62,13 +65,13 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 
 
 def alignment_question(findings: tuple[Finding, ...]) -> Question:
-    """Return the question about findings, with the suggestion for each."""
+    """Return the question about findings, including the suggestion for each one."""
     title, evidence = describe_findings(findings)
     return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
 
 
 def end_question(work: Work, now: datetime) -> Question:
-    """Return the question about a requested pause while long work is running; the work continues meanwhile."""
+    """Return the question to ask when a pause is requested during long work. The work continues in the meantime."""
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
@@ -82,7 +85,7 @@ def end_question(work: Work, now: datetime) -> Question:
 
 
 def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = _CANCEL) -> Question:
-    """Return the question about files changed by somebody else; a bare `resume` keeps them."""
+    """Return the question about files that somebody else changed. A plain `resume` keeps the changes."""
     more = drift.count - len(drift.lines)
     return Question(
         id="",
@@ -103,7 +106,7 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
 
 
 def read_drift_answer(question: Question, answer: Answer) -> DriftAnswer:
-    """Return the decision about the files of a question."""
+    """Return the decision about the files that a question lists."""
     return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=answer.paths)
 
 
@@ -118,37 +121,40 @@ _PLANNER_NEXT = frozenset(
 )
 """Question kinds after which the planner runs next.
 
-All others need a decision about deliveries, files, money or permissions.
+All other kinds need a decision about deliveries, files, money or permissions.
 """
 
 
 def is_ended_by_message(question: Question) -> bool:
-    """Return whether a message to the planner ends the wait. It selects no option; the planner reads it and plans."""
+    """Return whether a message to the planner ends the wait.
+
+    The message does not select an option. The planner reads it and creates a plan.
+    """
     return question.kind in _PLANNER_NEXT
 
 
 OTHER_CAUSES = 2
-"""Additional fruitless iterations allowed if their causes differ."""
+"""Number of additional fruitless iterations that are allowed if their causes differ."""
 
 
 class NextAction(StrEnum):
-    """Next action of the loop."""
+    """The loop's next action."""
 
     CONTINUE = "continue"
     SUCCEED = "succeed"
     ASK = "ask"
     TELL = "tell"
-    """Continue with another iteration, and report the doubt to people and the planner."""
+    """Continue with another iteration, and report the doubt to people and to the planner."""
 
 
 class Decision(Value):
-    """Next action of the loop, with its details."""
+    """The loop's next action, with its details."""
 
     action: NextAction
     question: Question | None = None
     """Question for a person, if the action is ASK."""
     tell: str = ""
-    """Report to people and the planner, if the action is TELL."""
+    """Report to people and to the planner, if the action is TELL."""
 
 
 CONTINUE = Decision(action=NextAction.CONTINUE)
@@ -160,7 +166,7 @@ def _ask(kind: QuestionKind, title: str) -> Decision:
 
 
 def guard_rails(state: EpisodeState) -> Decision:
-    """Check every limit of the budget before another iteration."""
+    """Check every budget limit before another iteration."""
     reached_limits = breaches(state.budget, state.spent)
     return (
         _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(map(str, reached_limits)))
@@ -170,9 +176,10 @@ def guard_rails(state: EpisodeState) -> Decision:
 
 
 def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) -> Decision:
-    """Decide after planning; a malformed reply counts as a failed iteration, not as a pause.
+    """Decide what to do after planning.
 
-    Findings that a person allowed before (`overruled`) are not asked again.
+    A malformed reply counts as a failed iteration and does not cause a pause. Findings that a person has already
+    allowed (`overruled`) do not lead to another question.
     """
     if outcome.verdict is PlanVerdict.GAVE_UP:
         return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without a reason")
@@ -185,25 +192,25 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
 
 
 def _ask_about(findings: tuple[Finding, ...]) -> Decision:
-    """Ask a person if there are findings."""
+    """Ask a person if there are any findings."""
     if not findings:
         return CONTINUE
     return Decision(action=NextAction.ASK, question=alignment_question(findings))
 
 
 def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
-    """Return whether a plan that a person allowed is executed; a note to the planner leads to a new plan instead."""
+    """Return whether to execute a plan that a person allowed. If there is a note to the planner, it replans instead."""
     planned = outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     return planned and not state.notes and not unanswered_findings(outcome.findings, state.overruled)
 
 
 def is_change_allowed(state: EpisodeState) -> bool:
-    """Return whether the checks still apply to a change that a person allowed."""
+    """Return whether the check results are still valid for a change that a person allowed."""
     return not state.notes and state.checked_tree == state.tree
 
 
 def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
-    """Decide whether the work can be verified or a person is needed first."""
+    """Decide whether the work can be verified, or whether a person has to decide first."""
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
         return Decision(action=NextAction.ASK, question=report.question)
     if report.status is ExecutorStatus.PAUSED:
@@ -219,7 +226,7 @@ def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
 
 
 def failure_of(state: EpisodeState, verification: Verification | None, *, changed: bool) -> Failure | None:
-    """Return the first failure of this iteration, or None."""
+    """Return the first failure of this iteration, or None if there was no failure."""
 
     def failure(kind: FailureKind, failure_signature: str, summary: str) -> Failure:
         return Failure(kind=kind, signature=failure_signature, summary=summary, iteration=state.iteration)
@@ -244,11 +251,11 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
 
 
 def is_complete(state: EpisodeState) -> bool:
-    """Return whether the goal is met: the checks pass, and passing is meaningful.
+    """Return whether the goal is met: the checks pass, and that result is meaningful.
 
-    Passing checks are meaningful if they failed initially or the planner claims the goal; a claim without passing
-    checks never counts. A tree that a person refused is not considered again, and requests from people are planned
-    first.
+    The result is meaningful if the checks failed initially or the planner claims that the goal is met. A claim never
+    counts if the checks do not pass. A tree that a person refused is not considered again. Work that people have
+    requested is planned first.
     """
     is_refused = bool(state.refused_tree) and state.tree == state.refused_tree
     means_something = state.baseline_red or state.plan_final
@@ -256,11 +263,12 @@ def is_complete(state: EpisodeState) -> bool:
 
 
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
-    """Decide at the end of an iteration: success, a question, or another iteration, possibly with a report.
+    """Decide what to do at the end of an iteration: succeed, ask a question, or continue, possibly with a report.
 
-    Findings come first, because passing checks may have been reached in a wrong way. Proven futility pauses at once.
-    Suspected futility is only reported the first time, because the checks do not measure whether the work is useful and
-    people and the planner can judge it; it pauses if it recurs without progress in between.
+    Findings come first, because the work may have made the checks pass in an illegitimate way. Proven futility leads to
+    a pause at once. Suspected futility is only reported the first time, because the checks do not measure whether the
+    work is useful, while people and the planner can judge it. If it recurs without any progress in between, the episode
+    pauses.
     """
     decision = _ask_about(unanswered_findings(state.findings, state.overruled))
     if decision.action is NextAction.ASK:
@@ -283,7 +291,7 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
 
 
 def _in_vain(streak: FailureStreak, limit: int) -> str:
-    """Return the proof that the last iterations were futile, as text, or ""."""
+    """Return text that proves that the last iterations were futile, or ""."""
     if streak.last is None:
         return ""
     if streak.idle >= limit:
@@ -297,7 +305,7 @@ def _in_vain(streak: FailureStreak, limit: int) -> str:
 
 
 def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
-    """Return the question whether to continue if the last iterations appear futile, or None."""
+    """Return a question about whether to continue if the last iterations appear futile, or None."""
     streak, limit = state.failures, request.repeat_error_limit
     if streak.last is not None:
         if streak.count >= limit:
@@ -317,6 +325,6 @@ def _same_error(streak: FailureStreak) -> str:
 
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:
-    """Return whether to continue as new; asked between iterations only."""
+    """Return whether to continue as new. Call it only between iterations."""
     # Temporal's suggestion counts events, of which messages and questions make more than the iterations alone.
     return suggested or iterations_in_run >= request.iterations_per_run

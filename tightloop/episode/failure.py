@@ -1,4 +1,4 @@
-"""Failure signatures: comparison of the output of failing checks."""
+"""Failure signatures, which compare the output of failing checks."""
 
 import base64
 import hashlib
@@ -61,24 +61,24 @@ class FailureKind(StrEnum):
     """Origin of a failure, which determines who can fix it."""
 
     CHECK = "check"
-    """A command of the definition of done failed; the next plan can fix it."""
+    """A command of the definition of done failed. The next plan can fix it."""
     EXECUTOR = "executor"
     """The executor failed, timed out or ended with an unknown outcome."""
     PLANNER = "planner"
-    """The planner's reply is unusable."""
+    """The planner's reply could not be used."""
     LIMIT = "limit"
-    """A rate, quota or tool-call limit."""
+    """A rate limit, quota or tool-call limit was reached."""
     FATAL = "fatal"
-    """Nothing in the loop can fix it; a person is needed."""
+    """Nothing in the loop can fix it, so a person is needed."""
 
 
 def without_noise(text: str, *, numbers: bool = True, durations: bool = True) -> str:
-    """Remove the parts of a text that vary between runs: times, addresses, hashes, folders, colours.
+    """Remove the parts of a text that vary between runs: times, addresses, hashes, folders and colours.
 
     Args:
         text: one or more lines.
-        numbers: also remove all other numbers.
-        durations: also remove durations.
+        numbers: whether to remove all other numbers too.
+        durations: whether to remove durations too.
     """
     for pattern, replacement in (*_NOISE, _DURATION) if durations else _NOISE:
         text = pattern.sub(replacement, text)
@@ -87,7 +87,10 @@ def without_noise(text: str, *, numbers: bool = True, durations: bool = True) ->
 
 
 def signature(*parts: str) -> str:
-    """Return a stable id of an error text, 16 hexadecimal digits, equal for equal causes."""
+    """Return a stable id of an error text.
+
+    It has 16 hexadecimal digits and is the same for the same cause.
+    """
     text = "\n".join(map(without_noise, parts))
     # `replace`, because output may hold lone surrogates, which UTF-8 rejects.
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
@@ -101,13 +104,13 @@ def short_mark(text: str) -> str:
 
 
 def combine_signatures(marks: Iterable[str]) -> str:
-    """Return the signature of several signatures, 16 hexadecimal digits."""
+    """Combine several signatures into one of 16 hexadecimal digits."""
     # Not `signature`: it would remove the marks, which look like the hashes that are noise in a text.
     return hashlib.sha256("\n".join(marks).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 class Failure(Value):
-    """One failure of one iteration."""
+    """One failure in one iteration."""
 
     kind: FailureKind
     signature: str
@@ -116,22 +119,22 @@ class Failure(Value):
 
 
 class FailureStreak(Value):
-    """Consecutive failed iterations without progress, whose value is none or unknown."""
+    """Consecutive failed iterations without progress, each with no value or unknown value."""
 
     last: Failure | None = None
     times: int = 0
-    """Number of consecutive iterations with the last cause."""
+    """Number of consecutive iterations with the latest cause."""
     count: float = 0
-    """The same, with iterations of unknown value weighted less."""
+    """Same as `times`, but iterations of unknown value have less weight."""
     iterations: int = 0
-    """Number of iterations, for any cause."""
+    """Number of iterations with any cause."""
     fruitless: float = 0
-    """The same, with iterations of unknown value weighted less."""
+    """Same as `iterations`, but iterations of unknown value have less weight."""
     idle: int = 0
-    """Number of consecutive futile iterations: `Tracking.idle`."""
+    """Number of consecutive futile iterations. See `Tracking.idle`."""
 
     def plus(self, failure: Failure, *, weight: float = 1, idle: bool = False) -> "FailureStreak":
-        """Return the streak with one more failure; another cause restarts the count."""
+        """Return the streak with one more failure. A different cause restarts the count."""
         again = self.last is not None and self.last.signature == failure.signature
         return FailureStreak(
             last=failure,
@@ -144,20 +147,20 @@ class FailureStreak(Value):
         )
 
     def with_halved_counts(self) -> "FailureStreak":
-        """Return the streak after new work that the checks cannot measure: the counts are halved."""
+        """Return the streak with its counts halved, for use after new work that the checks cannot measure."""
         return self.evolve(count=round(self.count / 2, 3), fruitless=round(self.fruitless / 2, 3), idle=0)
 
 
 NO_FAILURES = FailureStreak.model_construct()
-"""Empty streak, after a success or an intervention by a person."""
+"""Empty streak, used after a success or an intervention by a person."""
 LONGEST_CIRCLE = 4
-"""Length of the longest recognised cycle; two rounds of it must be remembered."""
+"""Length of the longest cycle that can be detected. Two rounds of it must be remembered."""
 
 
 def goes_round(marks: tuple[str, ...]) -> bool:
-    """Return whether the last marks are two rounds of the same cycle: A-B-A-B, A-B-C-A-B-C and so on.
+    """Return whether the last marks are two rounds of the same cycle, such as A-B-A-B or A-B-C-A-B-C.
 
-    A cycle has at least two distinct states; an unchanged state is stagnation, not a cycle.
+    A cycle has at least two distinct states. An unchanged state is stagnation, not a cycle.
     """
     for length in range(2, LONGEST_CIRCLE + 1):
         newest, before = marks[-length:], marks[-2 * length : -length]
@@ -172,11 +175,11 @@ NUMBERS_LIMIT = 12
 # With more numbers, as in a table or a log, it is unclear which one is limited.
 DURATION_AND_LIMIT = 2
 PASSED = 4
-"""Direction of a number of tests that passed, not only ran: up."""
+"""Direction of a number of tests that passed, rather than just ran: up."""
 SHARE = 3
-"""Direction of a number such as the 9 in `9 of 24`: only its development shows which is better."""
+"""Direction of a number such as the 9 in `9 of 24`, for which only the trend shows what is better."""
 MEASURE = 2
-"""Factor for the direction of a measured number, which fluctuates, as opposed to a count."""
+"""Factor applied to the direction of a measured number, which fluctuates, unlike a count."""
 
 # The stack depth at a failure is not its cause: the frames of Python, and of JavaScript and Java.
 _FRAMES = re.compile(r"(?<=^Traceback \(most recent call last\):)(?:\n[ \t]+.*)+|^[ \t]+at \S.*$", re.MULTILINE)
@@ -231,7 +234,7 @@ _WANTED = (
 
 
 class _NumberWords:
-    """Compiled patterns for the words next to numbers; created on first use."""
+    """Compiled patterns for the words next to numbers. They are created on first use."""
 
     def __init__(self) -> None:
         self.ways = (
@@ -242,7 +245,7 @@ class _NumberWords:
             (1, re.compile(_GOOD_COUNT, re.IGNORECASE)),
             (PASSED, re.compile(_PASSED, re.IGNORECASE)),
         )
-        """Pattern per direction; the last match counts."""
+        """Patterns with their directions. The last match counts."""
         self.limited = re.compile(rf"{_WANTED}|<=?|>=?", re.IGNORECASE)
         self.goal = re.compile(
             rf"{_WANTED}[^\d\n;]{{1,15}}?{_FIGURE}|(?<![\w.]){_FIGURE}[^\d\n;,]{{1,15}}?{_WANTED}", re.IGNORECASE
@@ -254,19 +257,20 @@ _number_words = cache(_NumberWords)
 
 
 class ComparableOutput(Value):
-    """Output of a failing check, comparable line by line and number by number."""
+    """Output of a failing check in a form that can be compared line by line and number by number."""
 
     lines: tuple[str, ...] = ()
-    """Sorted marks of all lines without noise; empty above `LINES_LIMIT`."""
+    """Sorted marks of all lines, without noise. Empty if there are more than `LINES_LIMIT` lines."""
     numbers: tuple[float, ...] = ()
     """Numbers in text order, without noise such as times and positions."""
     better: tuple[int, ...] = ()
-    """Direction in which each number improves, as far as the words next to it tell.
+    """Direction in which each number improves, as far as the words next to it show.
 
-    1 up, -1 down, 2 and -2 for measures, `SHARE`, `PASSED`, 0 unknown.
+    1 means up and -1 means down; 2 and -2 are used for measures. `SHARE` and `PASSED` are also possible. 0 means
+    unknown.
     """
     goals: tuple[float | None, ...] = ()
-    """For each number, the target on its line, if the words name one."""
+    """The target of each number, if the words on its line name one."""
     text: str = ""
     """Mark of the whole output, including numbers."""
 
@@ -288,7 +292,7 @@ def read_output(text: str) -> ComparableOutput:
 
 
 def without_frames(text: str) -> str:
-    """Return an output without stack frames."""
+    """Return the output without stack frames."""
     return _FRAMES.sub("", text)
 
 
@@ -324,7 +328,7 @@ def _places(pattern: re.Pattern[str], line: str) -> Iterator[int]:
 
 
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:
-    """Return whether the first lines are a proper, non-empty subset of the others (as multisets)."""
+    """Return whether the first lines are a proper, non-empty subset of the second ones, as multisets."""
     return len(some) < len(more) and bool(some) and not Counter(some) - Counter(more)
 
 
@@ -340,14 +344,17 @@ _ERROR_LINES = tuple(
         r"^.*\S.*$",
     )
 )
-"""Lines that explain a failure, best first: pytest's error, an exception, a finding, an error, anything."""
+"""Lines that explain a failure, most useful first.
+
+The order is pytest errors, exceptions, findings, errors, and then any other line.
+"""
 
 _MARK = re.compile(r"^E  +")
 _TYPE = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt))\b|(?:^|\s)([A-Z]{1,6}\d{3,4})\b")
 
 
 def find_explaining_line(text: str) -> str:
-    """Return the printed line that explains the failure best, or ""."""
+    """Return the output line that best explains the failure, or ""."""
     for pattern in _ERROR_LINES:
         if lines := pattern.findall(text):
             # The last one, because tools print the final error at the end.
@@ -356,11 +363,11 @@ def find_explaining_line(text: str) -> str:
 
 
 def normalize_explaining_line(text: str) -> str:
-    """Return the explaining line without noise; equal for equal failures."""
+    """Return the explaining line without noise. It is the same for the same failure."""
     return without_noise(_MARK.sub("", find_explaining_line(text).strip()))
 
 
 def failure_type(text: str) -> str:
-    """Return the exception or the rule that the explaining line names, or ""."""
+    """Return the exception or rule named in the explaining line, or ""."""
     match = _TYPE.search(find_explaining_line(text))
     return (match[1] or match[2]) if match else ""

@@ -1,4 +1,4 @@
-"""Fixes that need no model: linters, formatters and remembered commands."""
+"""Fixes that do not need a model: linters, formatters and remembered commands."""
 
 import json
 import re
@@ -18,23 +18,23 @@ from tightloop.value import Value, clip
 
 
 class KnownBug(NamedTuple):
-    """A ruff rule that fixes a bug, with the bug's traces in the output of tests or type checkers."""
+    """A ruff rule that fixes a bug, and the traces that the bug leaves in the output of tests or type checkers."""
 
     code: str
     cause: str
     words: str
     """Pattern that indicates the bug."""
     unsafe: bool = False
-    """True if ruff marks every fix of the rule as unsafe."""
+    """True if ruff marks every fix for the rule as unsafe."""
 
 
 PROBES = ("F632", "F901", "B006", "E711", "UP035")
-"""Bug-finding rules with a fix, tried together if failing tests indicate nothing."""
+"""Bug-finding rules with fixes, tried together if the failing tests give no hint."""
 
 
 @cache
 def known_bugs() -> tuple[KnownBug, ...]:
-    """Return the rules whose bugs leave traces in the output of tests and type checkers (`known_bugs.toml`)."""
+    """Return the rules whose bugs leave traces in the output of tests and type checkers, from `known_bugs.toml`."""
     data = tomllib.loads((resources.files("tightloop.episode") / "known_bugs.toml").read_text("utf-8"))
     return tuple(KnownBug(**{**bug, "words": "".join(bug["words"])}) for bug in data["bugs"])
 
@@ -44,7 +44,7 @@ _RUNNERS: dict[str, str] = {
     **dict.fromkeys(("pnpm", "npm"), "exec"),
     **dict.fromkeys(("uvx", "npx", "bunx", "yarn"), ""),
 }
-"""Launchers, with the subcommand that starts another program."""
+"""Launchers, each with the subcommand that starts another program."""
 _PREFIXES = frozenset({"env", "time", "exec", "command", "nice"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 # Launcher options that consume the next word.
@@ -53,42 +53,42 @@ _PYTHON = re.compile(r"^python(?:\d+(?:\.\d+)?)?$")
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 _ECHOED = re.compile(r"^\s*(?:[>$+]\s+)?(\S.*)$")
 _DEPTH = 3
-"""Depth of nested shells to parse: `sh -c "bash -c '...'"`."""
+"""Maximum depth of nested shells to parse, such as `sh -c "bash -c '...'"`."""
 
 
 class ToolCall(Value):
-    """One program started by a shell command."""
+    """A program started by a shell command."""
 
     launcher: tuple[str, ...] = ()
     """Words before the program, such as `uv run` or `python -m`."""
     program: str
-    """Program as written, such as `.venv/bin/ruff`."""
+    """The program as written, such as `.venv/bin/ruff`."""
     args: tuple[str, ...] = ()
     folder: str = ""
-    """Folder of the preceding `cd` (`cd web && ...`); empty: the root of the tree."""
+    """Folder of the preceding `cd`, as in `cd web && ...`. If empty, it is the root of the tree."""
 
     @property
     def name(self) -> str:
-        """Program name without its folder."""
+        """The program's name without its folder."""
         return _basename(self.program)
 
     @property
     def starts(self) -> str:
-        """Program that is executed: the launcher, if there is one."""
+        """The program that is actually executed: the launcher, if there is one."""
         return self.launcher[0] if self.launcher else self.program
 
 
 def tool_calls(command: str) -> tuple[ToolCall, ...]:
     """Return the programs that a shell command starts, in order.
 
-    Understands `&&`, `;`, pipes, redirections, `VAR=x`, `cd folder &&`, `$(...)`, `sh -c '...'`, `uv run`, `npx`,
-    `python -m` and the like. An unreadable command yields nothing.
+    It understands `&&`, `;`, pipes, redirections, `VAR=x`, `cd folder &&`, `$(...)`, `sh -c '...'`, `uv run`, `npx`,
+    `python -m` and the like. If the command cannot be parsed, the result is empty.
     """
     return tuple(_calls(command, _DEPTH))
 
 
 def echoed_calls(output: str, names: frozenset[str]) -> tuple[ToolCall, ...]:
-    """Return the calls of known tools that a task runner (make, npm) echoed into its output."""
+    """Return the calls of known tools that a task runner such as make or npm echoed to its output."""
     calls: list[ToolCall] = []
     for line in output.splitlines():
         if match := _ECHOED.match(line):
@@ -116,7 +116,7 @@ def _calls(command: str, depth: int) -> Iterator[ToolCall]:
 
 
 def _unwrap(tokens: list[str]) -> ToolCall | None:
-    """Split the launcher from the tool."""
+    """Split a command into the launcher and the tool."""
     launcher: list[str] = []
     rest = list(tokens)
     while rest:
@@ -132,7 +132,7 @@ def _unwrap(tokens: list[str]) -> ToolCall | None:
 
 
 def _launcher_length(tokens: list[str]) -> int:
-    """Return the number of leading launcher words; 0 if the first word is the program."""
+    """Return the number of leading words that belong to the launcher, or 0 if the first word is the program."""
     name = _basename(tokens[0])
     if name in _PREFIXES or _ASSIGNMENT.match(tokens[0]):
         return 1
@@ -166,7 +166,10 @@ _KEPT_VALUES = frozenset(
     {"--config", "--exclude", "--extend-exclude", "--target-version", "--line-length"}
     | {"--per-file-ignores", "--extension"}
 )
-"""Options that affect what ruff finds; those in `_DROPPED_VALUES` affect selection and output format."""
+"""Options that affect what ruff finds.
+
+The options in `_DROPPED_VALUES` affect the selection and the output format.
+"""
 _DROPPED_VALUES = frozenset(
     {"--select", "--ignore", "--extend-select", "--extend-ignore", "--output-format", "--output-file", "-o"}
     | {"--cache-dir", "--fixable", "--unfixable", "--extend-fixable", "--color", "--dummy-variable-rgx"}
@@ -177,26 +180,31 @@ _SUMMARY = re.compile(r"^(?:Found \d+ errors?|\[\*\] \d+ fixable|No fixes availa
 _SAFE_OFFER = re.compile(r"\[\*\] \d+ (?:potentially )?fixable")
 _UNSAFE_OFFER = re.compile(r"unsafe fix(?:es)? available|hidden fix")
 _LATE = ("F401", "I001")
-"""Last, because other fixes leave unused and unsorted imports behind."""
+"""Rules to apply last, because other fixes leave unused and unsorted imports behind."""
 
 NEVER_SAFE = frozenset({"B006", "B011", "B905", "E711", "E712", "F601", "F841", "RUF013", "RUF024"})
-"""Rules whose fix ruff always marks as unsafe ("Fix safety" in `ruff rule`); a safe attempt wastes an iteration."""
+"""Rules whose fixes ruff always marks as unsafe ("Fix safety" in `ruff rule`).
+
+Trying a safe fix for them wastes an iteration.
+"""
 
 
 class RuffRules(Value):
-    """Ruff's own data about its rules. With an empty table, every fix is tried."""
+    """Ruff's own information about its rules. If the table is empty, every fix is tried."""
 
     without_fix: frozenset[str] = frozenset()
-    """Codes of the rules with "Fix is not available"."""
+    """Codes of the rules for which ruff says "Fix is not available"."""
     problem: str = ""
-    """Reason that ruff could not be queried; empty if it answered or was not needed."""
+    """Reason why ruff could not be queried. Empty if it responded or was not needed."""
 
 
 def read_rules(listed: str) -> RuffRules:
-    """Parse the output of `ruff rule --all --output-format json`; lines of a launcher around it are ignored.
+    """Parse the output of `ruff rule --all --output-format json`.
+
+    Surrounding lines printed by a launcher are ignored.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not such output.
     """
     try:
         # raw_decode stops at the end of the JSON; json.loads would fail on what a launcher prints after it.
@@ -213,14 +221,17 @@ def is_lint(call: ToolCall) -> bool:
 
 
 def named_rules(result: CheckResult) -> tuple[str, ...]:
-    """Return the rules in the output of a `ruff check`, in the order in which to fix them."""
+    """Return the rules named in the output of `ruff check`, in the order in which to fix them."""
     listed = (code for code in result.failing if _CODE.fullmatch(code))
     codes = tuple(dict.fromkeys((*listed, *_CODE.findall(result.tail))))
     return tuple(sorted(codes, key=lambda code: _LATE.index(code) + 1 if code in _LATE else 0))
 
 
 def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
-    """Return whether ruff offers a safe and an unsafe fix for a rule; both are True if its output does not say."""
+    """Return whether ruff offers a safe fix and an unsafe fix for a rule.
+
+    Both are True if its output does not say.
+    """
     if code in rules.without_fix:
         return False, False
     may_be_safe = code not in NEVER_SAFE
@@ -237,14 +248,14 @@ def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
 def fix_command(
     start: Iterable[str], code: str, *, unsafe: bool = False, options: Iterable[str] = (), paths: Iterable[str] = (".",)
 ) -> tuple[str, ...]:
-    """Return the command that fixes one rule; it fails only if ruff cannot run."""
+    """Return the command that fixes one rule. It fails only if ruff cannot run."""
     # Remaining findings are left to the next plan: --exit-zero keeps them from failing this step.
     safety = ("--unsafe-fixes",) if unsafe else ()
     return (*start, "check", "--select", code, "--fix", *safety, "--exit-zero", *options, *paths)
 
 
 def selected_rules(call: ToolCall) -> tuple[str, ...]:
-    """Return the rule prefixes that a `ruff check` selects; `F` if it does not say."""
+    """Return the rule prefixes that a `ruff check` command selects, or `F` if it does not specify any."""
     selected = [value for option, value in zip(call.args, call.args[1:], strict=False) if option == "--select"]
     selected.extend(argument.removeprefix("--select=") for argument in call.args if argument.startswith("--select="))
     prefixes = tuple(",".join(selected).split(",")) if selected else ("F",)
@@ -253,7 +264,7 @@ def selected_rules(call: ToolCall) -> tuple[str, ...]:
 
 
 def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the options of a `ruff check` that a fix must keep, and its paths."""
+    """Return the paths of a `ruff check` command and the options that a fix must keep."""
     options: list[str] = []
     paths: list[str] = []
     arguments = iter(call.args)
@@ -273,28 +284,28 @@ def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 RUNS_PER_COMMAND = 3
-"""Stops two formatters that undo each other's work."""
+"""Maximum number of runs per command, which stops two formatters from undoing each other's work forever."""
 ERROR_CHARACTERS = 120
 
 
 class Fix(Value):
-    """Command that may fix one cause."""
+    """A command that may fix one cause."""
 
     id: str
-    """Unique id within a report, such as `ruff:F401` or `ruff:F401:unsafe`."""
+    """Id that is unique within a report, such as `ruff:F401` or `ruff:F401:unsafe`."""
     title: str
     run: tuple[str, ...]
     diagnosis: str
     scope: tuple[str, ...] = ()
-    """Globs of the expected changes; empty: anything."""
+    """Globs of the files that the fix is expected to change. If empty, it may change any file."""
     check: str = ""
     """Name of the failing check."""
     after: str = ""
-    """Command, as formatted by `command_text`, that must be exhausted first."""
+    """Command that must be exhausted first, as formatted by `command_text`."""
 
 
 class _Use(NamedTuple):
-    """Tool called by a check, with an allowed launcher if possible."""
+    """A tool called by a check, with an allowed launcher if possible."""
 
     result: CheckResult
     call: ToolCall
@@ -305,7 +316,7 @@ class _Use(NamedTuple):
 
 
 class _Formatter(Value):
-    """Conversion of a formatter's check into a run of the formatter."""
+    """Rule for turning a formatter's check into a run of the formatter."""
 
     name: str
     title: str
@@ -313,7 +324,7 @@ class _Formatter(Value):
     drop: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
     no_fix: str = ""
-    """Pattern of an output that reports findings without fixes."""
+    """Pattern that matches the output if it reports findings without fixes."""
 
 
 _DATA = tomllib.loads((resources.files("tightloop.episode") / "formatters.toml").read_text("utf-8"))
@@ -324,10 +335,13 @@ _TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
 
 
 class FixFinder:
-    """Finds the toolchain fixes for one report."""
+    """Finds the toolchain fixes for a report."""
 
     def __init__(self, report: CheckReport, tried: Sequence[HistoryEntry] = (), programs: Sequence[str] = ()) -> None:
-        """Collect the tools that the checks call; `tried` is oldest first, and empty `programs` allows any."""
+        """Collect the tools that the checks call.
+
+        `tried` lists the oldest command first. If `programs` is empty, any program is allowed.
+        """
         self._report = report
         self._tried = tried
         self._programs = programs
@@ -335,19 +349,21 @@ class FixFinder:
 
     @property
     def ruff(self) -> tuple[str, ...]:
-        """Ruff command of the project whose findings fail a check; empty if there is none."""
+        """The project's ruff command whose findings make a check fail. Empty if no such command exists."""
         return next((use.start for use in self._failed if is_lint(use.call) and named_rules(use.result)), ())
 
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:
-        """Return the untried fixes, best first."""
+        """Return the fixes that have not been tried, best first."""
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
 
     def select_patterns(self, recalled: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
-        """Return the patterns to repeat: per check the one for the same failure, or else the first for a similar one.
+        """Select the patterns to repeat.
+
+        For each check, this is the pattern for the same failure, or otherwise the first one for a similar failure.
 
         Args:
-            recalled: recalled patterns, most reliable first.
-            exact: skip patterns for other failures.
+            recalled: recalled patterns, with the most reliable first.
+            exact: whether to skip patterns for other failures.
         """
         usable = [recollection for recollection in recalled if self._is_usable(recollection)]
         # Reversed, so that the first and most reliable pattern of each check wins.
@@ -360,13 +376,13 @@ class FixFinder:
         return ordered or (() if exact else tuple(usable[:1]))
 
     def _is_usable(self, recollection: Recollection) -> bool:
-        """Return whether all commands are allowed and not exhausted."""
+        """Return whether all commands are allowed and none is exhausted."""
         commands = recollection.pattern.commands if recollection.pattern else ()
         may_run = all(command and self._may_run(command[0]) for command in commands)
         return bool(commands) and may_run and not is_rerun_useless(command_text(commands[0]), self._tried)
 
     def why_none(self, rules: RuffRules) -> str:
-        """Return the reason that no fix is left: failing check, last error, and advice for a person."""
+        """Explain why no fix is left, with the failing check, the last error, and advice for a person."""
         if not self._report.failed:
             return "no check fails, so there is nothing to plan from: add a check that shows what is missing"
         result = self._report.failed[0]
@@ -386,7 +402,7 @@ class FixFinder:
         return ". ".join(part.rstrip(".") for part in parts)
 
     def _open(self, rules: RuffRules) -> tuple[Fix, ...]:
-        """Return the untried fixes; guesses only if nothing specific is known."""
+        """Return the fixes that have not been tried. Guesses are included only if nothing specific is known."""
         return self._drop_useless((*self._known_bugs(), *self._lint(rules), *self._formats())) or self._drop_useless(
             [*self._probe()]
         )
@@ -430,7 +446,7 @@ class FixFinder:
                     yield self._everywhere(result, bug.code, title, f": {bug.cause}", unsafe=bug.unsafe)
 
     def _probe(self) -> Iterator[Fix]:
-        """Yield one guess with all bug-finding rules: single guesses would look like a loop."""
+        """Yield one guess that combines all bug-finding rules, because single guesses would look like a loop."""
         passed = self._uses([result for result in self._report.results if result.passed])
         # A linter check that passes has proven that these rules find nothing.
         clean = tuple(prefix for use in passed if is_lint(use.call) for prefix in selected_rules(use.call))
@@ -441,7 +457,7 @@ class FixFinder:
                 yield self._everywhere(result, codes, f"Try ruff rule {codes}", why, unsafe=True)
 
     def _everywhere(self, result: CheckResult, codes: str, title: str, why: str, *, unsafe: bool) -> Fix:
-        """Return a fix for the whole project, because the paths of tests do not show the location of a bug."""
+        """Return a fix for the whole project, because the path of a test does not show where the bug is."""
         start = next((use.start for use in self._uses(self._report.results) if use.call.name == "ruff"), ("ruff",))
         return Fix(
             id=f"ruff:{codes}:everywhere",
@@ -452,7 +468,7 @@ class FixFinder:
         )
 
     def _lint(self, rules: RuffRules) -> Iterator[Fix]:
-        """Yield the safe fixes of all rules first, then the unsafe ones."""
+        """Yield the safe fixes for all rules first, followed by the unsafe ones."""
         later: list[Fix] = []
         for use in self._failed:
             for code in named_rules(use.result) if is_lint(use.call) else ():
@@ -485,15 +501,15 @@ class FixFinder:
 
 
 def last_error(result: CheckResult) -> str:
-    """Return the most informative line of the output, at most `ERROR_CHARACTERS`."""
+    """Return the most informative line of the output, truncated to `ERROR_CHARACTERS`."""
     return one_line(find_explaining_line(result.tail), ERROR_CHARACTERS) or "it printed nothing"
 
 
 def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:
-    """Return whether running the command again is useless.
+    """Return whether it is pointless to run the command again.
 
-    That is the case if its last run changed nothing, if nothing else changed the tree since (these tools fix everything
-    they can in one run), or after `RUNS_PER_COMMAND` runs.
+    It is pointless after `RUNS_PER_COMMAND` runs. It is also pointless if its last run changed nothing and nothing else
+    has changed the tree since, because these tools fix everything they can in a single run.
     """
     runs = [index for index, entry in enumerate(tried) if entry.command == command]
     if not runs:
@@ -504,7 +520,7 @@ def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:
 
 
 def _ruff_fixes(use: _Use, code: str) -> tuple[Fix, Fix]:
-    """Return the fix with ruff's safe fixes, and the one that includes unsafe fixes."""
+    """Return the fix that uses ruff's safe fixes, and the fix that includes the unsafe ones."""
     options, paths = kept_arguments(use.call)
     name = use.result.name
     message = re.search(rf"{code}\b(?: \[\*\])?:? +(.+)", use.result.tail)

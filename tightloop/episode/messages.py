@@ -31,13 +31,13 @@ from tightloop.safety.rubric import (
 from tightloop.value import ArtifactRef, Value, clip, shorten
 
 CORRECTIONS = 2
-"""Number of corrections requested before a person is asked."""
+"""Number of corrections to request before asking a person."""
 LETTER_CHARACTERS = 4_000
 _SENTENCE_CHARACTERS = 400
 
 
 def gaps_of_plan(message: PlanMessage) -> str:
-    """Return the faults of a plan message with an example, addressed to its author, or ""."""
+    """Return the errors in a plan message, addressed to its author and with an example, or ""."""
     # Models reply in JSON: rendering it applies the same rules as to a message written by a person.
     try:
         parse_plan(render_plan(message))
@@ -47,7 +47,7 @@ def gaps_of_plan(message: PlanMessage) -> str:
 
 
 def given_up(name: str, problems: str, *, returned: int) -> str:
-    """Return the sentence for a person after all corrections failed."""
+    """Return the sentence that is shown to a person when all corrections have failed."""
     lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
         f"the {name} is still invalid after {returned} corrections: {lacks}. "
@@ -57,9 +57,12 @@ def given_up(name: str, problems: str, *, returned: int) -> str:
 
 
 SEARCH_S = 0.15
-"""Time limit of the diff in seconds, after which the rest counts as replaced; a usual plan takes a few milliseconds."""
+"""Time limit of the diff in seconds.
+
+When it expires, the rest counts as replaced. A typical plan takes a few milliseconds.
+"""
 DELTA_CHARACTERS = 500_000
-"""Longer texts get no delta: splitting them is not bounded by `SEARCH_S`."""
+"""Maximum length of texts for which a delta is computed, because `SEARCH_S` does not limit the time to split them."""
 
 _WORD = re.compile(r"\w+|\W")
 _Step = tuple[int, str]
@@ -75,7 +78,10 @@ class PlanDelta(Value):
     base_sha256: str = ""
     result_sha256: str = ""
     delta: str
-    """diff-match-patch notation: `=n` keeps n characters, `-n` drops them, `+text` adds text; separated by tabs."""
+    """Delta in diff-match-patch notation, separated by tabs.
+
+    `=n` keeps n characters, `-n` removes n characters, and `+text` adds text.
+    """
 
 
 def make_delta(old: str, new: str, base: ArtifactRef | None = None) -> PlanDelta | None:
@@ -90,7 +96,7 @@ def show_delta(old: str, delta: PlanDelta) -> str:
     """Return a stored delta in the format of `show_change`.
 
     Raises:
-        ValueError: the delta belongs to another text, or is corrupt.
+        ValueError: the delta belongs to another text or is corrupt.
     """
     if _digest(old) != delta.base_sha256:
         raise ValueError(f"the delta was made for the plan {delta.base_sha256[:12]}, not for {_digest(old)[:12]}")
@@ -171,9 +177,10 @@ def _words() -> tuple[tuple[re.Pattern[str], Violation], ...]:
 def review_plan(
     plan: PlanMessage, rubric: Rubric = Rubric(), *, goal: str = "", roots: tuple[str, ...] = ()
 ) -> tuple[Finding, ...]:
-    """Return the findings in a plan, bounded by the rubric.
+    """Return the findings in a plan, limited according to the rubric.
 
-    Without `goal`, the goal of the plan is used; `roots` are absolute workspace paths that the plan may name.
+    If `goal` is not given, the plan's own goal is used. `roots` are the absolute workspace paths that the plan may
+    refer to.
     """
     findings: list[Finding] = []
     for number, step in enumerate(plan.steps, start=1):
@@ -214,7 +221,7 @@ def _review_text(text: str, location: str) -> Iterator[Finding]:
 
 
 def _sentence(text: str, start: int, end: int) -> str:
-    """Return the sentence around a match."""
+    """Return the sentence that contains a match."""
     first = max(text.rfind(separator, 0, start) for separator in (". ", "\n", "; ")) + 1
     ends = [at for separator in (". ", "\n", "; ") if (at := text.find(separator, end)) >= 0]
     return text[first : min(ends, default=len(text))].strip()
@@ -252,10 +259,10 @@ def plan_request_of(
     before: PlanRequestMessage | None,
     checks_before: str,
 ) -> PlanRequestMessage:
-    """Return PR-A_n+1 about the iteration that `state` ends.
+    """Return the PR-A_n+1 message about the iteration that `state` completes.
 
-    `before` is the previous plan request, whose history is continued; `checks_before` is passed of total before the
-    iteration, such as `1/3`; `changes` has one line per changed file.
+    `before` is the previous plan request, whose history is continued. `checks_before` is the number of passed checks
+    out of the total before the iteration, such as `1/3`. `changes` has one line per changed file.
     """
     command = plan.steps[0].run if plan and plan.steps else ()
     line = history_line(

@@ -32,7 +32,7 @@ REQUEST_CHARACTERS = 256_000
 LONGEST_LIMIT_S = 30 * 86_400
 LONGEST_PAUSE = timedelta(days=366)
 PLANNERS = ("auto", "openai", "heuristic")
-"""`auto` is `openai` if a key is present, otherwise `heuristic`, which needs none."""
+"""Planner names. `auto` means `openai` if a key is present, and otherwise `heuristic`, which does not need a key."""
 
 
 class EpisodePhase(StrEnum):
@@ -63,13 +63,13 @@ class PlanVerdict(StrEnum):
     """Type of the planner's reply."""
 
     PLANNED = "planned"
-    """A plan with steps."""
+    """The reply is a plan with steps."""
     CLAIMS_DONE = "claims_done"
-    """The planner claims that nothing is left to do; the checks decide."""
+    """The planner claims that there is nothing left to do. The checks decide whether that is true."""
     GAVE_UP = "gave_up"
-    """The planner cannot continue, with a reason."""
+    """The planner cannot continue and gives a reason."""
     MALFORMED = "malformed"
-    """The reply is unusable, even after the allowed corrections."""
+    """The reply is unusable, even after the allowed number of corrections."""
 
 
 class ReflectCause(StrEnum):
@@ -81,17 +81,17 @@ class ReflectCause(StrEnum):
 
 
 def planner_problem(name: str) -> str:
-    """Return the fault of a planner name, or ""."""
+    """Return the error in a planner name, or "" if it is valid."""
     if name in PLANNERS:
         return ""
     return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
-    """Reject values with which neither an episode nor a plan can run.
+    """Reject values that neither an episode nor a plan can run with.
 
     Raises:
-        InvalidRequestError: with a sentence about the first invalid field.
+        InvalidRequestError: a field is invalid; the message describes the first one.
     """
     if not workspace.startswith("/"):
         raise InvalidRequestError(
@@ -106,38 +106,47 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
 
 
 class EpisodeRequest(CallerInput):
-    """Request of a service or a person. Only goal, workspace and definition of done are required."""
+    """Request from a service or a person.
+
+    Only the goal, workspace and definition of done are required.
+    """
 
     goal: str = ""
     workspace: str = ""
-    """Absolute path of a git working tree on the host of the workspace worker."""
+    """Absolute path of a git working tree on the workspace worker's host."""
     definition_of_done: tuple[Check, ...] = ()
     project: str = ""
-    """Name used in messages; default: the last part of the workspace path."""
+    """Project name to use in messages. Defaults to the last part of the workspace path."""
     planner: str = "auto"
-    """`openai`, `heuristic`, or `auto`: `openai` if a key is present."""
+    """Planner to use: `openai`, `heuristic`, or `auto`, which selects `openai` if a key is present."""
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     worktree: bool = False
     """Work in a separate git worktree in the state home."""
     within: str = ""
-    """Id of the plan that holds the workspace and waits for this episode, which works in its tree."""
+    """Id of the plan that owns the workspace and waits for this episode, which works in the plan's tree."""
     tells_parent: bool = False
-    """Report open questions to the parent plan; always on with `within`."""
+    """Report open questions to the parent plan. Always enabled if `within` is set."""
     allow: tuple[ProofRule, ...] = ()
     """Proof findings to accept without asking, such as `tests_changed`."""
     budget: Budget = Budget.model_construct()
     preset: classification.Preset = classification.Preset.NORMAL
-    """Defaults for `thresholds` and the two limits below."""
+    """Preset that provides the defaults for `thresholds` and for the two limits below."""
     thresholds: Thresholds = Thresholds.model_construct()
     repeat_error_limit: int = 3
-    """Consecutive iterations with the same error before a report; the same number again pauses."""
+    """Number of consecutive iterations with the same error before it is reported.
+
+    After the same number again, the episode pauses.
+    """
     deviation_limit: int = 2
-    """Consecutive iterations with class LOW before a report; the same number again pauses."""
+    """Number of consecutive iterations with class LOW before they are reported.
+
+    After the same number again, the episode pauses.
+    """
     # 1 550 events, 31 per iteration (docs/reference/figures.md). Temporal suggests a new run at 4 096, warns at 10 240.
     iterations_per_run: int = 50
-    """Continue as new after this many iterations."""
+    """Number of iterations after which the workflow continues as new."""
     pause_timeout: Duration = timedelta(days=7)
-    """Maximum length of a pause before the episode fails."""
+    """Maximum duration of a pause, after which the episode fails."""
     queues: Queues = Queues.model_construct()
 
     @model_validator(mode="before")
@@ -147,10 +156,10 @@ class EpisodeRequest(CallerInput):
         return classification.apply_preset_to_request(data)
 
     def check(self) -> None:
-        """Validate the request: values that are empty, too large, out of range or unknown.
+        """Check the request for values that are empty, too large, out of range or unknown.
 
         Raises:
-            InvalidRequestError: with a sentence about the first invalid field.
+            InvalidRequestError: a field is invalid; the message describes the first one.
         """
         if not self.goal.strip():
             raise InvalidRequestError('the goal is empty. Say what to achieve: "goal": "make the tests pass"')
@@ -198,22 +207,25 @@ class EpisodeRequest(CallerInput):
 
     @property
     def project_name(self) -> str:
-        """Name of the project, or the last part of the workspace path."""
+        """The project's name, or the last part of the workspace path."""
         return self.project or project_of(self.workspace)
 
 
 class EpisodeState(Value):
-    """State that a checkpoint stores and a restore replaces; bounded. `RunCore` holds the rest."""
+    """State that checkpoints store and restores replace. Its size is bounded.
+
+    `RunCore` contains the rest of the state.
+    """
 
     phase: EpisodePhase = EpisodePhase.OPENING
     iteration: int = 0
-    """Number of the current iteration, from 1; never decreases."""
+    """Number of the current iteration, starting at 1. It never decreases."""
     branch: int = 1
-    """Increases with every restore and reset."""
+    """Branch number, which increases with every restore and reset."""
     tree: str = ""
-    """Id of the tree that must be on disk."""
+    """Id of the tree that is expected on disk."""
     request: ArtifactRef | None = None
-    """Request stored on the workspace's host, including amendments."""
+    """The request as stored on the workspace's host, including amendments."""
     plan: ArtifactRef | None = None
     plan_title: str = ""
     plan_final: bool = False
@@ -221,21 +233,21 @@ class EpisodeState(Value):
     plan_request: ArtifactRef | None = None
     checks: ArtifactRef | None = None
     checked_tree: str = ""
-    """Tree that `checks` refers to; empty if the definition of done changed since."""
+    """Tree that `checks` refers to. Empty if the definition of done has changed since."""
     checks_green: bool = False
     checks_text: str = ""
-    """Passed of total, such as `2/3`."""
+    """Number of passed checks out of the total, such as `2/3`."""
     failed_checks: tuple[FailedCheck, ...] = ()
     beginning: ArtifactRef | None = None
-    """Check results and installed software before the first plan."""
+    """Check results and installed software from before the first plan."""
     inherited: ArtifactRef | None = None
-    """`beginning` of the episode that this one was forked from."""
+    """The `beginning` of the episode that this one was forked from."""
     proof: ArtifactRef | None = None
     """Latest proof of success."""
     refused_tree: str = ""
-    """Tree that a person refused although its checks pass."""
+    """Tree that a person refused even though its checks pass."""
     baseline_red: bool = False
-    """True if the checks failed before the first plan; making them pass is then the goal itself."""
+    """True if the checks failed before the first plan. In that case, making them pass is the goal itself."""
     reflection: ArtifactRef | None = None
     diagnosis: str = ""
     reflect_next: ReflectCause | None = None
@@ -244,15 +256,15 @@ class EpisodeState(Value):
     low_streak: int = 0
     failures: FailureStreak = NO_FAILURES
     told: bool = False
-    """True if doubts about the course were reported and there was no progress since."""
+    """True if doubts about the progress were reported and there has been no progress since."""
     trees: tuple[str, ...] = ()
     """Trees at the end of the last iterations, oldest first."""
     memory: TrackerMemory | None = None
-    """Tracker memory of the last iterations, in addition to their trees."""
+    """The tracker's memory of the last iterations, in addition to their trees."""
     findings: tuple[Finding, ...] = ()
     """Alignment findings in the last plan or change."""
     overruled: tuple[str, ...] = ()
-    """Fingerprints of findings that a person allowed, oldest first; they are not asked again."""
+    """Fingerprints of the findings that a person allowed, oldest first. They do not lead to another question."""
     limit_strikes: int = 0
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
@@ -260,22 +272,22 @@ class EpisodeState(Value):
     executor_status: ExecutorStatus | None = None
     executor_error: str = ""
     stand_in: str = ""
-    """Fallback executor of the last delivery; empty: the requested one."""
+    """Fallback executor used for the last delivery. Empty if the requested executor was used."""
     model: str = ""
-    """Model of the last delivery that reported one."""
+    """Model used by the last delivery that reported one."""
     spent: Spent = Spent.model_construct()
     budget: Budget = Budget.model_construct()
     notes: tuple[str, ...] = ()
-    """Notes for the next plan; cleared once planned."""
+    """Notes for the next plan. They are cleared once it has been planned."""
     asked_for: tuple[str, ...] = ()
-    """The notes that request work: the episode does not end before a planner has read them."""
+    """The notes that request work. The episode does not end until a planner has read them."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     restore: RestoreTarget | None = None
-    """Checkpoint to restore; set by a run that continues as new for that purpose."""
+    """Checkpoint to restore. It is set by a run that continues as new in order to restore it."""
     epoch: int = 0
-    """Epoch of the remote copies; increases with every move to another host. 0: no copies."""
+    """Epoch of the remote copies, which increases with every move to another host. 0 means that there are no copies."""
     move: MoveTarget | None = None
-    """Pending move; set until the new host has taken over."""
+    """Pending move, set until the new host has taken over."""
     amended: bool = False
     """True if the amended request still has to be stored."""
     runs: int = 1
@@ -283,18 +295,18 @@ class EpisodeState(Value):
 
     @property
     def last_checkpoint(self) -> CheckpointRecord | None:
-        """Newest checkpoint that was not discarded."""
+        """The newest checkpoint that was not discarded."""
         return next((record for record in reversed(self.checkpoints) if not record.discarded), None)
 
 
 class CheckpointFile(Value):
-    """Contents of a checkpoint besides the tree."""
+    """Contents of a checkpoint other than the tree."""
 
     state: EpisodeState
     patch: ArtifactRef | None = None
-    """Unified diff from the previous tree."""
+    """Unified diff against the previous tree."""
     plan_delta: ArtifactRef | None = None
-    """Stored `PlanDelta` from the previous plan."""
+    """Stored `PlanDelta` against the previous plan."""
 
 
 class EpisodeResult(RunResult):
@@ -314,30 +326,30 @@ class EpisodeStatus(RunStatus):
     run_id: str = ""
     phase: EpisodePhase = EpisodePhase.OPENING
     work: Work | None = None
-    """Current work; None: idle."""
+    """Current work, or None if the episode is idle."""
     goal: str = ""
     iteration: int = 0
     branch: int = 1
-    """0: unknown, because no worker answers."""
+    """Branch number, or 0 if it is unknown because no worker is responding."""
     plan: str = ""
     executor: str = ""
     model: str = ""
-    """Model of the executor; empty: unknown."""
+    """The executor's model. Empty if it is unknown."""
     checks: str = ""
     failed_checks: tuple[FailedCheck, ...] = ()
     proof: ArtifactRef | None = None
     """Latest proof of success."""
     executor_error: str = ""
-    """Reason that the last delivery failed, in the executor's words."""
+    """Reason why the last delivery failed, in the executor's own words."""
     probability_class: ProbabilityClass | None = None
     diagnosis: str = ""
     checkpoint_id: str = ""
     way_back: str = ""
-    """Checkpoint to restore, if the open question suggests that."""
+    """Checkpoint to restore, if the open question suggests a restore."""
     pause_requested: bool = False
-    """True if a pause was requested and starts at the next safe point."""
+    """True if a pause has been requested. It starts at the next safe point."""
     drifts: tuple[Drift, ...] = ()
-    """Files that changed outside the episode while it ran, the reaction, and the way to restore them."""
+    """Files that were changed from outside while the episode ran, what was done about them, and how to restore them."""
     spent: Spent = Spent.model_construct()
     budget: Budget = Budget.model_construct()
     runs: int = 1
@@ -349,7 +361,7 @@ class EpisodeStatus(RunStatus):
         return self.episode_id
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
-        """Return the final snapshot; `result` may contain less than this snapshot."""
+        """Return the final snapshot. `result` may contain less information than this snapshot."""
         assert isinstance(result, EpisodeResult)
         return self.evolve(
             status=status,

@@ -1,4 +1,4 @@
-"""Planning of an iteration, and memory of failures and fixes."""
+"""Planning of an iteration, and the memory of failures and fixes."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -15,23 +15,23 @@ from tightloop.safety.rubric import Finding
 from tightloop.value import ArtifactRef, Value
 
 ASKED_FOR = 3
-"""Maximum number of failing checks to query the memory for."""
+"""Maximum number of failing checks for which the memory is queried."""
 
 
 class FollowedPattern(Value):
-    """Recalled pattern that a plan followed."""
+    """A recalled pattern that a plan followed."""
 
     failure: str
     """Signature of the earlier failure."""
     pattern: str
     check: str
-    """The failed command."""
+    """The command that failed."""
 
 
 def failure_signature(result: CheckResult) -> str:
-    """Return the id of a failure, from its check, failing items and explaining line.
+    """Return the id of a failure, based on its check, failing items and explaining line.
 
-    Coarser than the signature of the loop, which detects any change of the output.
+    It is coarser than the loop's signature, which detects any change in the output.
     """
     return signature(result.run, result.status.value, normalize_explaining_line(result.tail), *result.failing)
 
@@ -66,7 +66,7 @@ def problem_type(result: CheckResult) -> str:
 
 
 def turned_green(before: CheckReport, after: CheckReport) -> tuple[CheckResult, ...]:
-    """Return the failures of the checks that pass now."""
+    """Return the failures of the checks that now pass."""
     passed = {result.run for result in after.results if result.passed}
     return tuple(result for result in before.failed if result.run in passed)
 
@@ -74,7 +74,7 @@ def turned_green(before: CheckReport, after: CheckReport) -> tuple[CheckResult, 
 def pattern_of(
     message: PlanMessage, solved: CheckResult, *, code: str, tests: str, workflow_id: str, iteration: int
 ) -> Pattern:
-    """Return a successful plan as a pattern; `code` and `tests` are its change as a diff."""
+    """Return a successful plan as a pattern. `code` and `tests` are the plan's changes as diffs."""
     steps = message.steps
     # A pattern with some of the commands would repeat only a part of the fix.
     ran = all(step.run for step in steps)
@@ -93,7 +93,7 @@ def pattern_of(
 def list_outcomes(
     followed: Iterable[FollowedPattern], after: CheckReport, *, key: str, at: datetime
 ) -> tuple[Outcome, ...]:
-    """Return the outcome of each followed pattern: it worked if its check passes now."""
+    """Return the outcome of each followed pattern. A pattern worked if its check now passes."""
     passed = {result.run: result.passed for result in after.results}
     return tuple(
         Outcome(signature=entry.failure, pattern=entry.pattern, worked=passed[entry.check], key=key, at=at)
@@ -104,7 +104,7 @@ def list_outcomes(
 
 
 def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], ...]:
-    """Return the memory queries for a report, each with the failed command."""
+    """Return the memory queries for a report, each with the command that failed."""
     failed = report.failed[:ASKED_FOR] if report is not None else ()
     return tuple(
         (result.run, Query(text=result.tail, signature=failure_signature(result), limit=limit)) for result in failed
@@ -114,7 +114,7 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
 def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
     """Return the best patterns for several checks without duplicates, each with its check.
 
-    The best one for each check precedes the second best for any.
+    The best pattern for each check comes before the second best for any check.
     """
     # Exact matches first: a similar failure with a high success rate is still another failure.
     ordered = sorted(
@@ -132,119 +132,128 @@ def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple
 
 
 class Briefing(Value):
-    """Input of a planner; bounded, so that prompts stay flat over an episode."""
+    """Input of a planner. Its size is bounded, so that prompts do not grow during an episode."""
 
     project: str = ""
     goal: str = ""
     definition_of_done: tuple[str, ...] = ()
     iteration: int = 1
     plan_request: PlanRequestMessage | None = None
-    """Result of the last plan; None before the first."""
+    """Result of the last plan, or None before the first one."""
     checks: CheckReport | None = None
-    """Latest results; the baseline before the first plan."""
+    """Latest check results. Before the first plan, this is the baseline."""
     reflection: Reflection | None = None
     reflection_is_fresh: bool = False
     """True if the reflection is about the last iteration."""
     notes: tuple[str, ...] = ()
-    """Messages of people and warnings of the loop, newest last."""
+    """Messages from people and warnings from the loop, newest last."""
     asked_for: tuple[str, ...] = ()
-    """The notes that request work, regardless of the checks."""
+    """The notes that request work, whether or not the checks pass."""
     sent_back: str = ""
-    """Faults of the planner's own last message with an example; it has to correct them."""
+    """Errors in the planner's own last message, with an example. The planner has to correct them."""
     programs: tuple[str, ...] = ()
-    """Programs that the executor may run; empty: the executor decides."""
+    """Programs that the executor is allowed to run. If empty, the executor decides."""
     takes_whole_plans: bool = False
-    """True if the executor is an agent that works on goals and findings; its steps need no command."""
+    """True if the executor is an agent that works on goals and findings, so that its steps do not need commands."""
     remembered: tuple[Recollection, ...] | None = None
-    """Fixes that helped against similar failures, most reliable first, at most three; None: not queried."""
+    """Fixes that helped with similar failures, most reliable first and at most three.
+
+    None if the memory was not queried.
+    """
     files: tuple[str, ...] = ()
-    """Files of the tree, bounded."""
+    """Files in the tree. The list is bounded."""
     root: str = ""
-    """Folder of the tree on this host; not for prompts."""
+    """Folder of the tree on this host. It must not be used in prompts."""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """Restriction on the content of prompts."""
+    """Restriction on what prompts may contain."""
 
 
 class PlannerAnswer(Value):
-    """Result of an adapter of the planner port."""
+    """Result returned by an adapter of the planner port."""
 
     verdict: PlanVerdict
     message: PlanMessage | None = None
     followed: tuple[str, ...] = ()
-    """Ids of the patterns that the plan follows, as far as known."""
+    """Ids of the patterns that the plan follows, as far as they are known."""
     reason: str = ""
-    """Reason that there is no plan; a sentence for a person."""
+    """Reason why there is no plan, as a sentence for a person."""
     usage: Usage | None = None
-    """`None` if no model was involved."""
+    """Usage of the model, or `None` if no model was involved."""
     model: str = ""
     prompt_sha256: str = ""
-    """Version of the prompt files."""
+    """Digest that identifies the version of the prompt files."""
     repair: str = ""
-    """Amount of repair needed to parse the reply; see `activities/model/repair.py`. Empty: no model was asked."""
+    """Amount of repair needed to parse the reply; see `activities/model/repair.py`.
+
+    Empty if no model was called.
+    """
     transcript: bytes = b""
-    """Bounded record of prompts and replies."""
+    """Bounded record of the prompts and replies."""
 
 
 class ReflectionBriefing(Value):
-    """Input of a reflector; bounded."""
+    """Input of a reflector. Its size is bounded."""
 
     goal: str = ""
     cause: ReflectCause = ReflectCause.PROBABILITY_CLASS
     detail: str = ""
-    """Reasons for the class, or the restored checkpoint and the reason."""
+    """Reasons for the class, or the restored checkpoint and the reason for the restore."""
     plan_request: PlanRequestMessage | None = None
     plan_change: str = ""
-    """Word diff from the previous plan."""
+    """Word diff against the previous plan."""
     checks: CheckReport | None = None
     remembered: tuple[Recollection, ...] = ()
-    """Fixes that helped against similar failures, most reliable first; at most three."""
+    """Fixes that helped with similar failures, most reliable first and at most three."""
     previous: Reflection | None = None
     """The previous reflection."""
     earlier: tuple[Reflection, ...] = ()
-    """Reflections before `previous`, oldest first, at most `EARLIER_REFLECTIONS`."""
+    """Reflections before `previous`, oldest first. There are at most `EARLIER_REFLECTIONS`."""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """Restriction on the content of prompts."""
+    """Restriction on what prompts may contain."""
 
 
 EARLIER_REFLECTIONS = 2
 
 
 class ReflectorAnswer(Value):
-    """Result of an adapter of the reflector port; it always holds a reflection."""
+    """Result returned by an adapter of the reflector port. It always contains a reflection."""
 
     reflection: Reflection
     source: str = "rules"
-    """`rules` or the model's name."""
+    """Source of the reflection: `rules` or the name of the model."""
     note: str = ""
-    """Reason for falling back to the rules; empty if there was no fallback."""
+    """Reason for falling back to the rules, or empty if there was no fallback."""
     usage: Usage | None = None
     repair: str = ""
-    """Amount of repair needed to parse the reply; empty if the rules produced it."""
+    """Amount of repair needed to parse the reply. Empty if the rules produced the reflection."""
     truncated: bool = False
-    """True if the model's reply was truncated, so that the rules were used."""
+    """True if the model's reply was truncated, in which case the rules were used."""
     prompt_sha256: str = ""
     transcript: bytes = b""
 
 
 class ReflectionRecord(Reflection):
-    """Stored reflection with its evidence; can be loaded as a plain `Reflection`."""
+    """A stored reflection with its evidence. It can be loaded as a plain `Reflection`."""
 
     cause: ReflectCause = ReflectCause.PROBABILITY_CLASS
     about: str = ""
-    """SHA-256 of the plan request it refers to; empty if there was none."""
+    """SHA-256 of the plan request that the reflection refers to. Empty if there was none."""
     source: str = "rules"
     note: str = ""
     repair: str = ""
     truncated: bool = False
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """Restriction that applied to the prompt."""
+    """Privacy level that applied to the prompt."""
     prompt_sha256: str = ""
     transcript: ArtifactRef | None = None
     earlier: tuple[Reflection, ...] = ()
-    """Preceding reflections, oldest first; saves the next reflection from loading them one by one."""
+    """Preceding reflections, oldest first, so that the next reflection does not have to load them one by one."""
 
     def usable_at(self, prompt_privacy: PromptPrivacy) -> bool:
-        """Return whether a model may see it: one from a less restricted prompt may quote what a summary omits."""
+        """Return whether a model may see this reflection.
+
+        A reflection based on a less restricted prompt may quote something that a summary omits.
+        """
         return prompt_privacy is not PromptPrivacy.SUMMARY or self.prompt_privacy is PromptPrivacy.SUMMARY
 
     @property
@@ -254,38 +263,38 @@ class ReflectionRecord(Reflection):
 
 
 class PlanRecord(Value):
-    """Stored planner reply: the message with its evidence."""
+    """A stored planner reply: the message with its evidence."""
 
     message: PlanMessage | None = None
     verdict: PlanVerdict = PlanVerdict.PLANNED
     checks: ArtifactRef | None = None
     """Stored `CheckReport` that the plan is based on."""
     recalled: int | None = None
-    """Number of memory entries found for it; None: not queried."""
+    """Number of memory entries found for the plan, or None if the memory was not queried."""
     followed: tuple[FollowedPattern, ...] = ()
-    """Patterns that it followed."""
+    """Patterns that the plan followed."""
     reason: str = ""
     model: str = ""
     prompt_sha256: str = ""
     repair: str = ""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
-    """Restriction that applied to the prompt."""
+    """Privacy level that applied to the prompt."""
     transcript: ArtifactRef | None = None
 
 
 class PlanningOutcome(Value):
-    """Planner reply as seen by the workflow; the message is in the artifact."""
+    """The planner's reply as seen by the workflow. The artifact contains the message itself."""
 
     verdict: PlanVerdict
     plan: ArtifactRef | None = None
     """The stored `PlanRecord`."""
     title: str = ""
-    """First step, at most 120 characters."""
+    """The first step, truncated to 120 characters."""
     reason: str = ""
     aligned: bool = True
-    """Result of the planner's alignment check."""
+    """Result of the planner's own alignment check."""
     findings: tuple[Finding, ...] = ()
-    """Findings for a person to review before the hand-off."""
+    """Findings that a person has to review before the hand-off."""
     alignment: ArtifactRef | None = None
     """Stored evidence of the alignment check, if there are findings."""
     final: bool = False
@@ -298,7 +307,7 @@ class ReflectionOutcome(Value):
 
     reflection: ArtifactRef
     diagnosis: str = ""
-    """At most 240 characters."""
+    """Diagnosis, truncated to 240 characters."""
     source: str = "rules"
     repair: str = ""
     truncated: bool = False

@@ -1,4 +1,4 @@
-"""Transitions of the episode state: step results, actions of people, and restored checkpoints."""
+"""Transitions of the episode state: step results, people's actions, and restored checkpoints."""
 
 from datetime import timedelta
 
@@ -25,20 +25,20 @@ FAILED_SHOWN = 5
 # Two rounds of the longest cycle that `goes_round` recognises.
 TREES_REMEMBERED = 2 * LONGEST_CIRCLE
 DOUBTFUL_WEIGHT = 0.6
-"""Weight of an iteration of unknown benefit; a fruitless one counts 1."""
+"""Weight of an iteration with an unknown benefit. A fruitless iteration has a weight of 1."""
 NEWS_WEIGHT = 0.4
-"""The same, if the checks fail in a new way."""
+"""Weight of such an iteration if the checks fail in a new way."""
 NOT_A_FAILURE = SUCCESSES | {
     ExecutorStatus.LIMIT_HIT,
     ExecutorStatus.CANCELLED,
     ExecutorStatus.NEEDS_PERSON,
     ExecutorStatus.PAUSED,
 }
-"""Delivery results that do not count as a failure of the executor."""
+"""Delivery results that do not count as executor failures."""
 DELIVERED_AGAIN = frozenset(
     {ExecutorStatus.LIMIT_HIT, ExecutorStatus.NEEDS_PERSON, ExecutorStatus.FATAL, ExecutorStatus.PAUSED}
 )
-"""Delivery results after which the same plan is delivered again, from the executor's last position."""
+"""Delivery results after which the same plan is delivered again, starting where the executor stopped."""
 
 
 def with_intervention(state: EpisodeState) -> EpisodeState:
@@ -47,14 +47,17 @@ def with_intervention(state: EpisodeState) -> EpisodeState:
 
 
 def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
-    """Add a note for the next plan; one that requests work keeps the episode open until it is planned."""
+    """Add a note for the next plan.
+
+    If the note requests work, the episode stays open until that work is planned.
+    """
     text = shorten(note, 2_000)
     asked_for = (*state.asked_for, text)[-NOTES_LIMIT:] if asks else state.asked_for
     return state.evolve(notes=(*state.notes, text)[-NOTES_LIMIT:], asked_for=asked_for)
 
 
 def with_retries(state: EpisodeState, attempt: int) -> EpisodeState:
-    """Count the attempts after the first as infrastructure retries."""
+    """Count every attempt after the first one as an infrastructure retry."""
     if attempt <= 1:
         return state
     spent = state.spent.evolve(infrastructure_retries=state.spent.infrastructure_retries + attempt - 1)
@@ -68,7 +71,7 @@ def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
 
 
 def begin_iteration(state: EpisodeState) -> EpisodeState:
-    """Start the next iteration and reset the per-iteration fields."""
+    """Start the next iteration, and reset the fields that apply to a single iteration."""
     spent = state.spent.evolve(iterations=state.spent.iterations + 1)
     new_state = state.evolve(
         iteration=state.iteration + 1,
@@ -94,7 +97,10 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
 
 
 def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[str, ...] = ()) -> EpisodeState:
-    """Record the planner's reply; `read_notes` are the notes that it has read, and later ones are kept."""
+    """Record the planner's reply.
+
+    `read_notes` are the notes that the planner has read. Later notes are kept.
+    """
     answered = outcome.verdict is not PlanVerdict.MALFORMED
     planned = answered and outcome.verdict is not PlanVerdict.GAVE_UP
     return with_retries(
@@ -139,14 +145,14 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
 
 
 def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: str = "") -> EpisodeState:
-    """Keep a person's answer for the next delivery of the plan; the last answer to a question counts."""
+    """Save a person's answer for the plan's next delivery. If a question has several answers, the last one counts."""
     other_grants = tuple(grant for grant in state.grants if grant.fingerprint != question.fingerprint)
     grant = Grant(fingerprint=question.fingerprint, allowed=allowed, text=shorten(text, GRANT_CHARACTERS))
     return state.evolve(grants=(*other_grants, grant)[-GRANTS_LIMIT:])
 
 
 def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
-    """Record a report that a person's answer made final; it never counts as a failure of the executor."""
+    """Record a report that a person's answer made final. It never counts as an executor failure."""
     return state.evolve(
         executor_status=report.status,
         executor_error="" if report.succeeded else shorten(report.error, 300),
@@ -199,7 +205,7 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
 
 
 def with_reported_doubt(state: EpisodeState) -> EpisodeState:
-    """Record that a doubt was reported; only later iterations count towards a pause."""
+    """Record that a doubt was reported. Only later iterations count towards a pause."""
     failures = state.failures.evolve(times=0, count=0, iterations=0, fruitless=0)
     return state.evolve(told=True, low_streak=0, failures=failures)
 
@@ -243,7 +249,7 @@ def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeS
 
 
 def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
-    """End a wait for a person, and reset the counters that led to it."""
+    """Finish waiting for a person, and reset the counters that caused the wait."""
     if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option == ALLOW:
         return state  # what is harmless may still lead nowhere
     return state.evolve(
@@ -252,9 +258,10 @@ def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | No
 
 
 def with_answer(state: EpisodeState, question: Question, answer: Answer, *, first: Budget) -> EpisodeState:
-    """Record a decision; `first` is the initial budget of the episode.
+    """Record a decision.
 
-    The text of an answer informs the planner and decides nothing.
+    `first` is the episode's initial budget. The text of an answer is passed on to the planner but does not decide
+    anything.
     """
     text = f"{answer.by}: {answer.text}" if answer.text else ""
     match question.kind, answer.option:
@@ -280,7 +287,10 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
 
 
 def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
-    """Allow the findings on display; an earlier refused change is allowed only together with the change itself."""
+    """Allow the findings that are shown.
+
+    Findings in a change that was refused earlier are allowed only together with the change itself.
+    """
     of_change = state.phase is EpisodePhase.TRACKING
     allowed = [finding.fingerprint for finding in state.findings if of_change or not finding.refused]
     findings = tuple(finding.evolve(refused=False) for finding in state.findings) if of_change else state.findings
@@ -291,7 +301,7 @@ def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
 def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[CheckpointRecord, ...]) -> EpisodeState:
     """Return the state of a run that continues a closed episode, with counters and lists from the store.
 
-    The budget is that of the new run's request, which may have been raised since.
+    The budget comes from the new run's request, which may have raised it since.
     """
     if not records:
         return initial
@@ -308,10 +318,10 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
 
 
 def restore_state(current: EpisodeState, stored: EpisodeState, record: CheckpointRecord) -> EpisodeState:
-    """Return the state of a checkpoint, on a new branch of the current episode.
+    """Return a checkpoint's state on a new branch of the current episode.
 
-    Plans, checks and reflections are restored; spending, the list of checkpoints and the numbering are not, because
-    they only grow.
+    Plans, checks and reflections are restored. Spending, the list of checkpoints and the numbering are not restored,
+    because they only ever grow.
     """
     records = discard_after(merge(current.checkpoints, (record,)), record.id)
     # The checkpoint itself stays listed regardless of its age, because it is the parent of the next one.
@@ -359,7 +369,7 @@ def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Ve
 
 
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
-    """Continue the work although the checks pass; the planner gets the reason."""
+    """Continue the work even though the checks pass. The planner receives the reason."""
     note = "\n".join((f"Success was not accepted: {title}", *evidence))
     return with_note(state.evolve(refused_tree=state.tree, proof=None), note, asks=True)
 

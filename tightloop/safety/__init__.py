@@ -1,1 +1,1 @@
-"""Safety rules for commands, code and changes, and removal of secrets and personal data from text."""
+"""Safety rules for commands, code and changes, and the removal of secrets and personal data from text."""

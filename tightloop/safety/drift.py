@@ -1,4 +1,4 @@
-"""Drift of a run: file changes outside its control."""
+"""Drift of a run: changes to files that are outside its control."""
 
 import posixpath
 from collections.abc import Mapping
@@ -15,42 +15,42 @@ from tightloop.wording import drift_files, drift_text
 PATHS_LISTED = 100
 LINES_LISTED = 18
 DRIFTS_KEPT = 5
-"""Maximum number of drifts per cause in the status, newest last."""
+"""Maximum number of drifts of each cause in the status, newest last."""
 
 
 class DriftCause(StrEnum):
-    """Origin of the changed files."""
+    """Cause of the file changes."""
 
     OUTSIDE = "outside"
-    """Changed from outside, while the run was not paused."""
+    """The files were changed from outside while the run was not paused."""
     INTERRUPTED = "interrupted"
-    """Found after an interrupted attempt, which may have written them."""
+    """The changes were found after an interrupted attempt, which may have made them."""
     DURING_CHECKS = "during_checks"
-    """Changed while checks ran, by them or from outside."""
+    """The files were changed while checks ran, either by the checks or from outside."""
     DURING_STEP = "during_step"
-    """Changed while a step ran that has to be undone, by it or from outside."""
+    """The files were changed while a step ran that has to be undone, either by the step or from outside."""
 
 
 class Drift(Value):
-    """Files on disk that differ from the result of the work. The found tree is kept in the store."""
+    """Files on disk that differ from the result of the work. The tree that was found is kept in the store."""
 
     tree: str = ""
-    """The found tree."""
+    """The tree that was found."""
     expected: str = ""
     """The expected tree, as the work left it."""
     paths: tuple[str, ...] = ()
-    """At most `PATHS_LISTED`; non-UTF-8 bytes are escaped."""
+    """Paths of the files, at most `PATHS_LISTED`. Bytes that are not valid UTF-8 are escaped."""
     count: int = 0
     """Total number of files."""
     lines: tuple[str, ...] = ()
-    """Difference and age of each file; at most `LINES_LISTED`."""
+    """Difference and age of each file, at most `LINES_LISTED` lines."""
     since: datetime | None = None
-    """Earliest modification time of the existing files."""
+    """Earliest modification time of the files that still exist."""
     cause: DriftCause = DriftCause.OUTSIDE
     step: str = ""
-    """Step of a plan, with `DURING_STEP`."""
+    """The plan step, for `DURING_STEP`."""
     bring_back: str = ""
-    """Command that restores undone changes; empty: the found files are still on disk."""
+    """Command that restores changes that were undone. Empty if the files are still on disk as found."""
 
     # Older histories hold only the id of the tree.
     @model_validator(mode="before")
@@ -60,25 +60,25 @@ class Drift(Value):
 
     @property
     def named(self) -> str:
-        """The files in a sentence, such as `2 files: a.txt, b.txt`."""
+        """The files as part of a sentence, such as `2 files: a.txt, b.txt`."""
         return drift_files(self)
 
     @property
     def sentence(self) -> str:
-        """Reaction to the drift."""
+        """Action taken in response to the drift."""
         return drift_text(self)
 
     @property
     def report(self) -> tuple[str, ...]:
-        """Reaction to the drift, and the command to restore undone changes."""
+        """Action taken in response to the drift, and the command that restores changes that were undone."""
         return (self.sentence, *((f"  restore them: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
-    """Return the drifts to show: the last ones of each cause, without caches.
+    """Return the drifts to show, which are the last ones of each cause, without caches.
 
-    Of repeated drifts during checks only the last is kept, because its command restores the latest files; the same
-    applies to identical drifts of a step, whose command is the same.
+    If drifts occur repeatedly during checks, only the last one is kept, because its command restores the latest files.
+    The same applies to identical drifts of a step, because their command is the same.
     """
     if not drift.count:
         return drifts
@@ -90,7 +90,10 @@ def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
 
 
 def is_news(drifts: tuple[Drift, ...], drift: Drift) -> bool:
-    """Return whether the timeline has to report a drift: not for caches, and only once for repeated ones."""
+    """Return whether the timeline has to report a drift.
+
+    Caches are not reported, and repeated drifts are reported only once.
+    """
     return bool(drift.count) and not any(_is_repeated(other, drift) for other in drifts)
 
 
@@ -104,22 +107,22 @@ class DriftAnswer(Value):
     """A person's decision about a drift."""
 
     tree: str
-    """Tree shown in the question."""
+    """The tree shown in the question."""
     keep: bool = True
     words: tuple[str, ...] = ()
-    """Files that the decision applies to, as paths, folders or patterns; empty: all.
+    """Files that the decision applies to, as paths, folders or patterns. Empty means all files.
 
-    The opposite applies to the others.
+    The opposite decision applies to the other files.
     """
 
     def undoes(self, path: str) -> bool:
-        """Return whether a file of the question has to be restored."""
+        """Return whether a file in the question has to be restored."""
         is_named = not self.words or any(is_path_named(pattern, path) for pattern in self.words)
         return is_named != self.keep
 
 
 class DriftError(TightloopError):
-    """Files differ from the result of the work, and a person has to decide. Nothing was changed.
+    """Files differ from the result of the work, and a person has to decide what to do. Nothing was changed.
 
     Attributes:
         drift: the changed files.
@@ -131,20 +134,26 @@ class DriftError(TightloopError):
 
 
 class PromptPrivacy(StrEnum):
-    """Allowed content of prompts, from most to least."""
+    """Permitted content of prompts, from the least to the most restrictive level."""
 
     FULL = "full"
-    """Everything in the briefing."""
+    """Prompts may contain everything in the briefing."""
     REDACTED = "redacted"
-    """Everything, with secrets and personal data removed."""
+    """Prompts may contain everything, but secrets and personal data are removed."""
     SUMMARY = "summary"
-    """No code, diffs or output of checks and executors: only names, counts and outcomes."""
+    """Prompts contain no code, diffs, or output of checks and executors.
+
+    They only contain names, counts and outcomes.
+    """
 
 
 def prompt_privacy_for(
     workspace: str, projects: Mapping[str, PromptPrivacy], *, default: PromptPrivacy
 ) -> PromptPrivacy:
-    """Return the level of the longest folder that contains the workspace, or the default. Paths are absolute."""
+    """Return the level of the longest folder that contains the workspace, or the default.
+
+    Paths are absolute.
+    """
     path = posixpath.normpath(workspace)
     levels = {posixpath.normpath(folder): level for folder, level in projects.items()}
     # Without its slash, because the root `/` would become `//`.

@@ -17,9 +17,9 @@ class Verdict(StrEnum):
 
     ALLOW = "allow"
     ASK = "ask"
-    """A person has to approve it first; for a finding of the rubric, a model may do so."""
+    """A person has to approve the action first. A finding of the rubric may also be approved by a model."""
     DENY = "deny"
-    """Forbidden; for a finding of the rubric, only a person can allow it."""
+    """The action is forbidden. If it is a finding of the rubric, only a person can allow it."""
 
 
 _STRICTNESS = tuple(Verdict)
@@ -27,17 +27,17 @@ _STRICTNESS = tuple(Verdict)
 
 @dataclass(frozen=True)
 class Ruling:
-    """Verdict with the rule behind it."""
+    """A verdict and the rule behind it."""
 
     verdict: Verdict = Verdict.ALLOW
     rule: str = ""
-    """Rule such as `policy.protect`; empty: no rule applied."""
+    """Name of the rule, such as `policy.protect`. Empty if no rule applied."""
     reason: str = ""
-    """One sentence for a person: the rule and the alternative."""
+    """Sentence that tells a person the rule and the alternative."""
 
 
 def strictest(rulings: Iterable[Ruling]) -> Ruling:
-    """Return the strictest ruling; the first of equally strict ones."""
+    """Return the strictest ruling. If several are equally strict, the first one is returned."""
     return max(rulings, key=lambda ruling: _STRICTNESS.index(ruling.verdict), default=Ruling())
 
 
@@ -60,7 +60,7 @@ class Topic(StrEnum):
 
 
 class Violation(NamedTuple):
-    """A violated rule, without location."""
+    """A violated rule, without its location."""
 
     rule: str
     topic: Topic
@@ -70,25 +70,31 @@ class Violation(NamedTuple):
 
 
 class Finding(Value):
-    """A violation with location and evidence; bounded, without secrets and personal data."""
+    """A violation with its location and evidence.
+
+    Its size is bounded, and it does not contain secrets or personal data.
+    """
 
     rule: str
     topic: Topic
     verdict: Verdict
     where: str = ""
-    """`step 2`, or file and line."""
+    """Location, such as `step 2`, or a file and line."""
     evidence: str = ""
-    """The command or the line, scrubbed, at most `EVIDENCE_CHARACTERS`."""
+    """The command or the line, scrubbed and truncated to `EVIDENCE_CHARACTERS`."""
     suggestion: str = ""
     """Action that would resolve the finding."""
     fingerprint: str = ""
-    """Equal for equal evidence; an allowed fingerprint is not asked again."""
+    """Fingerprint, which is the same for the same evidence.
+
+    An allowed fingerprint does not lead to another question.
+    """
     judged: str = ""
-    """Assessment by a model, if one was asked."""
+    """Assessment by a model, if a model was asked."""
     refused: bool = False
-    """True if a person refused the change; it is reported until it is out of the tree."""
+    """True if a person refused the change. It is reported until it is no longer in the tree."""
     layer: str = ""
-    """Layer of the code review that found it, such as `ast` or `bandit`."""
+    """Layer of the code review that found the violation, such as `ast` or `bandit`."""
 
     def __str__(self) -> str:
         origin = f" (a model: {self.judged})" if self.judged else ""
@@ -105,19 +111,19 @@ class Rubric(Value):
     enabled: bool = True
     """Enable the check."""
     allow: tuple[str, ...] = ()
-    """Disabled rules, by the names shown in pauses, such as `publishes`."""
+    """Disabled rules, by the names that are shown when the episode pauses, such as `publishes`."""
     cpu_minutes: _Minutes = 10.0
-    """Maximum CPU time of an iteration in minutes, if it is known."""
+    """Maximum CPU time of an iteration in minutes. It applies only if the CPU time is known."""
     wall_minutes: _Minutes = 90.0
-    """Maximum working time of an iteration, in minutes."""
+    """Maximum working time of an iteration in minutes."""
     deleted_files: _Count = 25
-    """Number of unannounced deleted files that is reported."""
+    """Number of unannounced file deletions from which they are reported."""
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of all lines that is reported once `deleted_lines` are lost."""
+    """Share of all lines whose deletion is reported. It applies once at least `deleted_lines` are deleted."""
     deleted_lines: _Count = 500
-    """Number of lost lines below which `deleted_share` is ignored."""
+    """Number of deleted lines below which `deleted_share` is ignored."""
     suppressions: _Count = 5
-    """Net number of added linter suppressions that is reported."""
+    """Net number of added linter suppressions from which they are reported."""
 
 
 def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, where: str = "") -> Finding:
@@ -125,9 +131,9 @@ def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, wh
 
     Args:
         violation: the rule.
-        at: subject (a path, or empty) and raw text of the match; they determine the fingerprint.
-        evidence: text to show; it is scrubbed here.
-        where: location for people; default: the path.
+        at: subject (a path or empty) and raw text of the match, which together determine the fingerprint.
+        evidence: text to show. It is scrubbed by this function.
+        where: location to show to people. The default is the path.
     """
     return Finding(
         **violation._asdict(),
@@ -139,12 +145,12 @@ def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, wh
 
 
 def fingerprint_of(rule: str, at: tuple[str, str]) -> str:
-    """Return the fingerprint of a finding, `at` as for `make_finding`."""
+    """Return a finding's fingerprint. See `make_finding` for `at`."""
     return hashlib.sha256("\0".join((rule, *at)).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def limit_findings(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding, ...]:
-    """Return the distinct findings of enabled rules, denied ones first."""
+    """Return the distinct findings of enabled rules, with denied ones first."""
     # The planner's own no is not a rule that settings can turn off.
     if not rubric.enabled:
         return tuple(finding for finding in findings if finding.topic is Topic.PLANNER)
@@ -159,7 +165,7 @@ def limit_findings(findings: Iterable[Finding], rubric: Rubric) -> tuple[Finding
 
 
 def describe_findings(findings: tuple[Finding, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the title and the evidence of a question about findings, including their suggestions."""
+    """Return the title and evidence of a question about findings, including the suggestions."""
     first, *rest = findings
     more = f" (and {len(rest)} more)" if rest else ""
     resolved = [
@@ -184,7 +190,10 @@ def planners_own(rationale: str) -> Finding:
 
 
 def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding, ...]:
-    """Return the findings for an iteration that cost too much; asked once per episode, regardless of the amount."""
+    """Return the findings for an iteration that cost too much.
+
+    The question is asked once per episode, regardless of the amount.
+    """
     parts = (
         ("cpu_time", "processor time", None if cpu_s is None else cpu_s / 60, rubric.cpu_minutes),
         ("wall_time", "working time", wall_s / 60, rubric.wall_minutes),

@@ -1,4 +1,4 @@
-"""Scope of a run: paths by glob patterns, and network addresses."""
+"""Scope of a run: paths as glob patterns, and network addresses."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,10 @@ from tightloop.value.toml import read_toml
 
 PATTERN_CHARACTERS = 1_000
 PATTERNS_LIMIT = 200
-"""Maximum number of patterns in a list; judging a change takes patterns times changed files."""
+"""Maximum number of patterns in a list.
+
+The time to check a change is proportional to the number of patterns times the number of changed files.
+"""
 
 _PARTS = re.compile(r"(\*\*/|\*\*+|\*|\?)")
 _AS_REGEX = {"?": "[^/]", "*": "[^/]*", "**/": "(?:.*/)?"}
@@ -24,15 +27,15 @@ _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def fits(patterns: Iterable[str], path: str, *, folded: bool = False) -> bool:
-    """Return whether a pattern matches a path below the root; raises as `covers` does.
+    """Return whether a pattern matches a path below the root. Raises the same errors as `covers`.
 
-    `*` and `?` match within a folder, `**` across folders; a pattern whose last part has no wildcard also matches
-    everything below it.
+    `*` and `?` match within a folder, and `**` matches across folders. A pattern whose last part does not have a
+    wildcard also matches everything below it.
 
     Args:
-        patterns: such as `src/**/*.py`.
-        path: with `/`, relative to the root.
-        folded: ignore case, because on some file systems `.ENV` is `.env`.
+        patterns: patterns such as `src/**/*.py`.
+        path: path relative to the root, with `/` as the separator.
+        folded: whether to ignore case, because `.ENV` is the same file as `.env` on some file systems.
     """
     if folded:
         patterns, path = map(str.casefold, patterns), path.casefold()
@@ -44,13 +47,13 @@ def covers(patterns: Iterable[str], path: str) -> bool:
     """Return whether a pattern matches a path or one of its parent folders.
 
     Raises:
-        InvalidRequestError: a pattern has more than `PATTERN_CHARACTERS`.
+        InvalidRequestError: a pattern has more than `PATTERN_CHARACTERS` characters.
     """
     return _matches(tuple((pattern, True) for pattern in patterns), path)
 
 
 def find_excess(patterns: Sequence[str]) -> str:
-    """Return the reason that a list of patterns is too large to match, or ""."""
+    """Return the reason why a list of patterns is too large to match, or ""."""
     if len(patterns) > PATTERNS_LIMIT:
         return f"{len(patterns)} patterns in one list; the maximum is {PATTERNS_LIMIT}"
     longest = max(patterns, key=len, default="")
@@ -63,7 +66,7 @@ def find_excess(patterns: Sequence[str]) -> str:
 
 
 def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
-    """Return the fault of a pattern and its correction, or None if it is valid."""
+    """Return the error in a pattern and its correction, or None if it is valid."""
     bare = pattern.removeprefix("./").rstrip("/")
     parts = bare.split("/")
     from_root = "Write it from the root of the tree, such as `src/**`"
@@ -91,7 +94,10 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
 
 
 def match_words(pattern: Sequence[str], items: Sequence[str]) -> bool:
-    """Return whether words match a word pattern: `*` is any text within a word, `**` alone any number of words."""
+    """Return whether words match a word pattern.
+
+    `*` matches any text within a word. As a whole word, `**` matches any number of words.
+    """
     return _match(pattern, items, "**", _match_word)
 
 
@@ -100,7 +106,10 @@ def _match_word(pattern: str, text: str) -> bool:
 
 
 def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Callable[[str, str], bool]) -> bool:
-    """Match items one by one, with `star` for any number; takes at most the product of the lengths."""
+    """Match the items one by one. `star` matches any number of items.
+
+    The time is at most proportional to the product of the lengths.
+    """
     at, position, last, tried = 0, 0, -1, 0
     while position < len(items):
         # Only the last star ever needs to backtrack: everything before it has been matched.
@@ -124,7 +133,7 @@ def _matches(patterns: tuple[tuple[str, bool], ...], path: str) -> bool:
 # One expression per list: a path takes half a microsecond, regardless of the number of patterns.
 @lru_cache(maxsize=256)
 def _compile_patterns(patterns: tuple[tuple[str, bool], ...]) -> SchemaValidator:
-    """Compile patterns, each with a flag that it also matches everything below."""
+    """Compile patterns, each with a flag that says whether it also matches everything below it."""
     if excess := find_excess([max((pattern for pattern, _ in patterns), key=len)]):
         raise InvalidRequestError(excess)
     # pydantic's engine takes linear time; one that backtracks could be made to hang by a pattern of a plan.
@@ -141,7 +150,7 @@ def _as_regex(pattern: str) -> str:
 
 _DATA = read_toml("tightloop.safety", "scope.toml")
 LOCK_FILES: dict[str, str] = _DATA["lock_files"]
-"""Files that a tool writes when their manifest changes; announcing the manifest announces them."""
+"""Files that a tool writes when their manifest changes. Announcing the manifest announces them too."""
 _BARE_FILES = frozenset((*_DATA["bare_files"], *LOCK_FILES.values()))
 _NOT_A_PATH, _NOT_A_FILE, _ENDINGS = (frozenset(_DATA[name]) for name in ("not_a_path", "not_a_file", "endings"))
 _PATH_CHARACTERS = r"[^\s:;()<>|\"'`]"
@@ -153,26 +162,30 @@ ALTERNATIVES = 64
 
 
 def list_scope_paths(items: Iterable[str], roots: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the paths and globs in the scope of a plan, in order, relative to the first matching root.
+    """Return the paths and globs in a plan's scope, in order, relative to the first matching root.
 
-    An item is a path, several with commas, or a path with a remark: `src/parser.py - the parser`. Items without a path
-    ("the parser module") cannot be compared with files and are skipped.
+    An item is a path, several paths separated by commas, or a path with a remark, such as `src/parser.py - the parser`.
+    Items without a path, such as "the parser module", cannot be compared with files and are skipped.
     """
     tops = tuple(roots)
     return tuple(dict.fromkeys(_relative(path, tops) for item in items for path in _paths_of_item(item)))
 
 
 def files_in(text: str) -> tuple[str, ...]:
-    """Return the words of a sentence that look like files or folders (known extension or trailing slash), in order."""
+    """Return the words in a sentence that look like files or folders, in order.
+
+    They have a known extension or a trailing slash.
+    """
     tokens = (token.strip(".,;:!?()[]'\"`") for token in text.split())
     return tuple(dict.fromkeys(_relative(token, ()) for token in tokens if _is_file(token)))
 
 
 def outside(patterns: Iterable[str], changed: Iterable[str]) -> tuple[str, ...]:
-    """Return the changed files that no pattern covers; empty without patterns, or with too many.
+    """Return the changed files that no pattern covers.
 
-    A folder covers everything below it, `**` any folders; a pattern without a slash matches files of that name in any
-    folder; a lock file is covered by its manifest. Linear in the lengths, for any pattern.
+    The result is empty if there are no patterns or too many of them. A folder covers everything below it, and `**`
+    covers any folders. A pattern without a slash matches files with that name in any folder. A lock file is covered by
+    its manifest. The time is linear in the lengths for any pattern.
     """
     globs = {_anchor_pattern(single) for pattern in patterns for single in _alternatives(pattern)} - {""}
     # Whole paths and bare names only need a lookup.
@@ -231,7 +244,7 @@ def _relative(path: str, roots: tuple[str, ...]) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Return the expansions of `{a,b}`; braces with too many stay unexpanded."""
+    """Return the expansions of `{a,b}`. Braces with too many alternatives are not expanded."""
     expanded: list[str] = []
     waiting = [pattern]
     while waiting:
@@ -274,10 +287,10 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 def is_private(address: str) -> bool:
-    """Return whether an IP address may lead to this host or a private network; False for a name.
+    """Return whether an IP address may lead to this host or to a private network. False for a name.
 
     An IPv6 address that represents an IPv4 address (mapped, compatible, translated, NAT64, 6to4, ISATAP) is public only
-    if that one is. NAT64 with a prefix of the local network is indistinguishable from other addresses.
+    if the IPv4 address is. NAT64 with a prefix of the local network cannot be distinguished from other addresses.
     """
     try:
         # A zone, as in `fe80::1%eth0`, only selects the interface.
@@ -288,7 +301,7 @@ def is_private(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine."""
+    """Return whether a host name or address refers to this machine."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -316,7 +329,7 @@ def _embedded_addresses(address: IPv6Address) -> Iterator[IPv4Address]:
 
 
 class Tables(NamedTuple):
-    """The tables of one file, by name."""
+    """The tables in a file, by name."""
 
     patterns: dict[str, re.Pattern[str]]
     terms: dict[str, tuple[str, ...]]
@@ -324,7 +337,7 @@ class Tables(NamedTuple):
 
 
 def read_tables(data: Mapping[str, Any]) -> Tables:
-    """Parse the tables of a file; a violation is named after its rule unless it sets another name."""
+    """Parse the tables in a file. A violation is named after its rule unless it sets another name."""
     violations = {
         name: Violation(**{"rule": name, **row, "topic": Topic(row["topic"]), "verdict": Verdict(row["verdict"])})
         for name, row in data["violations"].items()

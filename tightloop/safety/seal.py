@@ -9,15 +9,18 @@ from tightloop.errors import InvalidRequestError
 from tightloop.value import Value
 
 START_SECONDS = 600
-"""Validity of a signed start in seconds, so that a copy cannot restart a closed workflow."""
+"""Number of seconds for which a signed start is valid, so that a copy of it cannot restart a closed workflow."""
 CHILD_START_SECONDS = 3_600
-"""The same for a start by a workflow, which a restart of the server may delay."""
+"""Number of seconds for which a start by a workflow is valid. A server restart may delay it."""
 OPERATOR_SECONDS = 600
-"""Validity of a message from Temporal's UI or CLI in seconds; the server may wait for a worker."""
+"""Number of seconds for which a message from Temporal's UI or CLI is valid.
+
+The server may have to wait for a worker.
+"""
 SKEW_SECONDS = 5
 """Tolerance for clock differences between hosts, in seconds."""
 REMEMBERED = 200
-"""Number of remembered messages per workflow, for the detection of copies; older messages are refused."""
+"""Number of messages that each workflow remembers in order to detect copies. Older messages are refused."""
 _RESEND_HINT = "Send it again with tightloop, or through the codec endpoint that `tightloop up` prints"
 
 
@@ -25,19 +28,19 @@ class SealKind(StrEnum):
     """Issuer and purpose of a seal."""
 
     START = "start"
-    """Client, to start a workflow; also its memo and summary."""
+    """Issued by a client to start a workflow. It is also used for the workflow's memo and summary."""
     MESSAGE = "message"
-    """Client, for a signal or an update."""
+    """Issued by a client for a signal or an update."""
     OPERATOR = "operator"
-    """Codec server, for Temporal's UI or CLI: a start, a signal or an update of any workflow."""
+    """Issued by the codec server for Temporal's UI or CLI, to start, signal or update any workflow."""
     WORKFLOW = "workflow"
-    """Workflow: results, starts of children, continued runs, signals to other workflows."""
+    """Issued by a workflow for results, child workflow starts, continued runs and signals to other workflows."""
     INPUT = "input"
-    """Workflow, for an activity."""
+    """Issued by a workflow for the input of an activity."""
     RESULT = "result"
-    """Activity, for its workflow."""
+    """Issued by an activity for its workflow."""
     HEARTBEAT = "heartbeat"
-    """Activity, for its next attempt."""
+    """Issued by an activity for its next attempt."""
 
 
 _KINDS = {kind.value: kind for kind in SealKind}
@@ -48,9 +51,9 @@ class Seal(NamedTuple):
 
     kind: SealKind
     nonce: str
-    """Unique id."""
+    """Unique id of the seal."""
     issued: int
-    """Time of issue by the sender's clock, in Unix milliseconds."""
+    """Time at which the seal was issued according to the sender's clock, in Unix milliseconds."""
 
     @property
     def text(self) -> str:
@@ -58,7 +61,7 @@ class Seal(NamedTuple):
 
 
 def read_seal(text: str) -> Seal | None:
-    """Parse the text of a seal; None if it is invalid."""
+    """Parse a seal's text. Return None if it is invalid."""
     parts = text.split(" ")
     if len(parts) != 3 or parts[0] not in _KINDS or not parts[1].isdecimal():
         return None
@@ -82,18 +85,18 @@ class RefusedPayload:
 
 
 class MessageLog(Value):
-    """Messages that a workflow has accepted, for the detection of copies. Carried over to following runs."""
+    """Messages that a workflow has accepted, used to detect copies. Subsequent runs inherit it."""
 
     since: int = 0
-    """Messages issued before this time (Unix milliseconds) are refused."""
+    """Time in Unix milliseconds. Messages that were issued before it are refused."""
     nonces: tuple[tuple[int, str], ...] = ()
     """Issue times and nonces of the last messages."""
 
     def refusal(self, seal: Seal, now: int) -> str:
-        """Return the reason to refuse a message, or "".
+        """Return the reason for refusing a message, or "".
 
         Args:
-            seal: that of the message.
+            seal: the message's seal.
             now: the workflow's time, in Unix milliseconds.
         """
         if seal.kind not in (SealKind.MESSAGE, SealKind.OPERATOR):
@@ -111,7 +114,7 @@ class MessageLog(Value):
         return ""
 
     def with_message(self, seal: Seal) -> "MessageLog":
-        """Return the record after accepting a message."""
+        """Return the log after accepting a message."""
         # By time of issue, not of arrival, because `since` is compared with the time of issue.
         nonces = sorted((*self.nonces, (seal.issued, seal.nonce)))
         if len(nonces) <= REMEMBERED:
@@ -124,10 +127,10 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
     """Reject a start whose seal has another purpose or has expired.
 
     Args:
-        seal: that of the start's payload.
+        seal: the seal of the start's payload.
         started: time at which Temporal accepted the start, in Unix milliseconds.
-        is_child: another workflow started it.
-        is_continued: it follows another run; only Temporal itself can claim this.
+        is_child: whether another workflow started it.
+        is_continued: whether it follows another run. Only Temporal itself can claim this.
 
     Raises:
         InvalidRequestError: the start is refused.
@@ -151,7 +154,7 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
 CHOSEN_CHARACTERS = 100
 """Maximum length of an id that a person chooses."""
 LONGEST = 200
-"""Maximum length of any id; those of children of plan steps are longer."""
+"""Maximum length of any id. The ids of child workflows of plan steps are longer than those chosen by people."""
 # An id becomes part of a git ref (refs/tightloop/<id>/<n>), whose rules are stricter than Temporal's.
 _ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-]))*")
 
@@ -166,7 +169,7 @@ def check_id(text: str) -> None:
     """Reject an invalid id of an episode or a plan.
 
     Raises:
-        InvalidRequestError: it could be a path, or git would misread it.
+        InvalidRequestError: the id could be a path, or git would misinterpret it.
     """
     if not is_id(text):
         raise InvalidRequestError(
@@ -180,16 +183,19 @@ APPROVALS = frozenset({"gate", "policy"})
 
 
 class Role(StrEnum):
-    """Role of a person; each role includes the previous ones."""
+    """Role of a person. Each role includes the previous ones."""
 
     VIEWER = "viewer"
-    """Read access."""
+    """May read everything."""
     AGENT = "agent"
-    """Works for an episode through MCP: may also report to the planner and request a pause, but decides nothing."""
+    """Works for an episode through MCP.
+
+    It may also send reports to the planner and request a pause, but it cannot make decisions.
+    """
     OPERATOR = "operator"
-    """Starts and steers runs, and answers questions that block them."""
+    """May also start and control runs, and answer questions that block them."""
     APPROVER = "approver"
-    """Also gives approvals: gates, policies, and questions that require a role."""
+    """May also give approvals: gates, policies, and questions that require a role."""
     ADMIN = "admin"
 
     def includes(self, other: "Role") -> bool:
@@ -201,22 +207,22 @@ class Person(Value):
     """An authenticated person or service."""
 
     name: str
-    """Name recorded as `by` in answers, approvals and the timeline."""
+    """Name that is recorded as `by` in answers, approvals and the timeline."""
     role: Role = Role.VIEWER
     projects: tuple[str, ...] = ()
-    """Visible projects; empty: all."""
+    """Visible projects. Empty means all projects."""
     episode: str = ""
-    """For an agent, its episode; empty: the only open one in its projects."""
+    """An agent's episode. If empty, it is the only open episode in the agent's projects."""
 
     def sees(self, project: str) -> bool:
         return not self.projects or project in self.projects
 
 
 def role_for(kind: str, role: str) -> Role:
-    """Return the role required for an answer: the requester of work cannot approve it.
+    """Return the role that is required to give an answer. The requester of work cannot approve it.
 
     Args:
-        kind: of the question.
-        role: required role as named by the plan; empty: anyone.
+        kind: kind of the question.
+        role: role that the plan requires. If empty, anyone may answer.
     """
     return Role.APPROVER if role or kind in APPROVALS else Role.OPERATOR

@@ -1,4 +1,7 @@
-"""The test gate: only tests that demonstrably can fail count. Pure rules; `activities/testing` runs the tests."""
+"""The test gate: only tests that demonstrably can fail count.
+
+This package contains the pure rules. `activities/testing` runs the tests.
+"""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,70 +17,73 @@ TESTS_LIMIT = 60
 SURVIVORS_LIMIT = 30
 NODES_LIMIT = 20
 TEXT_CHARACTERS = 300
-"""The report travels through Temporal: it is bounded to about 40 kB, and has 1 to 3 kB for the tests of one change."""
+"""Maximum length of a text in the report, which is sent through Temporal.
+
+The report is bounded to about 40 kB. It typically has 1 to 3 kB for the tests of one change.
+"""
 
 
 class AcceptedTest(Value):
-    """Test that demonstrably can fail."""
+    """A test that demonstrably can fail."""
 
     test: str
-    """Node id without parameters: `tests/test_a.py::test_b`."""
+    """Node id without parameters, such as `tests/test_a.py::test_b`."""
     nodes: tuple[str, ...] = ()
-    """Node ids of its parameterised cases, at most `NODES_LIMIT`."""
+    """Node ids of its parameterised cases, at most `NODES_LIMIT` of them."""
     fails_before: bool = False
-    """True if it fails by its own assertion on the tree before the change."""
+    """True if it fails with its own assertion on the tree before the change."""
     killed: int = 0
-    """Number of mutants of the changed lines that it kills by its own assertion.
+    """Number of mutants of the changed lines that it kills with its own assertion.
 
-    Once a mutant is killed, only tests that have not killed any are still tried on it.
+    Once a mutant has been killed, only tests that have not killed any mutant are still tried on it.
     """
     example: str = ""
-    """Error message of a failure."""
+    """Error message of one of its failures."""
 
     @property
     def proof(self) -> str:
-        """Evidence that it can fail, as text."""
+        """Evidence that the test can fail, as text."""
         parts = ["fails on the tree before the change"] if self.fails_before else []
         parts += [f"kills {self.killed} mutant{'' if self.killed == 1 else 's'}"] if self.killed else []
         return " and ".join(parts)
 
 
 class RefusedTest(Value):
-    """Test that does not count."""
+    """A test that does not count."""
 
     test: str
     """Node id without parameters, or the file if no test was collected from it."""
     reason: str
-    """Fault and correction, addressed to the author."""
+    """Problem and its correction, addressed to the author."""
 
 
 class ChangedCoverage(Value):
-    """Coverage of the changed executable lines by the accepted tests; `def` lines are executed by an import."""
+    """Coverage of the changed executable lines by the accepted tests. An import is enough to execute `def` lines."""
 
     covered: int = 0
     total: int = 0
     missing: tuple[str, ...] = ()
-    """Changed lines that no accepted test executes, as `path:line`, at most `SURVIVORS_LIMIT`."""
+    """Changed lines that no accepted test executes, in the form `path:line`. At most `SURVIVORS_LIMIT` are listed."""
 
 
 class GateReport(Value):
-    """Result of the test gate for one change."""
+    """The test gate's result for one change."""
 
     accepted: tuple[AcceptedTest, ...] = ()
     refused: tuple[RefusedTest, ...] = ()
     survived: tuple[str, ...] = ()
-    """Surviving mutants: `path:line: change`; at most `SURVIVORS_LIMIT`."""
+    """Surviving mutants in the form `path:line: change`. At most `SURVIVORS_LIMIT` are listed."""
     survived_count: int = 0
     mutants: int = 0
     """Number of mutants that were tried."""
     coverage: ChangedCoverage = ChangedCoverage.model_construct()
     notes: tuple[str, ...] = ()
-    """Omissions and missing measurements, as sentences."""
+    """Sentences about omissions and missing measurements."""
     duration_s: float = 0.0
 
 
 class Outcome(StrEnum):
-    """Result of one run of one test."""
+    """Result of running one test once."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -85,39 +91,39 @@ class Outcome(StrEnum):
     XFAIL = "xfail"
     TIMEOUT = "timeout"
     CRASHED = "crashed"
-    """Python ended before the test was over."""
+    """Python terminated before the test was finished."""
 
 
 class Run(Value):
-    """One run of one test, alone in a process."""
+    """One run of one test, which is alone in its process."""
 
     id: str
     outcome: Outcome
     assertion: bool = False
-    """True if its call failed by an AssertionError or by pytest's `Failed`."""
+    """True if its call failed with an AssertionError or with pytest's `Failed`."""
     place: str = ""
     """Origin of the failure: `test`, `changed` (a changed file), `other` (in the tree) or "" (only a library).
 
-    Library frames between the error and the next file of the tree are skipped, because unittest raises on behalf of the
-    test.
+    Library frames between the error and the next file in the tree are skipped, because unittest raises errors on behalf
+    of the test.
     """
     text: str = ""
-    """The error with the first line of its message, or the skip reason."""
+    """The error with the first line of its message, or the reason why the test was skipped."""
     reached: frozenset[str] = frozenset()
     """Exceptions other than assertions that reached the test's code."""
     raised: frozenset[int] = frozenset()
-    """Test lines at which such an exception was raised from changed code."""
+    """Lines of the test at which changed code raised such an exception."""
     line: int = 0
-    """Test line at which its own error was raised."""
+    """Line of the test at which its own error was raised."""
     lines: Mapping[str, frozenset[int]] = Field(default_factory=dict)
-    """Executed lines of changed files."""
+    """Executed lines of the changed files."""
     seconds: float = 0.0
     honest: bool = True
-    """True if the hooks left the canaries unchanged, and there is exactly one report."""
+    """True if the hooks left the canaries unchanged and there is exactly one report."""
 
 
 class Item(Value):
-    """Collected test, or one case of it."""
+    """A collected test, or one case of a collected test."""
 
     id: str
     function: str
@@ -126,7 +132,7 @@ class Item(Value):
 
 
 class Collection(Value):
-    """Result of pytest's collection."""
+    """Result of pytest's test collection."""
 
     items: tuple[Item, ...] = ()
     more: int = 0
@@ -134,29 +140,29 @@ class Collection(Value):
     problems: tuple[tuple[str, str], ...] = ()
     """Files that could not be collected, each with the end of the output."""
     imported: Mapping[str, frozenset[int]] = Field(default_factory=dict)
-    """Lines of changed files that were executed during collection."""
+    """Lines of the changed files that were executed during collection."""
     executable: Mapping[str, frozenset[int]] = Field(default_factory=dict)
-    """Executable lines of changed files."""
+    """Executable lines of the changed files."""
 
 
 class Session(Value):
-    """Results of the runner for one tree."""
+    """The test runner's results for one tree."""
 
     missing: str = ""
-    """Python without pytest, and the reason."""
+    """The Python interpreter that does not have pytest, and the reason."""
     collected: Collection | None = None
     plain: tuple[Run, ...] = ()
-    """Each test twice, unless it did not pass."""
+    """Two runs of each test, or one if the test did not pass."""
     mutated: Mapping[int, tuple[Run, ...]] = Field(default_factory=dict)
     """Runs by mutant number."""
     unreached: frozenset[int] = frozenset()
-    """Mutants whose lines no test executes."""
+    """Mutants whose lines are not executed by any test."""
     broken: frozenset[int] = frozenset()
     """Mutants with which no test could be collected."""
     ended: bool = False
-    """True if the session completed."""
+    """True if the session was completed."""
     output: str = ""
-    """End of the output, if the session produced nothing."""
+    """End of the output, if the session did not produce any results."""
 
     def runs(self, function_ids: Iterable[str]) -> dict[str, list[Run]]:
         """Return the runs of tests without mutants, by id."""
@@ -171,9 +177,10 @@ class Session(Value):
 def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> bool:
     """Return whether a failure proves that the test detects the difference from its passing run.
 
-    It does if the test itself asserts. It does not if the code under test asserts or raises an unexpected exception
-    (even inside a handler of the test), or if hooks of the project alter results. On a line where the test expects an
-    exception (`expecting`) and got it from the changed code, a different exception counts as none.
+    It does if the test itself makes the assertion. It does not if the code under test makes it or raises an unexpected
+    exception, even inside one of the test's exception handlers, or if the project's hooks alter results. On a line on
+    which the test expects an exception (`expecting`) and the changed code raised it, a different exception counts as no
+    exception.
     """
     if run.outcome is not Outcome.FAILED or not run.honest:
         return False
@@ -184,16 +191,19 @@ def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> b
 
 
 COMPARED_LINES = 3_000
-"""Beyond this many lines between first and last change, all count as changed, because diffs take quadratic time."""
+"""Maximum number of lines between the first and last change to compare.
+
+Beyond it, all lines count as changed, because diffs take quadratic time.
+"""
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class ChangedLines(NamedTuple):
-    """Change of one file."""
+    """The changes to one file."""
 
     lines: frozenset[int]
-    """Added or changed lines of the new text, from 1."""
+    """Added or changed lines of the new text, starting at 1."""
     gaps: frozenset[int] = frozenset()
     """Lines of the new text that follow removed lines."""
 
@@ -222,7 +232,7 @@ def changed_lines(old: str, new: str) -> ChangedLines:
 
 
 def touched_bodies(tree: ast.Module, changed: ChangedLines) -> frozenset[int]:
-    """Return the body lines of the innermost functions with changed or removed lines."""
+    """Return the body lines of the innermost functions that have changed or removed lines."""
     body_lines: set[int] = set()
     for function in functions_of(tree):
         body = frozenset(range(function.body[0].lineno, (function.end_lineno or 0) + 1))

@@ -1,4 +1,4 @@
-"""Static analysis of tests: the strength of their assertions."""
+"""Static analysis of tests, which determines the strength of their assertions."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -23,27 +23,33 @@ _EQUAL = frozenset({"assertEqual", "assertIs", "assertListEqual", "assertDictEqu
 
 
 class Claim(StrEnum):
-    """Strength of an assertion; if all are weak, the first one in this order is the reported reason."""
+    """Strength of an assertion.
+
+    If all assertions are weak, the first one in this order is the reason that is reported.
+    """
 
     NAMED = "It asserts only that a name exists: call it, and assert what it returns or does."
     SAME = "It compares a call with itself: assert what the result is."
     SURE = "It asserts only constants, which holds whatever the code does: assert what the code returns or does."
     THERE = "It asserts only that there is a result, or its type: assert what the result is."
     STRONG = ""
-    """Asserts something about the result."""
+    """The test asserts something about the result."""
 
 
 _METHODS = {"assertIsNotNone": Claim.THERE, "assertIsInstance": Claim.THERE, "assertHasAttr": Claim.NAMED}
 
 
 def functions_with_values(tree: ast.Module) -> frozenset[str]:
-    """Return the names of classes, and of functions with non-boolean results."""
+    """Return the names of classes, and of functions whose results are not booleans."""
     values = {function.name for function in functions_of(tree) if not _is_boolean(function)}
     return frozenset(values | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)})
 
 
 def claims_of(test: FunctionNode, values: frozenset[str]) -> Iterator[Claim]:
-    """Yield the claim of each assertion of a test or a helper; `values` are functions with non-boolean results."""
+    """Yield the claim of each assertion in a test or a helper.
+
+    `values` are functions whose results are not booleans.
+    """
     claims = _Claims(test, values)
     for node in ast.walk(test):
         match node:
@@ -69,13 +75,13 @@ def lines_expecting(test: FunctionNode) -> Iterator[int]:
 
 
 class _Claims:
-    """Classifies the assertions of one function."""
+    """Classifies a function's assertions."""
 
     def __init__(self, test: FunctionNode, values: frozenset[str]) -> None:
         self._assignments, self._values = _find_assignments(test), values | _VALUES
 
     def of_method(self, name: str, args: list[ast.expr]) -> Claim:
-        """Return the claim of a unittest method; other methods, such as those of mocks, count as strong."""
+        """Return the claim of a unittest method. Other methods, such as those of mocks, count as strong."""
         if name in _METHODS:
             return _METHODS[name]
         if name in {"assertTrue", "assertFalse"} and args:
@@ -148,14 +154,17 @@ class _Claims:
 
 
 def weakest(claims: set[Claim]) -> Claim:
-    """Return the combined claim: strong if any is."""
+    """Return the combined claim, which is strong if any of the claims is."""
     if Claim.STRONG in claims:
         return Claim.STRONG
     return next((claim for claim in Claim if claim in claims), Claim.STRONG)
 
 
 def _find_assignments(test: FunctionNode) -> dict[str, ast.expr]:
-    """Return the values of names that are assigned once, without a later side effect that could be the subject."""
+    """Return the values of names that are assigned once.
+
+    Names are omitted if a later side effect could be the subject of the test.
+    """
     nodes = [node for node in ast.walk(test) if isinstance(node, ast.Expr)]
     last_call_line = max((node.lineno for node in nodes if isinstance(node.value, ast.Call | ast.Await)), default=0)
     values_by_name: dict[str, list[ast.expr]] = {}
@@ -200,7 +209,7 @@ _MACHINERY = frozenset({
     "tightloop_session", "tightloop_mutating", "tightloop_recording",
     "PYTEST_CURRENT_TEST",
 })  # fmt: skip
-"""Names that a test needs to detect that it is observed, or to bypass the mutated code."""
+"""Names that a test only needs to detect that it is being observed, or to bypass the mutated code."""
 
 
 class JudgedTests(NamedTuple):
@@ -209,13 +218,19 @@ class JudgedTests(NamedTuple):
     asserts: bool
     """True if the test itself contains an assertion."""
     weak: str = ""
-    """Reason that none of its assertions checks behaviour; a killed mutant then proves nothing."""
+    """Reason why none of the test's assertions checks behaviour.
+
+    In that case, a killed mutant does not prove anything.
+    """
     names_only: bool = False
-    """True if it only asserts that names exist: its failure before the change then proves nothing either."""
+    """True if the test only asserts that names exist.
+
+    In that case, its failure before the change does not prove anything either.
+    """
     expecting: frozenset[int] = frozenset()
-    """Lines on which it expects a specific exception."""
+    """Lines on which the test expects a specific exception."""
     refused: str = ""
-    """Reason that it never counts."""
+    """Reason why the test never counts."""
 
 
 class Known(NamedTuple):
@@ -224,22 +239,22 @@ class Known(NamedTuple):
     patterns: tuple[Pattern, ...] = ()
     """Patterns of the changed functions."""
     plain: frozenset[str] = frozenset()
-    """Names of classes, and of functions with non-boolean results."""
+    """Names of classes, and of functions whose results are not booleans."""
     names: frozenset[str] = frozenset()
-    """Names of all functions and classes of the changed files."""
+    """Names of all functions and classes in the changed files."""
 
 
 def names_of(tree: ast.Module) -> frozenset[str]:
-    """Return the names of all functions and classes of a module."""
+    """Return the names of all functions and classes in a module."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
 
 
 def read_tests(path: str, source: str, known_code: Known) -> dict[str, JudgedTests]:
-    """Return the findings per test, by node id without parameters; helpers count as part of their callers.
+    """Return the findings for each test, by node id without parameters. Helpers count as part of their callers.
 
     Raises:
-        SyntaxError: this Python cannot parse the file.
+        SyntaxError: this version of Python cannot parse the file.
     """
     tree = ast.parse(source)
     tests = dict(_tests(path, tree.body))

@@ -1,4 +1,4 @@
-"""Detection of tests that repeat the code under test: they share its faults and cannot find them."""
+"""Detection of tests that repeat the code under test. They have the same faults and cannot detect them."""
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,15 +8,15 @@ from typing import NamedTuple
 from tightloop.testing import FunctionNode, functions_of
 
 BODY_TOKENS, BODY_SHARE, BLOCK_TOKENS = 12, 0.8, 5
-"""Minimum size of a body or helper, share of it that is copied, and minimum size of the copied blocks."""
+"""Minimum size of a body or helper, minimum share of it that is copied, and minimum size of a copied block."""
 SHARED_TOKENS, SHARED_SHARE = 3, 0.6
-"""Number and share of common operations above which a test computes its expectation like the code."""
+"""Number and share of common operations above which a test computes the expected value in the same way as the code."""
 LONG_TOKENS, LONG_COMPUTATIONS = 16, 4
-"""For longer code: size of a copied block, and its minimum number of computations."""
+"""Minimum size of a copied block, and minimum number of computations in it, for longer code."""
 PIECE_TOKENS = 6
-"""Minimum size of an expression or statement that counts as copied if the test contains it completely."""
+"""Minimum size of an expression or statement that counts as copied if the test contains all of it."""
 COMPUTATIONS = 3
-"""Below this number of computations, independent authors write the same code."""
+"""Minimum number of computations. With fewer, independent authors write the same code."""
 _COMPUTING = frozenset({
     "BinOp", "Compare", "BoolOp", "UnaryOp", "IfExp", "Subscript", "FormattedValue", "For", "While", "comprehension",
     "AugAssign",
@@ -26,23 +26,23 @@ _COMMON = frozenset({
     "keys", "values", "get", "enumerate", "zip", "raises", "approx", "fail", "given", "ValueError", "TypeError",
     "KeyError", "Add",
 })  # fmt: skip
-"""Names that any code uses, which are no evidence of copying."""
+"""Names that are used in any code and are therefore not evidence of copying."""
 _UNSAID = (ast.expr_context, ast.arguments, ast.Return, ast.Expr)
 
 
 class Pattern(NamedTuple):
-    """Code of a function without names and constants."""
+    """A function's code without names and constants."""
 
     name: str
     body: tuple[str, ...]
     pieces: tuple[tuple[str, ...], ...]
     """Returned and assigned expressions, augmented assignments, and loops."""
     operations: frozenset[str]
-    """Operations it computes with, without the common ones."""
+    """Operations that the function computes with, except for common ones."""
 
 
 def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...]:
-    """Return the patterns of the touched functions that are long enough to recognise."""
+    """Return the patterns of the touched functions that are long enough to be recognised."""
     patterns = []
     for function in functions_of(tree):
         if touched.isdisjoint(range(function.body[0].lineno, (function.end_lineno or 0) + 1)):
@@ -60,7 +60,7 @@ def patterns_of(tree: ast.Module, touched: frozenset[int]) -> tuple[Pattern, ...
 def find_copied_function(
     test: FunctionNode, helpers: Sequence[FunctionNode], patterns: Sequence[Pattern], names: frozenset[str]
 ) -> str:
-    """Return the name of a function whose code a test or its helpers repeat, or "".
+    """Return the name of a function whose code is repeated by a test or its helpers, or "".
 
     Calls of `names` are the subject of the test.
     """
@@ -128,7 +128,7 @@ def _tokens(node: ast.AST) -> Iterator[str]:
 
 
 def _operations(parts: Iterable[FunctionNode], names: frozenset[str]) -> frozenset[str]:
-    """Return the functions, methods and operators with which code computes values."""
+    """Return the functions, methods and operators that the code uses to compute values."""
     operations: set[str] = set()
     for node in (node for part in parts for node in ast.walk(part)):
         match node:
@@ -152,7 +152,7 @@ def _contains(tokens: Sequence[str], piece: Sequence[str]) -> bool:
 
 
 def _share(code: Sequence[str], tokens: Sequence[str]) -> float:
-    """Return the share of some code that occurs in other code."""
+    """Return the share of the code that also occurs in other code."""
     if not code:
         return 0.0
     blocks = SequenceMatcher(None, tokens, code, autojunk=False).get_matching_blocks()

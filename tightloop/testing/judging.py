@@ -1,4 +1,4 @@
-"""Verdicts on tests, from static findings and observed runs."""
+"""Verdicts on tests, based on static findings and observed runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ _NOT_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Static findings and runs of the tests of one change."""
+    """Static findings and runs of the tests in one change."""
 
     after: Session
     before: Session | None = None
@@ -83,7 +83,7 @@ def judge(evidence: Evidence) -> GateReport:
 
 
 class _Test:
-    """One test with all its cases."""
+    """A test with all its cases."""
 
     def __init__(self, evidence: Evidence, name: str, items: Sequence[Item]) -> None:
         self._evidence, self._name, self._items = evidence, name, items
@@ -115,7 +115,7 @@ class _Test:
         )
 
     def _unusable(self) -> str:
-        """Return the reason that the test cannot count at all, or ""."""
+        """Return the reason why the test cannot count at all, or ""."""
         if self._reading.refused:
             return self._reading.refused
         if not self._runs:
@@ -155,7 +155,7 @@ class _Test:
         return [entry for run in self._green.values() for entry in run.lines.items()]
 
     def _find_killed_mutants(self) -> dict[int, tuple[Run, Run]]:
-        """Return the killed mutants, each with the failing and the passing run."""
+        """Return the mutants that were killed, each with the failing run and the passing run."""
         if self._reading.weak:
             return {}
         killed: dict[int, tuple[Run, Run]] = {}
@@ -167,7 +167,7 @@ class _Test:
         return killed
 
     def _explain_missing_proof(self) -> str:
-        """Return the reason that nothing proves that it can fail."""
+        """Explain why there is no proof that the test can fail."""
         evidence, reading = self._evidence, self._reading
         if reading.weak:
             return reading.weak
@@ -199,7 +199,7 @@ class _Test:
 
 
 def _list_uncollected_files(evidence: Evidence, collected: Collection) -> list[RefusedTest]:
-    """Return the test files without tests, each with the reason."""
+    """Return the test files that contain no tests, each with the reason."""
     after = evidence.after
     collected_paths = {item.path for item in collected.items}
     problems = dict(collected.problems)

@@ -1,4 +1,4 @@
-"""Generation of mutants: small faults in changed lines."""
+"""Generation of mutants, which are small faults in changed lines."""
 
 import ast
 import copy
@@ -50,7 +50,7 @@ _MESSAGES = frozenset({"debug", "info", "warning", "error", "exception", "critic
 
 
 class Weight(IntEnum):
-    """Priority of a mutant if there is not time for all."""
+    """Priority of a mutant when there is not enough time for all of them."""
 
     LOGIC = 0
     VALUE = 1
@@ -67,7 +67,7 @@ class Replacement(NamedTuple):
 
 
 def find_replacements(node: ast.AST) -> Iterator[Replacement]:
-    """Yield the replacements for a node or a part of it."""
+    """Yield the replacements for a node or for a part of it."""
     match node:
         case ast.Compare() | ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
             yield from _operators(node)
@@ -148,7 +148,10 @@ def _calls(node: ast.Call) -> Iterator[Replacement]:
 
 
 def _is_new(receiver: ast.expr) -> bool:
-    """Return whether a receiver may be an object that equals only itself: then even `f(1) == f(1)` would detect it."""
+    """Return whether a receiver may be an object that is equal only to itself.
+
+    In that case, even `f(1) == f(1)` would detect the mutant.
+    """
     return isinstance(receiver, ast.Call) or (
         isinstance(receiver, ast.Name) and receiver.id in {"self", "cls", "super"}
     )
@@ -171,7 +174,7 @@ def _statements(node: ast.stmt) -> Iterator[Replacement]:
 
 
 def is_message(node: ast.AST) -> bool:
-    """Return whether a statement only prints or logs, which is rarely tested."""
+    """Return whether a statement only prints or logs something, which is rarely tested."""
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name))):
             return name in _MESSAGES
@@ -194,18 +197,18 @@ SHOWN_CHARACTERS = 60
 
 
 class Mutant(NamedTuple):
-    """One edit of a file that keeps its line numbers."""
+    """A single edit of a file that keeps its line numbers."""
 
     path: str
     line: int
     lines: tuple[int, ...]
-    """Lines of the statement or its head; a test that executes none of them cannot detect the mutant."""
+    """Lines of the statement or of its head. A test that executes none of them cannot detect the mutant."""
     start: int
-    """Byte offset of the edit in the UTF-8 file."""
+    """Byte offset of the edit in the UTF-8 encoded file."""
     end: int
     text: str
     what: str
-    """Description such as "`a < b` became `a <= b`"."""
+    """Description of the edit, such as "`a < b` became `a <= b`"."""
     weight: Weight = Weight.LOGIC
 
     @property
@@ -215,7 +218,7 @@ class Mutant(NamedTuple):
 
 
 class _StatementContext(NamedTuple):
-    """Lines and weight of the statement around a node."""
+    """Lines and weight of the statement that contains a node."""
 
     lines: tuple[int, ...] = ()
     weight: Weight = Weight.LOGIC
@@ -224,10 +227,11 @@ class _StatementContext(NamedTuple):
 def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant, ...]:
     """Return the mutants of the changed lines, in source order.
 
-    Docstrings, annotations, decorators, `__all__`, and code only for type checkers or scripts are not mutated.
+    Docstrings, annotations, decorators, `__all__`, and code that is only meant for type checkers or scripts are not
+    mutated.
 
     Raises:
-        SyntaxError: this Python cannot parse the source.
+        SyntaxError: this version of Python cannot parse the source.
     """
     content = source.encode()
     # Not `splitlines`: it also splits at form feeds, which do not end a line in Python.
@@ -256,7 +260,7 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
 
 
 def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
-    """Return at most `limit` mutants: first one per line, in the order of `Weight`."""
+    """Return at most `limit` mutants, starting with one per line, in the order of `Weight`."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in mutants:
         by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
@@ -268,7 +272,7 @@ def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
 
 
 def _visit_nodes(node: ast.AST, position: _StatementContext) -> Iterator[tuple[ast.AST, _StatementContext]]:
-    """Yield the nodes that may be mutated, each with its statement's lines."""
+    """Yield the nodes that may be mutated, each with the lines of its statement."""
     if _is_left_alone(node):
         return
     if isinstance(node, ast.stmt | ast.excepthandler):

@@ -1,7 +1,7 @@
-"""Memory of projects, in its own SQLite file or in the ledger's PostgreSQL.
+"""Project memory, stored in its own SQLite file or in the ledger's PostgreSQL database.
 
 Its migrations are separate from the ledger's, so that a damaged memory does not affect the ledger.
-Data that the ledger has is not duplicated:
+Data that the ledger already contains is not duplicated:
 
 | in the memory of an agent | here |
 |---|---|

@@ -62,7 +62,7 @@ class SolutionIndex:
         self.patterns = {row["id"]: read_pattern(row) for row in connection.execute(pattern_query).mappings()}
 
     def best(self, signature: str) -> list[tuple[str, Evidence]]:
-        """Return the usable patterns for a failure, highest success rate first."""
+        """Return the usable patterns for a failure. The pattern with the highest success rate comes first."""
         candidates = self.evidence.get(signature, {}).items()
         usable = [
             (name, evidence)
@@ -75,14 +75,14 @@ class SolutionIndex:
 def recollections(
     connection: Connection, project: str, matches: list[tuple[SearchHit, Match]], *, limit: int, solved: bool
 ) -> tuple[Recollection, ...]:
-    """Return failures with their solutions; each pattern appears once.
+    """Return failures with their solutions. Each pattern appears only once.
 
     Args:
-        connection: in a transaction.
-        project: id.
-        matches: failures, best match first.
+        connection: connection that is in a transaction.
+        project: id of the project.
+        matches: failures, starting with the best match.
         limit: maximum number of results.
-        solved: omit failures that were never solved.
+        solved: whether to omit failures that were never solved.
     """
     names = [failure.id for failure, _ in matches]
     columns = (failures.c.signature, failures.c.type, failures.c.line)
@@ -117,7 +117,7 @@ def entries(connection: Connection, project: str, kind: Kind | None, limit: int)
 
 
 def details(connection: Connection, project: str, entry_id: str) -> Details | None:
-    """Return the details of a failure, a pattern or a fact; None if there is none with this id."""
+    """Return the details of a failure, a pattern or a fact, or None if none of them has this id."""
     for kind, table, column in (
         (Kind.FAILURE, failures, "signature"), (Kind.PATTERN, patterns, "id"), (Kind.FACT, facts, "key")
     ):  # fmt: skip
@@ -137,7 +137,7 @@ def details(connection: Connection, project: str, entry_id: str) -> Details | No
 
 
 def stats(connection: Connection, project: str) -> MemoryStats:
-    """Return size and success counts."""
+    """Return the size and the success counts."""
 
     def count(table: Table, *conditions: Any) -> int:
         query = select(func.count()).select_from(table).where(table.c.project == project, *conditions)
@@ -157,7 +157,7 @@ def stats(connection: Connection, project: str) -> MemoryStats:
 
 
 def export_rows(connection: Connection, project: str) -> Iterator[dict[str, Any]]:
-    """Yield each row without its vector, which can be recomputed."""
+    """Yield each row without its vector, which can be computed again."""
     for name, table in (
         ("failure", failures), ("pattern", patterns), ("use", uses), ("fact", facts)
     ):  # fmt: skip
@@ -212,28 +212,30 @@ def _load_related_entries(connection: Connection, project: str, kind: Kind, entr
 
 
 EXACT_BELOW = 5_000
-"""Vectors per project below which PostgreSQL scans them. The index is shared by all projects and visits the vectors of
-others first: it returned none of the two rows of a small project.
+"""Number of vectors per project below which PostgreSQL scans them.
+
+The index covers all projects and visits other projects' vectors first. In a small project with two rows, it returned
+neither of them.
 """
 SCANNED_LIMIT = 200_000
-"""Vectors that an index search visits at most; pgvector's default is 20 000."""
+"""Maximum number of vectors that an index search visits. pgvector's default is 20 000."""
 CANDIDATES = 50
-"""Candidates per search method, before fusion."""
+"""Number of candidates per search method, before the results are combined."""
 POSTINGS_LIMIT = 10_000
-"""Postings per search; the most frequent words are skipped beyond it."""
+"""Maximum number of postings per search. Beyond it, the most frequent words are skipped."""
 AT_ONCE = 4_096
-"""Vectors in memory at a time."""
+"""Maximum number of vectors in memory at the same time."""
 
 
 class VectorSpace(NamedTuple):
-    """Comparable vectors: one model, one project."""
+    """A set of vectors that can be compared: those of one model and one project."""
 
     project: str
     model: str
     dimension: int
     table: Table
     solved: bool = False
-    """True for solved failures only."""
+    """Include only failures that were solved."""
 
     @property
     def owner(self) -> "ColumnElement[str]":
@@ -250,7 +252,7 @@ class VectorSpace(NamedTuple):
 def find_nearest(
     connection: Connection, space: VectorSpace, vector: "array[float]", limit: int = CANDIDATES
 ) -> dict[str, float]:
-    """Return the nearest rows with their cosines."""
+    """Return the nearest rows and their cosines."""
     if connection.dialect.name == "postgresql":
         kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
         corpus_condition = (corpora.c.project == space.project, corpora.c.kind == kind.value)
@@ -276,7 +278,7 @@ def find_nearest(
 def cosines(
     connection: Connection, space: VectorSpace, vector: "array[float]", owners: Collection[str]
 ) -> dict[str, float]:
-    """Return the cosines of given rows that have a vector of this model."""
+    """Return the cosines of the given rows that have a vector from this model."""
     # By key only: otherwise SQLite would scan all vectors of the model.
     columns = (space.owner, space.table.c.model, space.table.c.embedding)
     query = select(*columns).where(space.table.c.project == space.project, space.owner.in_(owners))
@@ -306,15 +308,18 @@ def _near_by_scan(connection: Connection, space: VectorSpace, vector: "array[flo
 
 
 class WordMatches(NamedTuple):
-    """Rows that share words with a query."""
+    """Rows that have words in common with a query."""
 
     scores: dict[str, float]
     highest: float
-    """Score of the query against itself."""
+    """Score of the query compared with itself."""
 
 
 def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> WordMatches:
-    """Return the BM25 scores of rows that share words with the query; skips frequent words beyond `POSTINGS_LIMIT`."""
+    """Return the BM25 scores of the rows that have words in common with the query.
+
+    Frequent words beyond `POSTINGS_LIMIT` are skipped.
+    """
     word_condition = (memory_words.c.project == project, memory_words.c.kind == kind.value)
     size = select(corpora.c.documents, corpora.c.words).where(
         corpora.c.project == project, corpora.c.kind == kind.value
@@ -346,7 +351,7 @@ def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapp
 
 
 def _affordable(frequencies: Mapping[str, int]) -> list[str]:
-    """Return the rarest words whose postings fit into the limit; at least one."""
+    """Return the rarest words whose postings do not exceed the limit. At least one word is returned."""
     affordable: list[str] = []
     total = 0
     for term, count in sorted(frequencies.items(), key=lambda one: (one[1], one[0])):

@@ -43,7 +43,7 @@ class PostgresVector(UserDefinedType[str]):
     """Column type `vector` of pgvector.
 
     Args:
-        dimension: None for any.
+        dimension: dimension of the vectors. None means any dimension.
     """
 
     cache_ok = True
@@ -57,7 +57,7 @@ class PostgresVector(UserDefinedType[str]):
 
 
 class Embedding(TypeDecorator["array[float]"]):
-    """Vector of any dimension."""
+    """A vector of any dimension."""
 
     impl = LargeBinary
     cache_ok = True
@@ -88,7 +88,7 @@ def as_text(vector: "array[float]") -> str:
 
 
 INDEXED = frozenset({384, 768, 1024, 1536})
-"""Dimensions with a PostgreSQL index; vectors of others are scanned."""
+"""Dimensions that have an index in PostgreSQL. Vectors with other dimensions are scanned."""
 TABLES = MetaData(naming_convention=METADATA.naming_convention)
 
 
@@ -97,7 +97,7 @@ def _number(name: str) -> Column[int]:
 
 
 def _vector() -> tuple[Column[Any], ...]:
-    """Return the columns of a vector and its model; vectors of different models are never compared."""
+    """Return the columns for a vector and its model. Vectors from different models are never compared."""
     return Column("embedding", Embedding), text_column("model", String), _number("dimension")
 
 
@@ -107,7 +107,7 @@ projects = Table(
     key_column("project"),
     text_column("host", String),
 )
-"""Projects with their hosts."""
+"""Projects and their hosts."""
 
 corpora = Table(
     "memory_corpora", TABLES, key_column("project"), key_column("kind"), _number("documents"), _number("words")
@@ -133,7 +133,7 @@ failures = Table(
     Index(None, "project", "solved", "last"),
     Index(None, "project", "model"),
 )
-"""Failures; `solved` if at least one pattern worked."""
+"""Failures. `solved` is set if at least one pattern worked."""
 
 memory_words = Table(
     "memory_words",
@@ -179,7 +179,7 @@ uses = Table(
     Column("at", Moment, nullable=False),
     Index(None, "project", "pattern"),
 )
-"""Uses of patterns against failures."""
+"""Uses of patterns to fix failures."""
 
 facts = Table(
     "memory_facts",
@@ -204,7 +204,7 @@ COMMAND_WORDS = 60
 
 
 class EmbeddedText:
-    """Text with its vector, if it has one.
+    """A text, and its vector if it has one.
 
     Args:
         text: the text.
@@ -217,14 +217,14 @@ class EmbeddedText:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Column values of the vector."""
+        """Values for the columns of the vector."""
         if self.vector is None:
             return {"embedding": None, "model": "", "dimension": 0}
         return {"embedding": self.vector, "model": self.model, "dimension": len(self.vector)}
 
 
 def clean_failure(failure: SeenFailure) -> SeenFailure:
-    """Scrub and bound a failure."""
+    """Scrub a failure and limit its size."""
     return failure.evolve(
         type=shorten(scrub(failure.type), TITLE_CHARACTERS),
         check=shorten(scrub(failure.check), LINE_CHARACTERS),
@@ -234,9 +234,9 @@ def clean_failure(failure: SeenFailure) -> SeenFailure:
 
 
 def clean_pattern(pattern: Pattern) -> Pattern:
-    """Scrub and bound a pattern.
+    """Scrub a pattern and limit its size.
 
-    If a command contains a secret, all commands are dropped: without the secret it would do something else.
+    If a command contains a secret, all commands are dropped. Without the secret, the command would do something else.
     """
     safe_commands = tuple(
         command
@@ -255,7 +255,7 @@ def clean_pattern(pattern: Pattern) -> Pattern:
 
 
 def clean_fact(fact: Fact) -> Fact:
-    """Scrub and bound a fact."""
+    """Scrub a fact and limit its size."""
     return fact.evolve(
         key=shorten(" ".join(scrub(fact.key).split()), KEY_CHARACTERS),
         text=shorten(scrub(fact.text), FACT_CHARACTERS),
@@ -264,7 +264,7 @@ def clean_fact(fact: Fact) -> Fact:
 
 
 def pattern_row(project: str, pattern: Pattern, vectored: EmbeddedText) -> dict[str, Any]:
-    """Return the row of a pattern without its time."""
+    """Return a pattern's row without its time."""
     fields = pattern.model_dump(exclude={"steps", "commands"})
     lists = {"steps": json.dumps(pattern.steps), "commands": json.dumps(pattern.commands)}
     return {"project": project, "id": pattern.id, **fields, **lists, **vectored.columns}

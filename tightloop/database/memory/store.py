@@ -66,11 +66,11 @@ from tightloop.settings import MemorySettings, Settings
 from tightloop.value.scrub import scrub
 
 REMOVED_AT_ONCE = 500
-"""Below SQLite's limit of values per statement."""
+"""Number of rows to remove at once. It is below SQLite's limit for values per statement."""
 
 
 def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: EmbeddedText) -> bool:
-    """Add a failure, or count it again if it comes from another iteration; return whether it is new."""
+    """Add a failure, or count it again if it comes from another iteration. Return whether it is new."""
     condition = (failures.c.project == project, failures.c.signature == failure.signature)
     stored_row = connection.execute(select(failures).where(*condition)).mappings().first()
     if stored_row is None:
@@ -93,7 +93,7 @@ def write_failure(connection: Connection, project: str, failure: SeenFailure, ve
 
 
 def write_pattern(connection: Connection, project: str, pattern: Pattern, vectored: EmbeddedText, at: datetime) -> None:
-    """Add a pattern unless it exists."""
+    """Add a pattern unless it already exists."""
     condition = (patterns.c.project == project, patterns.c.id == pattern.id)
     if connection.execute(select(patterns.c.id).where(*condition)).first() is None:
         connection.execute(patterns.insert(), {**pattern_row(project, pattern, vectored), "at": at})
@@ -101,10 +101,10 @@ def write_pattern(connection: Connection, project: str, pattern: Pattern, vector
 
 
 def write_outcome(connection: Connection, project: str, outcome: Outcome) -> bool:
-    """Record a use of a pattern, once per key; return whether it was recorded.
+    """Record one use of a pattern, once per key. Return whether it was recorded.
 
-    Needs an existing failure and pattern. A failed use counts only if there is an earlier use against the same
-    failure: patterns that never helped are not kept.
+    The failure and the pattern must exist. A failed use counts only if the pattern was already used for the same
+    failure, because patterns that have never helped are not kept.
     """
     both = (uses.c.project == project, uses.c.signature == outcome.signature, uses.c.pattern == outcome.pattern)
     if not outcome.worked and connection.execute(select(uses.c.key).where(*both).limit(1)).first() is None:
@@ -132,7 +132,7 @@ def write_words(connection: Connection, project: str, kind: Kind, owner: str, te
 
 
 def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collection[str]) -> int:
-    """Delete rows with their dependents; return the number of deleted entries."""
+    """Delete rows and everything that depends on them. Return the number of deleted entries."""
     table, column = _TABLES[kind]
     removed = 0
     sorted_owners = sorted(owners)
@@ -150,7 +150,7 @@ def drop_rows(connection: Connection, project: str, kind: Kind, owners: Collecti
 
 
 def drop_project(connection: Connection, project: str) -> int:
-    """Delete all data of a project; return the number of deleted failures, patterns and facts."""
+    """Delete all data of a project. Return the number of deleted failures, patterns and facts."""
     removed = 0
     for table in (failures, patterns, facts, uses, memory_words, corpora, projects):
         count = connection.execute(delete(table).where(table.c.project == project)).rowcount
@@ -159,7 +159,10 @@ def drop_project(connection: Connection, project: str) -> int:
 
 
 def trim(connection: Connection, project: str, kind: Kind, limit: int) -> None:
-    """Delete entries beyond the limit: unsolved failures first, then least recently seen."""
+    """Delete entries beyond the limit.
+
+    Unsolved failures are deleted first, followed by the entries that were least recently seen.
+    """
     condition = (corpora.c.project == project, corpora.c.kind == kind.value)
     beyond = (connection.execute(select(corpora.c.documents).where(*condition)).scalar() or 0) - limit
     if beyond <= 0:
@@ -215,7 +218,7 @@ logger = logging.getLogger("tightloop")
 
 
 class _PreparedQuery(NamedTuple):
-    """Scrubbed query with its vector and thresholds."""
+    """A scrubbed query with its vector and thresholds."""
 
     line: str
     vectored: EmbeddedText
@@ -224,16 +227,17 @@ class _PreparedQuery(NamedTuple):
 
 
 class MemoryStore:
-    """Store of failures, patterns and facts; blocking. Data of a project is never returned for another.
+    """Store of failures, patterns and facts. Its methods are blocking.
 
-    Texts are scrubbed before they are written. Writes are idempotent.
+    A project's data is never returned for another project. Texts are scrubbed before they are written. Writes are
+    idempotent.
 
     Args:
-        database: with the tables of `MEMORY`.
-        embedder: None to compare words only and store no vectors.
-        settings: bounds and thresholds.
-        hosts: in a database of several hosts: names of the host that the project ids belong to, its own first;
-            empty: project ids are those of the database.
+        database: database with the tables of `MEMORY`.
+        embedder: embedder to use. If None, only words are compared and no vectors are stored.
+        settings: settings that contain the bounds and thresholds.
+        hosts: names of the host that the project ids belong to, starting with its own, in a database that several hosts
+            share. If empty, the project ids are those of the database.
     """
 
     def __init__(
@@ -243,16 +247,16 @@ class MemoryStore:
 
     @property
     def database(self) -> Database:
-        """Database that holds the rows."""
+        """Database that contains the rows."""
         return self._database
 
     def record_failures(self, project: str, seen_failures: Sequence[SeenFailure]) -> None:
-        """Store failures; each counts once per iteration.
+        """Store failures. Each failure counts once per iteration.
 
         Raises:
             StorageFullError: the disk is full.
             ServiceUnavailableError: the database does not respond. Retryable.
-            WorkspaceError: it is damaged, or its migration differs from this code's.
+            WorkspaceError: the database is damaged, or its revision is not the one that this code expects.
         """
         clean = [clean_failure(failure) for failure in seen_failures]
         # Before the transaction: a remote embedder takes seconds, and other writers would wait for it.
@@ -268,7 +272,10 @@ class MemoryStore:
                 trim(connection, name, Kind.FAILURE, self._settings.max_failures)
 
     def record_solution(self, project: str, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
-        """Store a pattern that fixed checks, with the failures it solved; errors as in `record_failures`."""
+        """Store a pattern that fixed checks, together with the failures it solved.
+
+        Raises the same errors as `record_failures`.
+        """
         clean = clean_pattern(pattern)
         [vectored] = self._embed_texts([f"{clean.problem_type} {clean.title} {' '.join(clean.steps)}"])
         if not outcomes:
@@ -280,7 +287,7 @@ class MemoryStore:
                 write_outcome(connection, name, outcome.evolve(pattern=clean.id))
 
     def record_outcomes(self, project: str, outcomes: Sequence[Outcome]) -> None:
-        """Store results of reused patterns; errors as in `record_failures`."""
+        """Store the results of reused patterns. Raises the same errors as `record_failures`."""
         if not outcomes:
             return
         with self._writing(project) as (connection, name):
@@ -288,9 +295,9 @@ class MemoryStore:
                 write_outcome(connection, name, outcome)
 
     def recall(self, project: str, query: Query) -> tuple[Recollection, ...]:
-        """Return similar failures with their solutions; errors as in `record_failures`.
+        """Return similar failures and their solutions. Raises the same errors as `record_failures`.
 
-        The equal signature comes first, followed by matches on words and vectors combined.
+        A failure with the same signature comes first, followed by matches of words and vectors combined.
         """
         prepared_query = self._prepare_query(
             normalize_explaining_line(query.text), in_words=query.in_words, solved=query.solved
@@ -303,7 +310,7 @@ class MemoryStore:
             return recollections(connection, name, ranked, limit=query.limit, solved=query.solved)
 
     def search(self, project: str, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
-        """Search failures, patterns or facts by free text, best match first."""
+        """Search failures, patterns or facts with free text. The best match comes first."""
         prepared_query = self._prepare_query(text, in_words=True)
         with self._reading(project) as (connection, name):
             similar = self._alike(connection, name, kind, prepared_query)
@@ -311,10 +318,12 @@ class MemoryStore:
             return tuple(result.entry for result in results if result is not None)
 
     def remember(self, project: str, fact: Fact) -> None:
-        """Store a fact; it replaces an earlier one with the same key. Errors also as in `record_failures`.
+        """Store a fact, replacing any earlier one with the same key.
+
+        Raises the same errors as `record_failures`, and also:
 
         Raises:
-            InvalidRequestError: key or text is empty.
+            InvalidRequestError: the key or the text is empty.
         """
         clean = clean_fact(fact)
         if not clean.key or not clean.text.strip():
@@ -341,7 +350,7 @@ class MemoryStore:
             return entries(connection, name, kind, limit)
 
     def show(self, project: str, entry_id: str) -> Details:
-        """Return the details of an entry.
+        """Return an entry's details.
 
         Raises:
             InvalidRequestError: there is no entry with this id.
@@ -355,14 +364,20 @@ class MemoryStore:
         return entry_details
 
     def forget(self, project: str, ids: Collection[str] | None = None) -> int:
-        """Delete entries with their dependents, or all data of a project; return the number of deleted entries."""
+        """Delete entries and everything that depends on them, or all data of a project.
+
+        Return the number of deleted entries.
+        """
         with self._writing(project) as (connection, name):
             if ids is None:
                 return drop_project(connection, name)
             return sum(drop_rows(connection, name, kind, ids) for kind in Kind)
 
     def forget_unseen(self, project: str, before: datetime) -> int:
-        """Delete failures last seen before a time, with patterns that solved only these; return the failure count."""
+        """Delete failures that were last seen before a time, and patterns that solved only these failures.
+
+        Return the number of deleted failures.
+        """
         with self._writing(project) as (connection, name):
             query = select(failures.c.signature).where(failures.c.project == name, failures.c.last < before)
             return drop_rows(connection, name, Kind.FAILURE, list(connection.scalars(query)))
@@ -373,12 +388,12 @@ class MemoryStore:
             yield from export_rows(connection, name)
 
     def stats(self, project: str) -> MemoryStats:
-        """Return size and success counts."""
+        """Return the size and the success counts."""
         with self._reading(project) as (connection, name):
             return stats(connection, name).evolve(project=project)
 
     def projects(self) -> tuple[str, ...]:
-        """Return the ids of all projects with data."""
+        """Return the ids of all projects that have data."""
         with self._database.reading() as connection:
             return tuple(connection.scalars(select(projects.c.project).order_by(projects.c.project)))
 
@@ -415,7 +430,7 @@ class MemoryStore:
         return _PreparedQuery(line, vectored, profile.in_words() if profile and in_words else profile, solved)
 
     def _embed_texts(self, texts: Sequence[str]) -> list[EmbeddedText]:
-        """Embed texts; if the embedder fails, only words are compared."""
+        """Embed texts. If the embedder fails, only words are compared."""
         if self._embedder is None or not texts:
             return [EmbeddedText(text) for text in texts]
         try:
@@ -440,18 +455,18 @@ class MemoryStore:
             yield connection, self._name(connection, project)
 
     def _name(self, connection: Connection, project: str) -> str:
-        """Return the project's id in this database: the same path on two hosts is two projects."""
+        """Return the project's id in this database. The same path on two hosts is two different projects."""
         return shared_id(connection, projects, project, self._hosts) if self._hosts else project
 
 
 FILE = "memory.db"
 _OPENING = threading.Lock()
 _OPEN: dict[str, Database] = {}
-"""Databases by URL or path; one per process."""
+"""Databases by URL or path. Each process has one per URL or path."""
 
 
 def memory_database(settings: Settings) -> Database:
-    """Return the memory database: the one at `database.url`, or the file in the state home.
+    """Return the memory database, which is the one at `database.url` or the file in the state home.
 
     Raises:
         SettingsError: `database.url` cannot be parsed.
@@ -466,7 +481,7 @@ def memory_database(settings: Settings) -> Database:
 
 
 def open_memory(settings: Settings, embedder: Embedder | None) -> MemoryStore:
-    """Return the memory, addressed by the project ids of this host.
+    """Return the memory. Projects are identified by the ids that they have on this host.
 
     Raises:
         SettingsError: `database.url` cannot be parsed.

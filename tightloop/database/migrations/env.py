@@ -1,4 +1,4 @@
-"""Alembic environment; runs migrations on the caller's connection, see `tightloop.database.engine`."""
+"""Alembic environment that runs migrations on the caller's connection; see `tightloop.database.engine`."""
 
 from alembic import context
 

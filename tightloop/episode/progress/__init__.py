@@ -1,1 +1,1 @@
-"""Measuring progress: change size, probability class, and repeated failures."""
+"""Measurement of progress: change size, probability class, and repeated failures."""

@@ -18,7 +18,7 @@ from tightloop.safety.rubric import Rubric
 from tightloop.value import format_count, shorten
 
 RULES = "deviation/5"
-"""Version of the rules, stored with each class; update it with the rules."""
+"""Version of the rules, stored with each class. Update it whenever the rules change."""
 NAMES_LISTED = 5
 DETAIL_CHARACTERS = 200
 
@@ -31,7 +31,7 @@ Rule = Callable[[TrackingFacts, Thresholds], Iterator[Reason]]
 def classify(
     facts: TrackingFacts, thresholds: Thresholds = Thresholds.model_construct()
 ) -> tuple[ProbabilityClass, tuple[Reason, ...]]:
-    """Return the lowest implied class with all reasons; the first reason is the ratio."""
+    """Return the lowest class implied by the facts, with all reasons. The first reason is the ratio."""
     reasons = [reason for rule in EVERY_RULE for reason in rule(facts, thresholds)]
     lowered = lowest(reason.implies for reason in reasons)
     kinds = [reason.kind.value for reason in reasons if reason.implies is not _HIGH]
@@ -42,7 +42,7 @@ def classify(
 
 
 def lowest(classes: Iterable[ProbabilityClass]) -> ProbabilityClass:
-    """Return the lowest class; HIGH for no classes."""
+    """Return the lowest class, or HIGH if there are no classes."""
     return min(classes, key=_ORDER.index, default=_HIGH)
 
 
@@ -54,7 +54,7 @@ def class_of_ratio(ratio: float, thresholds: Thresholds = Thresholds.model_const
 
 
 def spending_class(spent: Spending, thresholds: Thresholds) -> tuple[ProbabilityClass, str]:
-    """Return the class of the spending without progress, and the exceeded bounds as text."""
+    """Return the class for the spending without progress, and the exceeded bounds as text."""
     hours = spent.wall_time / timedelta(hours=1)
     amounts = (
         (spent.iterations, thresholds.iterations_per_progress, f"{format_count(spent.iterations, 'iteration')}"),
@@ -78,7 +78,7 @@ def _list_names(names: tuple[str, ...]) -> str:
 
 
 def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Rules for changes of the tree and the checks."""
+    """Apply the rules for changes to the tree and the checks."""
     implied = class_of_ratio(facts.ratio, thresholds)
     # A rewrite that improves the checks is not lost work, but large enough to reflect on.
     if facts.made_progress and implied is _LOW:
@@ -101,7 +101,7 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
 
 
 def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Rules for unannounced changes and neglected action items."""
+    """Apply the rules for unannounced changes and neglected action items."""
     excused = facts.made_progress or facts.green
     if facts.out_of_scope:
         share = facts.out_of_scope_share
@@ -125,7 +125,7 @@ def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
 
 
 def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Rules for repetition. Progress excuses a repetition, but never a cycle."""
+    """Apply the rules for repetition. Progress excuses a repetition, but never a cycle."""
     stuck = not (facts.made_progress or facts.went_on)
     # Without a change the tree is always the previous one; NO_CHANGE already covers that.
     if stuck and facts.tree_seen_before and not facts.executor_changed_nothing:
@@ -146,7 +146,7 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
 
 
 def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
-    """Rules for wrong claims, unfinished work and fruitless spending."""
+    """Apply the rules for wrong claims, unfinished work and fruitless spending."""
     stuck = not (facts.made_progress or facts.went_on)
     if stuck and facts.claimed_done and facts.checks_failed:
         detail = f"the planner claims that the goal is met, but {format_count(facts.checks_failed, 'check')} failed"
@@ -172,11 +172,11 @@ class Preset(StrEnum):
     """Strictness of the thresholds."""
 
     CAREFUL = "careful"
-    """About half the tolerance of `normal`, for critical code."""
+    """About half the tolerance of `normal`. Intended for critical code."""
     NORMAL = "normal"
-    """Calibrated on `tests/data/deviation` and `tests/data/alignment`; the other presets are scaled from it."""
+    """Calibrated on `tests/data/deviation` and `tests/data/alignment`. The other presets are scaled from it."""
     BOLD = "bold"
-    """About twice the tolerance of `normal`, for experiments and long refactorings."""
+    """About twice the tolerance of `normal`. Intended for experiments and long refactorings."""
 
 
 # (careful, bold) per bound.
@@ -215,14 +215,17 @@ def _presets(scaled: Mapping[str, tuple[float, float]], normal: Mapping[str, Any
 
 
 TRACKING = _presets(_TRACKING, {**dict(Thresholds.model_construct()), "deviation_limit": 2, "repeat_error_limit": 3})
-"""Fields of `Thresholds`, and the two limits next to them in a request."""
+"""Fields of `Thresholds`, and the two related limits in a request."""
 ALIGNMENT = _presets(_ALIGNMENT, {name: getattr(Rubric.model_construct(), name) for name in _ALIGNMENT})
 """Fields of `Rubric`."""
 LIMITS = ("deviation_limit", "repeat_error_limit")
 
 
 def apply_preset(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> Any:
-    """Fill in the values of the named preset below explicit ones; anything else is returned unchanged."""
+    """Fill in the values of the named preset, without overriding explicit values.
+
+    Anything else is returned unchanged.
+    """
     # An unknown preset is left to the validation, which names the known ones.
     if not isinstance(values, Mapping) or values.get("preset") not in list(Preset):
         return values
@@ -230,7 +233,7 @@ def apply_preset(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> An
 
 
 def apply_preset_to_request(request: Any) -> Any:
-    """The same for a request, whose thresholds are nested."""
+    """Apply the preset to a request, whose thresholds are nested."""
     if not isinstance(request, Mapping) or request.get("preset") not in list(Preset):
         return request
     preset_values = dict(TRACKING[Preset(request["preset"])])

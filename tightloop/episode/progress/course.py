@@ -1,4 +1,4 @@
-"""Observation of an episode over its iterations."""
+"""Observation of an episode across its iterations."""
 
 import hashlib
 import re
@@ -30,49 +30,49 @@ FILES_NAMED = 20
 MARK = 12
 """Number of signature characters to remember."""
 PROGRESS = "+"
-"""Prefix of the signature of an error that was left after progress."""
+"""Prefix for the signature of an error that was left behind after progress."""
 UNFINISHED = frozenset({ExecutorStatus.FAILED, ExecutorStatus.TIMED_OUT, ExecutorStatus.REFUSED})
 
 _LEAVE = re.compile(r"\b(?:do not|don't|never|avoid|without|leave|keep|instead of|no longer)\b", re.IGNORECASE)
 
 
 class ChangedFile(Value):
-    """A changed file with its number of changed lines."""
+    """A changed file and its number of changed lines."""
 
     path: str
     was: str = ""
-    """Path before a rename."""
+    """Path before the file was renamed."""
     lines: int = 0
 
 
 class Iteration(Value):
-    """Facts at the end of an iteration, except for the trees."""
+    """Facts known at the end of an iteration, except for the trees."""
 
     spent: Spent = Spent.model_construct()
     roots: tuple[str, ...] = ()
     """Absolute paths of the working tree that a plan may use."""
     changed: tuple[ChangedFile, ...] = ()
     files_changed: int = 0
-    """Total number; may exceed the length of `changed`."""
+    """Total number of changed files, which may exceed the length of `changed`."""
     work: Work = Work.AGAIN
     only_tests: bool = False
     """True if the change only adds tests."""
     touched: str = ""
-    """Marks of touched lines, including this change."""
+    """Marks of the touched lines, including those of this change."""
     news: bool = False
-    """True if the checks print a word for the first time, and this change did not introduce it."""
+    """True if the checks print a word for the first time that was not introduced by this change."""
     other: bool = False
-    """True if the checks print something for the first time, possibly only a number."""
+    """True if the checks print something for the first time, even if it is only a number."""
     heard: str = ""
-    """Marks of the checks' words, including this run."""
+    """Marks of the words that the checks printed, including this run."""
     tree_seen_before: bool = False
     plan: PlanMessage | None = None
-    """Plan that was delivered, or that claims that nothing is left to do."""
+    """The plan that was delivered, or that claims that nothing is left to do."""
     items: tuple[str, ...] = ()
-    """Action items given before the plan was made."""
+    """Action items that were given before the plan was created."""
     claimed_done: bool = False
     report: ExecutorReport | None = None
-    """None: nothing was delivered."""
+    """The executor's report, or None if nothing was delivered."""
     obeyed: bool = False
     """True if a person denied the executor something in this iteration."""
     verification: Verification | None = None
@@ -80,12 +80,12 @@ class Iteration(Value):
 
 
 def mark(*parts: str) -> str:
-    """Return a short signature of a text, for the memory."""
+    """Return a short signature of a text for the memory."""
     return signature(*parts)[:MARK]
 
 
 def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool = False) -> TrackerMemory:
-    """Return the memory after a person stepped in: everything counted towards a class restarts at zero."""
+    """Return the memory after a person intervened. Everything that counted towards a class restarts at zero."""
     # After a restore (`keep_plans`) the plans that led nowhere stay known, but their lines are undone.
     plans = memory.plans if memory and keep_plans else ()
     touched = memory.touched if memory and not keep_plans else ""
@@ -101,7 +101,7 @@ def spending(spent: Spent) -> Spending:
 
 
 def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[TrackingFacts, TrackerMemory]:
-    """Return the classification facts of an iteration (without the trees), and the memory for the next one."""
+    """Return the facts for classifying an iteration (without the trees), and the memory for the next iteration."""
     # An episode that predates the memory is not charged for its earlier spending.
     before = memory or TrackerMemory(at_progress=Spending() if iteration.spent.iterations <= 1 else None)
     count = _count(before, iteration)
@@ -163,7 +163,7 @@ def _collect_facts(iteration: Iteration) -> TrackingFacts:
 
 
 def _plan_mark(iteration: Iteration) -> str:
-    """Return the signature of the plan, or "" if nothing was delivered."""
+    """Return the plan's signature, or "" if nothing was delivered."""
     # Number and reflection of a plan do not matter: the same steps are the same plan.
     steps = iteration.plan.steps if iteration.plan and iteration.report else ()
     steps_text = "\n".join(f"{step.title}\n{' '.join(step.run)}" for step in steps)
@@ -177,15 +177,15 @@ def _carried_out(iteration: Iteration) -> bool:
 
 
 def _is_worthwhile(facts: TrackingFacts, count: Count) -> bool:
-    """Return whether the iteration was worth its cost; a different failure alone is not."""
+    """Return whether the iteration was worth its cost. A different failure alone is not enough."""
     return facts.green or (facts.went_on and (facts.work is Work.NEW or facts.made_progress or count.better))
 
 
 def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration, count: Count) -> TrackingFacts:
-    """Add the gain of an iteration to its facts: measured progress, a promise, a doubt, or none.
+    """Add an iteration's gain to its facts: measured progress, a promise, a doubt, or none.
 
-    Progress is measured against the best result so far, so regaining a loss is none. New work alone is a promise
-    (`unproven`), something new without work a doubt (`doubtful`).
+    Progress is measured against the best result so far, so recovering from a setback is not progress. New work alone is
+    a promise (`unproven`). Something new without work is a doubt (`doubtful`).
     """
     verification = iteration.verification
     # Returning to a known failure regains a loss; it is no progress.
@@ -213,7 +213,7 @@ def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration
 
 
 def _is_damage(iteration: Iteration, count: Count) -> bool:
-    """Return whether the checks got worse; a test written before its code fails without breaking anything."""
+    """Return whether the checks got worse. A test that is written before its code fails without breaking anything."""
     verification = iteration.verification
     if verification is not None and verification.newly_failing:
         return True
@@ -273,7 +273,7 @@ def _came_back(errors: tuple[str, ...]) -> bool:
 
 
 def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | None:
-    """Return the files outside the plan's scope and their share of the change, or None without a scope."""
+    """Return the files outside the plan's scope and their share of the change, or None if there is no scope."""
     plan = iteration.plan
     patterns = list_scope_paths(plan.scope, iteration.roots) if plan and iteration.report else ()
     if not patterns:
@@ -289,7 +289,7 @@ def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | Non
 
 
 def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemMemory]:
-    """Return the verifiable action items by text, with their status."""
+    """Return the status of each verifiable action item, by its text."""
     plan_items = iteration.plan.reflection.action_items if iteration.plan else ()
     items_by_mark = {item.mark: item for item in before.items}
     changed = tuple(file.path for file in iteration.changed)
@@ -304,7 +304,7 @@ def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemM
 def _judge_item(
     text: str, earlier: ItemMemory | None, *, changed: tuple[str, ...], checks: CheckReport | None
 ) -> ItemMemory | None:
-    """Return the status of an item, or None if files and checks cannot tell."""
+    """Return the status of an item, or None if it cannot be determined from the files and checks."""
     rounds = earlier.rounds + 1 if earlier else 1
     check = _named_check(text, checks.results if checks else ())
     if check is not None:
@@ -325,7 +325,10 @@ def _judge_item(
 
 
 def _named_check(text: str, results: Iterable[CheckResult]) -> CheckResult | None:
-    """Return the check that an item wants to pass: the one with the longest name or command in it."""
+    """Return the check that an item refers to.
+
+    If there are several, it is the one with the longest matching name or command.
+    """
     if not re.search(r"\b(?:pass|passes|green|succeeds?)\b", text, re.IGNORECASE):
         return None
     matching_checks = [result for result in results if any(name and name in text for name in (result.name, result.run))]
@@ -344,34 +347,34 @@ _UNKNOWN = "-"
 
 
 class HistoryEntry(Value):
-    """Action and result of one iteration."""
+    """Action and result of an iteration."""
 
     iteration: int
     title: str = ""
     command: str = ""
-    """First command of the plan, as formatted by `command_text`; empty if there was none."""
+    """First command of the plan, as formatted by `command_text`. Empty if there was none."""
     before: str = _UNKNOWN
-    """Passed of total before the iteration, such as `1/3`."""
+    """Number of passed checks out of the total before the iteration, such as `1/3`."""
     after: str = _UNKNOWN
     changed: bool = True
     """True if the tree changed."""
 
 
 def one_line(text: str, limit: int) -> str:
-    """Return the text on one line, truncated to `limit`; the start of a title or command identifies it."""
+    """Return the text on one line, truncated to `limit`. The start of a title or command is enough to identify it."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def command_text(command: Iterable[str]) -> str:
-    """Return a command as one shell-quoted line, at most `COMMAND_CHARACTERS`."""
+    """Return a command as one shell-quoted line, truncated to `COMMAND_CHARACTERS`."""
     return one_line(shlex.join(command), COMMAND_CHARACTERS)
 
 
 def history_line(
     iteration: int, title: str, *, command: Iterable[str] = (), before: str = "", after: str = "", changed: bool
 ) -> str:
-    """Return the line of an iteration, such as `iteration 3: Sort imports -> checks 1/3 -> 2/3 [isort .]`."""
+    """Return an iteration's line, such as `iteration 3: Sort imports -> checks 1/3 -> 2/3 [isort .]`."""
     # The line is parsed again: a title must not contain the arrow that ends it.
     short_title = one_line(title.replace("->", "→"), TITLE_CHARACTERS)
     text = command_text(command)
@@ -383,7 +386,7 @@ def history_line(
 
 
 def parse_history_line(line: str) -> HistoryEntry | None:
-    """Parse a line written by `history_line`; None for any other line."""
+    """Parse a line written by `history_line`. Return None for any other line."""
     match = _LINE.match(line.strip())
     if match is None:
         return None
@@ -398,7 +401,7 @@ def parse_history_line(line: str) -> HistoryEntry | None:
 
 
 def parse_history(lines: Iterable[str]) -> tuple[HistoryEntry, ...]:
-    """Parse the lines written by `history_line`, in order; other lines are skipped."""
+    """Parse the lines written by `history_line`, in order. Other lines are skipped."""
     return tuple(entry for line in lines if (entry := parse_history_line(line)) is not None)
 
 

@@ -18,7 +18,7 @@ class ProbabilityClass(StrEnum):
     MEDIUM = "MEDIUM"
     """Reflect before continuing."""
     LOW = "LOW"
-    """Involve a person if the next iteration is LOW too."""
+    """Ask a person if the next iteration is LOW too."""
 
 
 class ReasonKind(StrEnum):
@@ -39,22 +39,22 @@ class ReasonKind(StrEnum):
     COST = "cost"
     """Too much was spent since the checks last improved."""
     COMBINATION = "combination"
-    """Several reasons, none of them serious on its own."""
+    """There are several reasons, none of which is serious on its own."""
 
 
 class Work(StrEnum):
-    """Kind of a change, by its novelty."""
+    """Type of change, by its novelty."""
 
     NOTHING = "nothing"
-    """No change, or only comments, white space, or repeated text in a log."""
+    """The change is empty, or consists only of comments, white space, or repeated text in a log."""
     AGAIN = "again"
-    """Only lines and numbers that were changed before."""
+    """The change only affects lines and numbers that were changed before."""
     DOUBTFUL = "doubtful"
-    """New lines in a text that no check reads, or moved lines without a change of the checks' output."""
+    """New lines in a text that no check reads, or moved lines that did not affect the output of the checks."""
     REWORK = "rework"
-    """New lines that replace lines the episode itself wrote."""
+    """New lines that replace lines written by the episode itself."""
     NEW = "new"
-    """New lines, or lines removed for the first time."""
+    """New lines, or lines that were removed for the first time."""
 
 
 class Reason(Value):
@@ -66,18 +66,18 @@ class Reason(Value):
 
 
 class Spending(Value):
-    """Amounts spent up to a moment, or between two moments."""
+    """Amounts spent up to a point in time, or between two points in time."""
 
     iterations: int = 0
     tokens: int = 0
-    """A lower bound if an agent does not report tokens."""
+    """Number of tokens. It is a lower bound if an agent does not report its tokens."""
     cost_usd: float = 0.0
-    """A lower bound if a price is unknown."""
+    """Cost in US dollars. It is a lower bound if a price is unknown."""
     wall_time: timedelta = timedelta()
     """Working time up to the start of the iteration."""
 
     def since(self, earlier: "Spending") -> "Spending":
-        """Return the amounts spent after `earlier`, at least zero."""
+        """Return the amounts spent since `earlier`. They are never negative."""
         return Spending(
             iterations=max(self.iterations - earlier.iterations, 0),
             tokens=max(self.tokens - earlier.tokens, 0),
@@ -87,55 +87,55 @@ class Spending(Value):
 
 
 class TrackingFacts(Value):
-    """Measurements of the tracker; the input of `classify`."""
+    """Measurements made by the tracker. They are the input of `classify`."""
 
     ratio: float = 1.0
-    """Line similarity of the whole tree before and after, 0 to 1."""
+    """Line similarity of the whole tree before and after the iteration, from 0 to 1."""
     lines_kept: float | None = None
-    """Share of the previous lines that are kept, 0 to 1; None: not measured."""
+    """Share of the previous lines that were kept, from 0 to 1. None if it was not measured."""
     files_changed: int = 0
     executor_changed_nothing: bool = False
     no_change_streak: int = 0
-    """Consecutive deliveries without a change, including this one."""
+    """Number of consecutive deliveries without a change, including this one."""
     checks_failed: int | None = None
-    """None: no check ran."""
+    """Number of failed checks, or None if no check ran."""
     newly_failing: tuple[str, ...] = ()
     made_progress: bool = False
     """True if the checks improved and none got worse."""
     work: Work = Work.AGAIN
-    """Kind of the change."""
+    """Type of the change."""
     went_on: bool = False
-    """True if it brought something new: work, better checks, or different failures."""
+    """True if the iteration produced something new: work, better checks, or different failures."""
     doubtful: bool = False
     """True if the benefit is unknown."""
     news: bool = False
     """True if the checks fail in a new way without new work."""
     unproven: bool = False
-    """True if it is new work that the checks cannot measure."""
+    """True if the change is new work that the checks cannot measure."""
     worse: bool = False
     """True if the checks got worse without new work."""
     scope_announced: bool = False
-    """True if the plan announced the files to change."""
+    """True if the plan announced which files it would change."""
     out_of_scope: tuple[str, ...] = ()
-    """Changed files that the plan did not announce; empty if it announced none."""
+    """Changed files that the plan did not announce. Empty if it did not announce any files."""
     out_of_scope_share: float | None = None
-    """Share of their changed lines, 0 to 1; None: not measured."""
+    """Share of the changed lines that are in those files, from 0 to 1. None if it was not measured."""
     open_items: tuple[str, ...] = ()
     """Verifiable action items that are still open."""
     open_for: int = 0
-    """Iterations since the oldest of them was given, including this one."""
+    """Number of iterations since the oldest of these items was given, including this one."""
     tree_seen_before: bool = False
     alternates: bool = False
     """True if the trees of the last iterations form a cycle."""
     error_count: int = 0
-    """Consecutive iterations with the current failures, including this one."""
+    """Number of consecutive iterations with the current failures, including this one."""
     error_seen_before: bool = False
-    """True if the current failures occurred before, with others in between."""
+    """True if the current failures occurred before, with different ones in between."""
     errors_alternate: bool = False
     plan_seen_before: bool = False
     """True if the same plan was executed before."""
     claimed_done: bool = False
-    """True if the planner claims the goal."""
+    """True if the planner claims that the goal is met."""
     outcome_unknown: bool = False
     executor_failed: bool = False
     since_progress: Spending = Spending.model_construct()
@@ -143,7 +143,7 @@ class TrackingFacts(Value):
 
     @property
     def green(self) -> bool:
-        """True if checks ran and all passed."""
+        """True if checks ran and all of them passed."""
         return self.checks_failed == 0
 
     @property
@@ -153,45 +153,48 @@ class TrackingFacts(Value):
 
 
 class Thresholds(CallerInput):
-    """Thresholds of the classes. Calibrated on `tests/data/deviation`, by `calibrate.py` there."""
+    """Thresholds of the classes, calibrated on `tests/data/deviation` with the `calibrate.py` in that folder."""
 
     # 0.6 and 0.4 are those of the seed "Plan-Execu Tight Loop".
     high_from: float = 0.6
-    """Minimum ratio for HIGH."""
+    """Minimum ratio for the class HIGH."""
     medium_from: float = 0.4
-    """Minimum ratio for MEDIUM."""
+    """Minimum ratio for the class MEDIUM."""
     growth_keeps: float = 0.95
-    """Share of kept lines from which a change counts as growth: a low ratio then means new files, not lost ones."""
+    """Minimum share of kept lines for a change to count as growth.
+
+    In that case, a low ratio means that files were added, not lost.
+    """
     scope_share_medium: float = 0.4
-    """Share of the changed lines outside the plan's scope that is MEDIUM."""
+    """Share of changed lines outside the plan's scope that results in MEDIUM."""
     scope_share_low: float = 0.7
-    """The share that is LOW, unless a check improved or all pass."""
+    """Share of changed lines outside the plan's scope that results in LOW, unless a check improved or all pass."""
     open_items_medium: int = 2
-    """Iterations with an open action item that are MEDIUM; doubled if a check improved."""
+    """Number of iterations with an open action item that results in MEDIUM. It is doubled if a check improved."""
     open_items_low: int = 5
-    """The same, for LOW."""
+    """Number of iterations with an open action item that results in LOW, unless a check improved or all pass."""
     no_change_low: int = 2
-    """Consecutive deliveries without a change that are LOW."""
+    """Number of consecutive deliveries without a change that results in LOW."""
     same_error_low: int = 3
-    """Consecutive iterations with the same failures that are LOW; two are MEDIUM."""
+    """Number of consecutive iterations with the same failures that results in LOW. Two result in MEDIUM."""
     iterations_per_progress: int | None = 4
-    """Iterations without an improved check that are MEDIUM; None: unlimited."""
+    """Number of iterations without an improved check that results in MEDIUM. None means unlimited."""
     tokens_per_progress: int | None = 2_000_000
-    """The same, in tokens."""
+    """Number of tokens without an improved check that results in MEDIUM. None means unlimited."""
     cost_usd_per_progress: float | None = 5.0
-    """The same, in US dollars."""
+    """Cost in US dollars without an improved check that results in MEDIUM. None means unlimited."""
     hours_per_progress: float | None = 2.0
-    """The same, in working hours."""
+    """Working hours without an improved check that result in MEDIUM. None means unlimited."""
     cost_low_factor: float = 2.0
-    """Multiple of any of these four bounds that is LOW."""
+    """Multiple of any of these four bounds that results in LOW."""
     reasons_low: int = 3
-    """Number of MEDIUM reasons that together are LOW."""
+    """Number of MEDIUM reasons that together result in LOW."""
 
     def patient(self, repeat_error_limit: int) -> "Thresholds":
         """Return the thresholds for an episode that tolerates this many iterations with the same error.
 
-        A raised limit means that some checks pass only after the last step; until then repeated failures, iterations
-        without progress and their consequences are no reason for LOW.
+        A raised limit means that some checks pass only after the last step. Until then, repeated failures, iterations
+        without progress and their consequences do not result in LOW.
         """
         iterations = self.iterations_per_progress
         return self.evolve(
@@ -202,7 +205,7 @@ class Thresholds(CallerInput):
         )
 
     def problem(self) -> str:
-        """Return the first fault of the thresholds as a sentence, or ""."""
+        """Return a sentence about the first invalid threshold, or "" if all are valid."""
         shares = ("high_from", "medium_from", "growth_keeps", "scope_share_medium", "scope_share_low")
         for name in shares:
             if not 0 <= getattr(self, name) <= 1:
@@ -228,44 +231,47 @@ class Thresholds(CallerInput):
 
 
 class ItemMemory(Value):
-    """Action item with its status."""
+    """An action item and its status."""
 
     mark: str
-    """Signature of its text."""
+    """Signature of the item's text."""
     rounds: int = 0
-    """Number of iterations since it was given."""
+    """Number of iterations since the item was given."""
     about: str = ""
-    """Signature of the failing check that it names."""
+    """Signature of the failing check that the item names."""
     done: bool = False
 
 
 class TrackerMemory(Value):
-    """Bounded memory of earlier iterations; part of the state of the episode."""
+    """Bounded memory of earlier iterations. It is part of the episode's state."""
 
     plans: tuple[str, ...] = ()
-    """Signatures of the last executed plans, oldest first."""
+    """Signatures of the most recently executed plans, oldest first."""
     touched: str = ""
-    """Marks of the lines touched by the last changes; see `work.py`."""
+    """Marks of the lines touched by the latest changes; see `work.py`."""
     numbers: tuple[float, ...] = ()
-    """Last numbers printed by the failing checks."""
+    """The last numbers printed by the failing checks."""
     ways: tuple[int, ...] = ()
-    """As in `Count`."""
+    """Direction of each number, as in `Count`."""
     best: tuple[float, ...] = ()
-    """As in `Count`."""
+    """Best distance of each number from its target, as in `Count`."""
     heard: str = ""
-    """Marks of the words of the failing checks; see `work.py`."""
+    """Marks of the words printed by the failing checks; see `work.py`."""
     errors: tuple[str, ...] = ()
-    """Signatures of the failures at the end of the last iterations, oldest first; empty text: all passed."""
+    """Signatures of the failures at the end of the last iterations, oldest first.
+
+    An empty text means that all checks passed.
+    """
     no_change: int = 0
     unmoved: int = 0
-    """Iterations since the checks last showed progress, including that one."""
+    """Number of iterations since the checks last showed progress, including that iteration."""
     items: tuple[ItemMemory, ...] = ()
     at_progress: Spending | None = None
-    """Spending when the checks last improved or passed; None: unknown."""
+    """Amounts spent when the checks last improved or passed. None if they are unknown."""
 
 
 class Tracking(Value):
-    """Class of an iteration with its reasons and the size of the change."""
+    """Class of an iteration, with its reasons and the size of the change."""
 
     probability_class: ProbabilityClass = ProbabilityClass.HIGH
     ratio: float = 1.0
@@ -277,29 +283,29 @@ class Tracking(Value):
     lines_added: int = 0
     lines_removed: int = 0
     approximate: bool = False
-    """True if the diff hit its time limit and is less precise."""
+    """True if the diff reached its time limit and is therefore less precise."""
     note: str = ""
-    """Explanation of the lower precision; at most 300 characters."""
+    """Explanation of why the diff is less precise, at most 300 characters."""
     renames: tuple[str, ...] = ()
-    """Renamed files, `old => new`; at most 10, of 160 characters."""
+    """Renamed files in the form `old => new`. At most 10 are listed, with 160 characters each."""
     files_renamed: int = 0
     """Number of renamed files, as far as they were listed."""
     memory: TrackerMemory | None = None
     """Memory for the next iteration."""
     went_on: bool = False
-    """True if the iteration brought something new."""
+    """True if the iteration produced something new."""
     doubtful: bool = False
     """True if the benefit is unknown."""
     news: bool = False
-    """True if it is doubtful and the checks fail in a new way."""
+    """True if the benefit is unknown and the checks fail in a new way."""
     unproven: bool = False
-    """True if it is new work that the checks cannot measure."""
+    """True if the iteration produced new work that the checks cannot measure."""
     idle: bool = False
-    """True if it was futile: no change, an earlier tree, or worse checks without new work."""
+    """True if the iteration was futile: no change, an earlier tree, or worse checks without new work."""
 
 
 def similarity(lines_before: int, *, added: int, removed: int) -> float:
-    """Return the similarity of two trees by lines: 2 * common / (before + after), 0 to 1."""
+    """Return the line-based similarity of two trees: 2 * common / (before + after), from 0 to 1."""
     # Formula of difflib's `ratio`, over lines. Both counts come from a diff, so no text is compared again.
     common = max(lines_before - removed, 0)
     total = lines_before + common + added
@@ -307,19 +313,19 @@ def similarity(lines_before: int, *, added: int, removed: int) -> float:
 
 
 DOUBT = 1
-"""Initial direction of a plain number: it must fall more often than it rises to count as falling."""
+"""Initial direction of a plain number. To count as falling, it must fall more often than it rises."""
 FIXED = 2
-"""Direction of a number that rose twice; `-FIXED` if it fell twice."""
+"""Direction of a number that rose twice. If it fell twice, the direction is `-FIXED`."""
 TREMBLES = 0.01
-"""Relative improvement that a measure needs to count."""
+"""Minimum relative improvement of a measure that counts as an improvement."""
 
 
 class Count(Value):
-    """Numbers printed by the failing checks, and their development."""
+    """Numbers printed by the failing checks, and how they have changed."""
 
     numbers: tuple[float, ...] = ()
     ways: tuple[int, ...] = ()
-    """Direction of each number, up or down, where only its development shows it."""
+    """Direction of each number, up or down, if only its trend shows what is better."""
     best: tuple[float, ...] = ()
     """Best distance of each number from its target."""
     better: bool = False
@@ -329,7 +335,7 @@ class Count(Value):
     worse: bool = False
     """True if a count moved away from its target and no number improved."""
     kept: bool = False
-    """True if as many tests pass as before, so that additional failures are new tests."""
+    """True if as many tests pass as before, which means that additional failures come from new tests."""
 
 
 def update_count(before: Count, printed: Iterable[ComparableOutput]) -> Count:
@@ -366,7 +372,7 @@ class _Step(NamedTuple):
 
 
 class _Number(NamedTuple):
-    """A number, its direction as in `Printed`, and its target."""
+    """A number with its direction, as in `Printed`, and its target."""
 
     value: float
     direction: int
@@ -374,21 +380,24 @@ class _Number(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """True if no words describe it."""
+        """True if no words describe the number."""
         return self.direction == 0 and self.goal is None
 
     def is_outweighed(self, other_numbers: Iterable["_Number"]) -> bool:
-        """Return whether others are more informative: failures over passes, described numbers over plain ones."""
+        """Return whether other numbers are more informative.
+
+        Failures outweigh passes, and described numbers outweigh plain ones.
+        """
         return (
             self.direction in (1, PASSED) and any(other.direction == -1 and other.value > 0 for other in other_numbers)
         ) or (self.is_plain and not all(other.is_plain for other in other_numbers))
 
     def first(self) -> _Step:
-        """Return the initial step of a number."""
+        """Return the number's initial step."""
         return _Step(DOUBT if self.is_plain else 0, self.off(self.value, 0))
 
     def after(self, earlier: float, way: int, best: float) -> _Step:
-        """Return the step of a number since the last run."""
+        """Return the number's step since the last run."""
         step = (self.value > earlier) - (self.value < earlier)
         if self.is_plain:
             # A rising plain number may be a process id.
@@ -411,7 +420,7 @@ class _Number(NamedTuple):
         return _Step(way, min(best, now), better=now < best - margin, worse=counts and now > last)
 
     def off(self, value: float, way: int) -> float:
-        """Return the distance of a value from its target, for direction `way`."""
+        """Return the distance of a value from its target for the direction `way`."""
         if self.goal is not None and self.direction == 0:
             return abs(value - self.goal)
         # A smaller distance is always better, so a number that should rise counts negatively.

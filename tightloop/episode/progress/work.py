@@ -1,8 +1,8 @@
 """Detection of new work in a change, independent of the checks.
 
-Work continues if lines appear or vanish that the episode has not touched before. Comments and white space do not count,
-nor do changes of an already changed number, repeated text in a log or another file, or another attempt at text that the
-episode itself wrote.
+New work means that lines appear or disappear that the episode has not touched before. Comments and white space do not
+count. Neither do changes to a number that was already changed, text repeated in a log or another file, or another
+attempt at text that the episode itself wrote.
 """
 
 import re
@@ -14,23 +14,23 @@ from tightloop.episode.progress.tracking import Work
 from tightloop.safety.change.patch import FilePatch
 
 SAMPLE = 60
-"""Maximum number of lines to remember per change; for larger changes, a stable sample."""
+"""Maximum number of lines to remember per change. Larger changes are represented by a stable sample."""
 TOUCHED = 6 * SAMPLE
-"""Maximum number of marks: four changes, the length of the longest cycle, plus their shapes."""
+"""Maximum number of marks: four changes (the length of the longest cycle), and their shapes."""
 REWORK_SHARE = 0.5
-"""Share of new lines above which the episode replaced its own lines."""
+"""Share of new lines above which the episode is considered to have replaced its own lines."""
 COPY_LINES = 2
 """Minimum length of a new file that counts as a copy if its text occurred before."""
 NOTE_LINES = 1
-"""Up to this many lines added to a text that no check names are a note, not work."""
+"""Maximum number of lines added to a text that no check names that count as a note rather than as work."""
 FEW_LINES = 2
-"""Up to this many lines count as repeated if they differ only in their words."""
+"""Maximum number of lines that count as repeated if only their words differ."""
 FORMS = 20
 """Number of lines per change whose form is remembered."""
 OUTPUT_WORDS = 80
-"""Maximum number of words of the checks' output to compare; a stable sample."""
+"""Maximum number of words in the output of the checks to compare. Longer outputs use a stable sample."""
 REMEMBERED_WORDS = 4 * OUTPUT_WORDS
-"""Maximum number of remembered words."""
+"""Maximum number of words to remember."""
 _MARK = 4
 
 _COMMENT = re.compile(
@@ -56,14 +56,14 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 def weigh_work(
     files: Iterable[FilePatch], touched: str, outputs: Iterable[str], *, same_error: bool = False
 ) -> tuple[Work, str]:
-    """Return the kind of a change, and the updated marks to remember.
+    """Return the type of a change, and the updated marks to remember.
 
     Args:
         files: the change.
-        touched: marks of the lines touched by earlier changes, as returned before; oldest first.
-        outputs: commands and output of the checks; a text that they name is work, not only a log.
-        same_error: the checks print the same error as before, so a change similar to an earlier one is another
-            attempt.
+        touched: marks of the lines touched by earlier changes, as returned by the previous call, oldest first.
+        outputs: commands and output of the checks. A text that they name counts as work and not just as a log.
+        same_error: whether the checks print the same error as before, in which case a change similar to an earlier one
+            is another attempt.
     """
     known_marks = {touched[at : at + _MARK] for at in range(0, len(touched), _MARK)}
     # Without digits, because a log such as run-3.log has another name every time.
@@ -98,12 +98,12 @@ def weigh_work(
 def compare_words(files: Iterable[FilePatch], output: str, earlier_marks: str) -> tuple[bool, bool, str]:
     """Return whether failing checks use a new word and print a new text, and the updated marks to remember.
 
-    Numbers and other noise are not words; words that the change itself introduced do not count as new.
+    Numbers and other noise are not words. Words that the change itself introduced do not count as new.
 
     Args:
         files: the change.
         output: output of the checks.
-        earlier_marks: marks of the words of earlier runs, as returned before; oldest first.
+        earlier_marks: marks of the words in earlier runs, as returned by the previous call, oldest first.
     """
     output = without_frames(output)
     known_marks = {earlier_marks[at : at + _MARK] for at in range(0, len(earlier_marks), _MARK)}
@@ -128,7 +128,7 @@ def compare_words(files: Iterable[FilePatch], output: str, earlier_marks: str) -
 
 
 def is_test(path: str) -> bool:
-    """Return whether a file belongs to the tests."""
+    """Return whether a file is part of the tests."""
     return bool(_TEST.search(path))
 
 
@@ -139,7 +139,7 @@ def only_tests(files: Iterable[FilePatch]) -> bool:
 
 
 class _Sides:
-    """Added and removed lines of one file, without comments and white space."""
+    """The added and removed lines of a file, without comments and white space."""
 
     def __init__(self, file: FilePatch, *, is_log: bool) -> None:
         self.path, self.was, self.is_log = file.path, file.was or file.path, is_log
@@ -160,17 +160,17 @@ class _Sides:
         self.numbers = self._cancel_numbers()
 
     def shapes(self, lines: Iterable[str]) -> Iterable[str]:
-        """Return the marks of lines without their numbers."""
+        """Return the marks of the lines without their numbers."""
         return (short_mark(f"#{self.path}\n{_DIGITS.sub('#', line)}") for line in lines)
 
     def marks(self, path: str, lines: Iterable[str]) -> Iterable[str]:
-        """Return the marks of lines of this file under one of its names."""
+        """Return the marks of lines in this file under one of its names."""
         # A note with the same text and another number is a copy.
         location = _DIGITS.sub("#", path) if self.is_log else path
         return (short_mark(f"{location}\n{line}") for line in lines)
 
     def list_replaced_lines(self, moved: Container[str]) -> Iterable[str]:
-        """Yield the removed lines, except for those that moved or were extended."""
+        """Yield the removed lines that were neither moved nor extended."""
         longer = [(line, _words(line)) for line in self.added]
         for old in self.removed:
             if old not in moved and not any(
@@ -187,7 +187,7 @@ class _Sides:
         return _SPACE.sub("", " ".join(text.split()))
 
     def _cancel_numbers(self) -> set[str]:
-        """Remove the line pairs that differ only in their numbers; return their shapes."""
+        """Remove pairs of lines that differ only in their numbers, and return their shapes."""
         removed_shapes = Counter[str]()
         for line, times in self.removed.items():
             removed_shapes[_DIGITS.sub("#", line)] += times
@@ -204,7 +204,7 @@ def _words(line: str) -> set[str]:
 
 
 def _forms(sides: Sequence[_Sides]) -> set[str]:
-    """Return the marks of the added lines regardless of file; for small changes, without their words."""
+    """Return the marks of the added lines regardless of the file. Words are omitted for small changes."""
     lines = {line for side in sides for line in side.added if line}
     few = len(lines) <= FEW_LINES and not any(side.new for side in sides)
     return set(sorted({short_mark(f"+\n{_WORD.sub('w', line) if few else line}") for line in lines})[:FORMS])
@@ -216,7 +216,7 @@ def _sample(marks: Iterable[str]) -> set[str]:
 
 
 def _is_log(path: str, names: str) -> bool:
-    """Return whether a file is only meant for readers, as far as the checks tell."""
+    """Return whether a file is only meant to be read by people, as far as the checks show."""
     if not _PROSE.search(path):
         return False
     folder, _, name = _DIGITS.sub("#", path).rpartition("/")

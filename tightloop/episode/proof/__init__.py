@@ -1,4 +1,7 @@
-"""The proof of success. It is stored as one artifact; histories, results and the status hold only its reference."""
+"""The proof of success.
+
+It is stored as one artifact. Histories, results and the status only contain a reference to it.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -8,34 +11,34 @@ from tightloop.episode.check import Check, CheckStatus, ProofRule
 from tightloop.value import ArtifactRef, Value
 
 NAMES_LIMIT = 50
-"""Maximum number of test names per kind in a report; the digest covers all."""
+"""Maximum number of test names of each kind in a report. The digest covers all names."""
 FILES_LIMIT = 200
-"""Maximum number of changed files in a proof; `changed_count` counts all."""
+"""Maximum number of changed files in a proof. `changed_count` is the total number."""
 
 
 class TestsFrom(StrEnum):
-    """Source of the tests, test data and checker configuration of a run."""
+    """Source of a run's tests, test data and checker configuration."""
 
     DELIVERED = "delivered"
     BEGINNING = "beginning"
-    """The initial versions, on top of the delivered sources."""
+    """The initial versions, combined with the delivered sources."""
 
 
 class FileKind(StrEnum):
-    """Role of a changed file for the checks."""
+    """Role that a changed file has for the checks."""
 
     TEST = "test"
     TEST_DATA = "test_data"
     CONFIGURATION = "configuration"
     """Configuration of a checker, or a program that the definition of done names."""
     START_UP = "start_up"
-    """Read when an interpreter or a checker starts, or shadows one of its modules."""
+    """File that is read when an interpreter or a checker starts, or that shadows one of its modules."""
     ENVIRONMENT = "environment"
-    """Installed programs and libraries, such as `.venv` and `node_modules`."""
+    """Installed programs and libraries, as in `.venv` and `node_modules`."""
 
 
 class FileChange(StrEnum):
-    """Change of a file relative to the initial tree."""
+    """Type of change to a file relative to the initial tree."""
 
     ADDED = "added"
     MODIFIED = "modified"
@@ -43,7 +46,7 @@ class FileChange(StrEnum):
 
 
 class ChangedFile(Value):
-    """Changed file that affects the result of the checks."""
+    """A changed file that affects the result of the checks."""
 
     path: str
     """Path relative to the root of the tree."""
@@ -52,37 +55,37 @@ class ChangedFile(Value):
 
 
 class ConfigurationFile(Value):
-    """File of the delivered tree that configures a checker."""
+    """A file in the delivered tree that configures a checker."""
 
     path: str
     sha256: str
-    """Digest of its content."""
+    """Digest of the file's content."""
 
 
 class TestReport(Value):
     """Per-test results of a checker, recorded while it ran."""
 
     checker: str
-    """`pytest`, `unittest`, `node` (its own runner), `jest`, `mocha`, `vitest` or `go`."""
+    """Name of the checker: `pytest`, `unittest`, `node` (its own runner), `jest`, `mocha`, `vitest` or `go`."""
     is_complete: bool = False
-    """True if it ended regularly and its canary, a test that must fail, failed."""
+    """True if the checker ended normally and its canary, a test that must fail, did fail."""
     total: int = 0
-    """Tests with a result, excluding deselected ones."""
+    """Number of tests with a result, excluding deselected tests."""
     passed: int = 0
-    """Passed tests, including expected failures."""
+    """Number of tests that passed, including expected failures."""
     failed: int = 0
-    """Failed tests, including errors."""
+    """Number of tests that failed, including errors."""
     skipped: int = 0
     deselected: int = 0
     names_sha256: str = ""
-    """Digest of all names, sorted, one per line."""
+    """Digest of all test names, sorted, one per line."""
     failed_names: tuple[str, ...] = ()
-    """At most `NAMES_LIMIT`."""
+    """Names of failed tests, at most `NAMES_LIMIT` of them."""
     missing_names: tuple[str, ...] = ()
-    """Baseline tests that did not pass here, at most `NAMES_LIMIT`."""
+    """Names of baseline tests that did not pass here, at most `NAMES_LIMIT` of them."""
     missing_count: int = 0
     names: ArtifactRef | None = None
-    """All results, one line each: result and name."""
+    """All results, one per line, each with the result and the test's name."""
 
 
 class CheckRun(Value):
@@ -92,17 +95,20 @@ class CheckRun(Value):
     run: str
     """Command from the definition of done."""
     argv: tuple[str, ...] = ()
-    """Command line started in the sandbox."""
+    """Command line that was started in the sandbox."""
     status: CheckStatus
     exit_code: int | None = None
     duration_s: float = 0.0
     tail: str = ""
-    """End of the output, bounded and scrubbed."""
+    """End of the output, truncated and scrubbed."""
     output: ArtifactRef | None = None
     reports: tuple[TestReport, ...] = ()
-    """One report per known checker that the command ran; empty: only the exit status is known."""
+    """One report for each known checker that the command ran.
+
+    If there are none, only the exit status is known.
+    """
     sandbox: str = ""
-    """Sandbox, such as `bubblewrap`."""
+    """Name of the sandbox, such as `bubblewrap`."""
     not_enforced: tuple[str, ...] = ()
     """Configured limits that the sandbox could not enforce."""
 
@@ -122,19 +128,19 @@ class ProofRun(Value):
 
     @property
     def green(self) -> bool:
-        """True if there is at least one check and all exited with 0."""
+        """True if there is at least one check and all checks exited with 0."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
 
 class ProofFinding(Value):
-    """Finding against a proof."""
+    """A finding that speaks against a proof."""
 
     rule: ProofRule
     text: str
-    """One sentence."""
+    """Description of the finding in one sentence."""
     evidence: tuple[str, ...] = ()
     announced: bool = False
-    """True if the goal or the request announced it: it is evidence, not a question."""
+    """True if the goal or the request announced it. In that case, it is evidence and does not lead to a question."""
 
 
 class ProofVerdict(StrEnum):
@@ -144,39 +150,42 @@ class ProofVerdict(StrEnum):
     ACCEPTED = "accepted"
     """There are findings, and a person accepted the tree."""
     DOUBTED = "doubted"
-    """There are findings, and the decision is open."""
+    """There are findings, and the decision is still open."""
 
 
 class Proof(Value):
-    """Runs on a delivered tree outside the workspace, with their verdict."""
+    """Runs on a delivered tree outside the workspace, and their verdict."""
 
     version: int = 1
     episode_id: str
-    """Id of the episode or the plan."""
+    """Id of the episode or plan."""
     goal: str = ""
     base_tree: str
     """Git id of the initial tree."""
     delivered_tree: str
     beside: str = ""
-    """Digest of the ignored files next to the tree, at the start and at the proof."""
+    """Digest of the ignored files next to the tree, both initially and at the time of the proof."""
     runs: tuple[ProofRun, ...] = ()
-    """The run as delivered, followed by one with the initial tests if tests, test data or configuration changed."""
+    """The run on the tree as delivered.
+
+    If tests, test data or configuration changed, a run with the initial tests follows.
+    """
     changed: tuple[ChangedFile, ...] = ()
-    """At most `FILES_LIMIT`."""
+    """Changed files that affect the checks, at most `FILES_LIMIT` of them."""
     changed_count: int = 0
     configuration: tuple[ConfigurationFile, ...] = ()
-    """Configuration files of the delivered tree, at most `FILES_LIMIT`."""
+    """Configuration files in the delivered tree, at most `FILES_LIMIT` of them."""
     verdict: ProofVerdict
     findings: tuple[ProofFinding, ...] = ()
     accepted_by: str = ""
-    """Person who accepted the findings; empty if none."""
+    """Person who accepted the findings. Empty if nobody did."""
     not_held: tuple[str, ...] = ()
-    """Limitations of this proof, one sentence each: sandbox limits, checks without a report ..."""
+    """Limitations of this proof, such as sandbox limits and checks without a report. Each one is a sentence."""
     started: datetime
     ended: datetime
 
     def proves(self, checks: Sequence[Check], tree: str) -> bool:
-        """Return whether it proves these checks on a tree without findings or changed check files."""
+        """Return whether it proves these checks on a tree, without findings or changed check files."""
         is_clean = self.verdict is ProofVerdict.PROVEN and not self.findings and not self.changed_count
         # Exactly one run: a second one exists only if tests changed.
         commands = [[run.run for run in proof_run.checks] for proof_run in self.runs]

@@ -26,7 +26,7 @@ _SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
 
 
 class _Patterns:
-    """Glob table with lookup by path components: a tree may have 50 000 paths."""
+    """A table of globs that is searched by path components, because a tree may have 50 000 paths."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         bare = [pattern.removeprefix("**/") for pattern in patterns]
@@ -64,14 +64,14 @@ class Guards(NamedTuple):
     """Context that makes files part of the checks, in addition to their names."""
 
     programs: frozenset[str] = frozenset()
-    """Files that the definition of done names, as far as they perform the checking and are not its subject."""
+    """Files named in the definition of done that perform the checks, as opposed to being checked."""
     named_data: frozenset[str] = frozenset()
     """Data files named by tests or by those programs."""
     goal_files: frozenset[str] = frozenset()
-    """Files that the goal names; they may be created even with the name of a checker's module."""
+    """Files that the goal names. They may be created even if they have the same name as a checker's module."""
 
     def kind_of(self, path: str, change: FileChange = FileChange.MODIFIED) -> FileKind | None:
-        """Return the role of a file for the checks; None: a source, or anything else."""
+        """Return the role that a file has for the checks, or None if it is a source file or anything else."""
         folder, _, name = path.rpartition("/")
         # The most dangerous role decides: `tests/.env` is a start-up file, not a test.
         if is_environment(path):
@@ -91,7 +91,7 @@ class Guards(NamedTuple):
 
 
 def _shadows_module(folder: str, name: str) -> bool:
-    """Return whether a file would be imported instead of a module of Python or of a checker."""
+    """Return whether a file would be imported instead of a module that belongs to Python or to a checker."""
     parts = (*folder.split("/"), name) if folder else (name,)
     ending = name.rpartition(".")[2]
     # An import root, followed by a module, or by a package and its first file.
@@ -110,7 +110,7 @@ def _is_test_folder(path: str) -> bool:
 
 
 def is_cache(path: str) -> bool:
-    """Return whether a file is regenerated from the sources; it is never part of a proof."""
+    """Return whether a file is regenerated from the sources. Such a file is never part of a proof."""
     return not _CACHES.isdisjoint(path.split("/"))
 
 
@@ -120,10 +120,10 @@ def is_environment(path: str) -> bool:
 
 
 def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]:
-    """Return the checking files that commands or scripts name: shell scripts, and programs named like checks.
+    """Return the checking programs that commands or scripts name: shell scripts, and programs named like checks.
 
-    `python main.py` runs the subject of a check, `python check_main.py` and `sh run.sh` perform it. `make` implies its
-    Makefile.
+    `python main.py` runs the program under test, while `python check_main.py` and `sh run.sh` perform a check. `make`
+    implies its Makefile.
     """
     tokens = {token.removeprefix("./") for command in commands for token in _WORD_ENDS.split(command)}
     tokens |= {name for tool, names in DATA["entry_files"].items() if tool in tokens for name in names}
@@ -138,7 +138,7 @@ def _checks(path: str) -> bool:
 
 
 def data_named_in(texts: Iterable[str], candidates: Iterable[str]) -> frozenset[str]:
-    """Return the data files that a text names, by the last part of their path."""
+    """Return the data files that a text refers to by the last part of their path."""
     data_names = {path: path.rpartition("/")[2] for path in candidates if _is_data(path)}
     named_paths: set[str] = set()
     for text in texts if data_names else ():
@@ -157,7 +157,10 @@ def _is_data(path: str) -> bool:
 
 
 def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
-    """Return whether the parts of a manifest that checkers read are equal; False for any other changed file."""
+    """Return whether the parts of a manifest that checkers read are the same.
+
+    The result is False for any other changed file.
+    """
     if old == new:
         return True
     name = path.rpartition("/")[2]
@@ -196,12 +199,12 @@ def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
 
 
 class RequestedChanges(NamedTuple):
-    """Changes of tests and configuration that a person asked for."""
+    """Changes to tests and configuration that a person asked for."""
 
     everything: bool = False
-    """True for all tests and test data."""
+    """True if all tests and test data may change."""
     files: tuple[str, ...] = ()
-    """Single files, as named."""
+    """Individual files, as named in the request."""
 
     def covers(self, file: ChangedFile) -> bool:
         """Return whether a change was requested."""
@@ -215,10 +218,10 @@ class RequestedChanges(NamedTuple):
 
 
 def find_requested_changes(goal: str) -> RequestedChanges:
-    """Return the changes of tests and configuration that a goal asks for.
+    """Return the changes to tests and configuration that a goal asks for.
 
-    A sentence must have a verb and an object: "rewrite the tests in tests/test_a.py", "update the snapshots". If it
-    names files, it applies to these.
+    A sentence must have a verb and an object, such as "rewrite the tests in tests/test_a.py" or "update the snapshots".
+    If it names files, the request only covers these files.
     """
     everything, files = False, []
     for sentence in _SENTENCE.split(goal):
@@ -265,7 +268,7 @@ _LINE_CHARACTERS = 400
 
 
 def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
-    """Return the added lines of a source that can make any check pass, as `path:line: text`."""
+    """Return the added lines of a source file that could make any check pass, as `path:line: text`."""
     patterns = _LINES.get(path.rpartition(".")[2].lower())
     if patterns is None:
         return ()

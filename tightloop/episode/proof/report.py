@@ -25,7 +25,7 @@ LINES_LIMIT = 2_000_000
 
 
 class Observation(Value):
-    """Recorded events of one check."""
+    """Events recorded during a check."""
 
     checkers: tuple[str, ...] = ()
     """Known checkers that were started."""
@@ -33,13 +33,13 @@ class Observation(Value):
     """Results by checker and test: `passed`, `failed` or `skipped`."""
     deselected: dict[str, int] = Field(default_factory=dict)
     complete: dict[str, bool] = Field(default_factory=dict)
-    """By checker: every session ended regularly, and its canary failed."""
+    """For each checker, whether every session ended normally and its canary failed."""
     denied: tuple[str, ...] = ()
-    """Tests that raised but were reported as passed, and canaries that passed."""
+    """Tests that raised an exception but were reported as passed, and canaries that passed."""
     cut_short: tuple[str, ...] = ()
-    """Commands of interpreters that ended prematurely."""
+    """Interpreter commands that ended early."""
     early_exits: tuple[str, ...] = ()
-    """Locations in the tree that exited an interpreter with success."""
+    """Locations in the tree at which an interpreter exited with a success status."""
 
     @property
     def reports(self) -> tuple[TestReport, ...]:
@@ -64,11 +64,11 @@ class Observation(Value):
 
 
 def read_events(text: str, nonce: str, root: str) -> Observation:
-    """Parse the events of one check; lines without its nonce are ignored.
+    """Parse the events of a check. Lines without its nonce are ignored.
 
     Args:
         text: one JSON event per line.
-        nonce: required in each line.
+        nonce: nonce that each line must contain.
         root: root of the tree in which the check ran.
     """
     reader = _Reader(root)
@@ -167,9 +167,10 @@ def _command(event: Mapping[str, Any]) -> str:
 
 
 def missing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the baseline tests that did not pass, sorted; a test skipped in the baseline may be skipped again.
+    """Return the baseline tests that did not pass, sorted.
 
-    Parameterised tests are compared by number, because their names may vary between runs.
+    A test that was skipped in the baseline may be skipped again. For parameterised tests, only their number is
+    compared, because their names may vary between runs.
     """
     missing_names = [name for name, result in before.items() if not _holds(result, now.get(name))]
     passing = Counter(_function(name) for name, result in now.items() if result == PASSED)
@@ -192,7 +193,7 @@ def _function(name: str) -> str:
 
 
 def names_text(results: Mapping[str, str]) -> str:
-    """Return all results, sorted by name, one line each: result and name."""
+    """Return all results sorted by name, one per line, each with the result and the name."""
     return "".join(f"{results[name]} {name}\n" for name in sorted(results))
 
 
@@ -214,8 +215,8 @@ class InitialState(Value):
     """Root of the working tree that `ignored` refers to."""
     checks: tuple[CheckBaseline, ...] = ()
     ignored: ArtifactRef | None = None
-    """Stored manifest of the files in the working tree that are not in its git tree."""
+    """Stored manifest of the files that are in the working tree but not in its git tree."""
 
     def check(self, run: str) -> CheckBaseline | None:
-        """Return the baseline of a command, or None if it was added later."""
+        """Return a command's baseline, or None if the command was added later."""
         return next((check for check in self.checks if check.run == run), None)

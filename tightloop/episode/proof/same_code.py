@@ -1,4 +1,7 @@
-"""Semantic comparison of Python files: formatters and linters change tests, but not what they test."""
+"""Semantic comparison of Python files.
+
+Formatters and linters change tests, but not what they test.
+"""
 
 import ast
 import io
@@ -12,7 +15,7 @@ from typing import Any
 from tightloop.episode.proof.files import DATA
 
 CHARACTERS = 200_000
-"""Longer files count as changed, because parsing takes too long."""
+"""Maximum length of files to compare. Longer files count as changed, because parsing them takes too long."""
 _TEXT_COUNTS = re.compile(rb">>>|__doc__|PYTEST_DONT_REWRITE|getsource|getcomments|getdoc|co_firstlineno|f_lineno")
 """If any of these occurs, docstrings, comments or line numbers affect what is tested."""
 _DIRECTIVE = re.compile(
@@ -29,10 +32,11 @@ _Import = ast.Import | ast.ImportFrom
 
 
 def is_same_code(old: bytes, new: bytes) -> bool:
-    """Return whether both have the same syntax tree.
+    """Return whether both files have the same syntax tree.
 
-    Ignored: formatting, comments and docstrings, the order of adjacent imports, annotations of tests and fixtures, and
-    unused imports of modules that the test runner loads anyway. Comments that silence a checker are not ignored.
+    The comparison ignores formatting, comments, docstrings, the order of adjacent imports, annotations of tests and
+    fixtures, and unused imports of modules that the test runner loads anyway. It does not ignore comments that silence
+    a checker.
     """
     if old == new:
         return True
@@ -46,13 +50,13 @@ def is_same_code(old: bytes, new: bytes) -> bool:
 
 
 def _is_silenced(old: bytes, new: bytes) -> bool:
-    """Return whether directive comments were added, or their scope was extended."""
+    """Return whether directive comments were added or their scope was extended."""
     before, after = _directives(old), _directives(new)
     return bool(after - before) or any(_UNDONE.search(text) for _, text in before - after)
 
 
 def _directives(content: bytes) -> Counter[tuple[bool, str]]:
-    """Return comments that may be directives, with whether each is alone on its line."""
+    """Return the comments that may be directives, each with whether it is alone on its line."""
     tokens = tokenize.tokenize(io.BytesIO(content).readline)
     comments = (token for token in tokens if token.type == tokenize.COMMENT)
     return Counter(
@@ -125,7 +129,7 @@ def _drop_annotations(function: _Function) -> None:
 
 
 def _is_read_by_name(function: _Function) -> bool:
-    """Return whether a function is a test or a fixture, for which a test runner reads only argument names."""
+    """Return whether a function is a test or a fixture, for which a test runner only reads the argument names."""
     names = [
         ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
         for decorator in function.decorator_list
@@ -140,7 +144,7 @@ def _is_plain(annotation: ast.expr | None) -> bool:
 
 
 def _drop_unused_imports(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Return the module without unused imports of modules whose loading has no effect."""
+    """Return the module without unused imports of modules that have no side effects when loaded."""
     single = [part for statement in body for part in _split(statement)]
     other_nodes = [node for part in single if not isinstance(part, _Import) for node in ast.walk(part)]
     # Strings count: names may occur in `__all__`, forward references and paths of mocks.

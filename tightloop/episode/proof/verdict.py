@@ -27,11 +27,11 @@ _KNOWN = {name: re.compile(pattern) for name, pattern in DATA["known_checkers"].
 # The observer is loaded as sitecustomize from PYTHONPATH, which -I, -E and -S turn off.
 _UNOBSERVED = re.compile(r"python[\d.]*\s+(?:-\w+\s+)*-[a-zA-Z]*[IES]")
 _NO_TESTS = frozenset({4, 5})
-"""Exit status of pytest if it finds no tests, or not the given folder."""
+"""Exit statuses that pytest uses if it finds no tests or cannot find the given folder."""
 
 
 class ObservedRun(NamedTuple):
-    """A run with the observations of its checks."""
+    """A run and the observations of its checks."""
 
     run: ProofRun
     observations: tuple[Observation, ...]
@@ -43,22 +43,25 @@ class Changes(NamedTuple):
     restored: tuple[ChangedFile, ...] = ()
     """Files that the second run restored to their initial version."""
     environment: tuple[str, ...] = ()
-    """Changed installed files, one line each."""
+    """Changes to installed files, one line each."""
     suspicious: tuple[str, ...] = ()
-    """Added lines that can make any check pass."""
+    """Added lines that could make any check pass."""
     left_out: tuple[str, ...] = ()
-    """New files in the working tree that the proof excludes."""
+    """New files in the working tree that are excluded from the proof."""
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
-    """Return the checkers that a command names; empty if it prevents Python from being observed."""
+    """Return the checkers that a command names.
+
+    The result is empty if the command prevents Python from being observed.
+    """
     if _UNOBSERVED.search(command):
         return ()
     return tuple(name for name, pattern in _KNOWN.items() if pattern.search(command))
 
 
 def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
-    """Return whether an added file stays in the second run because a command cannot start without it."""
+    """Return whether an added file is kept in the second run because a command cannot start without it."""
     if file.change is not FileChange.ADDED:
         return False
     name = file.path.rpartition("/")[2]
@@ -68,7 +71,7 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
 
 
 def had_no_tests(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> bool:
-    """Return whether a run with the initial tests is meaningless because there were none."""
+    """Return whether a run with the initial tests is meaningless because there were no initial tests."""
     return measured_run.run.tests is TestsFrom.BEGINNING and any(
         not check.passed and _had_no_tests(check, observation, beginning.check(check.run), changes)
         for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True)
@@ -82,7 +85,7 @@ def findings_of(
     announcement: RequestedChanges,
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
-    """Return the findings against the runs, most severe first, with announced ones marked."""
+    """Return the findings that speak against the runs, most severe first. Announced findings are marked."""
     findings = [
         finding
         for measured_run in measured
@@ -179,7 +182,7 @@ def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | 
 
 
 def _had_no_tests(check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
-    """Return whether there were no initial tests, so that those added with the work are all there can be."""
+    """Return whether there were no initial tests, so that only the tests added with the work can exist."""
     return (
         before is not None
         and check.exit_code == before.exit_code
@@ -222,12 +225,12 @@ def _line(file: ChangedFile) -> str:
 
 
 def verdict_of(findings: Sequence[ProofFinding]) -> ProofVerdict:
-    """Return the verdict; announced findings are evidence only."""
+    """Return the verdict. Announced findings are only evidence."""
     return ProofVerdict.DOUBTED if any(not finding.announced for finding in findings) else ProofVerdict.PROVEN
 
 
 def evidence_lines(proof: Proof) -> tuple[str, ...]:
-    """Return the open findings of a proof with their evidence, for a person."""
+    """Return a proof's open findings with their evidence, for a person."""
     lines: list[str] = []
     for finding in proof.open_findings:
         lines += [finding.text, *(f"  {line}" for line in finding.evidence)]
@@ -244,7 +247,7 @@ NO_TESTS = "there were no tests at the start: those that pass were added with th
 def not_held(
     measured: Sequence[ObservedRun], beginning: InitialState, left_out: Sequence[str], checks: Iterable[Check]
 ) -> tuple[str, ...]:
-    """Return the limitations of a proof, one sentence each."""
+    """Return a proof's limitations, one sentence each."""
     lines: list[str] = []
     runs = [check for measured_run in measured for check in measured_run.run.checks]
     for sandbox in dict.fromkeys(check.sandbox for check in runs if check.not_enforced):

@@ -1,4 +1,4 @@
-"""Rules for honest checks: tests, assertions, CI, thresholds and linter suppressions."""
+"""Rules that keep checks honest: tests, assertions, CI, thresholds and linter suppressions."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tightloop.safety.scope import outside
 from tightloop.value import format_count
 
 LINES_A_SUPPRESSION = 40
-"""Number of new lines per tolerated suppression comment."""
+"""Number of new lines for which one suppression comment is tolerated."""
 
 
 def _names(pattern: re.Pattern[str], lines: Lines) -> list[str]:
@@ -18,7 +18,7 @@ def _names(pattern: re.Pattern[str], lines: Lines) -> list[str]:
 
 
 def tests_kept(view: FileView) -> Iterator[Finding]:
-    """Yield findings for removed tests whose subject remains, skipped tests and weakened assertions."""
+    """Yield findings for removed tests whose subject still exists, skipped tests, and weakened assertions."""
     if not TEST.search(view.file.path) or PATTERNS["test_data"].search(view.file.path):
         return
     removed = _names(PATTERNS["test_name"], view.file.removed)
@@ -70,7 +70,7 @@ def _tests_now(reading: ScanContext) -> frozenset[str]:
 
 
 def _bodies(lines: Lines) -> dict[str, str]:
-    """Return the removed lines from the name of each test to the next."""
+    """Return the removed lines of each test, from its name to the next one."""
     lines_by_test: dict[str, list[str]] = {}
     name = ""
     for text in lines.texts:
@@ -82,7 +82,7 @@ def _bodies(lines: Lines) -> dict[str, str]:
 
 
 def _has_condition(file: FilePatch, line: Line) -> bool:
-    """Return whether there is a condition on the same line or the one before."""
+    """Return whether there is a condition on the same line or on the line before it."""
     before = file.added.by_number.get(line.number - 1, "")
     return bool(re.search(r"^\s*(?:if|elif|except|unless|else)\b", before) or re.match(r"\s*if\b", line.text))
 
@@ -109,12 +109,12 @@ def _asserting(view: FileView, lines: Lines) -> Iterator[Line]:
 
 
 def _kind(tool: str) -> bool:
-    """Return whether a tool runs tests; one test runner may replace another."""
+    """Return whether a tool runs tests. One test runner may replace another."""
     return PATTERNS["test_runner"].fullmatch(tool) is not None
 
 
 def ci_kept(view: FileView) -> Iterator[Finding]:
-    """Yield findings for weakened, removed or unrequested changes in CI and git hooks."""
+    """Yield findings for weakened or removed CI steps and git hooks, and for changes to them that nobody requested."""
     path = view.file.path
     if not (PATTERNS["ci_path"].search(path) or PATTERNS["hook_path"].search(path)):
         return
@@ -146,7 +146,7 @@ def ci_kept(view: FileView) -> Iterator[Finding]:
 
 
 def configs_kept(view: FileView) -> Iterator[Finding]:
-    """Yield findings for loosened thresholds and switches of checks."""
+    """Yield findings for loosened thresholds and for switches that disable checks."""
     path, threshold = view.file.path, PATTERNS["threshold"]
     # A new file cannot loosen what was checked before.
     if view.file.new or not PATTERNS["config_file"].search(path) or PATTERNS["ci_path"].search(path):
@@ -167,7 +167,7 @@ def configs_kept(view: FileView) -> Iterator[Finding]:
 
 
 def suppressions(files: list[FileView], rubric: Rubric) -> Iterator[Finding]:
-    """Yield findings for excessive suppression comments and for files that are silenced as a whole."""
+    """Yield findings for excessive suppression comments, and for files that are silenced entirely."""
     added: list[tuple[FileView, Line]] = []
     looked_at = [view for view in files if not (GENERATED.search(view.file.path) or EXAMPLE.search(view.file.path))]
     for view in looked_at:

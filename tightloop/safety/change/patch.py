@@ -1,4 +1,4 @@
-"""Parsed git patch of a change, file by file."""
+"""The git patch of a change, parsed file by file."""
 
 import re
 from bisect import bisect_right
@@ -8,20 +8,20 @@ from itertools import accumulate
 from typing import NamedTuple, overload
 
 LINE_CHARACTERS = 2_000
-"""Longer lines are split into pieces that overlap by `OVERLAP_CHARACTERS` or half of it."""
+"""Maximum length of a line. Longer lines are split into pieces that overlap by `OVERLAP_CHARACTERS` or half of it."""
 OVERLAP_CHARACTERS = 200
 CUT = "[...] "
 
 
 class Line(NamedTuple):
-    """Number and text of a line, or of a piece of a long one."""
+    """Number and text of a line, or of a piece of a long line."""
 
     number: int
     text: str
 
 
 class Lines(Sequence[Line]):
-    """One side of a file's patch. Numbering and searching are lazy, on the first access by a rule."""
+    """One side of a file's patch. The lines are numbered and searched only when a rule first accesses them."""
 
     def __init__(
         self, texts: Sequence[str] = (), numbers: Callable[[], Sequence[int]] = tuple, *, lines: int | None = None
@@ -36,7 +36,7 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def stripped(self) -> list[str]:
-        """Lines without surrounding white space."""
+        """The lines without surrounding white space."""
         return [text.strip() for text in self.texts]
 
     @cached_property
@@ -45,7 +45,7 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def folded(self) -> str:
-        """All lines as one text in lower case, with unchanged length."""
+        """All lines as one text in lower case, with the same length."""
         return fold(self.whole)
 
     @cached_property
@@ -55,7 +55,7 @@ class Lines(Sequence[Line]):
 
     @cached_property
     def by_number(self) -> dict[int, str]:
-        """Lines by number; for equal numbers, the first."""
+        """The lines by number. If two lines have the same number, the first one is used."""
         return dict(zip(reversed(self.numbers), reversed(self.texts), strict=True))
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Lines(Sequence[Line]):
     def find_lines(self, terms: Iterable[str]) -> Iterator[int]:
         """Yield the positions of the lines that contain one of the words, ignoring case, word by word.
 
-        The words must be in lower case. A line with two of them occurs twice.
+        The words must be in lower case. A line that contains two of them is yielded twice.
         """
         for term in terms:
             at = self.folded.find(term)
@@ -93,16 +93,16 @@ NOTHING = Lines()
 
 
 def fold(text: str) -> str:
-    """Return a text in lower case, of the same length."""
+    """Return the text in lower case, with the same length."""
     return text.replace("\u0130", "I").lower()  # the one letter that becomes two in lower case
 
 
 class FilePatch(NamedTuple):
-    """Change of one file."""
+    """Change to one file."""
 
     path: str
     was: str = ""
-    """Path before a rename."""
+    """Path before the file was renamed."""
     added: Lines = NOTHING
     removed: Lines = NOTHING
     new: bool = False
@@ -114,27 +114,27 @@ class FilePatch(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """Parts of a change that are not in its patch."""
+    """Parts of a change that its patch does not contain."""
 
     paths: tuple[str, ...] = ()
-    """Text files that rules would have read."""
+    """Text files that the rules would have read."""
     files: int = 0
-    """Number of these files; `paths` may be incomplete."""
+    """Number of these files. The list in `paths` may be incomplete."""
     lines: int = 0
-    """Number of their changed lines, possibly an estimate."""
+    """Number of changed lines in these files. It may be an estimate."""
     why: str = ""
     mark: str = ""
-    """Id of this content, such as that of the tree."""
+    """Id of this content, such as the tree id."""
 
 
 class Change(NamedTuple):
-    """Work of an iteration, as seen by the rules."""
+    """The work of an iteration, as the rules see it."""
 
     files: tuple[FilePatch, ...] = ()
     goal: str = ""
-    """Goal, with the titles of the plan's steps."""
+    """The goal, combined with the titles of the plan's steps."""
     scope: tuple[str, ...] = ()
-    """Scope announced by the plan."""
+    """Scope that the plan announced."""
     lines_before: int = 0
     cpu_s: float | None = None
     wall_s: float = 0.0
@@ -142,7 +142,7 @@ class Change(NamedTuple):
 
 
 def read_patch(patch: str) -> tuple[FilePatch, ...]:
-    """Parse a unified git diff; a truncated one yields the files in it."""
+    """Parse a unified git diff. If it is truncated, the result contains the files that are in it."""
     # At line starts only: each line of a file has a sign in front, so its text cannot start another file.
     return tuple(map(_file, re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]))
 
@@ -156,7 +156,7 @@ class _Hunk(NamedTuple):
 _NAMED = re.compile(r"^(new file mode|deleted file mode|rename from|rename to|---|\+\+\+) ?(.*)", re.MULTILINE)
 _COUNTS = re.compile(r"(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
 _MARK = "\n@@ -"
-"""Cannot occur in a line of a file, because each has a sign in front."""
+"""Text that cannot occur in a line of a file, because every line starts with a sign."""
 
 
 def _file(part: str) -> FilePatch:
@@ -209,7 +209,10 @@ def _numbers(hunk: _Hunk, sign: str) -> Iterator[int]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Split a line; later pieces start with the mark of `clip`, by which the scrubber recognises the rest of a key."""
+    """Split a line into pieces.
+
+    Every piece after the first starts with the mark of `clip`, which lets the scrubber recognise the rest of a key.
+    """
     end = min(LINE_CHARACTERS, len(text))
     yield text[:end]
     while end < len(text):

@@ -1,4 +1,4 @@
-"""Time-bounded reading of changes."""
+"""Reading of changes within a time limit."""
 
 import math
 import re
@@ -19,42 +19,45 @@ PATTERNS, WORDS, VIOLATIONS = read_tables(read_toml("tightloop.safety.change", "
 TEST = PATTERNS["test"]
 EXAMPLE = PATTERNS["example"]
 GENERATED = PATTERNS["generated"]
-"""Files not written by hand. They may be lost, but are executed and imported like any other."""
+"""Files that were not written by hand.
+
+They may be deleted, but they are executed and imported like any other file.
+"""
 
 
 def is_data(path: str) -> bool:
-    """Return whether a generated file is only data, so that no code rule has to read it."""
+    """Return whether a generated file contains only data, so that code rules do not have to read it."""
     return bool(GENERATED.search(path) and PATTERNS["generated_data"].search(path))
 
 
 BETWEEN_FILES = "\n" * 8
-"""Separator longer than any rule of the scrubber can span."""
+"""Separator that is longer than anything a scrubber rule can match."""
 PART_CHARACTERS = 16_000
-"""Length of text that is scrubbed between two looks at the clock."""
+"""Length of text that is scrubbed between two checks of the time."""
 LINES_PER_CHECK = 16
 POSITIONS_PER_CHECK = 1_000
 LONG_CHARACTERS = 300
-"""The clock is always checked before longer lines."""
+"""Length above which the time is always checked before a line."""
 
 T = TypeVar("T")
 
 
 class OutOfTimeError(Exception):
-    """The time for reading is over. Caught by the reader of the change."""
+    """The time for reading has run out. It is caught by the reader of the change."""
 
 
 class Deadline:
-    """Time limit for reading; unlimited by default."""
+    """Time limit for reading. The default is unlimited."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
-        """Start the clock; it counts seconds of CPU time, so that a busy machine reads just as much."""
+        """Start the clock. It measures CPU time in seconds, so that just as much is read on a busy machine."""
         self._clock = clock
         self._begun = clock()
         self._bound_s = bound_s
         self._share = 1.0
 
     def allow(self, share: float) -> None:
-        """Allow reading until this share of the limit, 0 to 1, is spent."""
+        """Allow reading until this share of the limit has been used, from 0 to 1."""
         self._share = share
 
     @property
@@ -62,16 +65,19 @@ class Deadline:
         return self._clock() - self._begun > self._bound_s * self._share
 
     def check_time(self) -> None:
-        """Check the time.
+        """Check whether there is time left.
 
         Raises:
-            OutOfTimeError: the time is spent.
+            OutOfTimeError: there is no time left.
         """
         if self.is_over:
             raise OutOfTimeError
 
     def find_lines(self, lines: Lines, terms: tuple[str, ...]) -> list[int]:
-        """Return the positions of the lines that contain one of the words, in order; raises as `look` does."""
+        """Return the positions of the lines that contain one of the words, in order.
+
+        Raises the same errors as `check_time`.
+        """
         places: set[int] = set()
         for count, position in enumerate(lines.find_lines(terms)):
             if count % POSITIONS_PER_CHECK == 0:
@@ -80,7 +86,7 @@ class Deadline:
         return sorted(places)
 
     def iterate_lines(self, lines: Lines, places: list[int] | range) -> Iterator[Line]:
-        """Yield the lines at these positions; raises as `look` does."""
+        """Yield the lines at these positions. Raises the same errors as `check_time`."""
         for count, at in enumerate(places):
             if count % LINES_PER_CHECK == 0 or len(lines.texts[at]) > LONG_CHARACTERS:
                 self.check_time()
@@ -88,14 +94,14 @@ class Deadline:
 
 
 class MarkedLine(NamedTuple):
-    """Line with the kinds of its scrubber matches."""
+    """A line and the kinds of its scrubber matches."""
 
     position: int
     kinds: frozenset[str]
 
 
 class ScanContext:
-    """A change with cached derived data."""
+    """A change with cached data derived from it."""
 
     def __init__(self, change: Change, watch: Deadline) -> None:
         self.change = change
@@ -103,7 +109,7 @@ class ScanContext:
         self._cache: dict[Hashable, Any] = {}
 
     def compute_once(self, make: Callable[["ScanContext"], T]) -> T:
-        """Return the result of a function of the change, computed once."""
+        """Return the result of a function of the change, which is computed only once."""
         if make not in self._cache:
             self._cache[make] = make(self)
         result: T = self._cache[make]
@@ -119,7 +125,7 @@ class ScanContext:
         return live
 
     def view_file(self, file: FilePatch) -> "FileView":
-        """Return the view of a file for the rules."""
+        """Return a file's view for the rules."""
         removed_lines = self.compute_once(_find_removed_lines)
         stripped = file.added.stripped
         places = [at for at, text in enumerate(stripped) if text and text not in removed_lines]
@@ -127,7 +133,7 @@ class ScanContext:
 
 
 def _find_removed_lines(reading: ScanContext) -> frozenset[str]:
-    """Return the lines removed anywhere: a moved line is not new."""
+    """Return the lines that the change removes in any file. A moved line is not new."""
     return frozenset(text for file in reading.change.files for text in file.removed.stripped)
 
 
@@ -136,32 +142,32 @@ def _join_added_lines(reading: ScanContext) -> str:
 
 
 class FileView(NamedTuple):
-    """View of one file for the rules."""
+    """A file's view for the rules."""
 
     reading: ScanContext
     file: FilePatch
     new_lines: Lines
-    """Added lines that existed nowhere before."""
+    """Added lines that did not exist anywhere before."""
 
     @property
     def change(self) -> Change:
         return self.reading.change
 
     def find_lines(self, terms: tuple[str, ...]) -> Iterator[Line]:
-        """Yield the fresh lines that contain one of the words (in lower case), as long as there is time."""
+        """Yield the new lines that contain one of the words, which must be in lower case, while there is time left."""
         return self.search_lines(self.new_lines, self.reading.find_present_terms(terms))
 
     def search_lines(self, lines: Lines, terms: tuple[str, ...]) -> Iterator[Line]:
-        """Yield those of some lines that contain one of the words, as long as there is time."""
+        """Yield the given lines that contain one of the words, while there is time left."""
         watch = self.reading.deadline
         return watch.iterate_lines(lines, watch.find_lines(lines, terms)) if terms and lines else iter(())
 
     def find_positions(self, terms: tuple[str, ...]) -> list[int]:
-        """Return the positions of the fresh lines that contain one of the words."""
+        """Return the positions of the new lines that contain one of the words."""
         return self.reading.deadline.find_lines(self.new_lines, self.reading.find_present_terms(terms))
 
     def all_fresh(self) -> Iterator[Line]:
-        """Yield the fresh lines, as long as there is time."""
+        """Yield the new lines, while there is time left."""
         return self.reading.deadline.iterate_lines(self.new_lines, range(len(self.new_lines)))
 
     def make_finding(self, violation: str, line: Line | None, evidence: str = "") -> Finding:
@@ -180,7 +186,7 @@ def make_file_finding(file: FilePatch, rule: Violation, line: Line | None, evide
 def find_matched_lines(
     views: Sequence[FileView | None], watch: Deadline
 ) -> tuple[dict[int, list[MarkedLine]], list[int]]:
-    """Return the lines with scrubber matches by file index, and the indexes of unread files.
+    """Return the lines with scrubber matches by file index, and the indexes of the files that were not read.
 
     All files are scrubbed as one text, in parts, because a scrubber call costs more than a small file.
     """
@@ -215,7 +221,7 @@ def _parts(whole: str) -> Iterator[tuple[int, int]]:
 
 
 def _places(files: list[tuple[int, Lines]], begins: list[int], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (file number, line position) for each line that a range of the joined text covers."""
+    """Yield the file number and line position of each line that is covered by a range of the joined text."""
     number = bisect_right(begins, start) - 1
     while number < len(files) and begins[number] < end:
         starts = files[number][1].starts
@@ -226,11 +232,11 @@ def _places(files: list[tuple[int, Lines]], begins: list[int], start: int, end: 
 
 
 COMMAND_CHARACTERS = 400
-"""Maximum length of a code line that is searched for commands. Lines of scripts are read completely."""
+"""Maximum length of a code line that is searched for commands. Script lines are always read completely."""
 SHOWN = 2
-"""Number of findings quoted by a joined finding for generated code."""
+"""Number of findings in generated code that a joined finding quotes."""
 COMMANDS_LIMIT = 2_000
-"""Maximum number of distinct commands per file that are parsed; more are left to a person."""
+"""Maximum number of distinct commands to parse per file. The rest is left to a person."""
 
 
 def scripts(view: FileView) -> Iterator[Finding]:
@@ -250,13 +256,13 @@ def scripts(view: FileView) -> Iterator[Finding]:
 
 
 def join_generated_code(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
-    """Join the findings in generated and vendored files into one, which a person answers at once.
+    """Join the findings in generated and vendored files into one, which a person can answer all at once.
 
-    Libraries do many things that the model's own code must not; their folder neither allows nor forbids them.
+    Libraries do many things that the model's own code must not do. Their folder neither allows nor forbids these.
 
     Args:
-        findings: of a whole change.
-        rules: those to join; default: all.
+        findings: the findings in a whole change.
+        rules: the rules whose findings are joined. The default is all rules.
     """
     handwritten: list[Finding] = []
     joined: list[Finding] = []

@@ -33,7 +33,7 @@ from tightloop.value.toml import read_toml
 
 
 class Dependency(NamedTuple):
-    """Package named in a manifest."""
+    """A package named in a manifest."""
 
     ecosystem: str
     name: str
@@ -45,7 +45,7 @@ _LICENCES: dict[str, dict[str, str]] = _DATA["licences"]
 
 
 def ecosystem_of(path: str) -> str:
-    """Return the package ecosystem of a manifest, or "" for any other file."""
+    """Return a manifest's package ecosystem, or "" for any other file."""
     name = path.rpartition("/")[2]
     if re.search(r"(?:^|/)(?:(?:requirements|constraints)[\w.-]*|requirements/[\w./-]+)\.(?:txt|in)$", path):
         return "pypi"
@@ -62,7 +62,7 @@ def find_packages(ecosystem: str, line: str) -> Iterator[Dependency]:
 
 
 def licence_of(dependency: Dependency) -> str:
-    """Return the strong copyleft or non-free licence of a package, or "" if none is known."""
+    """Return a package's licence if it is strong copyleft or non-free, or "" if no such licence is known."""
     table = _LICENCES[dependency.ecosystem]
     if dependency.ecosystem == "npm" and dependency.name.startswith("@ckeditor/"):
         return "GPL-2.0"
@@ -73,20 +73,23 @@ def licence_of(dependency: Dependency) -> str:
 
 
 def licence_mark(line: str) -> str:
-    """Return the licence that a line declares for its file, if it is strong copyleft or non-free."""
+    """Return the licence that a line declares for its file if it is strong copyleft or non-free."""
     match = PATTERNS["licence_mark"].search(line)
     return (match["id"] or match["text"]) if match else ""
 
 
 PERSONS = 5
-"""Number of distinct addresses that make a data file personal data; a single one may be an author's."""
+"""Number of distinct addresses from which a data file counts as personal data.
+
+A single address may be the author's.
+"""
 SAMPLE = 50
-"""Maximum number of lines with personal data that are read after the time is over."""
+"""Maximum number of lines with personal data to read after the time has run out."""
 _NUMBERS = frozenset(["pii:card", "pii:iban", "pii:ssn"])
 
 
 def secret_files(view: FileView) -> Iterator[Finding]:
-    """Yield a finding for a new file with a typical name of key files."""
+    """Yield a finding for a new file whose name is typical of key files."""
     if view.file.new and PATTERNS["secret_file_name"].search(view.file.path) and not TEST.search(view.file.path):
         yield view.make_finding("secret_file_added", None)
 
@@ -117,7 +120,7 @@ def secrets(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
 
 
 def personal(view: FileView, marked: Iterable[MarkedLine]) -> Iterator[Finding]:
-    """Yield findings for personal numbers in lines with scrubber matches, and for many addresses."""
+    """Yield findings for personal numbers in lines with scrubber matches, and for large numbers of addresses."""
     kinds = {entry.position: entry.kinds for entry in marked}
     people: dict[str, Line] = {}
     try:
@@ -163,16 +166,16 @@ def _many(view: FileView, people: dict[str, Line]) -> Iterator[Finding]:
 
 # The tracker stops the rules after 0.4 s of CPU time; 2 MB of ordinary code take 0.13 s (see figures.md).
 SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75
-"""Shares of the reading time: scrubber search, and (cumulative) the privacy rules."""
+"""Shares of the reading time for the scrubber search and, cumulatively, for the privacy rules."""
 PATHS_SHOWN = 4
 _COMMANDS = frozenset({*COMMANDS, "script_too_long", "drops_data"})
-"""Rules for the effects of running a file."""
+"""Rules about the effects of running a file."""
 DENIED_SHARE = 0.8
-"""Share of all lines; deleting this much is denied instead of asked."""
+"""Share of all lines whose deletion is denied without asking."""
 
 
 def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Deadline | None = None) -> tuple[Finding, ...]:
-    """Return the findings in a change, bounded; an incomplete reading is itself a finding."""
+    """Return the findings in a change, up to a limit. If the change was not read completely, that is a finding too."""
     findings: list[Finding] = [*cost(rubric, cpu_s=change.cpu_s, wall_s=change.wall_s), *_deletions(change, rubric)]
     if rubric.enabled:
         pages = _FileReview(change, watch or Deadline())
@@ -234,7 +237,7 @@ class _FileReview:
 
 
 def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]:
-    """Yield a finding for the unread parts of a change."""
+    """Yield a finding for the parts of a change that were not read."""
     missing = change.unread
     if not unread and not missing.files:
         return
@@ -258,7 +261,10 @@ def _lines_of(file: FilePatch) -> int:
 
 
 def still_stands(finding: Finding, change: Change) -> bool:
-    """Return whether the cause of an earlier refusal is still there: its line, or its file if it has no line."""
+    """Return whether the cause of an earlier refusal still exists.
+
+    The cause is the finding's line, or its file if the finding has no line.
+    """
     if finding.rule == "change_not_read" and finding.where in change.unread.paths:
         return False  # What it is now has a finding of its own.
     for file in change.files:

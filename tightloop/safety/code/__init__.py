@@ -1,1 +1,1 @@
-"""Rules for code, applied before it runs."""
+"""Rules that are applied to code before it runs."""

@@ -1,4 +1,4 @@
-"""Rules for the dependencies of a project."""
+"""Rules for a project's dependencies."""
 
 import ast
 import configparser
@@ -27,15 +27,15 @@ _SETUP = ("install_requires", "setup_requires", "tests_require", "extras_require
 
 
 class Requirement(NamedTuple):
-    """Package named in a manifest."""
+    """A package named in a manifest."""
 
     name: str
-    """Normalised name; empty for an index or a bare URL."""
+    """Normalised name. Empty for an index or a bare URL."""
     line: int
     text: str
-    """Original text."""
+    """The original text."""
     source: str = ""
-    """Source, if it is not the package index."""
+    """Source of the package, if it does not come from the package index."""
 
 
 def is_manifest(path: str, manifests: Mapping[str, Sequence[str]]) -> bool:
@@ -45,7 +45,7 @@ def is_manifest(path: str, manifests: Mapping[str, Sequence[str]]) -> bool:
 
 
 def own_name(path: str, text: str) -> str:
-    """Return the name of the distribution that a pyproject.toml describes, or ""."""
+    """Return the name of the distribution described by a pyproject.toml, or ""."""
     if path.rpartition("/")[2] != "pyproject.toml":
         return ""
     try:
@@ -56,7 +56,7 @@ def own_name(path: str, text: str) -> str:
 
 
 def requirements_in(path: str, text: str, manifests: Mapping[str, Sequence[str]]) -> tuple[Requirement, ...]:
-    """Return the packages declared in a manifest; empty if it is unreadable."""
+    """Return the packages declared in a manifest. The result is empty if the manifest cannot be parsed."""
     name = path.rpartition("/")[2]
     try:
         requirements = tuple(_read(name, path, text, manifests.get(name, ())))
@@ -133,7 +133,7 @@ def _in_table(value: Any, *, python: bool) -> Iterator[Requirement]:
 
 
 def _at(content: Any, keys: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a path in which `*` matches any key."""
+    """Yield the values at a path, in which `*` matches any key."""
     if not keys:
         yield content
     elif isinstance(content, dict):
@@ -160,15 +160,15 @@ def _in_setup(text: str) -> Iterator[Requirement]:
 
 _AFFIXES = re.compile(r"^(?:python-?|py-)|(?:-?python\d?|-py\d?|-?\d)$")
 SHORT = 6
-"""Maximum length of a known name for which one typo makes a lookalike; longer names allow two."""
+"""Maximum length of known names for which a lookalike has at most one typo. Longer names allow two."""
 
 
 def looks_like(name: str, known_names: Iterable[str]) -> str:
     """Return the known name that a name may imitate, or "".
 
     Args:
-        name: normalised as by package indexes.
-        known_names: normalised names; a member of this set imitates none.
+        name: the name, normalised in the way package indexes do.
+        known_names: normalised names. A member of this set does not imitate any name.
     """
     names = sorted(known_names)
     if name in names:
@@ -189,7 +189,8 @@ def _bare(name: str) -> str:
 def distance(name: str, other: str, limit: int) -> int:
     """Return the number of typos between two names, or a number above `limit`.
 
-    A typo is an inserted, deleted, replaced or transposed letter (Damerau-Levenshtein, optimal string alignment).
+    A typo is an inserted, deleted, replaced or transposed letter (Damerau-Levenshtein distance, optimal string
+    alignment).
     """
     if abs(len(name) - len(other)) > limit:
         return limit + 1
@@ -211,17 +212,20 @@ _MISSING = frozenset({"ImportError", "ModuleNotFoundError", "Exception"})
 
 
 class Imported(NamedTuple):
-    """Imported module."""
+    """An imported module."""
 
     name: str
     """Top-level name."""
     line: int
     optional: bool = False
-    """True if the file works without it: guarded by `try`, for type checkers only, or for another Python version."""
+    """True if the file works without the module.
+
+    The import is guarded by `try`, only meant for type checkers, or meant for another Python version.
+    """
 
 
 def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: CodeRules) -> tuple[Finding, ...]:
-    """Return findings for added packages that neither the project nor the rules allow."""
+    """Return findings for added packages that are allowed neither by the project nor by the rules."""
     if not rules.enabled:
         return ()
     review = _Review(files, facts, rules)
@@ -230,7 +234,7 @@ def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: C
 
 
 def own_modules(paths: Sequence[str]) -> frozenset[str]:
-    """Return the importable names of Python files and their folders."""
+    """Return the names under which Python files and their folders can be imported."""
     parts = (
         path.removesuffix(".py").removesuffix(".pyi").split("/") for path in paths if path.endswith((".py", ".pyi"))
     )
@@ -238,7 +242,7 @@ def own_modules(paths: Sequence[str]) -> frozenset[str]:
 
 
 def imports_in(tree: ast.AST) -> Iterator[Imported]:
-    """Yield the modules that a syntax tree imports, except relative ones."""
+    """Yield the modules imported by a syntax tree, except for relative imports."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, optional = waiting.pop()
@@ -352,7 +356,7 @@ class _Review:
             )
 
     def _report(self, rule: str, file: CodeFile, line: int, text: str, *, known_by: str) -> Iterator[Finding]:
-        """Yield a finding with the same fingerprint for any file that names the package."""
+        """Yield a finding. Its fingerprint is the same for every file that names the package."""
         if self._rules.is_on(rule):
             where = f"{file.path}:{line}" if line else file.path
             finding = make_finding(self._rules.violation(rule), at=("", known_by), evidence=text, where=where)
@@ -369,10 +373,10 @@ _WORDS = frozenset({"asyncio.create_subprocess_exec", "os.execlp", "os.execl", "
 
 
 def review_scripts(files: Sequence[CodeFile], watch: Deadline | None = None) -> tuple[Finding, ...]:
-    """Return the command findings in the new lines of scripts and of code that calls programs.
+    """Return the command findings in new lines of scripts and of code that runs programs.
 
     Raises:
-        OutOfTimeError: the time of the watch is over.
+        OutOfTimeError: the time limit of the watch has been reached.
     """
     change = Change(files=tuple(map(_patch_of, files)))
     reading = ScanContext(change, watch or Deadline())
@@ -391,7 +395,7 @@ def _lines(text: str) -> Lines:
 
 
 def commands_in(placed: ScopedNode, module: Module) -> Iterator[Use]:
-    """Yield the violations of constant commands that a call starts, even across several lines."""
+    """Yield the violations in constant commands that a call runs, even if they span several lines."""
     node = placed.node
     if not isinstance(node, ast.Call) or not node.args:
         return

@@ -21,9 +21,9 @@ class Binding(NamedTuple):
     path: str = ""
     """Full name of an imported object."""
     value: ast.expr | None = None
-    """Assigned expression."""
+    """The assigned expression."""
     defined: bool = False
-    """True if bound by `def`, `class` or an import at the top level of the module."""
+    """True if the name is bound by `def`, `class` or an import at the top level of the module."""
 
 
 class Scope:
@@ -36,9 +36,9 @@ class Scope:
         self.stars: list[str] = []
         """Modules imported with `*`."""
         self.elsewhere: set[str] = set()
-        """Names that belong to other scopes (`global`, `nonlocal`), or are deleted."""
+        """Names that belong to other scopes (`global`, `nonlocal`) or are deleted."""
         self.defined: dict[str, int] = {}
-        """First line on which a name is certainly bound."""
+        """First line on which each name is certain to be bound."""
         for name, binding in _bindings(self, node):
             self.names.setdefault(name, []).append(binding)
             if binding.defined:
@@ -46,12 +46,12 @@ class Scope:
 
     @property
     def is_function(self) -> bool:
-        """True for a function, whose names never fall back to built-ins."""
+        """True if the scope is a function, whose local names never fall back to built-ins."""
         return isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
     @property
     def is_class(self) -> bool:
-        """True for a class, whose names are invisible to its functions."""
+        """True if the scope is a class, whose names are not visible in its functions."""
         return isinstance(self.node, ast.ClassDef)
 
 
@@ -130,14 +130,14 @@ def _bind_targets(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[st
 
 
 SIZE_LIMIT = 10_000
-"""Maximum number of characters, bytes or items of a value; longer ones are not evaluated."""
+"""Maximum number of characters, bytes or items in a value. Longer values are not evaluated."""
 FOLDING_DEPTH = 60
 GROWTH_LIMIT = 1_000_000
-"""Maximum product of the sizes of a value and of its method's arguments."""
+"""Maximum product of the sizes of a value and its method's arguments."""
 
 
 class UnknownValueError(Exception):
-    """The value is unknown before the code runs. Caught by `fold`."""
+    """The value cannot be known before the code runs. The error is caught by `fold`."""
 
 
 _METHODS: Mapping[type, frozenset[str]] = {
@@ -184,18 +184,22 @@ MAPPED = frozenset({"builtins.map"})
 
 
 class ConstantFolder:
-    """Evaluates constant expressions; names are resolved by callbacks."""
+    """Evaluates constant expressions. Names are resolved by callbacks."""
 
     def __init__(
         self, paths: Callable[[ast.expr], frozenset[str]], value_of: Callable[[ast.Name], ast.expr | None]
     ) -> None:
-        """Set the callbacks: possible full names of an expression, and the only assignment of a name."""
+        """Set the callbacks.
+
+        The first returns the possible full names of an expression, and the second returns the only assignment to a
+        name.
+        """
         self._paths = paths
         self._value_of = value_of
         self._assigned: dict[int, Any] = {}
 
     def fold(self, node: ast.expr) -> Any:
-        """Return the value of an expression (a string, bytes, a number or a list), or None if it is unknown."""
+        """Return an expression's value (a string, bytes, a number or a list), or None if it is unknown."""
         try:
             return self._value(node, {}, 0)
         except (UnknownValueError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -285,7 +289,7 @@ class ConstantFolder:
 
 
 def _grows(value: str | bytes, method: str, arguments: list[Any]) -> bool:
-    """Return whether a method could build a huge value from small ones."""
+    """Return whether a method could create a huge value from small ones."""
     if method == "format" and isinstance(value, str):
         # A width such as `{:>999999}` makes a string of any size.
         return ":" in value
@@ -319,7 +323,7 @@ _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctyp
 
 
 class ScopedNode(NamedTuple):
-    """A node with its name scope and its parents."""
+    """A node, its name scope and its parents."""
 
     node: ast.AST
     scope: Scope
@@ -339,11 +343,11 @@ class Module:
         self._folding = ConstantFolder(self.paths, self._assigned_once)
 
     def scope_of(self, node: ast.AST) -> Scope:
-        """Return the scope in which the names of a node are looked up."""
+        """Return the scope in which a node's names are looked up."""
         return self._scopes.get(id(node), self._top)
 
     def paths(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
-        """Return the full names that an expression may have, such as `os.system`; empty if unknown."""
+        """Return the full names that an expression may have, such as `os.system`. Empty if they are unknown."""
         # Nodes made by `_item` are temporary: another node may get the same id later.
         if id(node) not in self._scopes:
             return self._paths(node, depth)
@@ -378,7 +382,10 @@ class Module:
         return self._folding.fold(node)
 
     def is_plain_class(self, node: ast.expr) -> bool:
-        """Return whether an expression may be a class of the project: an unresolved name that is not a built-in."""
+        """Return whether an expression may be a class of the project.
+
+        Such a class is an unresolved name that is not a built-in.
+        """
         if isinstance(node, ast.Attribute):
             return not node.attr.startswith("__") and self.is_plain_class(node.value)
         if not isinstance(node, ast.Name) or any(path.startswith(BUILTINS) for path in self.paths(node)):
@@ -425,7 +432,7 @@ class Module:
         return frozenset(paths)
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
-        """Return the full names of the result of a lookup call."""
+        """Return the full names of a lookup call's result."""
         functions = self.paths(node.func, depth)
         folded = [self.fold(argument) for argument in node.args[:2]]
         if functions & IMPORTING and folded and isinstance(folded[0], str):
@@ -462,7 +469,7 @@ class Module:
 
 
 def is_module_table(path: str) -> bool:
-    """Return whether a full name is `sys.modules`, also through a module that imported `sys`."""
+    """Return whether a full name refers to `sys.modules`, even through another module that imported `sys`."""
     return path == "sys.modules" or path.endswith((".sys.modules", "._sys.modules"))
 
 
@@ -505,25 +512,25 @@ def _walk(tree: ast.Module, top: Scope) -> Iterator[ScopedNode]:
 
 
 CODE_CHARACTERS = 500_000
-"""Maximum length of a file; longer ones are not read."""
+"""Maximum length of a file. Longer files are not read."""
 _SHEBANG = re.compile(r"#!.*\bpython[\d.]*\b")
 
 
 class Unread(NamedTuple):
-    """Reason that a text is unreadable."""
+    """Reason why a text cannot be parsed."""
 
     why: str
     line: int = 0
-    """Line of the syntax error; 0: it is too long or too deep."""
+    """Line of the syntax error, or 0 if the text is too long or too deeply nested."""
 
 
 def is_python(path: str, text: str) -> bool:
-    """Return whether a file is run by Python."""
+    """Return whether Python runs a file."""
     return path.endswith((".py", ".pyw", ".pyi")) or _SHEBANG.match(text) is not None
 
 
 def parse_tree(text: str) -> ast.Module | Unread:
-    """Return the syntax tree of a text, or the reason that it is unreadable."""
+    """Return a text's syntax tree, or the reason why it cannot be parsed."""
     if len(text) > CODE_CHARACTERS:
         return Unread(f"longer than {CODE_CHARACTERS} characters")
     try:

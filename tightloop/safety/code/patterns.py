@@ -1,4 +1,4 @@
-"""Matching of the code rules: names, attributes, strings and paths."""
+"""Matching of the code rules against names, attributes, strings and paths."""
 
 import ast
 import re
@@ -19,16 +19,16 @@ _OWN = (".", "__package__", "__name__")
 
 
 class Use(NamedTuple):
-    """Violation at a location in the code."""
+    """A violation at a location in the code."""
 
     violation: Violation
     layer: Layer
     position: tuple[int, int]
-    """Line and column; 0: the whole file."""
+    """Line and column. 0 means the whole file."""
     text: str
-    """Text that identifies the use if it moves."""
+    """Text that identifies the use even if it is moved."""
     excerpt: str = ""
-    """Evidence, if the line does not show it."""
+    """Evidence to show if the line itself does not contain it."""
 
     @property
     def line(self) -> int:
@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
     @property
     def key(self) -> tuple[Violation, str]:
-        """Identity of the use, independent of its location."""
+        """Identity of the use, regardless of its location."""
         return self.violation, self.text
 
 
@@ -50,7 +50,10 @@ class Patterns:
     """The rules, compiled for matching."""
 
     def __init__(self, rules: CodeRules, own_modules: frozenset[str] = frozenset()) -> None:
-        """Compile the rules, except those that allow; `own_modules` are the importable modules of the project."""
+        """Compile all rules except those that allow.
+
+        `own_modules` are the modules of the project that can be imported.
+        """
         self.rules = rules
         # A custom rule for a module of the project is intentional.
         added = (rule for name, rule in rules.rules.items() if name not in default_rules().rules)
@@ -71,13 +74,13 @@ class Patterns:
         self._paths = [entry for entry in on if entry.rule.paths]
 
     def in_path(self, path: str) -> Iterator[Use]:
-        """Yield the uses that follow from the path of a file."""
+        """Yield the uses that follow from a file's path."""
         for entry in self._paths:
             if fits(entry.rule.paths, path):
                 yield Use(entry.violation, entry.rule.layer, (0, 0), path, path)
 
     def in_source(self, text: str) -> Iterator[Use]:
-        """Yield the uses in the text of a file, before it is parsed."""
+        """Yield the uses in a file's text, before it is parsed."""
         for entry, pattern in self._source:
             if match := pattern.search(text):
                 line = text.count("\n", 0, match.end()) + 1
@@ -182,7 +185,7 @@ class Patterns:
             yield from self._computing(functions, placed)
 
     def _is_computed(self, node: ast.Call, functions: frozenset[str], texts: list[object], module: Module) -> bool:
-        """Return whether a call looks up a name that is not in the code."""
+        """Return whether a call looks up a name that does not appear in the code."""
         if {"builtins.getattr", "builtins.setattr"} & functions:
             owners = module.paths(node.args[0]) if node.args else frozenset[str]()
             return len(node.args) > 1 and texts[1] is None and not owners.isdisjoint(self._watched)
@@ -230,7 +233,7 @@ class Patterns:
                 yield self._use(entry, node, ast.unparse(parent), pattern)
 
     def _is_taken(self, placed: ScopedNode) -> bool:
-        """Return whether a call takes the value in order to patch, reload or inspect it."""
+        """Return whether a call receives the value in order to patch, reload or inspect it."""
         for parent in placed.parents:
             if isinstance(parent, ast.Call):
                 name = ast.unparse(parent.func).rpartition(".")[2]
@@ -244,7 +247,7 @@ class Patterns:
                     yield entry, pattern
 
     def _ends(self, path: str) -> Iterator[str]:
-        """Yield a full name, and its tails that start with a standard library module imported by another module."""
+        """Yield a full name, and its endings that start with a standard library module imported by another module."""
         if path.partition(".")[0] not in self._own:
             yield path
         parts = path.lstrip(".").split(".")
@@ -267,7 +270,7 @@ class Patterns:
 
 
 def _covers(pattern: str, path: str) -> bool:
-    """Return whether a full name equals the name of a pattern, or is inside it."""
+    """Return whether a full name is equal to a pattern's name or is inside it."""
     if path == pattern or path.startswith(f"{pattern}."):
         return True
     if "*" not in pattern and "?" not in pattern and "[" not in pattern:

@@ -1,4 +1,4 @@
-"""Reviews changed code by the rules of `rules.yaml`; only new uses count."""
+"""Review of changed code against the rules in `rules.yaml`. Only new uses count."""
 
 import ast
 from collections import Counter
@@ -16,7 +16,10 @@ from tightloop.safety.rubric import Finding, Verdict, Violation, make_finding
 NODES_PER_CHECK = 500
 USES_OF_A_FILE = 2_000
 FINDINGS_OF_A_FILE = 50
-"""More findings than a person would read; the rest is found once these are fixed."""
+"""Maximum number of findings per file, because nobody would read more.
+
+The rest is found once these have been fixed.
+"""
 UNREADABLE = "unreadable_code"
 
 
@@ -27,18 +30,18 @@ def review_code(
     own_modules: frozenset[str] = frozenset(),
     watch: Deadline | None = None,
 ) -> tuple[Finding, ...]:
-    """Return the findings in the syntax trees of a change, in file order; new uses only.
+    """Return the new findings in the syntax trees of a change, in file order.
 
-    A use that moved to another line or another file of the change is not new.
+    A use that was moved to another line, or to another file of the change, is not new.
 
     Args:
-        files: all changed files; those without applicable rules are skipped.
+        files: all changed files. Files without applicable rules are skipped.
         rules: the rule table.
-        own_modules: importable names of the project's modules.
+        own_modules: names under which the project's modules can be imported.
         watch: time limit.
 
     Raises:
-        OutOfTimeError: the time of the watch is over.
+        OutOfTimeError: the time limit of the watch has been reached.
     """
     if not rules.enabled:
         return ()
@@ -50,7 +53,7 @@ def review_code(
 
 
 class _FileReview:
-    """The uses in both versions of one file."""
+    """The uses in both versions of a file."""
 
     def __init__(self, file: CodeFile, patterns: Patterns, watch: Deadline) -> None:
         self._file = file
@@ -64,7 +67,10 @@ class _FileReview:
         self.gone = before - Counter(use.key for use in self._after)
 
     def findings(self, removed_uses: Counter[tuple[Violation, str]]) -> Iterator[Finding]:
-        """Yield a finding for each new use; uses in `removed_uses` may have moved here from elsewhere in the change."""
+        """Yield a finding for each new use.
+
+        Uses in `removed_uses` may have been moved here from elsewhere in the change.
+        """
         yield from self._unread
         previous_uses = self._before.copy()
         count = 0
@@ -133,7 +139,10 @@ class _FileReview:
 
 
 def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
-    """Yield the uses in line order; for several at one location, only the strictest per layer."""
+    """Yield the uses in line order.
+
+    If there are several at one location, only the strictest one for each layer is yielded.
+    """
     by_place: dict[tuple[int, int, Layer, str], Use] = {}
     for use in uses:
         key = (*use.position, use.layer, use.violation.rule if use.layer is not Layer.AST else "")

@@ -1,4 +1,7 @@
-"""Rules for code, as a table (`rules.yaml`) that settings can change, with their input and result models."""
+"""Rules for code and the models of their input and results.
+
+The rules are a table (`rules.yaml`) that settings can change.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,40 +19,43 @@ MESSAGE_CHARACTERS = 3_000
 
 
 class CodeFile(NamedTuple):
-    """One changed file."""
+    """A changed file."""
 
     path: str
-    """Path relative to the root, with slashes."""
+    """Path relative to the root, with slashes as separators."""
     before: str | None
-    """Previous content; None: a new file."""
+    """Previous content, or None for a new file."""
     after: str
-    """New content; empty if the file was deleted."""
+    """New content. Empty if the file was deleted."""
 
 
 class ProjectFacts(NamedTuple):
     """Facts about a project that do not depend on the change."""
 
     modules: frozenset[str] = frozenset()
-    """Importable names of its own modules and packages."""
+    """Names under which the project's own modules and packages can be imported."""
     distributions: frozenset[str] = frozenset()
-    """Declared dependencies as spelled in its manifests, including packages of other ecosystems."""
+    """Declared dependencies as spelled in the project's manifests, including packages from other ecosystems."""
     imports: frozenset[str] = frozenset()
-    """Top-level modules imported by its unchanged files."""
+    """Top-level modules imported by the project's unchanged files."""
     installed: Mapping[str, tuple[str, ...]] = {}
-    """Top-level module -> distributions that install it, as `importlib.metadata.packages_distributions`."""
+    """Distributions that install each top-level module, as in `importlib.metadata.packages_distributions`."""
     allowed: frozenset[str] = frozenset()
-    """Fingerprints of findings that a person allowed."""
+    """Fingerprints of the findings that a person allowed."""
     refused: frozenset[str] = frozenset()
-    """Fingerprints of findings that a person refused; they are not asked again."""
+    """Fingerprints of the findings that a person refused. They do not lead to another question."""
 
 
 class CodeReview(NamedTuple):
     """Result of reviewing code before it runs."""
 
     verdict: Verdict = Verdict.ALLOW
-    """The strictest verdict of the findings."""
+    """The strictest verdict among the findings."""
     findings: tuple[Finding, ...] = ()
-    """Findings that are not allowed yet, denied ones first; bounded. Each names its layer."""
+    """Findings that have not been allowed yet, with denied ones first.
+
+    The number of findings is bounded, and each one names its layer.
+    """
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -57,7 +63,10 @@ class CodeReview(NamedTuple):
 
     @property
     def message(self) -> str:
-        """Required changes, addressed to the model; at most `MESSAGE_CHARACTERS`, empty if the code is allowed."""
+        """The required changes, addressed to the model.
+
+        The text has at most `MESSAGE_CHARACTERS`, and is empty if the code is allowed.
+        """
         if not self.findings:
             return ""
         denied = sum(finding.verdict is Verdict.DENY for finding in self.findings)
@@ -75,16 +84,16 @@ _WHO = {Verdict.ALLOW: "allowed", Verdict.ASK: "needs a person's permission", Ve
 
 
 class Layer(StrEnum):
-    """Review layers that code passes before it runs."""
+    """Review layers that code passes through before it runs."""
 
     AST = "ast"
-    """Syntax tree patterns: text that becomes code, hidden names."""
+    """Patterns in the syntax tree, such as text that is turned into code, and hidden names."""
     BANDIT = "bandit"
-    """Bandit's tests."""
+    """The tests of Bandit."""
     DEPENDENCIES = "dependencies"
     """Packages that are new to the project."""
     ACCESS = "access"
-    """Access to the network, other programs and the system."""
+    """Access to the network, to other programs and to the system."""
     COMMANDS = "commands"
     """Command rules, applied to code and scripts."""
 
@@ -111,43 +120,49 @@ VerdictName = Annotated[Verdict, _choice(Verdict)]
 
 
 class CodeRule(Document):
-    """Rule for code: patterns and verdict. A match of any list is sufficient."""
+    """A rule for code: its patterns and its verdict. A match in any of the lists is enough."""
 
     verdict: VerdictName = Verdict.ASK
-    """`allow` turns the rule off, `ask` asks a person, `deny` sends the code back to its author."""
+    """Verdict of the rule.
+
+    `allow` turns the rule off, `ask` asks a person, and `deny` returns the code to its author.
+    """
     layer: Annotated[Layer, _choice(Layer)] = Layer.AST
-    """Layer of the rule; `access` is reported once per file, other layers at every use."""
+    """Layer that the rule belongs to.
+
+    `access` is reported once per file. Other layers are reported for every use.
+    """
     topic: Annotated[Topic, _choice(Topic)] = Topic.CODE
-    """Topic of the rubric."""
+    """Topic of the rubric that the rule belongs to."""
     suggestion: str = ""
     """Recommended alternative."""
     uses: _Names = ()
-    """Full names of modules, functions and classes, regardless of their alias in the file: `os.system`, `socket`.
+    """Full names of modules, functions and classes, such as `os.system` or `socket`.
 
-    Everything inside them matches too; `*` matches any letters.
+    Aliases in the file do not matter. Everything inside these names matches too. `*` matches any number of letters.
     """
     calls: _Names = ()
-    """The same, but only if called."""
+    """Like `uses`, but the names match only if they are called."""
     through: _Names = ()
-    """With these, `uses` matches only if an argument is created by one of them."""
+    """If set, `uses` matches only if one of these creates an argument."""
     computed: _Names = ()
-    """Functions and mappings with a computed lookup key."""
+    """Functions and mappings whose lookup key is computed."""
     values: _Names = ()
-    """Modules passed as values, which hides the used functions."""
+    """Modules that are passed as values, which hides the functions that are used."""
     attributes: tuple[str, ...] = ()
-    """Attribute names on any object, also as a string that is an argument or a key."""
+    """Names of attributes on any object, including strings that are used as arguments or keys."""
     stored: tuple[str, ...] = ()
     """Names of attributes that are assigned or replaced."""
     strings: tuple[_Regex, ...] = ()
-    """Regular expressions for string literals, except docstrings."""
+    """Regular expressions for string literals, except for docstrings."""
     source: tuple[_Regex, ...] = ()
-    """Regular expressions for the whole source."""
+    """Regular expressions for the whole source text."""
     paths: tuple[str, ...] = ()
-    """Path patterns of new and changed files, such as `**/*.pth`."""
+    """Path patterns for new and changed files, such as `**/*.pth`."""
 
     @property
     def is_complete(self) -> bool:
-        """True if it has any pattern."""
+        """True if the rule has any patterns."""
         lists = (
             self.uses,
             self.calls,
@@ -162,24 +177,27 @@ class CodeRule(Document):
 
 
 class CodeRules(Document):
-    """All rules, with the data of the other layers."""
+    """All rules, and the data used by the other layers."""
 
     rules: dict[str, CodeRule]
-    """Rules by name. Rules without patterns belong to a layer with its own detection."""
+    """Rules by name. A rule without patterns belongs to a layer that has its own detection."""
     bandit: dict[str, VerdictName]
-    """Verdicts by Bandit severity (`high`, `medium`, `low`) and by test (`B506`), which takes precedence."""
+    """Verdicts by Bandit severity (`high`, `medium` or `low`) and by Bandit test, such as `B506`.
+
+    The verdict for a test takes precedence.
+    """
     bandit_instead: dict[str, str]
-    """Bandit test -> recommended alternative, if Bandit's own text has none."""
+    """Recommended alternatives by Bandit test, for tests whose own text does not contain one."""
     dependencies: frozenset[str]
     """Distributions that any project may use."""
     distributions: dict[str, tuple[str, ...]]
-    """Module -> possible distributions, if the names differ."""
+    """Possible distributions of a module, if their names differ from the module's name."""
     known: frozenset[str]
-    """Well-known distributions; a similar name may be an imitation."""
+    """Well-known distributions. A distribution with a similar name may be an imitation."""
     manifests: dict[str, tuple[str, ...]]
-    """File name -> locations of dependencies in a manifest; `*` matches any key."""
+    """Locations of the dependencies in a manifest, by file name. `*` matches any key."""
     may_take: frozenset[str]
-    """Names of functions that may take a module as a value, because they patch, reload or inspect it."""
+    """Names of functions that may receive a module as a value, because they patch, reload or inspect it."""
     off: tuple[str, ...] = ()
     """Disabled rules, including command rules."""
     enabled: bool = True
@@ -199,16 +217,17 @@ class CodeRules(Document):
         dependencies: Iterable[str] = (),
         enabled: bool = True,
     ) -> "CodeRules":
-        """Return the rules with changed and additional rows.
+        """Return the rules with changes and additions.
 
         Args:
-            rows: by name; for a known rule only the given fields change, for a Bandit test (`B506`) the verdict.
-            off: names of rules to disable.
+            rows: rows by name. For a known rule, only the given fields change. For a Bandit test such as `B506`, the
+                verdict changes.
+            off: names of the rules to disable.
             dependencies: additional distributions that may be used without asking.
-            enabled: False disables the whole review.
+            enabled: whether the review is enabled at all.
 
         Raises:
-            ValueError: an unknown name whose row has no pattern.
+            ValueError: a name is unknown and its row does not have a pattern.
         """
         rules, bandit = dict(self.rules), dict(self.bandit)
         for name, row in rows.items():
@@ -234,13 +253,13 @@ _OF_BANDIT = re.compile(r"B\d{3}")
 
 
 def normal_name(distribution: str) -> str:
-    """Return the normalised name of a distribution (PEP 503)."""
+    """Return a distribution's normalised name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @cache
 def default_rules() -> CodeRules:
-    """Return the rules as shipped, without changes from the settings."""
+    """Return the rules as shipped, without any changes from the settings."""
     # The settings import this module; only workers and authors of custom rules need the file.
     from importlib import resources
 

@@ -1,4 +1,4 @@
-"""Effects of commands: written files, environment variables, and quoting contexts."""
+"""Effects of commands: files that they write, environment variables, and quoting contexts."""
 
 import posixpath
 import re
@@ -28,20 +28,20 @@ _NOWHERE = re.compile(r"/dev/(?:null|stdout|stderr|tty|fd/\d+)|(?:/var)?/tmp/.*|
 # Shell expansions, and absolute paths.
 _OPEN = re.compile(r"[$`*?\[{~]|^/")
 _LEAST_LONG_OPTION = 4
-"""Minimum length of an abbreviated long option: most programs accept any unambiguous prefix."""
+"""Minimum length of an abbreviated long option. Most programs accept any unambiguous prefix."""
 
 
 class Write(NamedTuple):
-    """File written by a command."""
+    """A file written by a command."""
 
     path: str
     """Path as written in the command."""
     by: str
-    """Option or operator that writes it; empty: the purpose of the program."""
+    """Option or operator that writes the file. Empty if writing it is the purpose of the program."""
 
     @property
     def is_known(self) -> bool:
-        """True if the path is literal and inside the folder of the command."""
+        """True if the path is literal and inside the command's folder."""
         return not _OPEN.search(self.path)
 
 
@@ -50,11 +50,11 @@ class Paths(NamedTuple):
 
     certain: tuple[str, ...] = ()
     possible: tuple[str, ...] = ()
-    """Candidates, if the script changes its folder."""
+    """Paths that the script may write, if it changes its working directory."""
 
 
 def writes(call: Call) -> Iterator[Write]:
-    """Yield the files that a call writes, as far as its text shows."""
+    """Yield the files that a call writes, as far as its text shows them."""
     arguments = _arguments(call)
     targets, more = _split_redirects(call.redirects)
     yield from targets
@@ -83,8 +83,8 @@ def writes(call: Call) -> Iterator[Write]:
 def exceeds(call: Call, allowed: Sequence[str]) -> bool:
     """Return whether a call exceeds a rule that allows these words.
 
-    That is the case if it writes to a path that its text does not show, or has an option that runs another program, and
-    the rule does not name that option.
+    It does if it writes to a path that its text does not show. It also does if it has an option that runs another
+    program, unless the rule names that option.
     """
     runs = any(
         _is(argument, option) and option not in allowed
@@ -99,10 +99,10 @@ def exceeds(call: Call, allowed: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def written_paths(command: str, folder: str = "") -> Paths:
-    """Return the files that a script writes below the root, as far as its text shows.
+    """Return the files below the root that a script writes, as far as its text shows them.
 
     Args:
-        command: without disguises; see `plain`.
+        command: the command without disguises; see `plain`.
         folder: working directory, relative to the root.
     """
     calls = read_scripts(command).calls
@@ -127,7 +127,7 @@ def written_paths(command: str, folder: str = "") -> Paths:
 
 
 def needs_judging(assignment: Assignment) -> bool:
-    """Return whether a variable may change the behaviour of programs, judged by its name."""
+    """Return whether a variable may change the behaviour of programs, judging by its name."""
     if loads_code(assignment.name):
         return True
     if assignment.reaches_programs:
@@ -137,7 +137,7 @@ def needs_judging(assignment: Assignment) -> bool:
 
 
 def loads_code(name: str) -> bool:
-    """Return whether a variable of this name makes programs load code."""
+    """Return whether a variable with this name makes programs load code."""
     return _matches_any(name, _LOADS_CODE)
 
 
@@ -151,7 +151,7 @@ def _arguments(call: Call) -> tuple[str, ...]:
 
 
 def _split_redirects(redirects: Iterable[str]) -> tuple[list[Write], tuple[str, ...]]:
-    """Return the files written by redirections, and the words after them that are arguments."""
+    """Return the files written by redirections, and the words that follow them and are arguments."""
     targets, more, operator = list[Write](), list[str](), ""
     for token in redirects:
         match = _REDIRECT.fullmatch(token) if not operator else None
@@ -196,7 +196,10 @@ def _operands(table: dict[str, Any], arguments: tuple[str, ...]) -> tuple[str, .
 
 
 def _is(argument: str, option: str) -> bool:
-    """Return whether a word is an option, with or without its value, abbreviated or in a bundle of short ones."""
+    """Return whether a word is an option.
+
+    The option may have a value, be abbreviated, or be part of a bundle of short options.
+    """
     if argument == option:
         return True
     if option.startswith("--"):
@@ -210,7 +213,7 @@ def _is(argument: str, option: str) -> bool:
 
 
 def _value_of(argument: str, option: str) -> str | None:
-    """Return the value inside the option word; None: it is the next word."""
+    """Return the value inside the option word, or None if the value is the next word."""
     if argument.startswith("--"):
         _, equals, value = argument.partition("=")
         return value if equals else None
@@ -218,7 +221,7 @@ def _value_of(argument: str, option: str) -> str | None:
 
 
 def _below(paths: Iterable[str], bases: Iterable[str]) -> tuple[str, ...]:
-    """Return paths relative to the root, without those that leave it."""
+    """Return the paths relative to the root, without those that lead outside it."""
     joined = (posixpath.normpath(posixpath.join(base, path)) for path in paths for base in bases)
     return tuple(
         dict.fromkeys(
@@ -232,7 +235,7 @@ PLACEHOLDER = "any_word"
 
 
 class QuotingContext(StrEnum):
-    """Shell context of a text in a script."""
+    """The shell context of a text in a script."""
 
     UNQUOTED = "unquoted"
     SINGLE_QUOTED = "single quoted"
@@ -240,17 +243,17 @@ class QuotingContext(StrEnum):
     COMMENT = "comment"
     HERE_DOCUMENT = "here-document"
     LITERAL = "literal here-document"
-    """Here-document with a quoted delimiter: no expansion."""
+    """Here-document with a quoted delimiter, in which nothing is expanded."""
     ARITHMETIC = "arithmetic"
-    """Arithmetic: a non-numeric word is a variable name."""
+    """Arithmetic, in which a word that is not a number is a variable name."""
 
 
 class ShellContext(NamedTuple):
-    """Shell context of one text."""
+    """The shell context of one text."""
 
     context: QuotingContext
     delimiter: str = ""
-    """Delimiter of a here-document, as written."""
+    """Delimiter of a here-document, as written in the script."""
 
 
 _PLACES = {
@@ -265,7 +268,7 @@ _COMPARES_NUMBERS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 
 
 def find_places(texts: Sequence[str | None]) -> list[ShellContext]:
-    """Return the shell context of each text of a script; None is a placeholder word."""
+    """Return the shell context of each text in a script. None stands for a placeholder word."""
     parts = [PLACEHOLDER if text is None else text for text in texts]
     text = "".join(parts)
     root = parse(text)
@@ -318,7 +321,10 @@ def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
 
 
 def _is_misread(node: "Node", text: str) -> bool:
-    """Return whether a subshell is arithmetic: in a here-document, the parser reads `$((...))` as two pairs."""
+    """Return whether a subshell is really arithmetic.
+
+    In a here-document, the parser reads `$((...))` as two pairs of parentheses.
+    """
     while node.type in ("subshell", "ERROR") and node.parent is not None:
         node = node.parent
     source = text[node.start_byte : node.end_byte]
@@ -326,7 +332,7 @@ def _is_misread(node: "Node", text: str) -> bool:
 
 
 def _is_in_brackets(node: "Node") -> bool:
-    """Return whether a comparison is inside `[[ ]]`, which evaluates arithmetic; `[ ]` accepts numbers only."""
+    """Return whether a comparison is inside `[[ ]]`, which evaluates arithmetic. `[ ]` only accepts numbers."""
     enclosing = node.parent
     while enclosing is not None and enclosing.type not in ("test_command", *NESTING):
         enclosing = enclosing.parent

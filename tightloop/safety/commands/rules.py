@@ -54,7 +54,7 @@ def _removes(call: Call) -> Violation | None:
 
 
 def _target(operand: str, *, recursive: bool) -> Verdict | None:
-    """Return the verdict on removing a path; None: no violation."""
+    """Return the verdict on removing a path, or None if it does not violate a rule."""
     path = re.sub(r"/{2,}", "/", operand.strip("\"'"))
     if PATTERNS["everything"].fullmatch(path):
         return Verdict.DENY if recursive or path.endswith("*") else None
@@ -222,9 +222,9 @@ _FIELDS = re.compile(r"\$\{?ifs\}?(?:\$\d)?")
 
 
 def may_violate(text: str) -> bool:
-    """Return whether a text of one or more lines may violate a command rule; False is certain.
+    """Return whether a text of one or more lines may violate a command rule. False is certain.
 
-    The text must be without disguises; see `plain`.
+    The text must not contain disguises; see `plain`.
     """
     bare = _FIELDS.sub(" ", text.replace("\\\n", " ").replace("\\\r\n", " ").translate(_TAKEN_OUT).lower())
     return (
@@ -241,13 +241,13 @@ SCRIPTS_LIMIT = 40
 
 
 def find_violations(command: str) -> tuple[Violation, ...]:
-    """Return the violations of a command or script line; text in other languages is covered less completely."""
+    """Return the violations in a command or script line. Text in other languages is covered less thoroughly."""
     text = plain(command)
     return check_script(text) if may_violate(text) else ()
 
 
 def find_violations_in_words(argv: Sequence[str]) -> tuple[Violation, ...]:
-    """Return the violations of a program and its arguments, which run without a shell."""
+    """Return the violations in a program and its arguments, which run without a shell."""
     violations = check_script(plain(shlex.join(plain(argument) for argument in argv)), is_strict=True)
     # Also check a script in a single word unquoted: quoting would hide what is quoted in it.
     inner = (violation for argument in argv[1:] for violation in _by_pattern(plain(argument)))
@@ -255,11 +255,11 @@ def find_violations_in_words(argv: Sequence[str]) -> tuple[Violation, ...]:
 
 
 def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]:
-    """Return the distinct violations of a script and its nested scripts.
+    """Return the distinct violations in a script and its nested scripts.
 
     Args:
-        text: without disguises; see `plain`.
-        is_strict: unreadable parts are a violation too.
+        text: the script without disguises; see `plain`.
+        is_strict: whether parts that cannot be parsed are a violation too.
     """
     reading = read_scripts(text)
     violations = [violation for script in reading.texts for violation in _by_pattern(script)]
@@ -272,7 +272,7 @@ def check_script(text: str, *, is_strict: bool = False) -> tuple[Violation, ...]
 
 
 class ParsedScript(NamedTuple):
-    """A script with its nested scripts."""
+    """A script and its nested scripts."""
 
     texts: tuple[str, ...]
     calls: tuple[Call, ...]
@@ -282,7 +282,10 @@ class ParsedScript(NamedTuple):
 
 
 def read_scripts(text: str) -> ParsedScript:
-    """Parse a script and its nested scripts: those given to a shell, here-documents and multi-line strings."""
+    """Parse a script and its nested scripts.
+
+    Nested scripts are those passed to a shell, here-documents and multi-line strings.
+    """
     waiting, texts, all_calls, assigned = [(text, True)], {text}, list[Call](), list[Assignment]()
     is_complete, is_too_deep = True, False
     while waiting and not is_too_deep:

@@ -1,4 +1,7 @@
-"""Shell script parser based on tree-sitter: undoes disguises, and yields simple commands with unquoted words."""
+"""Shell script parser based on tree-sitter.
+
+It removes disguises and yields simple commands with unquoted words.
+"""
 
 import re
 import unicodedata
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 LONGEST = 20_000
 """Maximum length of a script that is parsed."""
 DEEPEST = 40
-"""Maximum nesting depth; deeper scripts are not reviewable."""
+"""Maximum nesting depth. Scripts with deeper nesting cannot be reviewed."""
 
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
@@ -25,10 +28,13 @@ _LOOKALIKES = str.maketrans(
     "аеорсухіјѕԁһӏѡКМНТАВЕОРСХԛΑΒΕΖΗΙΚΜΝΟΡΤΥΧορνικα‐‑‒–—―−⁃﹣－∕⁄╱｜∣⼁ɡɑı‘’“”",
     "aeopcyxijsdhlwKMHTABEOPCXqABEZHIKMNOPTYXopvika----------///|||gai''\"\"",
 )
-"""Letters of other scripts, dashes and strokes that resemble those of commands (after Unicode TR 39)."""
+"""Letters of other scripts, dashes and strokes that look like characters in commands, based on Unicode TR 39."""
 _FIELDS = re.compile(r"\$\{?IFS\}?(?:\$\d)?")
 _REFERENCE = re.compile(r"\$\{[\w-]+(?:\.[\w-]+|\[[\w-]*\])+\}")
-"""Reference of a plan, such as `${collect.sources[0]}`. In bash it is a bad substitution, which runs nothing."""
+"""A plan reference, such as `${collect.sources[0]}`.
+
+In bash, it is a bad substitution, which does not run anything.
+"""
 _CHANGED = re.compile(r"\s*(?:\[[^\]]*\]\s*)?[^\w\s]{0,2}=(?!=)")
 _FOREIGN = re.compile(r"[^\x01-\x7f]")
 NESTING = frozenset({"command_substitution", "process_substitution", "subshell", "compound_statement", "do_group"})
@@ -39,9 +45,10 @@ _TEXTS = frozenset({"raw_string", "string", "ansi_c_string"})
 
 
 def plain(text: str) -> str:
-    """Return a text as displayed: without invisible characters, and with lookalike letters replaced by Latin ones.
+    """Return a text as it is displayed.
 
-    One character more than `LONGEST` is kept, so that the reader detects the truncation.
+    Invisible characters are removed and lookalike letters are replaced with Latin ones. The result has at most one
+    character more than `LONGEST`, so that the reader can detect the truncation.
     """
     if text.isascii():
         return text[: LONGEST + 1]
@@ -52,27 +59,30 @@ def plain(text: str) -> str:
 
 @dataclass(slots=True)
 class SimpleCommand:
-    """A program with its arguments, as started by a script."""
+    """A program and its arguments, as started by a script."""
 
     argv: tuple[str, ...]
-    """Unquoted words with leading assignments; expansions stay literal."""
+    """Unquoted words, including leading assignments. Expansions stay literal."""
     redirects: tuple[str, ...] = ()
     """Redirections such as `2>&1`, or `>` and `out.txt`."""
     fed_by: tuple[str, ...] = ()
-    """Words of the command that is piped into it."""
+    """Words of the command whose output is piped into this one."""
 
 
 class Assignment(NamedTuple):
-    """Variable set by a script or a step."""
+    """A variable set by a script or a step."""
 
     name: str
     value: str
     reaches_programs: bool = True
-    """True if set for a program or exported; otherwise a shell variable, which may have been exported before."""
+    """True if the variable is set for a program or exported.
+
+    Otherwise it is a shell variable, which may have been exported earlier.
+    """
 
     @property
     def call(self) -> "Call":
-        """Equivalent command for the rules: `env NAME=value`."""
+        """The equivalent command for the rules: `env NAME=value`."""
         return Call("env", (f"{self.name}={self.value}",))
 
 
@@ -84,7 +94,7 @@ class Script(NamedTuple):
     embedded: tuple[str, ...] = ()
     """Here-documents and multi-line strings, which may be scripts for another program."""
     is_complete: bool = True
-    """False if parts are unreadable, for example because of an unbalanced quote."""
+    """True if all parts could be parsed. False if, for example, a quote is not closed."""
     is_too_deep: bool = False
     assignments: tuple[Assignment, ...] = ()
 
@@ -99,10 +109,10 @@ def _language() -> "Language":
 
 
 def parse(text: str) -> "Node":
-    """Return the root of a syntax tree whose byte offsets equal text offsets.
+    """Return the root of a syntax tree whose byte offsets are equal to the text offsets.
 
-    Non-ASCII characters are hidden from the parser: tree-sitter-bash 0.25.1 calls isdigit() with any code point, which
-    reads out of bounds in the C library for `{` and a rare letter, and crashes the process.
+    Non-ASCII characters are hidden from the parser. tree-sitter-bash 0.25.1 calls isdigit() with any code point. For
+    `{` followed by a rare letter, the C library then reads out of bounds and the process crashes.
     """
     from tree_sitter import Parser
 
@@ -112,9 +122,9 @@ def parse(text: str) -> "Node":
 
 
 def read_script(text: str) -> Script:
-    """Return the simple commands of a bash script.
+    """Return the simple commands in a bash script.
 
-    Unparsable text is additionally split at white space and operators, so that no command can hide behind a syntax
+    Text that cannot be parsed is also split at white space and operators, so that no command can hide behind a syntax
     error.
     """
     is_cut = len(text) > LONGEST
@@ -143,7 +153,7 @@ def read_script(text: str) -> Script:
 
 
 class _Reader:
-    """Collects the contents of syntax tree nodes, visited in text order."""
+    """Collects the contents of syntax tree nodes, which are visited in text order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -151,7 +161,7 @@ class _Reader:
         self.embedded: list[str] = []
         self.assignments: list[Assignment] = []
         self._last: dict[int, SimpleCommand] = {}
-        """Last command by its substitution; 0 for none."""
+        """Last command in each substitution. The key 0 stands for no substitution."""
         self._feeding: dict[int, tuple[str, ...]] = {}
 
     def read(self, node: "Node", scope: int) -> None:
@@ -203,7 +213,7 @@ class _Reader:
         )
 
     def _join_words(self, nodes: "Iterable[Node]") -> tuple[str, ...]:
-        """Return the words of nodes; adjacent nodes without space form one word."""
+        """Return the words in the nodes. Adjacent nodes without space between them form one word."""
         parts: list[str] = []
         end = -1
         for node in nodes:
@@ -218,7 +228,7 @@ class _Reader:
         return self._text[node.start_byte : node.end_byte]
 
     def _word(self, node: "Node") -> str:
-        """Return the text of a node as the shell reads it, without expansion."""
+        """Return a node's text as the shell reads it, without expansion."""
         text = self._source(node)
         match node.type:
             case "command_name" | "concatenation":
@@ -250,22 +260,22 @@ def _split(text: str) -> Iterator[SimpleCommand]:
 
 
 class Call(NamedTuple):
-    """A simple command without wrappers (`sudo`, `env`, a path)."""
+    """A simple command without wrappers, which are `sudo`, `env` or a path."""
 
     name: str
     arguments: tuple[str, ...]
     """Arguments and redirections."""
     fed_by: str = ""
-    """Command that is piped into it."""
+    """Command whose output is piped into this one."""
     redirects: tuple[str, ...] = ()
-    """Redirections at the end of `arguments`; for a bare redirection, all of it."""
+    """Redirections at the end of `arguments`. For a bare redirection, these are all the arguments."""
     assigned: tuple[str, ...] = ()
-    """Variables set for it, such as `A=b`."""
+    """Variables set for the command, such as `A=b`."""
     has_more_words: bool = False
-    """True if `xargs` adds unknown arguments."""
+    """True if `xargs` adds arguments that are not known."""
 
     def has(self, *flags: str) -> bool:
-        """Return whether a flag is present; short ones (`-f`) also in a bundle (`-xdf`)."""
+        """Return whether a flag is present. A short flag (`-f`) may also be part of a bundle (`-xdf`)."""
         for flag in flags:
             short = len(flag) == 2 and flag[0] == "-"
             for argument in self.arguments:
@@ -292,7 +302,7 @@ _WRAPPERS = frozenset((
     "sudo", "doas", "env", "nohup", "time", "nice", "ionice", "exec", "command", "builtin", "setsid", "stdbuf", "then",
     "do", "else", "if", "while", "until", "!", "{", "(", "xargs", "timeout", "busybox", "run:", "-", "$", "@", "&",
 ))  # fmt: skip
-"""Words that precede a program, including keywords of incomplete scripts and prefixes of Makefiles and YAML."""
+"""Words that can precede a program, including keywords of incomplete scripts and prefixes in Makefiles and YAML."""
 _WITH_OPTIONS = frozenset({"sudo", "doas", "env", "xargs", "timeout", "nice", "stdbuf"})
 WITH_VALUE: dict[str, list[str]] = read_toml("tightloop.safety.commands", "effects.toml")["wrappers"]
 
@@ -338,7 +348,7 @@ def _call(argv: Iterable[str]) -> Call | None:
 
 
 def _past_options(wrapper: str, arguments: list[str]) -> list[str]:
-    """Return the words after the options of a wrapper; assignments are kept."""
+    """Return the words that follow a wrapper's options. Assignments are kept."""
     rest = arguments
     while rest and (rest[0].startswith("-") or re.fullmatch(r"\d+[smhd]?", rest[0])):
         # `env -S 'A=b program'` takes its program out of one word.

@@ -1,1 +1,1 @@
-"""One module per revision, named after it and applied in name order."""
+"""Migrations, with one module per revision. Each is named after its revision, and they are applied in name order."""
