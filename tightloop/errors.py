@@ -3,13 +3,13 @@
     TightloopError
     ├── InvalidRequestError      the caller's input is invalid
     │   ├── MessageError         a plan message or request lacks a section
-    │   ├── PlanError            a plan's text is invalid; has all problems with positions
+    │   ├── PlanError            a plan's text is invalid; lists all problems with positions
     │   ├── ExpressionError      an expression or a reference of a plan is invalid
     │   ├── ReferenceMissingError  a reference of a plan has no value
     │   ├── WrongStateError      the run's state does not allow the operation
     │   ├── IdTakenError         the id is or was used by another run
     │   └── SettingsError        a setting is unknown or invalid
-    ├── WorkspaceError           the workspace cannot be used in its condition
+    ├── WorkspaceError           the workspace cannot be used in its current state
     │   ├── WorkspaceElsewhereError  it is on another host, or in another state home
     │   ├── FencedError          another host has taken the episode over
     │   ├── NotARepositoryError
@@ -29,7 +29,8 @@
     ├── ProjectNotFoundError
     └── ServiceUnavailableError  retryable: Temporal, a worker or the database does not respond
 
-A message contains the failure with its value, then the next step. A class defines retryability and the HTTP status.
+Each message describes the failure with the value that caused it, and then the next step. Each class defines whether
+the error is retryable, and its HTTP status.
 """
 
 from collections.abc import Iterable

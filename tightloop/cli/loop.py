@@ -1,4 +1,4 @@
-"""Commands of the project loop: plan, show, dispatch, verify."""
+"""Commands for the project loop: plan, show, dispatch and verify."""
 
 import contextlib
 from pathlib import Path

@@ -120,7 +120,7 @@ def _log() -> None:
 
 
 def main() -> None:
-    """Run the command line; the entry point of the package."""
+    """Run the command line. This is the package's entry point."""
     code: Any = 0
     try:
         app(obj=_log)

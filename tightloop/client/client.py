@@ -260,7 +260,7 @@ class TightloopClient(Viewer):
     async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
         """Permanently cancel an episode or a plan.
 
-        An episode leaves its files as they are. A plan runs the compensation of each step that defines one.
+        An episode leaves its files as they are. A plan compensates the steps that define a compensation.
 
         Raises:
             InvalidRequestError: the run is closed.

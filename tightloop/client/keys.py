@@ -67,7 +67,7 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
     """Return the keys. On the server's own host, missing keys are created unless `privacy.encrypt` is on.
 
     Raises:
-        SettingsError: the keys cannot be read, or they are missing and have to be copied from another host.
+        SettingsError: the keys cannot be read, or they are missing and have to be copied or created.
     """
     privacy, path = settings.privacy, key_file(settings.privacy, home)
     # With `privacy.encrypt` a missing file is an error: a fresh key could not open what the lost one sealed.

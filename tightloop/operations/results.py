@@ -89,7 +89,7 @@ class Workers(Shown):
     """Task queue for workflows."""
     items: list[WorkerLine]
     hosts: list[str]
-    """Task queues of the hosts with workspaces."""
+    """Task queues of the hosts that can open workspaces."""
     missing: list[str]
     """Missing workers, each described by a sentence that contains the command to start it."""
     waiting: list[WaitingSteps]

@@ -1,4 +1,4 @@
-"""Commands for this host: workers, deployments, identity, keys, tokens."""
+"""Commands for this host: workers, deployments, identity, keys and tokens."""
 
 import asyncio
 import os

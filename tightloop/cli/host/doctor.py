@@ -1,4 +1,4 @@
-"""Diagnosis of this host and its server: programs, server, workers, keys, folders."""
+"""Diagnosis of this host and its server: programs, server, workers, keys and folders."""
 
 import asyncio
 import importlib.util
