@@ -3,13 +3,13 @@
     TightloopError
     ├── InvalidRequestError      the caller's input is invalid
     │   ├── MessageError         a plan message or request lacks a section
-    │   ├── PlanError            a plan's text is invalid; has all problems with positions
+    │   ├── PlanError            a plan's text is invalid; lists all problems with positions
     │   ├── ExpressionError      an expression or a reference of a plan is invalid
     │   ├── ReferenceMissingError  a reference of a plan has no value
     │   ├── WrongStateError      the run's state does not allow the operation
     │   ├── IdTakenError         the id is or was used by another run
     │   └── SettingsError        a setting is unknown or invalid
-    ├── WorkspaceError           the workspace cannot be used in its condition
+    ├── WorkspaceError           the workspace cannot be used in its current state
     │   ├── WorkspaceElsewhereError  it is on another host, or in another state home
     │   ├── FencedError          another host has taken the episode over
     │   ├── NotARepositoryError
@@ -29,7 +29,8 @@
     ├── ProjectNotFoundError
     └── ServiceUnavailableError  retryable: Temporal, a worker or the database does not respond
 
-A message contains the failure with its value, then the next step. A class defines retryability and the HTTP status.
+Each message describes the failure with the value that caused it, and then the next step. Each class defines whether
+the error is retryable, and its HTTP status.
 """
 
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ PROBLEMS_SHOWN = 20
 
 
 class Position(NamedTuple):
-    """Position in a text, counted from 1. Line 0 means that a problem has no position."""
+    """Position in a text, counted from 1. Line 0 means that the problem has no position."""
 
     line: int = 0
     column: int = 0
@@ -53,7 +54,7 @@ NOWHERE = Position()
 
 
 class Severity(StrEnum):
-    """Severity of a problem; an error prevents the plan from running."""
+    """Severity of a problem. A plan with errors cannot run."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -64,23 +65,23 @@ class Problem:
     """Error or warning with its position."""
 
     message: str
-    """Description with the value, without a full stop."""
+    """Description that includes the value, without a final period."""
     suggestion: str = ""
-    """Replacement to write, as a sentence without a full stop."""
+    """Suggested fix, as a sentence without a final period."""
     severity: Severity = Severity.ERROR
     position: Position = NOWHERE
     code: str = ""
     """Stable name of the rule, such as `cycle`."""
     file: str = ""
-    """Name of the text, as the caller passed it."""
+    """Name of the text, as passed by the caller."""
 
     @property
     def is_error(self) -> bool:
-        """True if the plan must not run with this problem."""
+        """True if this problem prevents the plan from running."""
         return self.severity is Severity.ERROR
 
     def __str__(self) -> str:
-        """Return `file:line:column: message. suggestion.`, omitting unknown parts."""
+        """Return `file:line:column: message. suggestion.` without the unknown parts."""
         location = [self.file] if self.file else []
         location += [str(number) for number in self.position] if self.position.line else []
         prefix = "warning: " if self.severity is Severity.WARNING else ""
@@ -91,12 +92,12 @@ class Problem:
 
 
 def followed_by(sentence: str, more: str) -> str:
-    """Join a sentence, which may end with a question mark, and the next one."""
+    """Join two sentences. The first one may end with a question mark."""
     return f"{sentence}{'' if sentence.endswith('?') else '.'} {more}"
 
 
 def did_you_mean(misspelt: str, candidates: Iterable[str]) -> str:
-    """Return a suggestion for a misspelt word: the closest known one, or up to `CANDIDATES_SHOWN` candidates."""
+    """Return a suggestion for a misspelled word: the closest known word, or up to `CANDIDATES_SHOWN` candidates."""
     # Most importers of this module never misspell a word, so difflib is imported on first use.
     from difflib import get_close_matches
 
@@ -133,12 +134,12 @@ class TightloopError(Exception):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Extra JSON fields for programs."""
+        """Additional JSON fields for programs."""
         return {}
 
 
 class InvalidRequestError(TightloopError):
-    """The caller's input is invalid; the message names the field and shows a valid value."""
+    """The caller's input is invalid. The message names the field and shows a valid value."""
 
     status, code = 422, "invalid-request"
 
@@ -148,7 +149,7 @@ class MessageError(InvalidRequestError):
 
 
 class PlanError(InvalidRequestError):
-    """A plan's text cannot be parsed or fails validation.
+    """A plan's text cannot be parsed or is not valid.
 
     Attributes:
         problems: all problems, ordered by position.
@@ -178,12 +179,12 @@ class PlanError(InvalidRequestError):
 
 
 class ExpressionError(InvalidRequestError):
-    """An expression or a reference of a plan is invalid, or cannot be evaluated with the given values.
+    """An expression or reference in a plan is invalid, or it cannot be evaluated with the given values.
 
     Attributes:
         problem: description.
         column: position in the text, counted from 1.
-        suggestion: replacement to write; may be empty.
+        suggestion: suggested replacement; may be empty.
     """
 
     def __init__(self, problem: str, column: int = 1, suggestion: str = "") -> None:
@@ -195,7 +196,7 @@ class ExpressionError(InvalidRequestError):
 
 
 class ReferenceMissingError(InvalidRequestError):
-    """A reference of a plan has no value: its step was skipped, has no such output, or its name is unknown."""
+    """A reference in a plan has no value: the step was skipped, has no such output, or does not exist."""
 
 
 class WrongStateError(InvalidRequestError):
@@ -203,7 +204,7 @@ class WrongStateError(InvalidRequestError):
 
     Attributes:
         state: current state.
-        possible: operations that the state allows; empty if none or unknown.
+        possible: operations that the state allows; empty if there are none or they are unknown.
     """
 
     status, code = 409, "wrong-state"
@@ -215,12 +216,12 @@ class WrongStateError(InvalidRequestError):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Return the state and the operations that it allows."""
+        """Return the state and the operations it allows."""
         return {"state": self.state, "possible": list(self.possible)}
 
 
 class IdTakenError(InvalidRequestError):
-    """The id is or was used by another episode or plan."""
+    """The id is already used, or was used, by another episode or plan."""
 
     status, code = 409, "id-taken"
 
@@ -233,7 +234,7 @@ class SettingsError(InvalidRequestError):
 
 
 class WorkspaceError(TightloopError):
-    """The workspace cannot be used in its current condition."""
+    """The workspace cannot be used in its current state."""
 
     status, code = 409, "workspace"
 
@@ -242,7 +243,7 @@ class WorkspaceElsewhereError(WorkspaceError):
     """The workspace belongs to another host or another state home.
 
     Attributes:
-        homes: task queues of the hosts that may own it; empty if the owner is known.
+        homes: task queues of the hosts that may own the workspace; empty if the owner is known.
     """
 
     def __init__(self, message: str, homes: tuple[str, ...] = ()) -> None:
@@ -251,7 +252,7 @@ class WorkspaceElsewhereError(WorkspaceError):
 
 
 class FencedError(WorkspaceError):
-    """Another host has taken over the episode; this one must neither deliver nor copy."""
+    """Another host has taken over the episode. This host must no longer deliver changes or copy data."""
 
 
 class NotARepositoryError(WorkspaceError):
@@ -259,7 +260,7 @@ class NotARepositoryError(WorkspaceError):
 
 
 class UntrustedProgramError(WorkspaceError):
-    """A program that runs outside the sandbox is in a place that sandboxed commands can write to."""
+    """A program that runs outside the sandbox is in a location that sandboxed commands can write to."""
 
 
 class WorkspaceBusyError(WorkspaceError):
@@ -267,7 +268,7 @@ class WorkspaceBusyError(WorkspaceError):
 
 
 class WorkspaceLockedError(TightloopError):
-    """An earlier attempt on this host still holds the workspace."""
+    """An earlier attempt on this host still has the workspace locked."""
 
     retryable, status, code = True, 409, "workspace"
 
@@ -284,7 +285,7 @@ class ArtifactError(TightloopError):
 
 
 class ArtifactMissingError(ArtifactError):
-    """The store does not hold the artifact."""
+    """The store does not contain the artifact."""
 
     status, code = 404, "not-here"
 
@@ -294,7 +295,7 @@ class ArtifactCorruptError(ArtifactError):
 
 
 class StorageFullError(TightloopError):
-    """The disk is full; the artifact was not written. Not retryable: a person is asked at once."""
+    """The disk is full, so the artifact was not written. The error is not retryable; a person is asked immediately."""
 
     status, code = 507, "storage-full"
 
@@ -304,22 +305,22 @@ class StorageFullError(TightloopError):
 
         Args:
             path: file or folder on that disk.
-            cause: error of the system, or its text.
-            writing: text that completes "while ...", such as `storing 210 bytes`.
+            cause: operating system error, or its text.
+            writing: phrase that follows "while" in the message, such as `storing 210 bytes`.
         """
         activity = f" while {writing}" if writing else ""
         return cls(f"the disk of {path} is full{activity} ({cause}). Free space there, then resume")
 
 
 class PlannerError(TightloopError):
-    """The model service rejects the request: key, quota, model name or content."""
+    """The model service rejects the request because of the key, quota, model name or content."""
 
 
 class PlannerUnavailableError(TightloopError):
     """The model service is busy or down.
 
     Attributes:
-        retry_after: wait time requested by the service, if any.
+        retry_after: delay requested by the service, if any.
     """
 
     retryable, status, code = True, 503, "unavailable"
@@ -334,19 +335,19 @@ class ExecutorError(TightloopError):
 
 
 class ProofError(TightloopError):
-    """A proof cannot be read, or does not prove the claim."""
+    """A proof cannot be read or does not prove the claim."""
 
     status, code = 409, "no-proof"
 
 
 class EpisodeNotFoundError(TightloopError):
-    """No episode has this id."""
+    """There is no episode with this id."""
 
     status, code = 404, "not-found"
 
 
 class ProjectNotFoundError(TightloopError):
-    """No project has this id."""
+    """There is no project with this id."""
 
     status, code = 404, "not-found"
 

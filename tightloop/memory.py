@@ -17,7 +17,7 @@ from pydantic import Field
 from tightloop.value import Value, format_count
 
 Z = 1.96
-"""Normal quantile of a 95 % interval."""
+"""Normal quantile for a 95 % interval."""
 LEAST_TRIES = 3
 LEAST_RATE = 0.1
 """Entries below this rate are retired. 1 of 3 successes is 0.06, 1 of 2 is 0.09, 2 of 5 is 0.12."""
@@ -33,7 +33,7 @@ def wilson(worked: int, tried: int) -> float:
 
 
 class Evidence(Value):
-    """Counts of tries and successes."""
+    """Number of attempts and successes."""
 
     worked: int = 0
     tried: int = 0
@@ -56,7 +56,7 @@ class Evidence(Value):
 CONTEXT_CHARACTERS = 1_200
 """Maximum length of a check's output in a plan message."""
 TEMPLATE_CHARACTERS = 2_000
-"""Maximum length of a stored diff; its checkpoint has the rest."""
+"""Maximum length of a stored diff. The complete diff is in the checkpoint."""
 LINE_CHARACTERS = 300
 TITLE_CHARACTERS = 200
 STEPS_LIMIT = 10
@@ -76,15 +76,15 @@ class SeenFailure(Value):
     """Failure of a check."""
 
     signature: str
-    """Hash that is equal for equal causes."""
+    """Hash that is the same for failures with the same cause."""
     type: str = ""
     """Exception, lint rule or tool that failed."""
     check: str = ""
     """Failing command."""
     line: str
-    """Most informative output line, without the parts that change between runs; this is what searches match."""
+    """Most informative line of the output, without the parts that change between runs. Searches match this line."""
     context: str = ""
-    """End of the output, at most `CONTEXT_CHARACTERS`."""
+    """End of the output, at most `CONTEXT_CHARACTERS` characters."""
     workflow_id: str = ""
     """Episode that recorded it."""
     iteration: int = 0
@@ -92,17 +92,17 @@ class SeenFailure(Value):
 
 
 class Pattern(Value):
-    """Repeatable solution of failures."""
+    """Reusable solution for failures."""
 
     problem_type: str = ""
     title: str = ""
     steps: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
-    """Argument lists; empty if the steps were not commands."""
+    """Commands as argument lists; empty if the steps were not commands."""
     code_template: str = ""
-    """Diff of the production code, at most `TEMPLATE_CHARACTERS`."""
+    """Diff of the production code, at most `TEMPLATE_CHARACTERS` characters."""
     test_template: str = ""
-    """Diff of the tests, at most `TEMPLATE_CHARACTERS`."""
+    """Diff of the tests, at most `TEMPLATE_CHARACTERS` characters."""
     workflow_id: str = ""
     """Episode that recorded it."""
     iteration: int = 0
@@ -114,20 +114,23 @@ class Pattern(Value):
 
     @property
     def id(self) -> str:
-        """Id within a project, 16 hexadecimal digits. Equal commands give an equal id, regardless of the planner."""
+        """Id within a project, 16 hexadecimal digits.
+
+        The same commands always get the same id, regardless of the planner.
+        """
         content: Any = self.commands or (self.steps, self.code_template, self.test_template)
         return hashlib.sha256(json.dumps(content).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 class Outcome(Value):
-    """Use of a pattern against a failure, with the result of its check."""
+    """Attempt to fix a failure with a pattern, with the result of the check."""
 
     signature: str
     pattern: str
     """Id of the pattern."""
     worked: bool
     key: str
-    """Idempotency key of the use."""
+    """Idempotency key of the attempt."""
     at: datetime
 
 
@@ -137,7 +140,7 @@ class Fact(Value):
     key: str
     text: str
     source: str = ""
-    """Author: an episode or a person."""
+    """Author of the fact: an episode or a person."""
     at: datetime | None = None
 
 
@@ -147,12 +150,12 @@ class Query(Value):
     text: str
     """Command output, its last line, or free text."""
     signature: str = ""
-    """Signature of the failure, if known; exact matches come first."""
+    """Signature of the failure, if known. Exact matches come first."""
     limit: int = 3
     solved: bool = True
-    """True to return only failures with a known solution."""
+    """Whether to return only failures with a known solution."""
     in_words: bool = False
-    """True for free text by a person or a model; lowers the similarity threshold."""
+    """True for free text written by a person or a model. This lowers the similarity threshold."""
 
 
 class Match(StrEnum):
@@ -171,30 +174,30 @@ class Recollection(Value):
     line: str
     match: Match
     score: float
-    """1 for an equal signature, otherwise the similarity from 0 to 1."""
+    """1 if the signatures are equal, otherwise the similarity from 0 to 1."""
     pattern: Pattern | None = None
     """Best solution; None if the failure was never solved."""
     evidence: Evidence = Evidence.model_construct()
-    """Uses of the pattern against this failure."""
+    """Attempts to fix this failure with the pattern."""
     check: str = ""
     """Failing command that triggered the search."""
 
     @property
     def shown(self) -> str:
-        """Match and evidence as text."""
+        """Kind of match and evidence, as text."""
         match_text = "the same failure" if self.match is Match.SIGNATURE else f"a similar failure ({self.score:.2f})"
         return f"{match_text}; {self.evidence}" if self.pattern else f"{match_text}; never solved"
 
 
 class Entry(Value):
-    """List row."""
+    """Row of a list."""
 
     id: str
     kind: Kind
     type: str = ""
     text: str
     times: int = 1
-    """Number of occurrences of a failure, or of uses of a pattern."""
+    """Number of times that a failure occurred or a pattern was used."""
     evidence: Evidence = Evidence.model_construct()
     at: datetime | None = None
 
@@ -207,14 +210,14 @@ class Details(Value):
     context: str = ""
     pattern: Pattern | None = None
     related: tuple[Entry, ...] = ()
-    """Patterns that solved the failure, or failures that the pattern solved."""
+    """Patterns that solved this failure, or failures that this pattern solved."""
     embedder: str = ""
-    """Embedding model of its vector; empty if it has no vector."""
+    """Embedding model used for the entry's vector; empty if the entry has no vector."""
     dimension: int = 0
 
 
 class MemoryStats(Value):
-    """Size and usefulness of the memory of a project."""
+    """Size and usefulness of a project's memory."""
 
     project: str
     failures: int = 0
@@ -224,11 +227,11 @@ class MemoryStats(Value):
     tried: int = 0
     worked: int = 0
     embedders: Mapping[str, int] = Field(default_factory=dict)
-    """Row count per embedding model."""
+    """Number of rows per embedding model."""
 
 
 LEXICAL_FLOOR = 0.35
-"""Minimum share of the highest possible BM25 score at which words alone are a match."""
+"""Minimum share of the highest possible BM25 score for a match based on words alone."""
 
 
 class Profile(NamedTuple):
@@ -237,7 +240,7 @@ class Profile(NamedTuple):
     threshold: float
     """Minimum cosine between two lines about the same failure."""
     loose: float
-    """Minimum cosine if one of the lines is free text."""
+    """Minimum cosine if one of the two lines is free text."""
     lexical_weight: float = 0.15
     """Weight of the BM25 share relative to the cosine."""
 
@@ -248,12 +251,13 @@ class Profile(NamedTuple):
 
 # Thresholds depend on the model and on the compared texts; tests/benchmarks/memory.py measures them on 60 failures.
 HASHING = Profile(threshold=0.35, loose=0.15)
-"""Keeps 97 % of the true and 1 % of the wrong lines. Purely lexical."""
+"""Keeps 97 % of the correct matches and 1 % of the wrong ones. Purely lexical."""
 MINILM = Profile(threshold=0.5, loose=0.2)
-"""Keeps 100 % of the true and 4 % of the wrong lines; 67 % and 9 % for free text. At 0.65 no free-text match remains.
+"""Keeps 100 % of the correct matches and 4 % of the wrong ones; for free text, 67 % and 9 %. At a threshold of 0.65, no
+free-text matches remain.
 """
 OPENAI = Profile(threshold=0.6, loose=0.35)
-"""Not measured; usual values for `text-embedding-3-large`."""
+"""Not measured. These are common values for `text-embedding-3-large`."""
 
 
 class SearchHit(NamedTuple):
@@ -271,7 +275,7 @@ def fuse_scores(
     Args:
         vectors: cosine per result.
         word_scores: BM25 score per result.
-        profile: of the embedder; None if there are no vectors.
+        profile: profile of the embedder; None if there are no vectors.
         highest: BM25 score of the query against itself.
     """
     shares = {name: min(score / highest, 1.0) if highest > 0 else 0.0 for name, score in word_scores.items()}
@@ -290,7 +294,7 @@ def fuse_scores(
 
 
 def in_order(results: Iterable[SearchHit]) -> list[SearchHit]:
-    """Sort results by descending score; ties are ordered by id."""
+    """Sort results by descending score. Ties are ordered by id."""
     return sorted(results, key=lambda one: (-one.score, one.id))
 
 
@@ -304,7 +308,7 @@ _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def terms(text: str) -> Counter[str]:
-    """Count the words of a text; compound names also count as their parts."""
+    """Count the words in a text. The parts of compound names are counted as well."""
     counts: Counter[str] = Counter()
     for name in re.findall(r"\w+", text):
         counts[name.lower()[:TERM_CHARACTERS]] += 1
@@ -344,7 +348,7 @@ def bm25(
 
 
 def self_score(query: Mapping[str, int], frequencies: Mapping[str, int], *, documents: int, average: float) -> float:
-    """Return the score of the query as a document of its own, the upper bound of all scores."""
+    """Return the score of the query against itself, which is the upper bound of all scores."""
     length = sum(query.values())
     return sum(
         idf(frequencies.get(term, 0), documents) * _saturate(Posting("", count, length), average)
@@ -364,7 +368,7 @@ def _saturate(posting: Posting, average: float) -> float:
 
 
 NAME = "hashing-3-5"
-"""Model name; change it whenever the vectors change."""
+"""Model name. Change it whenever the vectors change."""
 SHORTEST, LONGEST = 3, 5
 TEXT_CHARACTERS = 2_000
 
@@ -388,7 +392,7 @@ def hash_text(text: str, dimension: int) -> "array[float]":
 
 
 def unit(values: Sequence[float]) -> "array[float]":
-    """Scale a vector to length 1; a zero vector is returned unchanged."""
+    """Scale a vector to length 1. A zero vector is returned unchanged."""
     length = math.sqrt(sum(value * value for value in values)) or 1.0
     return array("f", (value / length for value in values))
 
@@ -398,7 +402,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Model name, stored with each vector; vectors of different models are never compared."""
+        """Model name, which is stored with each vector. Vectors from different models are never compared."""
         ...
 
     @property
@@ -408,20 +412,23 @@ class Embedder(Protocol):
 
     @property
     def profile(self) -> Profile:
-        """Thresholds for its cosines."""
+        """Similarity thresholds for this embedder."""
         ...
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a float32 unit vector per text; blocking.
+        """Return a float32 unit vector for each text. This call blocks.
 
         Raises:
-            ServiceUnavailableError: the model cannot be reached; retryable.
+            ServiceUnavailableError: the model cannot be reached (retryable).
         """
         ...
 
 
 class HashingEmbedder:
-    """Lexical embedder on character n-grams: similar spelling gives similar vectors, not similar meaning."""
+    """Lexical embedder based on character n-grams.
+
+    Texts with similar spelling, rather than similar meaning, get similar vectors.
+    """
 
     name = NAME
     profile = HASHING

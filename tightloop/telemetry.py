@@ -1,6 +1,8 @@
-"""Telemetry settings and the filter for span contents. Disabled unless settings or environment name a collector.
+"""Telemetry settings and the filter for span contents.
 
-Labels and attributes are enums, numbers and ids; a text is exported only as its length and digest.
+Telemetry is disabled unless the settings or the environment specify a collector.
+
+Labels and attributes are enums, numbers and ids. For texts, only the length and digest are exported.
 """
 
 import re
@@ -13,7 +15,7 @@ from tightloop.value import Document, digest
 from tightloop.value.scrub import scrub
 
 CHAT, INVOKE_AGENT, EXECUTE_TOOL = "chat", "invoke_agent", "execute_tool"
-"""Operations; a span is named after its operation and the model, agent or tool."""
+"""Operations. A span is named after its operation and the model, agent or tool."""
 OPERATIONS = (CHAT, INVOKE_AGENT, EXECUTE_TOOL)
 
 OPERATION = "gen_ai.operation.name"
@@ -23,7 +25,7 @@ RESPONSE_MODEL = "gen_ai.response.model"
 RESPONSE_ID = "gen_ai.response.id"
 FINISH_REASONS = "gen_ai.response.finish_reasons"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
-"""Includes tokens that were read from a cache."""
+"""Includes tokens read from a cache."""
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 CONVERSATION = "gen_ai.conversation.id"
@@ -39,7 +41,7 @@ TEXTS = frozenset(
 COUNTS = frozenset({INPUT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS})
 # Each value of a label is a time series of its own, so ids are not among them.
 LABELS = frozenset({OPERATION, PROVIDER, REQUEST_MODEL, RESPONSE_MODEL, ERROR})
-"""Attributes that metrics carry too: names from settings and services, and error classes."""
+"""Attributes that are also used in metrics: names from settings and services, and error classes."""
 
 DURATION = "gen_ai.client.operation.duration"
 USAGE = "gen_ai.client.token.usage"
@@ -51,14 +53,14 @@ BUCKETS = {
     DURATION: (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
     USAGE: tuple(float(4**power) for power in range(14)),
 }
-"""Bucket boundaries of the OpenTelemetry conventions."""
+"""Bucket boundaries recommended by the OpenTelemetry conventions."""
 
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 SPAN_ATTRIBUTES = TEXTS | {*("temporalWorkflowID", "temporalRunID", "temporalActivityID", "temporalUpdateID", ERROR)}
 """Text attributes allowed on a span: ids from Temporal or a provider, model names and class names."""
 UNTRACED = ("QueryWorkflow:", "HandleQuery:")
-"""Calls without spans: queries change nothing, and `watch` sends two per second."""
+"""Calls that get no spans, because queries change nothing and `watch` sends two per second."""
 
 METRICS = {
     "tightloop_iterations": "Iterations by probability class and outcome of the delivery",
@@ -84,7 +86,7 @@ METRICS = {
     "tightloop_episode_iterations": "Iterations of an episode",
     **GENAI_METRICS,
 }
-"""Our own metrics with their descriptions. Two descriptions for one name would create two series."""
+"""tightloop's own metrics with their descriptions. Two descriptions for the same name would create two series."""
 
 # No `@`: the address is printed and logged, and a password would be, too.
 _URL = re.compile(r"https?://[^\s/@]+(/\S*)?")
@@ -98,13 +100,13 @@ class TelemetrySettings(Document):
     """Destinations of traces and metrics. See docs/operate/telemetry.md."""
 
     otlp_endpoint: str | None = None
-    """Base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318. Null: the value of
-    `OTEL_EXPORTER_OTLP_ENDPOINT`, otherwise none.
+    """Base URL of an OTLP/HTTP collector, such as http://127.0.0.1:4318. If null, the value of
+    `OTEL_EXPORTER_OTLP_ENDPOINT` is used, if any.
     """
     prometheus_bind: str | None = None
-    """Host and port where a worker serves its metrics to Prometheus instead of sending them to the collector."""
+    """Host and port on which a worker serves its metrics to Prometheus instead of sending them to the collector."""
     service_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "tightloop"
-    """Service name of traces and metrics."""
+    """Service name for traces and metrics."""
 
     @model_validator(mode="after")
     def _check_addresses(self) -> "TelemetrySettings":
@@ -115,13 +117,13 @@ class TelemetrySettings(Document):
         return self
 
     def endpoint(self, environ: Mapping[str, str]) -> str:
-        """Return the base URL of the collector without a trailing slash; empty without a collector."""
+        """Return the collector's base URL without a trailing slash; empty if there is no collector."""
         if self.otlp_endpoint is not None:
             return self.otlp_endpoint.rstrip("/")
         return "" if self.find_ignore_reason(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
 
     def find_ignore_reason(self, environ: Mapping[str, str]) -> str:
-        """Return the reason why the collector of the environment is ignored; empty if it is used or not set."""
+        """Return the reason why the environment's collector is ignored; empty if the collector is used or not set."""
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""
         # Names and values of the OpenTelemetry specification; the exporter of the `telemetry` extra supports HTTP only.
@@ -146,13 +148,13 @@ class TelemetrySettings(Document):
 
 
 def span_name(name: str) -> str:
-    """Return a span name built from type and message names; replace any other name by its digest."""
+    """Return a span name. Names that are not built from type and message names are replaced with their digest."""
     # Workflow and message types are names that a foreign client can choose.
     return name if _SPAN_NAME.fullmatch(name) and scrub(name) == name else digest(name)
 
 
 def span_attributes(attributes: Mapping[str, object]) -> dict[str, str | int | tuple[str, ...]]:
-    """Return the attributes that may be exported; replace values that do not look like an id by their digest."""
+    """Return the attributes that may be exported. Values that do not look like ids are replaced with their digest."""
     exported: dict[str, str | int | tuple[str, ...]] = {}
     for name, value in attributes.items():
         if name in SPAN_ATTRIBUTES:
@@ -174,6 +176,6 @@ def class_name(text: object) -> str:
 
 
 def status_text(description: str) -> str:
-    """Keep the class of `Class: message` and replace the message by its digest."""
+    """Keep the class in `Class: message` and replace the message with its digest."""
     kind, _, message = description.partition(": ")
     return f"{class_name(kind)} ({digest(message)})" if message else digest(description)

@@ -7,15 +7,15 @@ YOUNG_OBJECTS = 50_000
 FAILED = 1
 WRONG_INPUT = 2
 NEEDS_PERSON = 3
-"""Exit code of a command that does not wait for a needed person."""
+"""Exit code of a command that does not wait although a person is needed."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
 LOG = "tightloop.log"
-"""Key in `Context.meta` of the function that sets up logging."""
+"""Key in `Context.meta` for the function that sets up logging."""
 
 
 def main() -> None:
-    """Run the command line; the entry point of the package."""
+    """Run the command line. This is the package's entry point."""
     # Scripts and prompts ask for the version; without the imports of the commands this takes a tenth of the time.
     if sys.argv[1:] == ["--version"]:
         from importlib.metadata import version

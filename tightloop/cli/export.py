@@ -1,4 +1,4 @@
-"""`tightloop export`: everything about an episode or a plan."""
+"""`tightloop export`: all available data about an episode or a plan."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tightloop.value import ArtifactRef
 
 RESULT_SECONDS = 15.0
 _OWN_FILES = frozenset({"revisions", "records", "history", "children", "timeline", "report"})
-"""Document parts that a folder export writes as separate files."""
+"""Parts of the document that are written as separate files when exporting to a folder."""
 
 Document = dict[str, Any]
 # A dict keeps the order and drops repeats: several parts often fail for the same reason.
@@ -56,7 +56,7 @@ def export(
 
 
 def _export(session: Session, workflow: str, out: Path | None, histories: Path) -> None:
-    """Write the export; `histories` is an empty folder for the large histories of earlier runs."""
+    """Write the export. `histories` is an empty folder for the large histories of earlier runs."""
     document, store = session.on(workflow, lambda client, key: _document(client, key, histories))
     # On stderr, so that the JSON on stdout can be parsed.
     for problem in document["problems"]:
@@ -78,9 +78,9 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
 
 
 async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:
-    """Collect all available data; missing parts are listed under `problems`.
+    """Collect all available data. Missing parts are listed under `problems`.
 
-    The document contains the newest run's history; earlier histories are written to `histories` as `<run>.json`.
+    The document contains the newest run's history. Earlier histories are written to `histories` as `<run>.json`.
     """
     problems: Problems = {}
 
@@ -127,7 +127,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
 
 
 def _load_stored_data(store: Store, problems: Problems) -> Document:
-    """Return a plan's stored data on this host."""
+    """Return the plan data that is stored on this host."""
     try:
         store.require()
         revisions, records = store.revisions(), store.records()
@@ -156,11 +156,11 @@ async def _report(client: TightloopClient, plan_id: str) -> dict[str, str]:
 async def _account(
     client: TightloopClient, summary: Summary, store: Store, problems: Problems | None = None
 ) -> PlanArchive | None:
-    """Return the record that a plan wrote at its end, or None.
+    """Return the record that a plan wrote when it ended, or None.
 
     Raises:
         InvalidRequestError: the plan is still open.
-        WorkspaceError: the record is on another host (only without `problems`).
+        WorkspaceError: the record is on another host (only raised without `problems`).
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
@@ -196,7 +196,7 @@ def _texts(account: PlanArchive | None, store: Store, problems: Problems | None 
 
 
 def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
-    """Write a single JSON document, with a history in each earlier run."""
+    """Write a single JSON document that includes the history of each earlier run."""
     rest = {name: part for name, part in document.items() if name != "runs"}
     # The closing brace is cut off: the runs follow, with histories that are streamed into the text.
     stream.write(json.dumps(as_plain_values(rest), indent=1, ensure_ascii=False).removesuffix("\n}"))
@@ -215,7 +215,7 @@ def _write_json(stream: TextIO, document: Document, histories: Path) -> None:
 
 
 def _write_folder(out: Path, document: Document, store: Store, histories: Path) -> list[str]:
-    """Write the parts as files, all or nothing; return a sentence per missing artifact."""
+    """Write the parts as files, all or none, and return a sentence for each missing artifact."""
     out.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder as the target, so that the rename is atomic.
     folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
@@ -253,7 +253,7 @@ def _write_parts(folder: Path, document: Document) -> None:
 
 
 def _copy_artifacts(folder: Path, document: Document, store: Store) -> list[str]:
-    """Copy all artifacts referenced by the records and the report of a plan, named by sha256."""
+    """Copy all artifacts referenced by a plan's records and report, naming them by their sha256."""
     missing = []
     children = document.get("children", {}).values()
     named = [document.get("records"), document.get("account"), *(child["records"] for child in children)]

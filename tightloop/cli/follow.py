@@ -1,4 +1,4 @@
-"""Live view of an episode or a plan until it ends: events, questions and progress."""
+"""Live view of the events, questions and progress of an episode or a plan until it ends."""
 
 import asyncio
 import contextlib
@@ -18,21 +18,22 @@ from tightloop.errors import ServiceUnavailableError
 from tightloop.plan.request import PlanOutcome
 
 UNSHOWN = frozenset({"alert"})
-"""Events that only the timeline shows."""
+"""Events that are only shown in the timeline."""
 UNSHOWN_DRY = UNSHOWN | {"opened", "completed", "closed"}
 FIRST_EVENTS = 80
-"""Maximum number of earlier events shown at the start; `tightloop timeline` shows all."""
+"""Maximum number of earlier events shown at the start. `tightloop timeline` shows all events."""
 SILENCE_S = 60.0
 LAST_EVENTS_S = 10.0
-"""Maximum wait for the last events of an ended workflow."""
+"""Maximum time to wait for the last events of a workflow that has ended."""
 
 
 def follow(
     session: Session, workflow_id: str, *, as_json: bool, dry_run: bool = False, wait: bool | None = None
 ) -> RunStatus | None:
-    """Follow an episode or a plan and return its last status; the run continues after Ctrl-C.
+    """Follow an episode or a plan and return its last status. The run continues after Ctrl-C.
 
-    Without `wait` (default off a terminal) it also returns when only a person can continue the run.
+    Without `wait` (the default if the output is not a terminal), it also returns when only a person can continue the
+    run.
     """
     waits = on_terminal() if wait is None else wait
     try:
@@ -54,7 +55,7 @@ def _last_line(last: RunStatus | None) -> Text:
 
 
 class Follower:
-    """Prints everything about a workflow once until it ends."""
+    """Prints everything that happens in a workflow, each item once, until the workflow ends."""
 
     def __init__(self, client: TightloopClient, workflow_id: str, *, dry_run: bool = False, waits: bool = True) -> None:
         self._waits = waits
@@ -66,7 +67,7 @@ class Follower:
         self._silence, self._last_report_s = "", 0.0
 
     async def run(self, *, as_json: bool) -> RunStatus | None:
-        """Print lines, and on a terminal a status line that is updated in place; return the last status."""
+        """Print lines, and on a terminal a status line that is updated in place. Return the last status."""
         last: RunStatus | None = None
         out = console()
         # Refreshed once a second, because the age of running work changes without an event.
@@ -101,7 +102,7 @@ class Follower:
         return last
 
     def _report_silence(self, error: ServiceUnavailableError) -> None:
-        """Report silence once and then every minute; polls run twice a second."""
+        """Report a missing response once and then every minute, because polls run twice a second."""
         now = time.monotonic()
         if error.message != self._silence or now - self._last_report_s >= SILENCE_S:
             self._silence, self._last_report_s = error.message, now

@@ -1,4 +1,4 @@
-"""Client for this host's gateway over HTTP, which needs neither models nor Temporal's SDK."""
+"""HTTP client for this host's gateway, which does not need the models or Temporal's SDK."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ from tightloop.host import settings_mark
 from tightloop.host.access import check_listener, cookie_name, page_key, read_note, session_of
 
 SECONDS = 10.0
-"""Timeout; a slower request falls back to Temporal, which reports the reason."""
+"""Timeout in seconds. If a request takes longer, the command falls back to Temporal, which reports the reason."""
 _SESSION_MS = 60_000
 _TIMES = frozenset({"at", "as_of", "closed", "next_attempt", "since", "started", "waiting_since"})
 _LENGTHS = frozenset({"wall_time", "max_wall_time"})
@@ -21,7 +21,7 @@ _MAPPINGS = frozenset({"counts"})
 
 
 class Document:
-    """API object with the field names and types of our models."""
+    """API object with the field names and types of tightloop's models."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -30,7 +30,7 @@ class Document:
         """Return a field.
 
         Raises:
-            AttributeError: it does not exist.
+            AttributeError: the field does not exist.
         """
         parts = name.split("_")
         try:
@@ -54,7 +54,7 @@ def _documents(value: Any) -> Any:
 
 
 def plain_names(value: Any) -> Any:
-    """Convert the field names of an API value to those of our models."""
+    """Convert the field names of an API value to the models' field names."""
     if isinstance(value, list):
         return [plain_names(item) for item in value]
     if isinstance(value, dict):
@@ -63,14 +63,14 @@ def plain_names(value: Any) -> Any:
 
 
 class Gateway(NamedTuple):
-    """Gateway of this host, with a session of its owner."""
+    """Gateway of this host, with a session for its owner."""
 
     address: str
     host: str
     cookie: str
 
     def get(self, *path: str, **query: object) -> dict[str, Any] | None:
-        """Return a response; None if there is none, or it is not usable."""
+        """Return a response; None if there is no response or it cannot be used."""
         # The standard library's client: importing another one would take longer than the request.
         connection = http.client.HTTPConnection(self.address, timeout=SECONDS)
         target = "/".join(("/api", *(quote(part, safe="") for part in path)))
@@ -93,7 +93,7 @@ def gateway_here(options: dict[str, Any] | None) -> Gateway | None:
     """Return the gateway of this host if it uses the same settings as this command.
 
     Args:
-        options: global options, which a gateway does not know.
+        options: global options, which the gateway does not know about.
     """
     # They may name another installation than the gateway's.
     if any((options or {}).values()):

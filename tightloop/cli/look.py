@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 EVENTS_SHOWN = 100
 QUESTION_SECONDS = 2.0
-"""Time limit for the questions in `list`, which must be quick even if no worker responds."""
+"""Time limit in seconds for the questions in `list`, which must be fast even if no worker responds."""
 
 
 def rows_of_temporal(
     session: Session, status: str | None, kind: str | None, limit: int, *, questions_of: int
 ) -> tuple[Sequence[Summary], list[RunStatus]]:
-    """Return the rows of `list`, and the statuses of the first ones that wait for a person."""
+    """Return the rows for `list`, and the statuses of the first workflows that are waiting for a person."""
     unread: list[SettingsError] = []
 
     async def question(client: TightloopClient, workflow_id: str) -> RunStatus | None:
@@ -75,7 +75,7 @@ def rows_of_temporal(
 
 
 def status_of_temporal(session: Session, workflow: str, *, steps: bool) -> tuple[RunStatus, tuple[StepLine, ...]]:
-    """Return the status of a run; if no worker responds, the stored status."""
+    """Return the status of a run, or the stored status if no worker responds."""
 
     async def look(client: TightloopClient, key: str) -> tuple[RunStatus, tuple[StepLine, ...]]:
         try:
@@ -180,10 +180,10 @@ def _day(text: str) -> date:
 
 
 def resolve_project(ledger: "Ledger", reference: str) -> str:
-    """Resolve an id, or an unambiguous prefix of one, to a project id.
+    """Resolve an id, or an unambiguous prefix of an id, to a project id.
 
     Raises:
-        InvalidRequestError: no match, or several.
+        InvalidRequestError: no project matches, or several do.
     """
     ids = [line.id for line in ledger.projects()]
     fitting = [project_id for project_id in ids if project_id == reference] or [

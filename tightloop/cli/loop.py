@@ -1,4 +1,4 @@
-"""Commands of the project loop: plan, show, dispatch, verify."""
+"""Commands for the project loop: plan, show, dispatch and verify."""
 
 import contextlib
 from pathlib import Path
@@ -21,7 +21,7 @@ from tightloop.loop.model import LoopRequest, LoopState, LoopStatus
 from tightloop.operations import BY_NAME
 
 PLAN_SECONDS = 60.0
-"""Maximum wait of `plan` for the tasks."""
+"""Maximum time in seconds that `plan` waits for the tasks."""
 Watch = Annotated[bool, Option("--watch", help="Follow it until it ends.")]
 
 
@@ -94,7 +94,7 @@ def verify(
 
 
 async def _wait_for_draft(client: TightloopClient, plan_id: str) -> LoopStatus:
-    """Wait until a plan is a draft with tasks, or has ended."""
+    """Wait until a plan is a draft with tasks or has ended."""
     async with contextlib.aclosing(client.watch(plan_id)) as changes:
         async for status in changes:
             assert isinstance(status, LoopStatus)

@@ -46,7 +46,7 @@ def loop_end_lines(status: LoopStatus) -> list[str]:
 
 
 def loop_todo_lines(status: LoopStatus) -> list[str]:
-    """Return the possible actions of a person, with their commands."""
+    """Return the actions that a person can take, with their commands."""
     lines: list[str] = []
     for wait in status.children:
         lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
@@ -76,7 +76,7 @@ def tasks_table(tasks: Iterable[LoopTask]) -> Table:
 
 
 def gates_table(checks: Iterable[GateCheck]) -> Table:
-    """Return a table of the gates and the checks within them."""
+    """Return a table of the gates and their checks."""
     result = table("GATE", "RESULT", "SECONDS", "")
     for check in checks:
         seconds = f"{check.duration_ms / 1000:.1f}" if check.duration_ms else ""

@@ -15,7 +15,7 @@ from tightloop.errors import InvalidRequestError, PlanError, SettingsError, Tigh
 
 
 class RootGroup(Group):
-    """Root group; prints our errors as one sentence instead of a traceback and sets the exit code."""
+    """Root group, which prints tightloop errors as one sentence instead of a traceback and sets the exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -43,7 +43,7 @@ def _print_errors(*sentences: str) -> None:
 
 
 def _sentences(error: TightloopError) -> list[str]:
-    """Return each problem as `error: problem`, those of a plan file as `file:line:column: error: problem`."""
+    """Return each problem as `error: problem`, or as `file:line:column: error: problem` if it is in a plan file."""
     if isinstance(error, PlanError):
         from tightloop.cli.plan_file import problem_line
 
@@ -120,7 +120,7 @@ def _log() -> None:
 
 
 def main() -> None:
-    """Run the command line; the entry point of the package."""
+    """Run the command line. This is the package's entry point."""
     code: Any = 0
     try:
         app(obj=_log)

@@ -1,4 +1,4 @@
-"""`tightloop mcp`: MCP server for assistants, and its installation in their configuration."""
+"""`tightloop mcp`: MCP server for AI assistants, and its installation in their configuration."""
 
 import difflib
 import json
@@ -33,10 +33,10 @@ _BYTES = 65_536
 
 
 def bridge(path: Path) -> None:
-    """Forward standard input and output until the server or standard input ends.
+    """Forward standard input and output until the server stops or standard input ends.
 
     Raises:
-        ServiceUnavailableError: nothing listens at the socket, or it belongs to another user.
+        ServiceUnavailableError: nothing is listening on the socket, or the socket belongs to another user.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -90,18 +90,18 @@ class Client:
     """Configuration format and rules file of a client."""
 
     config: Callable[[Path], Path]
-    """Path of the configuration, given the workspace."""
+    """Returns the path of the configuration for a workspace."""
     rules: str
     """Path of the rules file, relative to the workspace."""
     over_http: Callable[[str], Entry]
     merged: Callable[[Path, str, Entry], str]
-    """Returns the new configuration text from its path, the old text and our server's entry."""
+    """Returns the new text of the configuration, given its path, the old text and the tightloop server's entry."""
     heading: str | None = None
-    """Header of a rules file of our own; None if the rules are a section of the user's file."""
+    """Header of a separate rules file; None if the rules are a section in the user's own file."""
 
 
 def json_with(path: Path, text: str, entry: Entry) -> str:
-    """Add our server to a JSON configuration; other content is kept.
+    """Add the tightloop server to a JSON configuration, keeping all other content.
 
     Raises:
         SettingsError: the configuration cannot be parsed.
@@ -121,10 +121,10 @@ def json_with(path: Path, text: str, entry: Entry) -> str:
 
 
 def toml_with(path: Path, text: str, entry: Entry) -> str:
-    """Add our server to a TOML configuration; other lines are kept.
+    """Add the tightloop server to a TOML configuration, keeping all other lines.
 
     Raises:
-        SettingsError: the configuration cannot be parsed, or its entry of our server cannot be replaced.
+        SettingsError: the configuration cannot be parsed, or the existing tightloop entry cannot be replaced.
     """
     before = _read_toml(path, text)
     servers = before.get("mcp_servers", {})
@@ -153,10 +153,10 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
 
 
 def block_with(path: Path, text: str, rules: str) -> str:
-    """Insert our rules as a marked section into a user's rules file.
+    """Insert the tightloop rules as a marked section into a user's rules file.
 
     Raises:
-        SettingsError: one of the marks is missing.
+        SettingsError: one of the section's marks is missing.
     """
     block = f"{BEGIN}\n{rules.rstrip()}\n{END}\n"
     first, last = text.find(BEGIN), text.find(END)
@@ -175,7 +175,7 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
 
 
 def _without_table(text: str) -> str:
-    """Remove the tables of our server from a TOML text."""
+    """Remove the tightloop server's tables from a TOML text."""
     lines, ours = [], False
     for line in text.split("\n"):
         if header := re.match(r"\s*\[+([^\]]+)\]", line):
@@ -218,7 +218,7 @@ LARGEST_BYTES = 4 * 2**20
 
 
 class Change(NamedTuple):
-    """Planned change of a file."""
+    """Planned change to a file."""
 
     path: Path
     old: str | None
@@ -227,7 +227,7 @@ class Change(NamedTuple):
 
     @property
     def is_needed(self) -> bool:
-        """True if old and new text differ."""
+        """True if the old and new text differ."""
         return self.old != self.new
 
     def lines(self) -> Iterator[str]:
@@ -237,15 +237,15 @@ class Change(NamedTuple):
 
 
 def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = None) -> Change:
-    """Plan the change of a file without writing it.
+    """Plan a change to a file without writing it.
 
     Args:
-        path: the file; links are followed.
-        make: returns the new text from the path and the old text, empty for a new file.
-        root: folder that must contain the file; links of a repository may lead outside.
+        path: path of the file. Links are followed.
+        make: function that returns the new text, given the path and the old text, which is empty for a new file.
+        root: folder that must contain the file. Links in a repository may lead outside of it.
 
     Raises:
-        SettingsError: the file cannot be read, or is outside of the folder.
+        SettingsError: the file cannot be read or is outside the folder.
     """
     # Configuration files are often links into a repository of dotfiles, which must stay links.
     real = Path(os.path.realpath(path))
@@ -265,10 +265,10 @@ def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = 
 
 
 def write(edit: Change) -> Path | None:
-    """Write a file atomically; return the path of the backup, None for a new file.
+    """Write a file atomically. Return the path of the backup, or None for a new file.
 
     Raises:
-        SettingsError: it cannot be written; the old file is kept.
+        SettingsError: the file cannot be written. The old file is kept.
     """
     path, backup = edit.path, None
     # In the same folder, because a rename across file systems is not atomic.

@@ -13,7 +13,7 @@ import click
 from tightloop.errors import InvalidRequestError
 
 Complete = Callable[[str], Sequence[tuple[str, str]]]
-"""Returns completions of a prefix, each with a description."""
+"""Returns the completions for a prefix, each with a description."""
 
 
 REQUIRED: Any = inspect.Parameter.empty
@@ -23,9 +23,9 @@ class Option:
     """Option, as in `reason: Annotated[str, Option(help="Why.")] = ""`.
 
     Args:
-        spellings: such as `--json`; by default derived from the parameter's name.
-        help: description.
-        metavar: placeholder in the help.
+        spellings: names of the option, such as `--json`; by default derived from the parameter's name.
+        help: description of the option.
+        metavar: placeholder shown in the help.
         min: lower bound of a number.
         max: upper bound of a number.
     """
@@ -44,7 +44,7 @@ class Argument:
 
 
 class Choice(click.Choice[Any]):
-    """Choice of an enum's values."""
+    """Choice between an enum's values."""
 
     def __init__(self, kind: type[Enum]) -> None:
         super().__init__([member.value for member in kind])
@@ -56,7 +56,7 @@ class Choice(click.Choice[Any]):
 
 
 def parameters_of(function: Callable[..., Any]) -> list[click.Parameter]:
-    """Return the Click parameters of a function; parameters without an `Option` or `Argument` are skipped."""
+    """Return a function's Click parameters. Parameters without an `Option` or `Argument` are skipped."""
     hints = get_type_hints(function, include_extras=True)
     parameters = []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -71,7 +71,7 @@ def parameters_of(function: Callable[..., Any]) -> list[click.Parameter]:
 def parameter_of(
     name: str, kind: Any, declaration: Option | Argument, default: Any = inspect.Parameter.empty
 ) -> click.Parameter:
-    """Return the Click parameter for a type; it is required without a default."""
+    """Return the Click parameter for a type. It is required if there is no default."""
     # Click has no optional types; an omitted option is None anyway.
     kind = (
         next((member for member in get_args(kind) if member is not NoneType), kind)
@@ -122,11 +122,11 @@ def _completing(complete: Complete) -> Callable[..., list[Any]]:
 
 
 COMPLETION_SECONDS = 2.0
-"""Time limit for completion after Tab, in seconds."""
+"""Time limit for completion after pressing Tab, in seconds."""
 
 
 def complete_id(incomplete: str) -> list[tuple[str, str]]:
-    """Complete ids; no output if Temporal does not respond at once."""
+    """Complete ids, or print nothing if Temporal does not respond immediately."""
     # Lazy imports: every command loads this module, only the Tab key needs these.
     import asyncio
 
@@ -185,7 +185,7 @@ _HINTS = {"zsh": "Add this to ~/.zshrc, if it is not there: fpath+=~/.zfunc; aut
 
 
 def completion_script(command: click.Command, shell: str = "") -> str:
-    """Return the completion script of a shell, by default the user's.
+    """Return the completion script for a shell, by default the user's shell.
 
     Raises:
         InvalidRequestError: the shell is not supported.
@@ -200,7 +200,7 @@ def completion_script(command: click.Command, shell: str = "") -> str:
 
 
 def install_completion(command: click.Command) -> str:
-    """Install the completion script for the user's shell; return a confirmation."""
+    """Install the completion script for the user's shell and return a confirmation."""
     shell = Path(os.environ.get("SHELL", "")).name
     text = completion_script(command, shell)
     # Other shells were already rejected by `completion_script`.

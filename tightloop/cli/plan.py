@@ -46,20 +46,20 @@ FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file, or the id
 
 
 def is_file(what: str) -> bool:
-    """Return whether an argument names a plan file instead of a plan."""
+    """Return whether an argument refers to a plan file instead of a plan."""
     # Anything that looks like a path is a file even if it does not exist, so that the error is about the file.
     return what == "-" or Path(what).expanduser().is_file() or "/" in what or Path(what).suffix != ""
 
 
 async def plan_status(client: TightloopClient, plan_id: str) -> PlanStatus:
-    """Return the status of a plan; the id must be a plan's."""
+    """Return the status of a plan. The id must belong to a plan."""
     status = await client.status(plan_id)
     assert isinstance(status, PlanStatus)
     return status
 
 
 def with_records(status: RunStatus) -> RunStatus:
-    """Complete a stored status with the step records of the plan on this host."""
+    """Complete a stored status with the plan's step records on this host."""
     if not isinstance(status, PlanStatus) or not status.workspace:
         return status
     store = Store(Path(status.workspace), status.plan_id)
@@ -76,7 +76,7 @@ def with_records(status: RunStatus) -> RunStatus:
 
 
 async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
-    """Return the newest revision: from this host, or (first revision only) from the plan's request.
+    """Return the newest revision from this host, or (first revision only) from the plan's request.
 
     Raises:
         InvalidRequestError: the plan was rejected before it was stored.
@@ -201,7 +201,7 @@ def _remark_on(text: Examined) -> None:
 async def _request(
     client: TightloopClient, arguments: RunArguments, text: Examined | None
 ) -> tuple[PlanRequest, str | None]:
-    """Return the request and the id to start it under."""
+    """Return the request and the id for the new plan."""
     fields: dict[str, Any] = {"goal": arguments.goal}
     plan_id, folder = arguments.plan_id, arguments.workspace
     plan_inputs = dict(text.read.plan.inputs) if text is not None and text.read is not None else None
@@ -236,7 +236,7 @@ async def _request(
 
 
 def _text_fields(file: str, text: str) -> dict[str, str]:
-    """Return the text of a plan, or its file if the text is too large for a message."""
+    """Return a plan's text, or its file if the text is too large for a message."""
     if len(text.encode()) <= SOURCE_BYTES or file == "-":
         return {"source": text}
     return {"file": str(Path(file).expanduser().resolve())}
@@ -307,7 +307,7 @@ def graph(context: click.Context, what: FileOrId) -> None:
 
 
 def _readable(file: str) -> Plan:
-    """Return the plan in a file and print its errors; only errors that prevent parsing are raised."""
+    """Return the plan in a file and print its errors. Only errors that prevent parsing are raised."""
     result = examine(file)
     # This raises: a part that cannot be parsed would be missing from the output without notice.
     if result.read is None or result.read.left_out:

@@ -32,7 +32,7 @@ class Examined:
     name: str
     text: str
     read: ReadPlan | None
-    """None if the text cannot be parsed as a plan; with errors, the parsed part."""
+    """Parsed plan, or the part that could be parsed if there are errors; None if the text is not a plan at all."""
     problems: tuple[Problem, ...]
 
     @property
@@ -47,10 +47,10 @@ class Examined:
 
 
 def read_text(file: str) -> tuple[str, str]:
-    """Return the name and the text of a plan file; `-` is the standard input.
+    """Return the name and the text of a plan file. `-` means standard input.
 
     Raises:
-        InvalidRequestError: it cannot be read; a `PlanError` if it is not UTF-8.
+        InvalidRequestError: the file cannot be read. The error is a `PlanError` if the file is not UTF-8.
     """
     if file == STDIN:
         # One byte more than allowed reveals a text that is too long, without reading all of it.
@@ -102,7 +102,7 @@ def _file_problems(read: ReadPlan, file: Path) -> tuple[Problem, ...]:
 
 
 def examine_any(file: str) -> Examined:
-    """Examine a file; an unreadable file is reported as a problem."""
+    """Examine a file. A file that cannot be read is reported as a problem."""
     try:
         return examine(file)
     except PlanError as error:
@@ -115,7 +115,7 @@ def load_valid_plan(file: str) -> tuple[Examined, ReadPlan]:
     """Return the text of a valid plan.
 
     Raises:
-        PlanError: with all problems and their positions.
+        PlanError: the plan is not valid. The error contains all problems with their positions.
     """
     result = examine(file)
     if result.read is None or result.errors:
@@ -136,13 +136,12 @@ def problem_line(problem: Problem) -> str:
 def read_inputs(pairs: list[str], plan_inputs: dict[str, Any] | None) -> dict[str, Any]:
     """Parse `name=value` pairs.
 
-    If the plan's own value is a text, the value is taken as text (version 1.10 is not a number); otherwise as JSON, or
-    as
-    text if it is not JSON.
+    If the plan's own value is a text, the value is treated as text (version 1.10 is not a number). Otherwise, it is
+    parsed as JSON, or treated as text if it is not JSON.
 
     Args:
-        pairs: as typed.
-        plan_inputs: inputs of the plan; None if they are unknown here.
+        pairs: pairs as typed by the user.
+        plan_inputs: the plan's inputs; None if they are not known here.
 
     Raises:
         InvalidRequestError: the `=` is missing, or the plan has no such input.
@@ -161,7 +160,7 @@ _OWN_LINE = frozenset({"id", "title", "description", "kind", "access", "needs", 
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:
-    """Sort steps topologically, with their written order as tie-breaker."""
+    """Sort steps topologically, keeping their written order where possible."""
     every = list(steps)
     positions = {step.id: number for number, step in enumerate(every)}
     sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(positions.values(), ()))
@@ -193,7 +192,7 @@ def _edges(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def choices(step: Step) -> Iterator[tuple[str, str]]:
-    """Yield the condition and the target of each step that a decision or a gate can start."""
+    """Yield the condition and the target of each step that a decision or gate can start."""
     decision, approval = step.decision, step.gate.approval if step.gate else None
     if decision:
         yield from ((rule.when, target) for rule in decision.rules for target in rule.to)
@@ -205,7 +204,7 @@ def choices(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
-    """Return the text form of a plan: bounds and rules, then all steps."""
+    """Return a plan as text: first its limits and rules, then all steps."""
     lines = [f"{plan.id}  {plan.title}".rstrip(), *_prose(plan.description)]
     lines += [f"  {name}: {text}" for name, text in _plan_rows(plan)]
     for number, step in enumerate(in_order(plan.steps), start=1):
@@ -215,7 +214,7 @@ def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> s
 
 
 def step_text(step: Step, status: StepStatus | None = None) -> str:
-    """Return the text form of a step: a headline, then one line per field."""
+    """Return a step as text: a heading, then one line per field."""
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
     access = {"none": "leaves the tree alone", "reads": "reads the tree", "writes": "writes the tree"}

@@ -1,4 +1,4 @@
-"""Commands to show and export a proof, and to verify a proof file."""
+"""Commands to show and export a proof and to verify a proof file."""
 
 import json
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def verify(
 
 
 def _seal_content(content: bytes, *, unsigned: bool) -> str:
-    """Return the envelope, signed with this user's key, which a worker does not have."""
+    """Return the envelope, signed with this user's key. Workers do not have this key."""
     envelope = seal(content)
     if not unsigned:
         try:

@@ -1,4 +1,4 @@
-"""Global options of a command and its connection."""
+"""Global options and connection of a command."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ from tightloop.host import load_settings
 from tightloop.settings import Settings
 
 FLUSH_SECONDS = 1.0
-"""Maximum wait for a collector after a command is done."""
+"""Maximum time in seconds to wait for a collector after a command has finished."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Session:
-    """Global options, with derived settings and connection."""
+    """Global options, with the settings and connection derived from them."""
 
     settings_file: Path | None = None
     address: str | None = None
@@ -34,7 +34,7 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        """Effective settings: files, environment, global options. Files are read once per command.
+        """Effective settings from files, the environment and global options. Files are read once per command.
 
         Raises:
             SettingsError: a setting is unknown or invalid.
@@ -42,14 +42,14 @@ class Session:
         return load_settings(self.settings_file).at(self.address, self.namespace)
 
     def run(self, work: Callable[[TightloopClient], Awaitable[T]], *, compare_keys: bool = True) -> T:
-        """Connect and run a coroutine; Ctrl-C exits silently.
+        """Connect and run a coroutine. Ctrl-C exits silently.
 
         Args:
-            work: receives the client.
+            work: function that receives the client and returns the coroutine.
             compare_keys: fail if the workers encrypt with keys that are missing here.
 
         Raises:
-            TightloopError: as the client does.
+            TightloopError: any error raised by the client.
         """
         settings = self.settings
 
@@ -78,7 +78,7 @@ class Session:
 
 
 async def wait_at_most(seconds: float, work: Awaitable[T]) -> T | None:
-    """Return the result of an awaitable; None after a timeout or without a response."""
+    """Return the result of an awaitable; None if it times out or gets no response."""
     with contextlib.suppress(TimeoutError, ServiceUnavailableError):
         async with asyncio.timeout(seconds):
             return await work
@@ -102,7 +102,10 @@ def operator() -> str:
 
 
 def exit_with_status(last: RunStatus | None) -> None:
-    """Exit with code 1 for a run that ended without success, or 3 if it waits for a person; return on success."""
+    """Exit with code 1 if a run ended without success, or with code 3 if it is waiting for a person.
+
+    Return on success.
+    """
     if last is None or last.list_status in ("succeeded", "completed", "verified"):
         return
     raise click.exceptions.Exit(FAILED if last.list_status in CLOSED_STATUSES else NEEDS_PERSON)

@@ -74,7 +74,7 @@ def read_request(
     workspace: str | None,
     check_timeout: float | None,
 ) -> EpisodeRequest:
-    """Build the request of `tightloop start` from file and options; options win.
+    """Build the request for `tightloop start` from a file and options. Options override the file.
 
     Raises:
         InvalidRequestError: a value is invalid, or the request is incomplete.
@@ -86,7 +86,7 @@ def read_request(
 
 
 def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest:
-    """Merge the layers, the last one winning, over the defaults of the settings, and build the request.
+    """Build the request by merging the layers over the settings' defaults. Later layers override earlier ones.
 
     Raises:
         InvalidRequestError: a value is invalid, or the request is incomplete.
@@ -108,7 +108,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
 
 
 def budget_of(limit: int | None) -> dict[str, Any] | None:
-    """Return the budget for `--max-iterations`; the planner is warned at 80 % of it."""
+    """Return the budget for `--max-iterations`. The planner is warned when 80 % of it is used."""
     if limit is None:
         return None
     if limit < 1:
@@ -118,7 +118,7 @@ def budget_of(limit: int | None) -> dict[str, Any] | None:
 
 
 def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] | None:
-    """Apply `--check-timeout` to the checks without a `timeout_s` of their own.
+    """Apply `--check-timeout` to the checks that do not have their own `timeout_s`.
 
     Raises:
         InvalidRequestError: the value is out of range.
@@ -133,7 +133,7 @@ def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] |
 
 
 def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
-    """Parse the `name=value` pairs of an option.
+    """Parse the `name=value` pairs given for an option.
 
     Raises:
         InvalidRequestError: the `=` is missing.
@@ -156,7 +156,7 @@ def executor_values(pairs: list[str] | None) -> dict[str, Any] | None:
 
 
 def json_or_text(text: str) -> Any:
-    """Parse a text as JSON; return the text itself if it is not JSON."""
+    """Parse a text as JSON. Return the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -199,7 +199,7 @@ RequestFile = Annotated[Path | None, Option(help="Request as YAML or JSON; optio
 Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
 
 OPENING_SECONDS = 3.0
-"""Maximum wait of a start for the workspace to be accepted or rejected."""
+"""Maximum time in seconds that a start waits for the workspace to be accepted or rejected."""
 
 
 def start(
@@ -272,7 +272,7 @@ def start_now(
     wait: Wait,
     as_json: bool,
 ) -> None:
-    """Start an episode and print its id; with `watch`, follow it until it ends."""
+    """Start an episode and print its id. With `watch`, follow it until it ends."""
     queue = session.settings.temporal.task_queue
     started, note = session.run(
         lambda client: start_and_wait(client, request, queue, new_id, replace=replace),
@@ -295,12 +295,12 @@ async def start_and_wait(
     *,
     replace: bool = False,
 ) -> tuple[str, str]:
-    """Start an episode or a plan, and wait while it may still be rejected.
+    """Start an episode or a plan, and wait as long as it may still be rejected.
 
-    Return its id, and a remark if no worker takes it.
+    Return its id, and a note if no worker picks it up.
 
     Raises:
-        InvalidRequestError: it was rejected, with the reason.
+        InvalidRequestError: the episode or plan was rejected. The message contains the reason.
     """
     started = await client.start(request, new_id=new_id, replace=replace)
     # A bad workspace is rejected within this time; a start without a worker is valid anyway.

@@ -19,19 +19,19 @@ from tightloop.run.question import is_paused
 
 END_SECONDS = 10
 LOOK_SECONDS = 3.0
-"""Maximum wait of a pause for the status of the running work."""
+"""Maximum time in seconds that a pause waits for the status of the running work."""
 Asked = dict[str, Any]
 
 
 def send(
     context: click.Context, operation: Operation, workflow: str, *, as_json: bool, by: str | None = None, **asked: Any
 ) -> str:
-    """Send an operation's message to the referenced run and print the reply; return the run's id.
+    """Send an operation's message to the referenced run, print the reply, and return the run's id.
 
     Arguments that are None or empty are not sent.
 
     Raises:
-        TightloopError: as the client does.
+        TightloopError: any error raised by the client.
     """
     arguments = {name: value for name, value in asked.items() if value not in (None, ())}
     arguments = PREPARE.get(operation.name, dict)(arguments) | dict(operation.fixed)
@@ -179,11 +179,11 @@ PREPARE: dict[str, Callable[[Asked], Asked]] = {
     "replan": _text_of_plan,
     "fork": _new_id,
 }
-"""Converters of command arguments to client arguments, run before any connection."""
+"""Functions that convert command arguments to client arguments before connecting."""
 TELL: dict[str, Callable[[TightloopClient, str, Asked, str], Awaitable[str]]] = {
     "approve": _approve,
     "pause": _pause,
     "resume": _resume,
     "cancel": _cancel,
 }
-"""Operations with a more detailed reply than the workflow's."""
+"""Operations whose reply is more detailed than the workflow's."""

@@ -1,4 +1,4 @@
-"""Output for people, with Rich, and for programs, as JSON."""
+"""Output for people, using Rich, and for programs, as JSON."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print for a person; text is literal, not markup."""
+    """Print for a person. Text is printed literally, not interpreted as markup."""
     out = console()
     for part in parts:
         if isinstance(part, str):
@@ -86,7 +86,7 @@ def print_error(sentence: str) -> None:
 
 
 def print_note(sentence: str) -> None:
-    """Print a remark to stderr that is not part of the result."""
+    """Print a note to stderr that is not part of the result."""
     console(stderr=True).print(Text(plain(sentence), style="dim"), soft_wrap=True)
 
 
@@ -101,7 +101,7 @@ def apply_colour(label: str) -> Text:
 
 
 def table(*headers: str) -> Table:
-    """Return an empty table; its first column is never wrapped."""
+    """Return an empty table whose first column is never wrapped."""
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, header in enumerate(headers):
         # The ids in the first column are copied into commands, so they stay in one piece.
@@ -110,7 +110,7 @@ def table(*headers: str) -> Table:
 
 
 def panel(title: str, rows: Iterable[tuple[str, str | Text]], todo: Sequence[str]) -> Panel:
-    """Return a panel with the non-empty rows, followed by the possible actions of a person."""
+    """Return a panel with the non-empty rows, followed by the actions that a person can take."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")

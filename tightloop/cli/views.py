@@ -1,4 +1,7 @@
-"""Terminal views of runs and questions, from models or from gateway documents; loads no models."""
+"""Terminal views of runs and questions, built from models or gateway documents.
+
+This module does not load any models.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,11 @@ def is_loop(status: Any) -> bool:
 
 QUESTIONS_SHOWN = 12
 _TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "limit": "why", "deny": "why", "reject": "why"}
-"""Options that usually need a text, with a placeholder for it."""
+"""Options that usually need a text, with a placeholder for the text."""
 
 
 def todo_lines(status: Any) -> list[str]:
-    """Return everything that waits for a person, with the commands to answer; empty if there is nothing."""
+    """Return everything that is waiting for a person, with the commands to answer; empty if nothing is waiting."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
 
@@ -83,7 +86,7 @@ def todo_lines(status: Any) -> list[str]:
 
 
 def drift_lines(drifts: Iterable[Drift]) -> list[str]:
-    """Return lines about external file changes, their handling, and the command to restore them."""
+    """Return lines about external file changes, how they were handled, and the command to restore them."""
     return [
         line
         for drift in drifts
@@ -92,12 +95,12 @@ def drift_lines(drifts: Iterable[Drift]) -> list[str]:
 
 
 def question_lines(workflow_id: str, question: Question | Document, *, alone: bool = True) -> list[str]:
-    """Return a question with its evidence, and a command per option.
+    """Return a question with its evidence and one command per option.
 
     Args:
-        workflow_id: the asking episode or plan.
-        question: the question.
-        alone: True if it is the only one, so that the commands can omit its id.
+        workflow_id: id of the episode or plan that asked.
+        question: question to show.
+        alone: True if this is the only question, so that the commands can omit its id.
     """
     since = f" (since {question.since.astimezone():%Y-%m-%d %H:%M:%S})" if question.since else ""
     role = f" with role {question.role}" if question.role else ""
@@ -132,7 +135,7 @@ _TREE_DIGITS = 12
 
 
 def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
-    """Return a table of checkpoints; discarded ones are dimmed."""
+    """Return a table of checkpoints. Discarded checkpoints are dimmed."""
     result = table("CHECKPOINT", "ITERATION", "BRANCH", "CLASS", "CHECKS", "FILES' TREE", "RESET EVENT", "PLAN")
     for record in records:
         result.add_row(
@@ -191,7 +194,7 @@ def episode_line(status: EpisodeStatus) -> str:
 
 
 def episode_end_lines(status: EpisodeStatus) -> list[str]:
-    """Return the outcome of an episode, and the command to continue."""
+    """Return the outcome of an episode and the command to continue."""
     outcome = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
         f"{outcome}: {status.reason or 'no reason was given'}",
@@ -209,7 +212,7 @@ VALUE_CHARACTERS = 1_000
 
 
 def steps_table(lines: Iterable[StepLine]) -> Table:
-    """Return a table of steps with states and failures."""
+    """Return a table of steps with their states and failures."""
     result = table("STEP", "STATUS", "ATTEMPTS", "TITLE", "WHY")
     for line in lines:
         why = line.failure.reason if line.failure is not None else ""
@@ -263,7 +266,7 @@ def plan_line(status: PlanStatus) -> str:
 
 
 def plan_end_lines(status: PlanStatus) -> list[str]:
-    """Return the outcome of a plan, and the command for its report."""
+    """Return the outcome of a plan and the command to show its report."""
     outcome = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
         f"{outcome}: {status.reason or 'no reason was given'}",
@@ -310,7 +313,7 @@ def _cut(text: str) -> str:
 
 
 _OF_WORKERS = frozenset({"phase", "spent", "budget"})
-"""Rows that need a worker's answer."""
+"""Rows that need a response from a worker."""
 
 
 def list_table(rows: Iterable[Summary | Document]) -> Table:
@@ -337,7 +340,7 @@ def _age(moment: datetime | None) -> str:
 
 
 def status_panel(status: Any) -> Panel:
-    """Return the panel of a run, with everything that waits for a person."""
+    """Return the panel for a run, including everything that is waiting for a person."""
     rows: Callable[[Any], list[tuple[str, str | Text]]] = episode_rows if is_episode(status) else plan_rows
     if is_loop(status):
         # Lazy import: it loads the models, which this module avoids.
@@ -349,7 +352,7 @@ def status_panel(status: Any) -> Panel:
 
 
 def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
-    """Return the rows; for a stored status, only the stored ones with their age."""
+    """Return the rows. For a stored status, only return the stored rows with their age."""
     if status.as_of is None:
         return rows
     as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; stored status, because no worker answered"
@@ -367,7 +370,7 @@ def status_line(status: Any) -> str:
 
 
 def end_lines(status: Any) -> list[str]:
-    """Return the outcome of a run, and the command to continue."""
+    """Return the outcome of a run and the command to continue."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_end_lines
 

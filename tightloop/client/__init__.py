@@ -1,6 +1,6 @@
-"""Typed client of episodes and plans, for services, the command line and the gateway.
+"""Typed client for episodes and plans, used by services, the command line and the gateway.
 
-It addresses workflows by name, so that the `tightloop` wheel alone is enough:
+The client refers to workflows by name, so only the `tightloop` wheel needs to be installed:
 
     client = await TightloopClient.connect()
     episode_id = await client.start(request)

@@ -1,4 +1,4 @@
-"""Calls to Temporal, bounded in time, with failures translated to our errors."""
+"""Calls to Temporal with a time limit. Failures are translated to tightloop errors."""
 
 import asyncio
 import uuid
@@ -58,17 +58,16 @@ from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
 
 QUERY_TIMEOUT = timedelta(seconds=5)
-"""Longer than the sticky timeout of our workers, so that a query right after a crash reaches the next worker."""
+"""Longer than the sticky timeout of our workers, so that a query sent right after a crash reaches the next worker."""
 UPDATE_TIMEOUT = timedelta(seconds=20)
 MESSAGE_BYTES = 1_500_000
-"""Temporal accepts values of up to 2 MB. A larger update is delivered, but the worker cannot accept it, and the
-workflow
+"""Temporal accepts values up to 2 MB. A larger update is delivered, but the worker cannot accept it. The workflow then
 hangs until Temporal drops the update, about a minute later.
 """
 LEVELS_LIMIT = 100
-"""Maximum nesting of lists and objects. Workflows carry values some levels deeper than they were sent."""
+"""Maximum nesting depth of lists and objects. Workflows wrap values in a few more levels than the sender did."""
 _TASK_LOST = "unexpected workflow task failure"
-"""Temporal's message; the status FAILED_PRECONDITION alone also has other causes, such as a missing worker."""
+"""Temporal's error message. The status FAILED_PRECONDITION alone also has other causes, such as a missing worker."""
 # Temporal schedules a new workflow task at once; the wait only prevents a busy loop.
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
 
@@ -95,8 +94,8 @@ class Calls:
     """Calls over one connection.
 
     Attributes:
-        listing: lists workflows; bounded and translated in the same way.
-        history: reads recorded runs, likewise.
+        listing: lists workflows, with the same time limits and error translation.
+        history: reads recorded runs, with the same time limits and error translation.
     """
 
     def __init__(self, client: Client, query_timeout: timedelta = QUERY_TIMEOUT) -> None:
@@ -107,7 +106,7 @@ class Calls:
 
     @property
     def address(self) -> str:
-        """Address of Temporal."""
+        """Temporal's address."""
         # The address of the open connection, not of the settings: a caller may pass a client of its own.
         return self.client.service_client.config.target_host
 
@@ -117,10 +116,10 @@ class Calls:
         return self.client.data_converter.payload_codec is None
 
     async def check_namespace(self) -> None:
-        """Check that the namespace exists; connecting does not.
+        """Check that the namespace exists. Connecting does not check this.
 
         Raises:
-            SettingsError: it is missing.
+            SettingsError: the namespace does not exist.
         """
         request = service.DescribeNamespaceRequest(namespace=self.client.namespace)
         async with self.bound_call("", CALL_TIMEOUT):
@@ -132,7 +131,7 @@ class Calls:
                     raise
 
     async def _refuse_plain(self, workflow_id: str) -> None:
-        """Reject a plain-text message to an encrypted workflow, which would drop it."""
+        """Reject a plain-text message to an encrypted workflow, because the workflow would drop it."""
         if self.is_plain and (await self.describe(workflow_id)).sealed:
             raise SettingsError(
                 f"{workflow_id} is stored encrypted, and this client would send its message in plain text; nothing was "
@@ -142,10 +141,10 @@ class Calls:
     # -- one workflow ---------------------------------------------------------------------------
 
     async def describe(self, workflow_id: str) -> Execution:
-        """Describe the newest run without asking a worker.
+        """Describe the newest run without querying a worker.
 
         Raises:
-            EpisodeNotFoundError: no episode and no plan has this id.
+            EpisodeNotFoundError: there is no episode or plan with this id.
             ServiceUnavailableError: Temporal does not respond. Retryable.
         """
         request = service.DescribeWorkflowExecutionRequest(
@@ -169,7 +168,7 @@ class Calls:
         return execution.evolve(work=work, coder=next(coders, ""))
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started the newest run of another, regardless of type; empty without one.
+        """Return the id of the workflow, of any type, that started a workflow's newest run; empty if there is none.
 
         Raises:
             ServiceUnavailableError: Temporal does not respond. Retryable.
@@ -199,12 +198,15 @@ class Calls:
         memo: dict[str, str],
         replace: bool = False,
     ) -> None:
-        """Start a workflow; reuse the id of a closed one only with `replace`, or if that one was rejected at its start.
+        """Start a workflow.
 
-        Idempotent for requests with an origin in the memo: a repeated request finds its workflow.
+        The id of a closed workflow is reused only if `replace` is set or the closed workflow was rejected when it
+        started.
+
+        Requests with an origin in the memo are idempotent. Repeating such a request finds the workflow it started.
 
         Raises:
-            IdTakenError: another request started a workflow with this id.
+            IdTakenError: another request already started a workflow with this id.
             InvalidRequestError: the request is nested too deeply.
         """
         # A worker that cannot parse its input repeats the workflow task forever: the run would hang without an error.
@@ -257,7 +259,7 @@ class Calls:
         return origin in (newest.request, (await self.listing.find_newest_accepted(newest)).request)
 
     async def _is_free(self, workflow_id: str) -> bool:
-        """Return whether all runs under an existing id were rejected at their start."""
+        """Return whether all runs with an existing id were rejected when they started."""
         try:
             return (await self.listing.find_newest_accepted(await self.describe(workflow_id))).refused
         except EpisodeNotFoundError:
@@ -280,10 +282,10 @@ class Calls:
         return IdTakenError(f"{what}, {execution.status}{ended}{goal}. Choose another id. {go_on}")
 
     async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any, run_id: str = "") -> T:
-        """Query the workflow, or one of its runs; needs a worker.
+        """Query a workflow or one of its runs. This needs a worker.
 
         Raises:
-            ServiceUnavailableError: neither a worker nor Temporal responds. Retryable.
+            ServiceUnavailableError: no worker responds, or Temporal does not. Retryable.
         """
         handle = self.client.get_workflow_handle(workflow_id, run_id=run_id or None)
         try:
@@ -302,7 +304,7 @@ class Calls:
         return answer
 
     async def signal(self, workflow_id: str, name: str, argument: Any) -> None:
-        """Send a signal; Temporal keeps it until a worker processes it.
+        """Send a signal. Temporal stores it until a worker processes it.
 
         Raises:
             InvalidRequestError: the workflow is closed, or the argument is too large.
@@ -327,14 +329,15 @@ class Calls:
         """Send an update and return the workflow's reply.
 
         Args:
-            workflow_id: the workflow.
-            name: of the update.
-            argument: of the update.
-            timeout: for the reply.
-            message_id: idempotency key: a repeated update gets the first reply; empty for a new one.
+            workflow_id: id of the workflow.
+            name: name of the update.
+            argument: argument of the update.
+            timeout: time limit for the reply.
+            message_id: idempotency key. A repeated update returns the first reply. If empty, a new key is generated.
 
         Raises:
-            InvalidRequestError: the workflow rejects it, with a reason; it is closed; the argument is too large.
+            InvalidRequestError: the workflow rejects the update (the message has the reason), the workflow is closed,
+                or the argument is too large.
             ServiceUnavailableError: no worker responds. Retryable.
         """
         _check_size(name, argument)
@@ -358,9 +361,9 @@ class Calls:
         return answer
 
     async def _update(self, workflow_id: str, name: str, argument: Any, timeout: timedelta, update_id: str) -> str:
-        """Send an update; repeat it with the same id if its workflow task was discarded.
+        """Send an update, and repeat it with the same id if its workflow task was discarded.
 
-        Temporal discards a task if an event arrives while the task's last command closes the run.
+        Temporal discards a task if a new event arrives while the task is closing the run.
         """
         # Safe to repeat: Temporal returns the first result for a known id.
         handle = self.client.get_workflow_handle(workflow_id)
@@ -381,12 +384,12 @@ class Calls:
 
     @asynccontextmanager
     async def bound_call(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
-        """Bound a call in time and translate its errors.
+        """Limit the duration of a call and translate its errors.
 
         Args:
-            workflow_id: target workflow; empty if there is none.
+            workflow_id: id of the target workflow; empty if there is none.
             limit: timeout.
-            worker: True if a worker has to respond, not only Temporal.
+            worker: True if the call needs a response from a worker, not only from Temporal.
         """
         requested_at = datetime.now(UTC)
         try:
@@ -410,12 +413,12 @@ class Calls:
     async def _translate_error(
         self, error: RPCError, workflow_id: str, requested_at: datetime | None
     ) -> TightloopError:
-        """Translate an error of Temporal.
+        """Translate an error from Temporal.
 
         Args:
-            error: from Temporal.
-            workflow_id: target workflow; empty if there was none.
-            requested_at: time of a request to a worker; None if only Temporal had to respond.
+            error: error raised by Temporal.
+            workflow_id: id of the target workflow; empty if there was none.
+            requested_at: time of the request to a worker; None if only Temporal had to respond.
         """
         message = error.message
         match error.status:
@@ -453,7 +456,7 @@ class Calls:
         return WrongStateError(f"{workflow_id} is closed and accepts no more messages. {go_on}", execution.status)
 
     def _refused_call(self, message: str) -> TightloopError:
-        """Translate the error of a call that Temporal itself rejects."""
+        """Translate the error for a call that Temporal itself rejected."""
         if "search attribute" not in message.lower():
             return InvalidRequestError(f"Temporal refuses the request: {message}")
         where = (self.address, self.client.namespace)
@@ -491,7 +494,7 @@ def checked_json(name: str, argument: Any) -> bytes:
     """Return an argument as JSON.
 
     Raises:
-        InvalidRequestError: it is nested more deeply than a worker could parse.
+        InvalidRequestError: it is nested too deeply for a worker to parse.
     """
     too_deep = InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Make it flatter")
     try:
@@ -513,7 +516,7 @@ def _children_of(value: Any) -> Iterable[Any]:
 
 
 def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
-    """Translate a failed update; the message of a validator is kept."""
+    """Translate a failed update, preserving the validator's message."""
     if not isinstance(cause, ApplicationError):
         return ServiceUnavailableError(f"{workflow_id} could not answer: {cause}")
     if cause.type == "AcceptedUpdateCompletedWorkflow":

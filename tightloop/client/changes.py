@@ -1,4 +1,4 @@
-"""Differences of files and plan between two checkpoints of an episode. Runs on the workspace's host."""
+"""File and plan differences between two checkpoints of an episode. Runs on the workspace's host."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv")
 
 
 class FileDelta(Value):
-    """Changed lines of a file."""
+    """Number of lines changed in a file."""
 
     path: str
     added: int | None = None
@@ -35,10 +35,10 @@ class TreeChange:
     """File differences between two checkpoints.
 
     Args:
-        workspace: of the episode.
-        episode_id: workflow id.
-        numbers: of the two checkpoints.
-        records: known checkpoints; a fork also has those of its source.
+        workspace: workspace of the episode.
+        episode_id: workflow id of the episode.
+        numbers: numbers of the two checkpoints.
+        records: known checkpoints. A fork also has its source's checkpoints.
 
     Raises:
         InvalidRequestError: a checkpoint does not exist.
@@ -52,7 +52,7 @@ class TreeChange:
         self._trees = [_find_tree(workspace, episode_id, number, records) for number in numbers]
 
     def files(self) -> tuple[FileDelta, ...]:
-        """Return the changed files; a rename counts as a deletion and an addition."""
+        """Return the changed files. A rename counts as a deletion and an addition."""
         # With rename detection, `-z` would write both paths as separate fields.
         lines = _git(self._folder, *_DIFF, "--no-renames", "--numstat", "-z", *self._trees).split("\0")
         return tuple(_file_delta(line) for line in lines if line)

@@ -48,7 +48,7 @@ _ONE_AT_A_TIME = ThreadPoolExecutor(1, "plan-checking")
 
 
 async def check_in_thread(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a CPU-bound check in a thread; pass its result or exception on."""
+    """Run a CPU-bound check in a thread and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, partial(check, *args, **kwargs))
 
 
@@ -63,19 +63,20 @@ _MAKE_ONE = Hint(
     'Make one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
 )
 REPLAN_TIMEOUT = timedelta(minutes=15)
-"""Includes the time for a planner to write the revision."""
+"""Includes the time that a planner needs to write the revision."""
 
 
 @checks_arguments
 class TightloopClient(Viewer):
     """Starts, watches and steers episodes and plans.
 
-    Methods determine the kind of run from its id. Every call is bounded in time. In addition to its documented errors,
-    each method raises `EpisodeNotFoundError` for an unknown id, and `SettingsError` if Temporal denies access. Methods
-    with an `episode_id` or a `plan_id` raise `InvalidRequestError` for an id of the other kind.
-    `ServiceUnavailableError` (retryable) means that Temporal does not respond, or no worker where the workflow has to
-    respond: for the status while it is open, timeline, request, checkpoints and steps, and for every method that
-    returns a reply of the workflow.
+    Methods look up the kind of run from its id. Every call has a time limit. In addition to the errors documented
+    below, each method raises `EpisodeNotFoundError` if the id is unknown and `SettingsError` if Temporal denies access.
+    Methods that take an `episode_id` or a `plan_id` raise `InvalidRequestError` if the id belongs to the other kind.
+
+    Methods raise `ServiceUnavailableError` (retryable) if Temporal does not respond. Methods that need the workflow's
+    response also raise it if no worker is available. These are the methods for the timeline, request, checkpoints and
+    steps, for the status of an open run, and every method that returns the workflow's reply.
     """
 
     @classmethod
@@ -89,21 +90,22 @@ class TightloopClient(Viewer):
         interceptors: Sequence[Interceptor] = (),
         compare_keys: bool = True,
     ) -> "TightloopClient":
-        """Connect with the settings of the command line: the same files and variables.
+        """Connect with the same settings files and environment variables as the command line.
 
         Args:
-            target: host and port of Temporal; None for those in the settings.
-            namespace: None for the one in the settings.
-            settings: used instead of files and variables. `Settings()` are the defaults.
-            data_converter: must equal the workers'; None for the one that the settings define.
-            interceptors: of the caller, for example for tracing; see docs/operate/telemetry.md.
-            compare_keys: refuse to connect if the workers encrypt with keys that are missing here. Disable it for
-                clients that only list or start; a start compares the keys itself.
+            target: Temporal's host and port; None to use those in the settings.
+            namespace: Temporal namespace; None to use the one in the settings.
+            settings: settings to use instead of files and environment variables. `Settings()` contains the defaults.
+            data_converter: data converter, which must match the workers'; None to use the one configured in the
+                settings.
+            interceptors: additional client interceptors, for example for tracing; see docs/operate/telemetry.md.
+            compare_keys: refuse to connect if the workers encrypt with keys that this client does not have. Disable
+                this for clients that only list or start runs; starting a run always compares the keys.
 
         Raises:
             ServiceUnavailableError: Temporal does not respond within 5 s (retryable).
-            SettingsError: a setting is invalid, the payload keys cannot be read or differ from the workers', or
-                the namespace is missing.
+            SettingsError: a setting is invalid, the payload keys cannot be read or differ from the workers' keys, or
+                the namespace does not exist.
         """
         client_settings = (settings or load_settings()).at(target, namespace)
         converter = data_converter or converter_of(client_settings)
@@ -123,7 +125,7 @@ class TightloopClient(Viewer):
         data_converter: DataConverter | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> "SyncTightloopClient":
-        """Connect like `connect`; the returned client needs no `await`, see `SyncTightloopClient`."""
+        """Connect like `connect`, but return a blocking client; see `SyncTightloopClient`."""
         # Lazy import: the module of the synchronous client imports this one.
         from tightloop.client import SyncTightloopClient
 
@@ -147,21 +149,22 @@ class TightloopClient(Viewer):
         replace: bool = False,
         request_id: str = "",
     ) -> str:
-        """Start an episode or a plan and return its id. Omitted fields of the request are filled from the settings.
+        """Start an episode or a plan and return its id. Fields that the request omits are filled in from the settings.
 
         Args:
             request: what to run.
-            new_id: id to use; None for a generated one.
-            replace: reuse the id of a closed run. Checkpoints and timeline are kept; a plan also keeps
-                the results of steps with equal inputs.
-            request_id: idempotency key; requires `new_id`. A repeated request with the same key starts nothing.
+            new_id: id to use; if None, an id is generated.
+            replace: reuse the id of a closed run. Its checkpoints and timeline are kept. A plan also keeps the results
+                of steps whose inputs have not changed.
+            request_id: idempotency key; requires `new_id`. Repeating a request with the same key does not start another
+                run.
 
         Raises:
-            InvalidRequestError: request or id is invalid; for a plan's text a `PlanError`.
-            IdTakenError: another request used the id for an open or closed run (without `replace`); the message
-                names that run.
-            SettingsError: the namespace lacks our search attributes; or its workers encrypt, and this client
-                would send plain text.
+            InvalidRequestError: the request or id is invalid. The error is a `PlanError` if the plan's text is invalid.
+            IdTakenError: another request already used the id for an open run, or for a closed run and `replace` is not
+                set. The message names that run.
+            SettingsError: the namespace does not have tightloop's search attributes, or its workers encrypt payloads
+                while this client would send plain text.
         """
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest
@@ -179,17 +182,17 @@ class TightloopClient(Viewer):
         return await self._start(choose_id(Kind.PLAN, new_id), PlanInput.of(plan, replace=replace), origin)
 
     async def plan_project(self, request: "LoopRequest", *, new_id: str | None = None, request_id: str = "") -> str:
-        """Inspect a project, create its plan and return the plan id; `dispatch` starts the tasks.
+        """Inspect a project, create a plan for it and return the plan's id. Call `dispatch` to start the tasks.
 
         Args:
-            request: what to plan. Omitted fields are filled from the settings.
-            new_id: id to use; None for a generated one, `plan_<uuid>`.
-            request_id: as for `start`.
+            request: what to plan. Omitted fields are filled in from the settings.
+            new_id: id to use; if None, an id of the form `plan_<uuid>` is generated.
+            request_id: idempotency key, as in `start`.
 
         Raises:
-            InvalidRequestError: request or id is invalid.
-            IdTakenError: the id is taken; the message names its run.
-            SettingsError: as for `start`.
+            InvalidRequestError: the request or id is invalid.
+            IdTakenError: the id is already in use. The message names the run that uses it.
+            SettingsError: see `start`.
         """
         from tightloop.loop.model import LoopInput
 
@@ -220,10 +223,10 @@ class TightloopClient(Viewer):
         return workflow_id
 
     async def _is_home_of(self, workspace: str) -> bool:
-        """Return whether a worker of this host and state home can open a workspace.
+        """Return whether a worker on this host, with this state home, can open a workspace.
 
-        Without this check the first available worker would take it, possibly on a host with another folder of that
-        name.
+        Without this check, the first available worker would open it, possibly on another host that has a different
+        folder with the same path.
         """
         if not await asyncio.to_thread(os.path.isdir, workspace):
             return False
@@ -232,7 +235,7 @@ class TightloopClient(Viewer):
     # -- steer ----------------------------------------------------------------------------------
 
     async def pause(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
-        """Pause at the next safe point: an episode between two steps, a plan before it starts new ones. Idempotent.
+        """Pause at the next safe point: an episode between two steps, a plan before it starts new steps. Idempotent.
 
         Raises:
             InvalidRequestError: the run is closed.
@@ -243,10 +246,10 @@ class TightloopClient(Viewer):
     async def resume(
         self, workflow_id: str, *, note: str = "", checkpoint_id: str | None = None, by: str = "operator"
     ) -> None:
-        """End a pause, optionally with a note, or (episodes only) at a checkpoint.
+        """Resume a paused run, optionally with a note or (episodes only) from a checkpoint.
 
         Raises:
-            InvalidRequestError: the run is closed, or the checkpoint is unknown.
+            InvalidRequestError: the run is closed, or the checkpoint does not exist.
         """
         arguments = {"note": note, "by": by}
         if checkpoint_id is not None:
@@ -255,9 +258,9 @@ class TightloopClient(Viewer):
         await self._calls.signal(workflow_id, "resume", arguments)
 
     async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
-        """Cancel an episode or a plan for good.
+        """Permanently cancel an episode or a plan.
 
-        The files of an episode stay unchanged; a plan compensates steps that define it.
+        An episode leaves its files as they are. A plan compensates the steps that define a compensation.
 
         Raises:
             InvalidRequestError: the run is closed.
@@ -274,18 +277,19 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Answer a question with one of its options; return the workflow's reply.
+        """Answer a question by choosing one of its options, and return the workflow's reply.
 
         Args:
-            workflow_id: the asking episode or plan.
-            option: name of the option.
-            text: explanation or report; never decides.
-            question: id of the question, its step or its window; optional if only one question has the option.
-            by: author.
-            message_id: idempotency key: a repeated call has no further effect and returns the first reply.
+            workflow_id: id of the episode or plan that asked.
+            option: name of the chosen option.
+            text: explanation or report. It does not affect the decision.
+            question: id of the question, or of its step or window; optional if only one open question has this option.
+            by: name of the author.
+            message_id: idempotency key. Repeating a call with the same key has no further effect and returns the first
+                reply.
 
         Raises:
-            InvalidRequestError: the question or option is unknown, or the run is closed.
+            InvalidRequestError: the question or option does not exist, or the run is closed.
         """
         arguments = {"question": question, "option": option, "text": text, "by": by}
         return await self._calls.update(workflow_id, "answer", arguments, message_id=message_id)
@@ -293,14 +297,15 @@ class TightloopClient(Viewer):
     async def respond(
         self, episode_id: str, text: str, *, by: str = "operator", resumes: bool = True, message_id: str = ""
     ) -> str:
-        """Send a message to an episode's planner; return the workflow's reply.
+        """Send a message to an episode's planner and return the workflow's reply.
 
         Args:
-            episode_id: the episode.
-            text: for the planner; never answers a question.
-            by: author.
-            resumes: also end a pause that needs no decision, and let the planner read it before the episode ends.
-            message_id: as for `answer`.
+            episode_id: id of the episode.
+            text: message for the planner. It never counts as the answer to a question.
+            by: name of the author.
+            resumes: also end a pause that does not need a decision, and make sure that the planner reads the message
+                before the episode ends.
+            message_id: idempotency key, as in `answer`.
 
         Raises:
             InvalidRequestError: the text is empty, or the episode is closed.
@@ -309,17 +314,18 @@ class TightloopClient(Viewer):
         return await self._send_update(episode_id, Kind.EPISODE, "respond", arguments, message_id=message_id)
 
     async def top_up(self, /, workflow_id: str, *, by: str = "operator", message_id: str = "", **amounts: float) -> str:
-        """Raise the budget; return the workflow's reply.
+        """Raise a run's budget and return the workflow's reply.
 
         Args:
-            workflow_id: the episode or plan.
-            by: author.
-            message_id: as for `answer`.
-            amounts: fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`, `attempts`, `tokens`,
-                `cost_usd` and `wall_minutes`; zeros are ignored.
+            workflow_id: id of the episode or plan.
+            by: name of the author.
+            message_id: idempotency key, as in `answer`.
+            amounts: amounts to add, as fields of `TopUp` (episode) or `PlanTopUp` (plan), such as `iterations`,
+                `attempts`, `tokens`, `cost_usd` and `wall_minutes`. Zeros are ignored.
 
         Raises:
-            InvalidRequestError: an amount is negative or of the other kind, all are zero, or the run is closed.
+            InvalidRequestError: an amount is negative or does not apply to this kind of run, all amounts are zero, or
+                the run is closed.
         """
         arguments = {"by": by, **{name: more for name, more in amounts.items() if more}}
         return await self._calls.update(workflow_id, "top_up", arguments, message_id=message_id)
@@ -335,12 +341,12 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Change an episode's goal, definition of done, executor or planner; return the workflow's reply.
+        """Change an episode's goal, definition of done, executor or planner, and return the workflow's reply.
 
-        `message_id`: as for `answer`.
+        `message_id` is an idempotency key, as in `answer`.
 
         Raises:
-            InvalidRequestError: nothing changes, or the episode is closed.
+            InvalidRequestError: the call changes nothing, or the episode is closed.
         """
         from tightloop.episode.control import read_amendment
 
@@ -352,12 +358,12 @@ class TightloopClient(Viewer):
     async def restore(
         self, episode_id: str, checkpoint_id: str, *, reason: str = "", by: str = "operator", message_id: str = ""
     ) -> str:
-        """Restore state and files of a checkpoint; a closed episode is reopened. Return a summary.
+        """Restore the state and files of a checkpoint, reopening the episode if it is closed. Return a summary.
 
-        `message_id`: as for `answer`, while the episode is open.
+        `message_id` is an idempotency key, as in `answer`; it only applies while the episode is open.
 
         Raises:
-            InvalidRequestError: the checkpoint is unknown (the message lists the existing ones).
+            InvalidRequestError: the checkpoint does not exist. The message lists the existing checkpoints.
         """
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest, EpisodeStatus
@@ -386,18 +392,18 @@ class TightloopClient(Viewer):
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Continue an episode on another host from its last remote checkpoint; return the workflow's reply.
+        """Continue an episode on another host from its last remote checkpoint. Return the workflow's reply.
 
         Args:
-            episode_id: an open episode.
-            to: host name, or its workspace task queue.
-            workspace: absolute path of the working tree there; empty for the same path.
+            episode_id: id of an open episode.
+            to: name of the host, or its workspace task queue.
+            workspace: absolute path of the working tree on that host; if empty, the path stays the same.
             reason: recorded in the timeline.
-            by: author.
-            message_id: as for `answer`.
+            by: name of the author.
+            message_id: idempotency key, as in `answer`.
 
         Raises:
-            InvalidRequestError: no workspace worker runs there, or the episode has no remote copies.
+            InvalidRequestError: no workspace worker runs on that host, or the episode has no remote copies.
         """
         from tightloop.episode.checkpoint import choose_home
 
@@ -415,18 +421,18 @@ class TightloopClient(Viewer):
         by: str = "operator",
         request_id: str = "",
     ) -> str:
-        """Start a new episode from a checkpoint, in a git worktree of its own; return its id.
+        """Start a new episode from a checkpoint, in its own git worktree, and return the new id.
 
         Args:
-            episode_id: source episode.
-            checkpoint_id: of the source episode.
-            new_id: id to use; None for a generated one.
-            by: author.
-            request_id: as for `start`.
+            episode_id: id of the source episode.
+            checkpoint_id: checkpoint of the source episode.
+            new_id: id to use; if None, an id is generated.
+            by: name of the author.
+            request_id: idempotency key, as in `start`.
 
         Raises:
-            InvalidRequestError: the checkpoint is unknown.
-            IdTakenError: another request used the new id.
+            InvalidRequestError: the checkpoint does not exist.
+            IdTakenError: another request already used the new id.
         """
         from tightloop.episode.control import EpisodeInput
         from tightloop.episode.model import EpisodeRequest
@@ -443,12 +449,12 @@ class TightloopClient(Viewer):
     async def replan(
         self, plan_id: str, source: str = "", *, rationale: str = "", by: str = "operator", message_id: str = ""
     ) -> str:
-        """Replace the text of a running plan; without a text a planner writes it. Return the workflow's reply.
+        """Replace the text of a running plan. If no text is given, a planner writes it. Return the workflow's reply.
 
-        `message_id`: as for `answer`.
+        `message_id` is an idempotency key, as in `answer`.
 
         Raises:
-            InvalidRequestError: the text is invalid (the message names line and column).
+            InvalidRequestError: the text is invalid. The message contains the line and column.
         """
         arguments = {"source": source, "rationale": rationale, "by": by}
         return await self._send_update(
@@ -458,41 +464,42 @@ class TightloopClient(Viewer):
     async def run_step(self, plan_id: str, step: str, *, by: str = "operator", message_id: str = "") -> str:
         """Start a ready step, even during a pause, or retry a failed one. Return the workflow's reply.
 
-        `message_id`: as for `answer`.
+        `message_id` is an idempotency key, as in `answer`.
 
         Raises:
-            InvalidRequestError: the step is unknown, or cannot be started.
+            InvalidRequestError: the step does not exist or cannot be started.
         """
         return await self._send_update(plan_id, Kind.PLAN, "run_step", {"step": step, "by": by}, message_id=message_id)
 
     async def dispatch(
         self, plan_id: str, *, parallel: int | bool | None = None, by: str = "operator", message_id: str = ""
     ) -> str:
-        """Start the tasks of a project plan; return the workflow's reply.
+        """Start the tasks of a project plan and return the workflow's reply.
 
         Args:
-            plan_id: plan in state DRAFT.
-            parallel: maximum number of concurrent tasks; None for the plan's value.
-            by: author.
-            message_id: as for `answer`.
+            plan_id: id of a plan in state DRAFT.
+            parallel: maximum number of concurrent tasks; None to use the plan's value.
+            by: name of the author.
+            message_id: idempotency key, as in `answer`.
 
         Raises:
-            InvalidRequestError: the plan is not a draft; the message lists the possible operations.
-            WorkspaceBusyError: its workspace is in use. The plan stays a draft; retry later.
+            InvalidRequestError: the plan is not a draft. The message lists the possible operations.
+            WorkspaceBusyError: the plan's workspace is in use. The plan stays a draft, so the call can be retried
+                later.
         """
         arguments = {"parallel": parallel, "by": by}
         return await self._send_update(plan_id, Kind.LOOP, "dispatch", arguments, message_id=message_id)
 
     async def verify(self, plan_id: str, *, by: str = "operator", message_id: str = "") -> str:
-        """Run the gates of a project plan whose tasks have ended; return the workflow's reply.
+        """Run the gates of a project plan whose tasks have ended, and return the workflow's reply.
 
         Args:
-            plan_id: the plan.
-            by: author.
-            message_id: as for `answer`.
+            plan_id: id of the plan.
+            by: name of the author.
+            message_id: idempotency key, as in `answer`.
 
         Raises:
-            InvalidRequestError: tasks are still running, or the plan has ended; the message lists the possible
+            InvalidRequestError: tasks are still running, or the plan has ended. The message lists the possible
                 operations.
         """
         return await self._send_update(plan_id, Kind.LOOP, "verify", {"by": by}, message_id=message_id)

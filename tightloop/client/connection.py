@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = timedelta(seconds=5)
 CALL_TIMEOUT = timedelta(seconds=10)
 RETRY_SECONDS = 3
-"""Maximum retry time of a call while the server is unreachable."""
+"""Maximum time for which a call is retried while the server is unreachable."""
 # Fewer retries than the SDK's default, because `watch` retries by itself.
 _RETRY = RetryConfig(max_retries=4, max_elapsed_time_millis=RETRY_SECONDS * 1_000)
 _EXIT_SECONDS = 0.1
 _runtimes: dict[int, Runtime] = {}
-"""Runtimes by process id: after a fork the SDK rejects the parent's."""
+"""Runtimes by process id. After a fork, the SDK rejects the parent's runtime."""
 _STARTING = "not healthy yet"
-"""Reported by a server that has just started."""
+"""Message from a server that has just started."""
 _CUT_OFF = ("connection closed", "broken pipe", "ConnectionReset")
 """A server that rejects a TLS 1.3 client may close the connection before the reason can be read."""
 _STARTING_WAIT = timedelta(milliseconds=100)
 
 Bounded = Callable[[str, timedelta], AbstractAsyncContextManager[None]]
-"""Bounds a call about a workflow in time and translates its errors."""
+"""Limits the duration of a call about a workflow and translates its errors."""
 
 
 def trace_calls(settings: "Settings", seconds: float) -> AbstractContextManager[Interceptor | None]:
@@ -66,11 +66,11 @@ async def connect(
     *,
     runtime: Runtime | None = None,
 ) -> Client:
-    """Connect to Temporal within `CONNECT_TIMEOUT`. Workers pass a runtime of their own.
+    """Connect to Temporal within `CONNECT_TIMEOUT`. Workers pass their own runtime.
 
     Raises:
         ServiceUnavailableError: no Temporal server responds at the address. Retryable.
-        SettingsError: a file of `temporal.tls_*` cannot be used.
+        SettingsError: a file in `temporal.tls_*` cannot be used.
     """
     temporal = settings.temporal
     tls, refused = tls_of(temporal), ""
@@ -107,7 +107,7 @@ async def connect(
 
 
 def _patience(temporal: "TemporalSettings") -> RetryConfig:
-    """Return the workers' retry policy: a result that is never delivered would be computed again."""
+    """Return the workers' retry policy. A result that could not be delivered would have to be computed again."""
     # 0 means unlimited retries. The interval is short, because cancellations arrive with heartbeat responses.
     return RetryConfig(
         max_retries=0, max_interval_millis=1_000, max_elapsed_time_millis=int(temporal.absence_s * 1_000)
@@ -115,7 +115,7 @@ def _patience(temporal: "TemporalSettings") -> RetryConfig:
 
 
 def _quiet_runtime() -> Runtime:
-    """Return this process's client runtime, which does not log a warning per retried call."""
+    """Return this process's client runtime, which does not log a warning for every retried call."""
     process = os.getpid()
     if process not in _runtimes:
         _runtimes[process] = Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter="ERROR")))
@@ -125,16 +125,16 @@ def _quiet_runtime() -> Runtime:
 def _wait_for_threads() -> None:
     """Wait until the threads of the SDK (1.35) have released Python objects before the interpreter exits.
 
-    Without the wait, 3 of 25 programs that had connected aborted at exit; with it, none did.
+    Without this wait, 3 of 25 connected programs aborted at exit; with it, none did.
     """
     time.sleep(_EXIT_SECONDS)
 
 
 def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
-    """Return the TLS configuration with loaded files; False for a plain connection.
+    """Load the TLS files and return the configuration; False for a connection without TLS.
 
     Raises:
-        SettingsError: a file cannot be read, or is not PEM.
+        SettingsError: a file cannot be read or is not in PEM format.
     """
     if not temporal.encrypted:
         return False
@@ -170,7 +170,7 @@ def converter_for(client: Client, workflow_id: str) -> DataConverter:
 
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:
-    """Return the error for an unreachable Temporal."""
+    """Return the error for an unreachable Temporal server."""
     from tightloop.settings import LOOPBACK_HOSTS
 
     is_local = address.rpartition(":")[0] in LOOPBACK_HOSTS
@@ -202,14 +202,14 @@ _FAILURES = {
     "status: 403": "or a proxy ahead of it refuses access (HTTP 403). Ask its operator what this connection may do",
 }
 _PLAIN_FAILURES = ("FRAME_SIZE_ERROR", "connection closed")
-"""Errors of a plain connection to a server that requires TLS."""
+"""Errors of a connection without TLS to a server that requires it."""
 
 
 def _check_known(address: str, text: str, *, encrypted: bool) -> None:
-    """Raise the error for a known cause in the settings.
+    """Raise a specific error if the settings are a known cause of the failure.
 
     Raises:
-        SettingsError: the text of the failure shows the cause.
+        SettingsError: the failure's text indicates the cause.
     """
     # Before the TLS failures: these statuses show that TLS itself worked.
     for phrase, problem in _FAILURES.items():

@@ -1,8 +1,8 @@
 """Payload and failure converters shared by workers, client, command line and replayer.
 
-`data_converter` combines them as configured: payloads are sealed (see `tightloop/client/sealing.py`)
-unless both `temporal.authenticate` and `privacy.encrypt` are off. Unsealed payloads are rejected, unless
-`temporal.authenticate` is off.
+`data_converter` combines them as configured. Payloads are sealed (see `tightloop/client/sealing.py`) unless both
+`temporal.authenticate` and `privacy.encrypt` are off. Unsealed payloads are rejected unless `temporal.authenticate` is
+off.
 """
 
 import copy
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from tightloop.settings import Settings
 
 SEALED_MESSAGE = "Encoded failure"
-"""Message that Temporal shows for a sealed failure, as in its SDKs."""
+"""Message that Temporal shows for a sealed failure; the same as in its SDKs."""
 REFUSED_TYPE = RefusedPayload.__name__
-"""Error type that replaces a failure that is not authentic."""
+"""Error type that replaces a failure if it is not authentic."""
 # Kinds that arrive from outside a workflow: only their handlers have to know the sender and the time.
 _MESSAGES = frozenset({SealKind.START, SealKind.MESSAGE, SealKind.OPERATOR})
 _SEALED_FIELD = "sealed_as"
 _TRACE_LIMIT = 1000
-"""Characters kept of a stack trace, from its end."""
+"""Number of characters kept from the end of a stack trace."""
 
 
 _CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
@@ -63,8 +63,8 @@ _CONVERTERS = tuple(PydanticPayloadConverter().converters.values())
 class SealedPayloadConverter(PydanticPayloadConverter):
     """Converts payloads, rejects those that the codec rejected, and exposes their seals.
 
-    A workflow input gets its seal in the field `sealed_as`; a signal or update argument declared as `Any` becomes
-    a `SealedMessage`. Without authentication there are no seals, and values stay unchanged.
+    A workflow input gets its seal in the field `sealed_as`; a signal or update argument declared as `Any` becomes a
+    `SealedMessage`. Without authentication, there are no seals and values are not changed.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class SealedPayloadConverter(PydanticPayloadConverter):
         """Return the values.
 
         Raises:
-            ApplicationError: a payload was rejected. It fails a starting workflow, rejects an update and
+            ApplicationError: a payload was rejected. The error fails a workflow that is starting, rejects an update, or
                 drops a signal.
         """
         hints: list[Any] = list(type_hints or [])
@@ -117,14 +117,14 @@ class ScrubbedFailures(DefaultFailureConverter):
 
 
 class CheckedFailures(ScrubbedFailures):
-    """Accepts only failures with proven origin; others become errors of type `RefusedPayload`.
+    """Accepts only failures whose origin is proven. Other failures become errors of type `RefusedPayload`.
 
-    A failure needs no payload, so the codec alone cannot reject a forged one. Timeouts, cancellations and
-    terminations come from Temporal itself and are accepted: they can only stop work.
+    A failure does not need a payload, so the codec alone cannot reject a forged failure. Timeouts, cancellations and
+    terminations come from Temporal itself. They are accepted because they can only stop work.
     """
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
-        """Return the error of a failure."""
+        """Return the error for a failure."""
         # A copy, because the SDK still uses the original.
         checked = Failure()
         checked.CopyFrom(failure)
@@ -158,12 +158,12 @@ class UncheckedSealedFailures(SealedFailures):
     """Seals failures, but accepts unsealed ones."""
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
-        """Return the error of a failure."""
+        """Return the error for a failure."""
         return DefaultFailureConverter.from_failure(self, failure, payload_converter)
 
 
 def _is_authentic(failure: Failure, payload_converter: PayloadConverter) -> bool:
-    """Return whether a failure has no own content, or matches its sealed content."""
+    """Return whether a failure has no content of its own or matches its sealed content."""
     kind = failure.WhichOneof("failure_info")
     # The server creates all other kinds; only application failures carry content of ours.
     if kind not in (None, "application_failure_info"):
@@ -193,7 +193,7 @@ def _digest(failure: Failure) -> str:
 PLAIN_CONVERTER = DataConverter(
     payload_converter_class=SealedPayloadConverter, failure_converter_class=ScrubbedFailures
 )
-"""Converter without sealing; failures are scrubbed."""
+"""Converter that does not seal payloads but scrubs failures."""
 
 
 def sealing_converter(codec: SealingCodec) -> DataConverter:
@@ -203,10 +203,13 @@ def sealing_converter(codec: SealingCodec) -> DataConverter:
 
 
 class _SealingConverter(DataConverter):
-    """SDK converter with a cheaper `with_context`: the SDK rebuilds all converters for each payload of a workflow."""
+    """SDK converter with a cheaper `with_context`.
+
+    The SDK's `with_context` rebuilds all converters for each workflow payload.
+    """
 
     def with_context(self, context: SerializationContext) -> Self:
-        """Return a copy whose codec has the context; nothing else needs it."""
+        """Return a copy whose codec has the context. No other part needs the context."""
         copied = copy.copy(self)
         assert isinstance(self.payload_codec, SealingCodec)
         # The SDK's converter is a frozen dataclass.
@@ -215,7 +218,7 @@ class _SealingConverter(DataConverter):
 
 
 async def open_all(message: Message, codec: PayloadCodec) -> None:
-    """Open every payload in a Temporal message, such as a history, in place; for readers only.
+    """Open every payload in a Temporal message, such as a history, in place. Only intended for readers.
 
     Raises:
         SettingsError: a key is missing.
@@ -233,7 +236,7 @@ def key_ids(message: Message) -> set[str]:
 
 
 def has_seals(message: Message) -> bool:
-    """Return whether a Temporal message has payloads that are sealed, or were before they were opened."""
+    """Return whether a Temporal message has payloads that are sealed or were sealed before they were opened."""
     return any(
         OPENED_FIELD in payload.metadata or payload.metadata.get("encoding") == ENCRYPTED
         for payload in payloads_of(message)
@@ -250,7 +253,7 @@ def payloads_of(message: Message) -> Iterator[Payload]:
 
 
 def _messages(value: Any) -> list[Message]:
-    """Return the messages in a field value: single, repeated, or map values."""
+    """Return the messages in a field, whether it is a single message, a list or a map."""
     if isinstance(value, Message):
         return [value]
     if isinstance(value, str | bytes | int | float):
@@ -264,8 +267,8 @@ def data_converter(settings: "Settings", home: Path | None = None, *, claims: bo
 
     Args:
         settings: current settings.
-        home: folder of the default key file; None for this host's state home.
-        claims: bind each message from Temporal's UI or CLI to its first workflow; for workers.
+        home: folder of the default key file; None to use this host's state home.
+        claims: bind each message from Temporal's UI or CLI to the first workflow that receives it. Used by workers.
 
     Raises:
         SettingsError: the keys cannot be read.
@@ -275,7 +278,7 @@ def data_converter(settings: "Settings", home: Path | None = None, *, claims: bo
 
 
 def operator_codec(settings: "Settings", home: Path | None = None) -> PayloadCodec:
-    """Return the codec of the codec server, which opens payloads for display and seals input of Temporal's UI and CLI.
+    """Return the codec server's codec, which opens payloads for display and seals input from Temporal's UI and CLI.
 
     Raises:
         SettingsError: the keys cannot be read.

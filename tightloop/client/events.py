@@ -1,4 +1,4 @@
-"""Events of a workflow across all its runs: continued as new, reset, restored or restarted."""
+"""Events of a workflow across all its runs, including those continued as new, reset, restored or restarted."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ from tightloop.run.core import OWN, TimelineLine, TimelinePage
 
 _CURSOR = re.compile(r"([0-9a-f-]{36})\.(\d{1,9})", re.ASCII)
 _LISTING_TRIES = 30
-"""Temporal lists a new run a moment after its start."""
+"""Temporal lists a new run shortly after it starts."""
 _LISTING_WAIT = timedelta(milliseconds=100)
 
 T = TypeVar("T")
@@ -28,12 +28,12 @@ class Event(TimelineLine):
     """Timeline event with its position."""
 
     cursor: str = ""
-    """Cursor to continue after this event with `events` or `timeline`; stays valid in later runs."""
+    """Cursor to continue after this event with `events` or `timeline`. It stays valid in later runs."""
     run_id: str = ""
 
 
 class ReadPosition(NamedTuple):
-    """Read position: number of lines read in a run, with all earlier runs read completely."""
+    """Read position: number of lines read in a run. All earlier runs have been read completely."""
 
     run_id: str
     lines: int
@@ -45,11 +45,11 @@ class ReadPosition(NamedTuple):
 
 NOWHERE = ReadPosition("", 0)
 Page = tuple[list[Event], ReadPosition, bool]
-"""Events, position after them, and True if the run has more."""
+"""Events, the position after them, and whether the run has more events."""
 
 
 def read_cursor(cursor: str) -> ReadPosition | None:
-    """Parse a cursor; empty means the first event.
+    """Parse a cursor. An empty cursor means the first event.
 
     Raises:
         InvalidRequestError: it is not a cursor.
@@ -65,7 +65,7 @@ def read_cursor(cursor: str) -> ReadPosition | None:
 
 
 async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
-    """Return all runs up to the newest one, oldest first, without those rejected at their start."""
+    """Return all runs up to the newest one, oldest first, except runs that were rejected when they started."""
     runs: list[Execution] = []
     for _ in range(_LISTING_TRIES):
         runs = [run for run in await calls.listing.runs(newest.id) if not run.refused or run.run_id == newest.run_id]
@@ -84,7 +84,9 @@ class EventReader:
     workflow_id: str
 
     async def page(self, position: ReadPosition, newest: Execution) -> Page:
-        """Return the next events of a run; the last one is Temporal's if it ended the run without the workflow.
+        """Return the next events of a run.
+
+        If Temporal ended the run without the workflow, the last event is Temporal's.
 
         Raises:
             InvalidRequestError: the events after the position are no longer stored.
@@ -124,10 +126,10 @@ class EventReader:
         return [run.run_id for run in await runs_until(self.calls, newest)]
 
     async def begin(self, newest: Execution, position: ReadPosition | None) -> ReadPosition:
-        """Return the start position.
+        """Return the position to start from.
 
         Raises:
-            InvalidRequestError: Temporal no longer has the cursor's run.
+            InvalidRequestError: Temporal no longer stores the cursor's run.
         """
         if position is not None and position.run_id == newest.run_id:
             return position
@@ -147,7 +149,7 @@ class EventReader:
 
 
 async def read_timeline(calls: Calls, workflow_id: str, after: str) -> AsyncGenerator[Event]:
-    """Yield the events so far, oldest first, page by page; see `TightloopClient.timeline`."""
+    """Yield all events so far, oldest first, page by page; see `TightloopClient.timeline`."""
     reader, newest = EventReader(calls, workflow_id), await describe_run(calls, workflow_id)
     position = await reader.begin(newest, read_cursor(after))
     while True:
@@ -181,7 +183,7 @@ async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
 async def follow(
     calls: Calls, feed: Feed, workflow_id: str, after: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[Event]:
-    """Yield the events after a cursor, then new ones until the workflow closes; see `TightloopClient.events`."""
+    """Yield the events after a cursor, then new events until the workflow closes; see `TightloopClient.events`."""
     reader, start = EventReader(calls, workflow_id), read_cursor(after)
     position = NOWHERE
 

@@ -1,4 +1,4 @@
-"""Information about episodes and plans that Temporal has without asking a worker."""
+"""Information about episodes and plans that Temporal provides without querying a worker."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -35,9 +35,9 @@ REQUEST = "request"
 """Memo key: digest of the request that started a workflow."""
 SEARCH_ATTRIBUTES = {STATUS: "Keyword", ITERATION: "Int", PAUSE_KIND: "Keyword"}
 TEMPORAL = 'eval "$(tightloop env)"; temporal'
-"""Temporal's command line with the environment of our settings, as a shell command."""
+"""Shell command that runs Temporal's command line with the environment from the tightloop settings."""
 SEALS = "+sealed"
-"""Marker in the identity of a worker that encrypts payloads; followed by `:` and the id of its current key."""
+"""Marker in the identity of a worker that encrypts payloads, followed by `:` and the id of its current key."""
 # Raw numbers, because the SDK's enum (1.35) raises ValueError on 8, a workflow paused by Temporal itself.
 RUNNING, COMPLETED, FAILED, PAUSED = 1, 2, 3, 8
 CONTINUED = "continued"
@@ -61,7 +61,7 @@ class Kind(StrEnum):
 
     @property
     def noun(self) -> str:
-        """Noun with article, for messages."""
+        """Noun with its article, for messages."""
         return {"episode": "an episode", "plan": "a plan", "loop": "a project's plan"}[self.value]
 
 
@@ -69,29 +69,29 @@ KINDS = {EPISODE_WORKFLOW_TYPE: Kind.EPISODE, PLAN_WORKFLOW_TYPE: Kind.PLAN, LOO
 
 
 class Summary(Value):
-    """Row of the list of episodes and plans."""
+    """Row in the list of episodes and plans."""
 
     id: str
     kind: Kind
     status: str
     """One of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
     iteration: int = 0
-    """Iterations of an episode."""
+    """Number of iterations of an episode."""
     pause_kind: str = ""
-    """Kind of the pause; a running plan may also wait for an approval."""
+    """Kind of the pause. A running plan can also wait for an approval."""
     goal: str = ""
-    """Start of the goal, or title of a plan."""
+    """Beginning of the goal, or title of a plan."""
     workspace: str = ""
     executor: str = ""
     started: datetime | None = None
-    """Start of the newest run."""
+    """Start time of the newest run."""
     closed: datetime | None = None
     parent: str = ""
-    """Id of the plan whose step started it."""
+    """Id of the plan whose step started this run."""
 
 
 class Run(Value):
-    """Run of an episode or a plan; a new one follows after much work, a restore, a reset or a restart."""
+    """Run of an episode or a plan. A new run follows after a large amount of work, a restore, a reset or a restart."""
 
     run_id: str
     status: str
@@ -106,37 +106,38 @@ class Execution(Summary):
     run_id: str
     is_open: bool
     refused: bool = False
-    """True if it was rejected at its start; it must not hide an earlier run with its id."""
+    """True if the run was rejected when it started. Such a run must not hide an earlier run with the same id."""
     frozen: str = ""
-    """Description of Temporal's own pause, during which the workflow answers neither queries nor updates; else empty.
+    """Description of Temporal's own pause, during which the workflow does not answer queries or updates; otherwise
+    empty.
     """
     waits_for: str = ""
-    """Task queue on which a step waits for a worker or a free slot, and the start of the wait."""
+    """Task queue on which a step is waiting for a worker or a free slot, and the time when the wait began."""
     task_queue: str
     sealed: bool = False
-    """True if Temporal stores it encrypted."""
+    """True if Temporal stores the run encrypted."""
     request: str = ""
-    """Digest of the request that started it; empty if the request had no id."""
+    """Digest of the request that started the run; empty if the request had no id."""
     version: str = ""
-    """Only worker version that continues the run; empty if the current routing applies."""
+    """The only worker version that can continue the run; empty if the current routing applies."""
     work: Work | None = None
-    """Work reported by the only pending activity, with its attempts; None if there is none or more than one."""
+    """Work and attempts reported by the pending activity; None unless there is exactly one."""
     coder: str = ""
-    """Id of its running coder workflow; empty without one."""
+    """Id of the episode's running coder workflow; empty if there is none."""
 
     @property
     def query_run_id(self) -> str:
-        """Run id for queries; empty for the newest run, which may change in the meantime."""
+        """Run id for queries. It is empty for the newest run, which may change in the meantime."""
         return "" if self.is_open else self.run_id
 
     @property
     def summary(self) -> Summary:
-        """List row of this run."""
+        """List row for this run."""
         return Summary.of(self)
 
     @property
     def unfreeze(self) -> str:
-        """Advice to end Temporal's own pause."""
+        """Advice on how to end Temporal's own pause."""
         return f"Resume it: {TEMPORAL} workflow unpause -w {self.id}"
 
 
@@ -150,8 +151,8 @@ async def read_execution(
 
     Args:
         info: description of a workflow with a type in `KINDS`.
-        converter: decodes the memo; a value that it cannot decode is shown as not readable.
-        pause_reason: reason of Temporal's own pause, if known.
+        converter: converter that decodes the memo. Values that it cannot decode are shown as not readable.
+        pause_reason: reason for Temporal's own pause, if known.
         pending: activities that have not ended.
     """
     attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(info.search_attributes)}
@@ -186,7 +187,7 @@ async def read_execution(
 
 
 def version_name(deployment: str, build_id: str) -> str:
-    """Return a Worker Deployment version in the form of Temporal's search attributes; empty without one."""
+    """Return a Worker Deployment version in the form of Temporal's search attributes; empty if there is none."""
     return f"{deployment}:{build_id}" if deployment else ""
 
 
@@ -201,9 +202,9 @@ def _pinned_version(info: workflow.WorkflowExecutionVersioningInfo) -> str:
 
 
 async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: DataConverter) -> Work | None:
-    """Return the last heartbeat and the attempts of the only pending activity; None unless there is exactly one.
+    """Return the last heartbeat and attempts of the pending activity; None unless there is exactly one.
 
-    Content that is unreadable or not authentic is omitted.
+    Content that cannot be read or is not authentic is omitted.
     """
     activities = list(pending)
     if len(activities) != 1:
@@ -234,7 +235,7 @@ async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: 
 
 
 def _document(payload: Payload, *, strict: bool) -> dict[str, Any]:
-    """Return the object in an opened payload; empty if it is not an object, or should have been sealed."""
+    """Return the object in an opened payload; empty if the payload is not an object or should have been sealed."""
     if strict and OPENED_FIELD not in payload.metadata:
         return {}
     try:
@@ -262,7 +263,7 @@ def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str,
 
 
 def memo_of(start: "EpisodeInput | PlanInput | LoopInput") -> dict[str, str]:
-    """Return the memo that Temporal stores for lists, with a scrubbed title."""
+    """Return the memo that Temporal stores for use in lists, with a scrubbed title."""
     # Scrub before truncating: half of a secret would not be recognized.
     title = scrub(start.title)[:_MEMO_CHARACTERS]
     return {"goal": title, "workspace": start.workspace, "executor": start.executor_name}
@@ -281,7 +282,7 @@ async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, 
 
 
 def _status_word(kind: Kind, number: int, attribute: str) -> str:
-    """Return the status from Temporal's number and the value of `TightloopStatus`."""
+    """Return the status for Temporal's status number and the value of `TightloopStatus`."""
     if attribute in _ENDS.get(number, ()):
         return attribute
     if number == PAUSED:
@@ -293,17 +294,18 @@ def _status_word(kind: Kind, number: int, attribute: str) -> str:
 
 
 def moment(stamp: Timestamp) -> datetime | None:
-    """Convert a Temporal timestamp; None if it is not set."""
+    """Convert a Temporal timestamp; return None if it is not set."""
     return stamp.ToDatetime(UTC) if stamp.seconds else None
 
 
 def registration_command(address: str, namespace: str, wrong: Mapping[str, str] | None = None) -> str:
-    """Return the shell command that registers our search attributes in a namespace.
+    """Return the shell command that registers tightloop's search attributes in a namespace.
 
     Args:
-        address: of the server.
-        namespace: to register them in.
-        wrong: missing attributes with their current type, empty if the name does not exist; None if all are missing.
+        address: address of the server.
+        namespace: namespace in which to register them.
+        wrong: missing attributes with their current type, which is empty if the name does not exist; None if all are
+            missing.
     """
     lacking = dict.fromkeys(SEARCH_ATTRIBUTES, "") if wrong is None else wrong
     where = f"--address {address} --namespace {namespace}"
@@ -315,5 +317,5 @@ def registration_command(address: str, namespace: str, wrong: Mapping[str, str] 
 
 
 def setup_command(address: str, namespace: str) -> str:
-    """Return our shell command that sets up a namespace."""
+    """Return the tightloop shell command that sets up a namespace."""
     return f"tightloop --address {address} setup --namespace {namespace}"

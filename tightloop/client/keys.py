@@ -28,20 +28,20 @@ _MAKE_ONE = "Make one: tightloop keys new"
 
 @dataclass(frozen=True)
 class KeyRing:
-    """Keys by id. `current` seals; the others only open older payloads."""
+    """Keys by id. The `current` key seals payloads; the others are only used to open older payloads."""
 
     current: str
     # Not in the repr, which ends up in logs and tracebacks.
     keys: Mapping[str, bytes] = field(repr=False)
-    """Keys of 256 bits each."""
+    """Keys with 256 bits each."""
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Current id first, then the others, newest first if ids start with a date."""
+        """Key ids: the current one, then the others (newest first if the ids start with a date)."""
         return (self.current, *sorted((key for key in self.keys if key != self.current), reverse=True))
 
     def with_new_key(self) -> "KeyRing":
-        """Return the ring with a new current key; old keys are kept."""
+        """Return the ring with a new current key, keeping the old keys."""
         generated = new_ring()
         return KeyRing(generated.current, {**self.keys, **generated.keys})
 
@@ -52,7 +52,7 @@ class KeyRing:
 
 
 def new_ring() -> KeyRing:
-    """Return a ring with one random key; its id starts with today's date."""
+    """Return a ring with one random key, whose id starts with today's date."""
     key_id = f"{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(3)}"
     return KeyRing(key_id, {key_id: secrets.token_bytes(KEY_BYTES)})
 
@@ -64,10 +64,10 @@ def key_file(privacy: "PrivacySettings", home: Path | None = None) -> Path:
 
 
 def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
-    """Return the keys; on the server's own host, create missing ones unless `privacy.encrypt` is on.
+    """Return the keys. On the server's own host, missing keys are created unless `privacy.encrypt` is on.
 
     Raises:
-        SettingsError: they cannot be read, or are missing and have to be copied.
+        SettingsError: the keys cannot be read, or they are missing and have to be copied or created.
     """
     privacy, path = settings.privacy, key_file(settings.privacy, home)
     # With `privacy.encrypt` a missing file is an error: a fresh key could not open what the lost one sealed.
@@ -86,10 +86,10 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
 
 
 def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
-    """Return the existing keys without creating any; an empty ring if the first use is going to create them.
+    """Return the existing keys without creating any; an empty ring if they will be created on first use.
 
     Raises:
-        SettingsError: as for `ring_of`.
+        SettingsError: see `ring_of`.
     """
     privacy = settings.privacy
     has_keys = privacy.encrypt or privacy.keys_env or key_file(privacy, home).exists()
@@ -100,7 +100,7 @@ def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
     """Read the keys from the configured variable, otherwise from the key file.
 
     Raises:
-        SettingsError: they are missing, readable by others, or invalid.
+        SettingsError: the keys are missing, readable by others, or invalid.
     """
     if privacy.keys_env:
         text = os.environ.get(privacy.keys_env, "")
@@ -123,10 +123,10 @@ def _format_reason(privacy: "PrivacySettings") -> str:
 
 
 def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
-    """Write the key file, readable by this user only; atomic.
+    """Atomically write the key file, readable only by this user.
 
     Raises:
-        SettingsError: it exists and `replace` is not set, or it cannot be written.
+        SettingsError: the file exists and `replace` is not set, or it cannot be written.
     """
     try:
         _write(path, ring, replace=replace)

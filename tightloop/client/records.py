@@ -22,7 +22,7 @@ from tightloop.wording import START_HINT as START_HINT
 
 _PAGE = 200
 _SUGGESTED = 50
-"""Number of recent workflows whose ids are compared with an unknown one."""
+"""Number of recent workflows whose ids are compared with an unknown id."""
 
 
 class Listing:
@@ -32,9 +32,9 @@ class Listing:
         self._client, self._bounded = client, bounded
 
     async def executions(self, *, kind: Kind | None = None, only_open: bool = False) -> AsyncGenerator[Execution]:
-        """Yield the newest run of each workflow: open ones first, then by latest close.
+        """Yield the newest run of each workflow: open runs first, then the most recently closed ones.
 
-        Runs that continued as new are omitted, and a restored episode is listed once.
+        Runs that were continued as new are omitted, and a restored episode is listed only once.
         """
         query = _of_kind(kind)
         query += " AND CloseTime IS NULL" if only_open else ""
@@ -52,7 +52,7 @@ class Listing:
                     yield counts
 
     async def runs(self, workflow_id: str) -> tuple[Execution, ...]:
-        """Return all runs that Temporal still has for an id, oldest first."""
+        """Return all runs that Temporal still stores for an id, oldest first."""
         # A person may have typed the id; unquoted it could change the query.
         quoted = workflow_id.replace("\\", "\\\\").replace('"', '\\"')
         async with contextlib.aclosing(self._list_infos(f'WorkflowId="{quoted}"')) as listing:
@@ -61,7 +61,7 @@ class Listing:
         return tuple([await self._read(info) for info in infos])
 
     async def find_newest_accepted(self, newest: Execution) -> Execution:
-        """Return the newest run that was not rejected at its start; if all were, the newest one."""
+        """Return the newest run that was not rejected when it started, or the newest run if all were rejected."""
         if not newest.refused:
             return newest
         return next((run for run in reversed(await self.runs(newest.id)) if not run.refused), newest)
@@ -105,7 +105,7 @@ class Listing:
 
 
 def _of_kind(kind: Kind | None) -> str:
-    """Return the list query for a kind, or for all, without runs that continued as new."""
+    """Return the list query for one kind or all kinds, excluding runs that were continued as new."""
     types = ", ".join(f'"{name}"' for name, type_kind in KINDS.items() if kind in (None, type_kind))
     return f'WorkflowType IN ({types}) AND ExecutionStatus!="ContinuedAsNew"'
 
@@ -113,7 +113,7 @@ def _of_kind(kind: Kind | None) -> str:
 HISTORY_TIMEOUT = timedelta(seconds=120)
 _REASON_CHARACTERS = 500
 _RESETTER = "history-resetter"
-"""Identity with which Temporal ends a run that is reset; the following run reports the reset."""
+"""Identity that Temporal uses when it ends a run because of a reset. The following run reports the reset."""
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class History:
         return moment(event.event_time) if event else None
 
     async def forced_end(self, workflow_id: str, run_id: str) -> TimelineLine | None:
-        """Return the event of an end forced by Temporal; None if the workflow ended itself."""
+        """Return the event with which Temporal forced the end of a run; None if the workflow ended by itself."""
         event = await self._newest(workflow_id, run_id)
         if event is None:
             return None
@@ -161,8 +161,8 @@ class History:
         """Return the input of a run.
 
         Raises:
-            SettingsError: it cannot be decoded.
-            ValueError: it is missing, or not of this kind.
+            SettingsError: the input cannot be decoded.
+            ValueError: the input is missing or belongs to another kind.
         """
         request = service.GetWorkflowExecutionHistoryRequest(
             namespace=self._client.namespace,
@@ -180,7 +180,7 @@ class History:
         return inputs[0]
 
     async def as_json(self, workflow_id: str, run_id: str) -> str:
-        """Return the decrypted history of a run as JSON, in the format of Temporal's tools."""
+        """Return a run's decrypted history as JSON in the format of Temporal's tools."""
         handle = self._client.get_workflow_handle(workflow_id, run_id=run_id)
         async with self._bounded(workflow_id, HISTORY_TIMEOUT):
             recorded = await handle.fetch_history(rpc_timeout=CALL_TIMEOUT)

@@ -1,12 +1,12 @@
 """Payload codec: encrypts everything that workers and clients send, and authenticates what they receive.
 
-A sealed payload is encrypted with authentication (AES-256-GCM, NIST SP 800-38D) together with its namespace,
-workflow, activity and purpose (`SealKind`), and is bound to these.
-A payload that is not authentic becomes one with the encoding `binary/refused`, which the converter rejects: an
-exception in the codec would make the workflow task fail forever.
+A sealed payload is encrypted with authentication (AES-256-GCM, NIST SP 800-38D). It is bound to its namespace,
+workflow, activity and purpose (`SealKind`). A payload that is not authentic is replaced with a payload that has the
+encoding `binary/refused`, which the converter rejects. An exception in the codec would make the workflow task fail
+forever.
 
 Workflow modules must not import the package `cryptography`, which cannot be loaded in the workflow sandbox. It is
-imported when the first payload is sealed or opened, never with this module.
+imported when the first payload is sealed or opened, never when this module is imported.
 """
 
 import os
@@ -35,13 +35,13 @@ ENCRYPTED = b"binary/encrypted"
 REFUSED = b"binary/refused"
 KEY_ID_FIELD = "encryption-key-id"
 OPENED_FIELD = "tightloop-opened"
-"""Metadata key of a checked payload: text of its seal."""
+"""Metadata key of a checked payload. Its value is the text of the seal."""
 UNOPENED_FIELD = "tightloop-unopened"
-"""Metadata key of a payload that the codec server could not open: the reason, for display."""
+"""Metadata key of a payload that the codec server could not open. Its value is the reason, for display."""
 RESULT_FIELD = "tightloop-result"
-"""Metadata key of a rejected payload that was the result of an activity or a child."""
+"""Metadata key of a rejected payload that was the result of an activity or a child workflow."""
 NONCE_BYTES = 12
-"""96 bits: the length that NIST SP 800-38D recommends for GCM."""
+"""96 bits, the length that NIST SP 800-38D recommends for GCM."""
 # Bounds the work for payloads with made-up key ids, each of which makes the file be read.
 RELOAD_SECONDS = 2.0
 # Authenticated with each payload, so that data of another format or version never opens under the same key.
@@ -55,12 +55,12 @@ _NOT_SEALED = "it is not sealed with a key of this installation"
 _sealing: ContextVar[SealKind | None] = ContextVar("sealing", default=None)
 
 Claim = Callable[[str, str], bool]
-"""Binds the nonce of a message to a workflow; False if it is bound to another one."""
+"""Binds a message's nonce to a workflow; returns False if the nonce is bound to another workflow."""
 
 
 @contextmanager
 def sealing_as(kind: SealKind) -> Iterator[None]:
-    """Set the purpose of the payloads encoded in the block: start, message or heartbeat."""
+    """Set the purpose of all payloads encoded in the block: start, message or heartbeat."""
     token = _sealing.set(kind)
     try:
         yield
@@ -69,11 +69,11 @@ def sealing_as(kind: SealKind) -> Iterator[None]:
 
 
 class RefusedError(Exception):
-    """The payload is not authentic; the text is the reason."""
+    """The payload is not authentic. The error's text is the reason."""
 
 
 class _PayloadOwner(NamedTuple):
-    """Owner of a payload. The activity fields are empty if it belongs to no activity."""
+    """Owner of a payload. The activity fields are empty if the payload does not belong to an activity."""
 
     namespace: str = ""
     workflow: str = ""
@@ -82,13 +82,15 @@ class _PayloadOwner(NamedTuple):
 
 
 class Keys:
-    """Key source of the codec; finds keys that are added to the key file later.
+    """Key source of the codec. It also finds keys that are added to the key file later.
 
     Args:
-        ring: the current key seals, all keys open; None to load them on first use.
-        read: loads the keys; called again, at most every `RELOAD_SECONDS`, for an unknown key id, so that a
-            running process can open payloads sealed with a newer key.
-        make: creates keys if `read` finds none and a payload has to be sealed; never called for opening.
+        ring: key ring. The current key seals payloads, and all keys can open them. If None, the keys are loaded on
+            first use.
+        read: function that loads the keys. It is called again for an unknown key id, at most every `RELOAD_SECONDS`, so
+            that a running process can open payloads sealed with a newer key.
+        make: function that creates keys if `read` finds none and a payload has to be sealed. It is never called to open
+            a payload.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Keys:
 
     @property
     def current(self) -> str:
-        """Id of the sealing key.
+        """Id of the key used for sealing.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -161,13 +163,13 @@ class Keys:
 
 @dataclass(frozen=True)
 class SealingCodec(PayloadCodec, WithSerializationContext):
-    """Seals outgoing and opens incoming payloads, each bound to the context that the SDK passes."""
+    """Seals outgoing payloads and opens incoming ones. Each payload is bound to the context that the SDK passes."""
 
     keys: Keys
     strict: bool = True
-    """Reject payloads that are not authentic. If False, they pass, and seals do not prove a sender."""
+    """Reject payloads that are not authentic. If False, they are accepted, and seals do not prove the sender."""
     claim: Claim | None = None
-    """Called for each payload from an operator; None to skip the binding to a workflow."""
+    """Function to call for each payload from an operator; None to skip the binding to a workflow."""
     context: SerializationContext | None = None
 
     def with_context(self, context: SerializationContext) -> "SealingCodec":
@@ -179,11 +181,11 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return [self.seal(payload, self._kind) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open each payload; one that is not authentic becomes `binary/refused`, with the reason as its data."""
+        """Open each payload. Payloads that are not authentic become `binary/refused`, with the reason as their data."""
         return [self._open_or_refuse(payload) for payload in payloads]
 
     def seal(self, payload: Payload, kind: SealKind) -> Payload:
-        """Seal a payload for a purpose.
+        """Seal a payload for the given purpose.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -197,10 +199,12 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return Payload(metadata={"encoding": ENCRYPTED, KEY_ID_FIELD: key_id.encode()}, data=data)
 
     def open(self, payload: Payload) -> Payload:
-        """Open a payload without checking its context, for readers that only display it. Unsealed payloads pass.
+        """Open a payload without checking its context, for readers that only display it.
+
+        Unsealed payloads are accepted.
 
         Raises:
-            SettingsError: its key is missing, or it was modified.
+            SettingsError: the payload's key is missing, or the payload was modified.
         """
         if payload.metadata.get("encoding") != ENCRYPTED:
             return payload
@@ -251,11 +255,11 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return _with_seal_text(plain, seal.text if self.strict else "")
 
     def _unseal(self, payload: Payload) -> tuple[Payload, Seal]:
-        """Open a payload that was sealed for this context; also return its seal.
+        """Open a payload that was sealed for this context, and return it with its seal.
 
         Raises:
-            RefusedError: it was sealed for another context, or not at all.
-            SettingsError: its key is missing.
+            RefusedError: the payload was sealed for another context or not at all.
+            SettingsError: the payload's key is missing.
         """
         if payload.metadata.get("encoding") != ENCRYPTED:
             raise RefusedError(_NOT_SEALED)
@@ -288,11 +292,11 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             raise RefusedError("it is a copy of a message to another workflow")
 
     def _decrypt(self, payload: Payload) -> tuple[list[str], Payload]:
-        """Decrypt a payload; also return the values it is bound to.
+        """Decrypt a payload, and return it with the values it is bound to.
 
         Raises:
-            RefusedError: it was modified, or the id belongs to another key here.
-            SettingsError: its key is missing.
+            RefusedError: the payload was modified, or its key id belongs to another key here.
+            SettingsError: the payload's key is missing.
         """
         key_id = payload.metadata.get(KEY_ID_FIELD, b"").decode("utf-8", "replace")
         cipher, data = self.keys.cipher(key_id), payload.data
@@ -313,7 +317,7 @@ class ReadingCodec(PayloadCodec):
     """Opens sealed payloads without checking their context, to replay histories recorded elsewhere.
 
     Args:
-        codec: with the keys; None if nothing is sealed.
+        codec: codec with the keys; None if nothing is sealed.
     """
 
     def __init__(self, codec: SealingCodec | None) -> None:
@@ -333,24 +337,26 @@ class ReadingCodec(PayloadCodec):
 
 
 class OperatorCodec(PayloadCodec):
-    """Codec of the codec server for Temporal's UI and CLI; seals their input as an operator's.
+    """Codec server's codec for Temporal's UI and CLI. It seals their input as coming from an operator.
 
     Args:
-        codec: None if payloads are not sealed; they then pass unchanged.
+        codec: codec with the keys. If None, payloads are not sealed and are passed through unchanged.
     """
 
     def __init__(self, codec: SealingCodec | None) -> None:
         self._codec = codec
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Seal each payload for a start, a signal or an update of one arbitrary workflow, for a limited time."""
+        """Seal each payload for starting, signalling or updating any one workflow within a limited time."""
         codec = self._codec
         return [codec.seal(payload, SealKind.OPERATOR) if codec else payload for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Open sealed payloads for display. Those that cannot be opened stay sealed, with the reason in their metadata.
+        """Open sealed payloads for display.
 
-        A single failure must not affect the others: Temporal's CLI sends all rows of a list at once.
+        Payloads that cannot be opened stay sealed, and the reason is added to their metadata.
+
+        One failure must not affect the other payloads, because Temporal's CLI sends all rows of a list at once.
         """
         codec = self._codec
         return [self._open_or_mark(codec, payload) if codec else payload for payload in payloads]
@@ -366,14 +372,14 @@ class OperatorCodec(PayloadCodec):
 
 
 def _is_command() -> bool:
-    """Return whether a workflow's command is being encoded or decoded."""
+    """Return whether a workflow command is being encoded or decoded."""
     # Not imported here: a process without workers, such as most clients, does not need the worker module.
     visitor = sys.modules.get("temporalio.worker._command_aware_visitor")
     return visitor is not None and visitor.current_command_info.get() is not None
 
 
 def _with_seal_text(payload: Payload, text: str) -> Payload:
-    """Return a payload with the text of its seal in the metadata; without a text, remove it."""
+    """Return a payload with its seal's text in the metadata. If there is no text, remove it from the metadata."""
     if not (text or OPENED_FIELD in payload.metadata):
         return payload
     opened = Payload()

@@ -1,4 +1,4 @@
-"""Namespace setup, key comparison with the workers, and the topology of an installation."""
+"""Namespace setup, comparison of keys with the workers, and the topology of an installation."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from tightloop.settings import Settings
 
 DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.UNIMPLEMENTED)
-"""Statuses of a server that denies access to its operator API."""
+"""Statuses returned by a server that denies access to its operator API."""
 KNOWN_SECONDS = 30.0
 CLOUD_HOSTS = (".tmprl.cloud", ".api.temporal.io")
-"""Hosts of Temporal Cloud: with client certificates, and regional ones with API keys."""
+"""Temporal Cloud hosts: those for client certificates, and the regional ones for API keys."""
 _TYPE = "INDEXED_VALUE_TYPE_"
 
 
@@ -59,7 +59,10 @@ class SetupStep(NamedTuple):
 
 
 class NotAllowedError(SettingsError):
-    """This connection lacks permissions for the setup; the message has the command for an administrator."""
+    """This connection does not have the permissions for the setup.
+
+    The message contains the command for an administrator.
+    """
 
 
 async def connect_and_set_up(
@@ -73,17 +76,17 @@ async def connect_and_set_up(
 async def set_up(
     calls: Calls, *, create: bool = False, retention: timedelta | None = None, dry_run: bool = False
 ) -> tuple[SetupStep, ...]:
-    """Set up the namespace of a connection; return the steps with their results. Idempotent.
+    """Set up a connection's namespace and return the steps with their results. Idempotent.
 
     Args:
-        calls: the connection.
+        calls: calls over the connection.
         create: create a missing namespace.
-        retention: retention of closed workflows; None to keep the current one.
-        dry_run: check only.
+        retention: retention period for closed workflows; None to keep the current one.
+        dry_run: only check, without changing anything.
 
     Raises:
-        SettingsError: the namespace is missing, or has one of our attributes with another type.
-        NotAllowedError: permission denied by Temporal.
+        SettingsError: the namespace does not exist, or one of its search attributes has a different type than expected.
+        NotAllowedError: Temporal denies permission.
     """
     namespace_part = await _namespace(calls, create, retention, dry_run)
     # A namespace that does not exist yet cannot be asked for its attributes.
@@ -96,10 +99,10 @@ async def set_up(
 
 
 async def wrong_search_attributes(calls: Calls) -> dict[str, str]:
-    """Return our search attributes that the namespace lacks, each with its wrong type or an empty string.
+    """Return the tightloop search attributes missing in the namespace, each with its wrong type or an empty string.
 
     Raises:
-        NotAllowedError: permission denied by Temporal.
+        NotAllowedError: Temporal denies permission.
     """
     request = ListSearchAttributesRequest(namespace=calls.client.namespace)
     async with translate_denial(calls, "list search attributes", *_by_hand(calls)):
@@ -174,10 +177,10 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
 
 
 async def find_namespace(calls: Calls) -> timedelta:
-    """Return the retention of closed workflows in the namespace.
+    """Return the namespace's retention period for closed workflows.
 
     Raises:
-        RPCError: the namespace is missing, or access is denied.
+        RPCError: the namespace does not exist, or access is denied.
     """
     request = DescribeNamespaceRequest(namespace=calls.client.namespace)
     answer = await calls.client.workflow_service.describe_namespace(request, timeout=CALL_TIMEOUT)
@@ -205,13 +208,13 @@ async def _retention(calls: Calls, period: timedelta, dry_run: bool) -> SetupSte
 
 @asynccontextmanager
 async def translate_denial(calls: Calls, what: str, command: str, tcld: str) -> AsyncIterator[None]:
-    """Translate a permission error into one with the command for an administrator.
+    """Translate a permission error into an error with the command for an administrator.
 
     Args:
-        calls: the connection.
-        what: action, for the message.
+        calls: calls over the connection.
+        what: action to name in the message.
         command: shell command for a self-hosted server.
-        tcld: arguments of tcld for Temporal Cloud.
+        tcld: tcld arguments for Temporal Cloud.
     """
     cloud = f"tcld {tcld}" if is_cloud(calls.address) else ""
     async with calls.bound_call("", CALL_TIMEOUT):
@@ -229,12 +232,12 @@ async def translate_denial(calls: Calls, what: str, command: str, tcld: str) -> 
 
 
 def is_cloud(address: str) -> bool:
-    """Return whether a server is Temporal Cloud, where namespaces and search attributes need another API."""
+    """Return whether a server is Temporal Cloud, which has a different API for namespaces and search attributes."""
     return address.rpartition(":")[0].endswith(CLOUD_HOSTS)
 
 
 def _by_hand(calls: Calls, wrong: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Return the commands that add search attributes: for a self-hosted server, and for Temporal Cloud."""
+    """Return the commands that add search attributes on a self-hosted server and in Temporal Cloud."""
     namespace = calls.client.namespace
     names = SEARCH_ATTRIBUTES if wrong is None else wrong
     added = " ".join(f"--search-attribute {name}={SEARCH_ATTRIBUTES[name]}" for name in names)
@@ -249,13 +252,13 @@ def _duration(value: timedelta) -> Duration:
 
 
 async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
-    """Refuse to start in plain text if the workers of a task queue encrypt, or with a key that they lack.
+    """Refuse to start in plain text if a task queue's workers encrypt, or with a key that they do not have.
 
-    The identity of a worker shows whether it encrypts, and its key. If no worker polls, the newest run of the queue
-    shows it; a queue without any runs cannot be checked.
+    A worker's identity shows whether it encrypts, and with which key. If no worker is polling, the queue's newest run
+    is used instead. A queue without any runs cannot be checked.
 
     Raises:
-        SettingsError: nothing was sent.
+        SettingsError: the start was refused. Nothing was sent.
     """
     workers = await workers_on(calls, task_queue)
     if not calls.is_plain:
@@ -272,12 +275,12 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
 
 
 async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
-    """Refuse to connect if a worker of a task queue encrypts with a key that is missing here; creates no key.
+    """Refuse to connect if a worker on a task queue encrypts with a key that is missing here. No key is created.
 
-    One call; skipped for a role that may only start and steer.
+    This takes one call. It is skipped for a role that may only start and steer.
 
     Raises:
-        SettingsError: neither side could read the other.
+        SettingsError: neither side could read the other's payloads.
     """
     if not isinstance(calls.client.data_converter.payload_codec, SealingCodec):
         return
@@ -307,7 +310,7 @@ def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -
 
 
 def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
-    """Return the start of a sentence about a worker that seals with a key missing here; empty if there is none."""
+    """Return the beginning of a sentence about a worker whose key is missing here; empty if there is none."""
     codec = calls.client.data_converter.payload_codec
     if not isinstance(codec, SealingCodec):
         return ""
@@ -339,20 +342,19 @@ class Topology:
 
     main_queue: str
     main: tuple[Poller, ...]
-    """Workers on the task queue of the episodes."""
+    """Workers on the task queue for episodes."""
     homes: tuple[str, ...]
     """Task queues of the hosts with a workspace worker."""
     here: tuple[str, ...]
-    """Task queues of this host, the own one first; empty if no worker has ever run here."""
+    """This host's task queues, its own first; empty if no worker has ever run here."""
     named: Mapping[str, tuple[Poller, ...]]
-    """Workers by task queue, for queues named in the settings and queues of screens."""
+    """Workers by task queue, for the queues named in the settings and the queues for screens."""
     backlogs: Mapping[str, Backlog]
-    """Waiting steps by queue; queues without waiting steps are omitted."""
+    """Waiting steps by queue. Queues without waiting steps are omitted."""
     idle: Mapping[str, Idle]
-    """Reason by queue if workers are there but none gets new work."""
+    """Reasons by queue, for queues that have workers but none that gets new work."""
     stranger: str = ""
-    """Start of a sentence about a worker of the main queue that seals with a key missing here; empty if there is none.
-    """
+    """Beginning of a sentence about a worker on the main queue whose key is missing here; empty if there is none."""
 
     @property
     def workflows(self) -> tuple[Poller, ...]:
@@ -361,7 +363,7 @@ class Topology:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Missing workers, each as a sentence with the command to start it."""
+        """Missing workers, each described by a sentence that contains the command to start it."""
         problems = []
         if not self.workflows:
             problems.append(

@@ -12,10 +12,10 @@ from tightloop.host.profile import profile_values
 from tightloop.settings import LOOPBACK_HOSTS, PEM, Settings
 
 UI_LINK = "link"
-"""Ticket purpose of sign-in links; the ticket's time is their creation."""
+"""Ticket purpose for sign-in links. The ticket's time is the time when the link was created."""
 UI_LINK_SECONDS = 3_600
 PARAMETER = "token"
-"""Query parameter of a sign-in link."""
+"""Query parameter used in sign-in links."""
 _UI_FILE = "ui-token"
 _TLS_VARIABLES = {
     "tls_ca": "TLS_SERVER_CA_CERT_PATH",
@@ -30,7 +30,7 @@ def token_file(home: Path | None = None) -> Path:
 
 
 def ui_token(home: Path | None = None) -> str:
-    """Return the token from its file, created if missing; it grants access to the UI and to decrypted payloads.
+    """Return the token, creating its file if it is missing. It grants access to the UI and to decrypted payloads.
 
     Raises:
         SettingsError: others can read the file, or the token is too short.
@@ -39,14 +39,14 @@ def ui_token(home: Path | None = None) -> str:
 
 
 def has_sign_in(settings: Settings) -> bool:
-    """Return whether the Web UI is the embedded server's, which requires a sign-in."""
+    """Return whether the Web UI belongs to the embedded server, which requires users to sign in."""
     return settings.temporal.address.rpartition(":")[0] in LOOPBACK_HOSTS
 
 
 def signed_in(settings: Settings, url: str) -> str:
-    """Return a single-use link to a page of the Web UI that signs a browser in; valid for `UI_LINK_SECONDS`.
+    """Return a single-use link that opens a Web UI page and signs in the browser. It is valid for `UI_LINK_SECONDS`.
 
-    The UI of a cluster has its own login; links to it are returned unchanged.
+    A cluster's UI has its own login, so links to it are returned unchanged.
 
     Raises:
         SettingsError: the token cannot be used, or the port belongs to another user.
@@ -62,10 +62,10 @@ def signed_in(settings: Settings, url: str) -> str:
 def temporal_variables(settings: Settings) -> dict[str, str]:
     """Return the environment variables for Temporal's command line that match the settings, quoted for a shell.
 
-    Secrets are referenced, not included; Temporal reads those in its own configuration itself.
+    Secrets are referenced, not included. Temporal itself reads the secrets in its own configuration.
 
     Raises:
-        SettingsError: the port of the codec belongs to another user.
+        SettingsError: the codec's port belongs to another user.
     """
     temporal, codec = settings.temporal, settings.codec
     values = {"ADDRESS": temporal.address, "NAMESPACE": temporal.namespace}
@@ -90,13 +90,13 @@ def temporal_variables(settings: Settings) -> dict[str, str]:
 
 
 LINK = "page link"
-"""Ticket purpose of sign-in links; the ticket's time is their creation."""
+"""Ticket purpose for sign-in links. The ticket's time is the time when the link was created."""
 LINK_SECONDS = 60
 PATH = "/login"
 
 
 def page_link(settings: Settings, path: str = "/") -> str:
-    """Return a single-use link to the page that signs a browser in; valid for `LINK_SECONDS`.
+    """Return a single-use link that opens the page and signs in the browser. It is valid for `LINK_SECONDS`.
 
     Raises:
         SettingsError: the key cannot be used, or the port belongs to another user.

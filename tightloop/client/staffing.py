@@ -38,7 +38,7 @@ async def count_open(calls: Calls, version: str) -> int:
 
 @dataclass(frozen=True)
 class Backlog:
-    """Steps that wait on a task queue. Temporal's counts are approximate and some seconds old."""
+    """Steps waiting on a task queue. Temporal's counts are approximate and a few seconds old."""
 
     count: int
     oldest: timedelta
@@ -49,7 +49,7 @@ class Backlog:
         return self.by_priority.get(urgency, 0)
 
     def __str__(self) -> str:
-        """Return the number of waiting steps, their longest wait, and their order."""
+        """Return a text with the number of waiting steps, the longest wait, and their order."""
         names = {Urgency.PERSON_WAITS: "that a person waits for", Urgency.RUNNING: "running", Urgency.NEW: "new"}
         kinds = [f"{self.of(key)} {name}" for key, name in names.items() if self.of(key)]
         waiting = f"{format_count(self.count, 'step')}, the oldest for {span(self.oldest.total_seconds())}"
@@ -57,7 +57,7 @@ class Backlog:
 
 
 async def backlog_of(calls: Calls, queue: str) -> Backlog:
-    """Return the steps that wait on a task queue for a free slot; empty if the server does not count them."""
+    """Return the steps waiting for a free slot on a task queue; empty if the server does not count them."""
     request = service.DescribeTaskQueueRequest(
         namespace=calls.client.namespace,
         task_queue=taskqueue.TaskQueue(name=queue),
@@ -84,7 +84,7 @@ ASK_SECONDS = 15.0
 
 
 class UnservedHost(NamedTuple):
-    """Host without a worker, with the open work that only it can do."""
+    """Host without a worker, with the open work that only this host can do."""
 
     queue: str
     """Task queue of the host."""
@@ -92,15 +92,15 @@ class UnservedHost(NamedTuple):
 
 
 class _RequestQueues(Value):
-    """Relevant part of a request of any kind."""
+    """Relevant part of any kind of request."""
 
     queues: Queues = Queues.model_construct()
 
 
 async def find_unserved_hosts(calls: Calls, settings: "Settings") -> tuple[UnservedHost, ...]:
-    """Return hosts without workers that have open work, among the first `ASKED_MOST` workflows that Temporal lists.
+    """Return the hosts with open work but no worker, based on the first `ASKED_MOST` workflows in Temporal's list.
 
-    The workflow itself knows its host; those that do not respond within `ASK_SECONDS` are omitted.
+    Only the workflow itself knows its host. Workflows that do not respond within `ASK_SECONDS` are omitted.
 
     Raises:
         ServiceUnavailableError: Temporal does not respond. Retryable.

@@ -1,4 +1,4 @@
-"""Status of workflows: lookup, reading and following."""
+"""Workflow status: looking up, reading and following."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 POLL_INTERVAL = timedelta(milliseconds=500)
-"""Minimum interval between two reads of a busy workflow, and between two attempts without a response."""
+"""Minimum interval between two reads of a busy workflow, and between two attempts that get no response."""
 PARKED = timedelta(seconds=70)
 """Longer than Temporal's long poll, which returns after 20 s even without events."""
 # A closed run changes only if a person restores or restarts it.
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Feed:
-    """Long poll on one workflow, shared by its followers, with a cache of their reads."""
+    """Long poll for one workflow, shared by all its followers, with a cache for their reads."""
 
     def __init__(self, calls: Calls, workflow_id: str) -> None:
         self._calls, self._id = calls, workflow_id
@@ -65,7 +65,7 @@ class Feed:
         self.polling: asyncio.Task[None] | None = None
 
     async def read(self, name: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `ask`; shared by all followers until the next change. Errors are not cached."""
+        """Return the result of `ask`, which all followers share until the next change. Errors are not cached."""
         if name not in self._reads:
             self._reads[name] = asyncio.ensure_future(ask())
             # Retrieve the exception, which asyncio would log if all followers have left.
@@ -134,7 +134,7 @@ class Feed:
 
 
 class Feeds:
-    """Feeds of one connection; a feed exists while its workflow is followed."""
+    """Feeds of one connection. A feed exists as long as its workflow is followed."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -142,7 +142,7 @@ class Feeds:
 
     @asynccontextmanager
     async def following(self, workflow_id: str, interval: timedelta = POLL_INTERVAL) -> AsyncIterator[Feed]:
-        """Share the feed of a workflow; the last follower ends its poll."""
+        """Share a workflow's feed. The poll ends with the last follower."""
         feed = self._feeds.setdefault(workflow_id, Feed(self._calls, workflow_id))
         feed.followers += 1
         feed.interval = min(feed.interval, interval)
@@ -160,7 +160,7 @@ class Feeds:
 
 
 LAST = "last"
-"""Reference to the newest run, accepted instead of an id."""
+"""Reference to the newest run, which is accepted instead of an id."""
 _RESOLVE_AMONG = 500
 
 
@@ -168,7 +168,7 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
     """Return the caller's id, or a new one.
 
     Raises:
-        InvalidRequestError: the id has invalid characters, is too long, or is `last`.
+        InvalidRequestError: the id contains invalid characters, is too long, or is `last`.
     """
     if new_id is None and kind is Kind.LOOP:
         return f"plan_{uuid.uuid4()}"
@@ -184,10 +184,10 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
 
 
 async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
-    """Describe the newest run, ignoring runs rejected at their start.
+    """Describe the newest run, ignoring runs that were rejected when they started.
 
     Raises:
-        EpisodeNotFoundError: no episode and no plan has this id.
+        EpisodeNotFoundError: there is no episode or plan with this id.
         InvalidRequestError: the id belongs to another kind.
     """
     execution = await calls.listing.find_newest_accepted(await calls.describe(workflow_id))
@@ -200,7 +200,7 @@ async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None)
 
 
 async def _with_request(calls: Calls, execution: Execution) -> Execution:
-    """Complete a run from its input if it was started without our memo, by `temporal workflow start`."""
+    """Complete a run's data from its input if `temporal workflow start` started it without tightloop's memo."""
     if execution.workspace:
         return execution
     try:
@@ -257,13 +257,13 @@ async def resolve(calls: Calls, reference: str, kind: Kind | None) -> str:
 
 
 PATIENCE = timedelta(minutes=10)
-"""Maximum time that followers wait without a response, such as during a restart of server or worker."""
+"""Maximum time that followers wait for a response, for example while the server or a worker restarts."""
 
 OnSilence = Callable[[ServiceUnavailableError], None]
 
 
 class Models(NamedTuple):
-    """Models of a kind of run."""
+    """Models for one kind of run."""
 
     request: "type[EpisodeRequest | PlanRequest | LoopRequest]"
     status: type[RunStatus]
@@ -272,7 +272,7 @@ class Models(NamedTuple):
 
 @cache
 def models_of(kind: Kind) -> Models:
-    """Return the models of a kind; they are imported on first use."""
+    """Return the models for a kind of run. They are imported on first use."""
     match kind:
         case Kind.EPISODE:
             from tightloop.episode.model import EpisodeRequest, EpisodeResult, EpisodeStatus
@@ -289,7 +289,7 @@ def models_of(kind: Kind) -> Models:
 
 
 def input_type(kind: Kind) -> "type[EpisodeInput | PlanInput | LoopInput]":
-    """Return the input model of a kind; the one for plans imports everything that runs a plan."""
+    """Return the input model for a kind of run. The model for plans imports everything needed to run a plan."""
     match kind:
         case Kind.EPISODE:
             from tightloop.episode.control import EpisodeInput
@@ -315,7 +315,7 @@ def _loop_state(status: str) -> "LoopState":
 
 
 async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
-    """Return a snapshot; a closed workflow needs no worker."""
+    """Return a snapshot of the status. No worker is needed if the workflow is closed."""
     execution = await describe_run(calls, workflow_id)
     if execution.frozen:
         return _outline(execution)
@@ -338,13 +338,13 @@ async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
 
 
 async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
-    """Return Temporal's own information about a workflow, without asking a worker."""
+    """Return Temporal's own information about a workflow without querying a worker."""
     execution = await describe_run(calls, workflow_id)
     return _outline(execution).evolve(as_of=await calls.history.last_event(workflow_id, execution.run_id))
 
 
 def _with_work(answered: RunStatus, execution: Execution) -> RunStatus:
-    """Replace the reported work by the running activity's own heartbeat, as far as it has one."""
+    """Replace the reported work with the running activity's own heartbeat, if there is one."""
     from tightloop.episode.model import EpisodeStatus
 
     if not isinstance(answered, EpisodeStatus) or answered.work is None or execution.work is None:
@@ -403,7 +403,7 @@ async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> RunResu
 async def changes(
     calls: Calls, feed: Feed, workflow_id: str, *, patience: timedelta, on_silence: OnSilence | None
 ) -> AsyncGenerator[RunStatus]:
-    """Yield the status now and after every change, until the workflow closes; see `TightloopClient.watch`."""
+    """Yield the current status, then the status after every change; see `TightloopClient.watch`."""
     previous: dict[str, Any] | None = None
 
     def look() -> Awaitable[RunStatus]:
@@ -428,7 +428,7 @@ async def changes(
 
 
 async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResult:
-    """Wait for the end and return the result of any outcome; see `TightloopClient.result`."""
+    """Wait until the workflow ends and return its result; see `TightloopClient.result`."""
     while True:
         execution = await patiently(lambda: describe_run(calls, workflow_id), patience, POLL_INTERVAL, None)
         if not execution.is_open:
@@ -442,10 +442,10 @@ async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResu
 async def patiently(
     read: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
 ) -> T:
-    """Return the result of `read`, retried while there is no response.
+    """Return the result of `read`, retrying while there is no response.
 
     Raises:
-        ServiceUnavailableError: no response for longer than `patience`.
+        ServiceUnavailableError: there was no response for longer than `patience`.
     """
     clock = asyncio.get_running_loop().time
     until = clock() + patience.total_seconds()
@@ -461,7 +461,7 @@ async def patiently(
 
 
 def _outline(execution: Execution) -> RunStatus:
-    """Return the status that Temporal itself knows."""
+    """Return the status as known to Temporal itself."""
     # There are no options: only Temporal itself can end its own pause.
     evidence, kind = (execution.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=execution.frozen, evidence=evidence, options=(), by="temporal")

@@ -1,4 +1,4 @@
-"""Read-only access to stored data of an episode or a plan on its workspace's host: revisions, records, artifacts."""
+"""Read-only access to the stored revisions, records and artifacts of an episode or a plan on its workspace's host."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ from tightloop.plan.document import DRY_RUN, StoredPlan, file_name
 from tightloop.value import FIND_PACKED, PACKED, ArtifactRef, Value, unpack
 
 PATIENCE_S = 15.0
-"""Maximum wait of a read for a worker that writes, in seconds."""
+"""Maximum number of seconds that a read waits while a worker is writing."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # Sort key of attempts without an end, which come first; it needs a time zone to be comparable.
 _BEGINNING = datetime.min.replace(tzinfo=UTC)
@@ -42,14 +42,14 @@ class Store:
 
     @property
     def is_here(self) -> bool:
-        """True if this host has records of the plan."""
+        """True if this host has the plan's records."""
         return self.folder.is_dir()
 
     def require(self) -> None:
-        """Check that this host has records of the plan.
+        """Check that this host has the plan's records.
 
         Raises:
-            WorkspaceError: it has none.
+            WorkspaceError: this host does not have them.
         """
         if not self.is_here:
             raise WorkspaceError(
@@ -61,8 +61,8 @@ class Store:
         """Return all revisions, oldest first.
 
         Raises:
-            ArtifactCorruptError: one cannot be read.
-            ArtifactMissingError: one was deleted.
+            ArtifactCorruptError: stored data cannot be read.
+            ArtifactMissingError: a revision was deleted.
         """
         places = sorted((self.folder / "facts").glob("revision-*.json"))
         return tuple(self.load_model(_parse_file(path, RevisionPlace).plan, StoredPlan) for path in places)
@@ -71,10 +71,10 @@ class Store:
         """Return the records of all attempts, including replaced ones, ordered by end.
 
         Args:
-            step: only those of this step.
+            step: only return the records of this step.
 
         Raises:
-            ArtifactCorruptError: one cannot be read.
+            ArtifactCorruptError: stored data cannot be read.
         """
         pattern = "*" if step is None else file_name(step)
         step_records = [
@@ -83,12 +83,12 @@ class Store:
         return tuple(sorted(step_records, key=lambda one: (one.ended or _BEGINNING, one.step, one.attempt)))
 
     def previews(self) -> dict[str, str]:
-        """Return the previews of a dry run by step, in the order they were created."""
+        """Return the previews of a dry run by step, in the order in which they were created."""
         dry_runs = (record for record in self.records() if record.inputs_sha256 == DRY_RUN)
         return {record.step: self.text(record.outputs.get("preview", "")) for record in dry_runs}
 
     def text(self, value: Any) -> str:
-        """Return an output as text; long ones are loaded from their artifact."""
+        """Return an output as text. Long outputs are loaded from their artifact."""
         if isinstance(value, dict) and set(value) == {"artifact"}:
             return self.artifact(ArtifactRef.model_validate(value["artifact"])).decode("utf-8", "replace")
         return str(value)
@@ -106,7 +106,7 @@ class Store:
         """Return stored bytes, verified against their hash.
 
         Raises:
-            ArtifactMissingError: they are not on this host.
+            ArtifactMissingError: the artifact is not on this host.
             ArtifactCorruptError: the stored bytes have another hash.
         """
         folder = state_folder(self.workspace) / "artifacts"
@@ -125,7 +125,7 @@ class Store:
         return content
 
     def children(self) -> Iterator["Store"]:
-        """Yield the stores of the plans nested in this one."""
+        """Yield the stores of the plans nested in this plan."""
         for folder in sorted(self.folder.parent.glob(f"{self.folder.name}.*")):
             if folder.is_dir():
                 yield Store(self.workspace, folder.name)

@@ -1,4 +1,4 @@
-"""Client without `await`, for scripts and threaded services."""
+"""Blocking client for scripts and threaded services."""
 
 import asyncio
 import atexit
@@ -56,9 +56,9 @@ def _iterating(
 class SyncTightloopClient:
     """Blocking variant of `TightloopClient`, created by `TightloopClient.sync`.
 
-    Thread-safe. Bound to the process that created it: after a fork each process creates its own. In addition to the
-    documented errors, each method raises `InvalidRequestError` after a fork or `close`, and in a thread with a running
-    event loop, which it would block.
+    The client is thread-safe. It can only be used in the process that created it, so each process must create its own
+    client after a fork. In addition to its documented errors, each method raises `InvalidRequestError` after a fork,
+    after `close`, or in a thread with a running event loop, which it would block.
     """
 
     def __init__(self, connect: Callable[[], Coroutine[Any, Any, TightloopClient]]) -> None:
@@ -70,7 +70,7 @@ class SyncTightloopClient:
             raise
 
     def __enter__(self) -> "SyncTightloopClient":
-        """Return the client; leaving the block closes it."""
+        """Return the client. It is closed at the end of the block."""
         return self
 
     def __exit__(
@@ -79,7 +79,7 @@ class SyncTightloopClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection and end its thread; pending calls are rejected. Idempotent."""
+        """Close the connection and stop its thread. Pending calls are rejected. Idempotent."""
         self._portal.close()
 
     start = _blocking(TightloopClient.start)
@@ -139,7 +139,7 @@ class _Portal:
         """Run a coroutine in the thread and return its result.
 
         Raises:
-            InvalidRequestError: the client cannot be used here.
+            InvalidRequestError: the client cannot be used in this process or thread.
         """
         _refuse_loop()
         if os.getpid() != self._process:
@@ -161,7 +161,7 @@ class _Portal:
             future.cancel()
 
     def close(self) -> None:
-        """Cancel pending calls and end the thread."""
+        """Cancel pending calls and stop the thread."""
         # After a fork the thread exists only in the parent process.
         if os.getpid() != self._process:
             return

@@ -1,7 +1,7 @@
-"""Tracing of Temporal calls, without their content.
+"""Tracing of Temporal calls without their content.
 
-Import it only if telemetry is on: it loads OpenTelemetry. Nothing is registered globally, so spans of other
-libraries in the process are never exported.
+Only import this module if telemetry is on, because it loads OpenTelemetry. Nothing is registered globally, so spans
+from other libraries in the process are never exported.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ BATCH_SECONDS = 2.0
 class WithoutContent(SpanExporter):
     """Exporter wrapper that reduces spans to names, times, ids and error classes.
 
-    The SDK adds messages and stack traces of exceptions, which quote code, prompts and secrets.
+    The SDK adds exception messages and stack traces, which can quote code, prompts and secrets.
     """
 
     def __init__(self, next: SpanExporter) -> None:
@@ -55,7 +55,7 @@ class WithoutContent(SpanExporter):
 
 
 def without_content(span: ReadableSpan) -> ReadableSpan:
-    """Rebuild a span from fields known to contain no content; everything else is dropped."""
+    """Rebuild a span from fields that are known to contain no content. Everything else is dropped."""
     description = span.status.description
     return ReadableSpan(
         name=span_name(span.name),
@@ -90,7 +90,7 @@ class _WorkflowInbound(TracingWorkflowInboundInterceptor):
 
 
 class _ErrorNames(ActivityInboundInterceptor):
-    """Records the class of our errors; the SDK only sees `ApplicationError`."""
+    """Records the class of tightloop errors, because the SDK only sees `ApplicationError`."""
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:
         try:
@@ -101,13 +101,13 @@ class _ErrorNames(ActivityInboundInterceptor):
 
 
 class Tracing(TracingInterceptor):
-    """SDK interceptor for clients and workers, without baggage, whose values would be stored in histories."""
+    """SDK interceptor for clients and workers. It does not use baggage, whose values would be stored in histories."""
 
     def __init__(self, tracer: Tracer, meter: Meter | None = None) -> None:
         super().__init__(tracer)
         self.text_map_propagator = TraceContextTextMapPropagator()
         self.meter = meter
-        """Meter for measurements within spans; None if metrics are exported otherwise."""
+        """Meter for measurements within spans; None if metrics are exported in another way."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """Wrap an activity in a span."""
@@ -131,8 +131,8 @@ def exporting(
     Args:
         endpoint: base URL of the collector.
         service_name: default for `OTEL_SERVICE_NAME`.
-        seconds: time limit of one request with its retries, and of the final flush.
-        measures: also export metrics of the meter.
+        seconds: time limit for one request with its retries, and for the final flush.
+        measures: also export the meter's metrics.
     """
     # No other detector: the process detector would export the command line, which contains the goal.
     resource = Resource({SERVICE_NAME: service_name}).merge(OTELResourceDetector().detect())

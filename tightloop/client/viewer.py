@@ -1,4 +1,4 @@
-"""Read-only part of the client: status, events, results and the installation."""
+"""Read-only part of the client: status, events, results, and information about the installation."""
 
 import asyncio
 import builtins
@@ -43,12 +43,12 @@ KindName = Kind | Literal["episode", "plan", "loop"]
 
 @checks_arguments
 class Viewer:
-    """Reads and follows episodes and plans. Every call is bounded in time.
+    """Reads and follows episodes and plans. Every call has a time limit.
 
     Args:
-        client: connection with the same data converter as the workers.
-        settings: defaults for new episodes and plans; None for the files and variables of this process.
-        query_timeout: time after which a worker counts as absent.
+        client: Temporal client that uses the same data converter as the workers.
+        settings: defaults for new episodes and plans; None to read the settings files and environment variables.
+        query_timeout: time after which a worker that does not respond is considered absent.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Viewer:
     # -- look -----------------------------------------------------------------------------------
 
     async def status(self, workflow_id: str) -> RunStatus:
-        """Return a snapshot; a closed workflow needs no worker."""
+        """Return a snapshot of the status. No worker is needed if the workflow is closed."""
         return await statuses.status_of(self._calls, workflow_id)
 
     async def stored_status(self, workflow_id: str) -> RunStatus:
-        """Return Temporal's own information and its age; needs no worker, but has less detail than `status`."""
+        """Return Temporal's own information and its age. It needs no worker, but is less detailed than `status`."""
         return await statuses.stored_status(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
-        """Return Temporal's own information, without asking a worker."""
+        """Return Temporal's own information without querying a worker."""
         return (await describe_run(self._calls, workflow_id)).summary
 
     async def watch(
@@ -80,19 +80,19 @@ class Viewer:
         patience: Duration = PATIENCE,
         on_silence: OnSilence | None = None,
     ) -> AsyncGenerator[RunStatus]:
-        """Yield the status now and after every change, until the workflow closes.
+        """Yield the current status, then the status after every change until the workflow closes.
 
-        Continues through new runs, resets and restarts of worker or server. Followers of the same workflow share one
-        long poll per client.
+        The iterator continues across new runs, resets, and worker or server restarts. All followers of a workflow share
+        one long poll per client.
 
         Args:
-            workflow_id: the episode or plan.
+            workflow_id: id of the episode or plan.
             poll: minimum interval between two reads.
             patience: maximum time without a response.
-            on_silence: called for each read without a response.
+            on_silence: function to call whenever a read gets no response.
 
         Raises:
-            ServiceUnavailableError: no response for longer than `patience` (retryable).
+            ServiceUnavailableError: there was no response for longer than `patience` (retryable).
         """
         async with self._feeds.following(workflow_id, poll) as feed:
             changes = statuses.changes(self._calls, feed, workflow_id, patience=patience, on_silence=on_silence)
@@ -110,21 +110,21 @@ class Viewer:
         patience: Duration = PATIENCE,
         on_silence: OnSilence | None = None,
     ) -> AsyncGenerator[Event]:
-        """Yield the events of all runs, then new ones until the workflow closes; each event once.
+        """Yield the past events of all runs, then new events until the workflow closes. Each event is yielded once.
 
-        Continues through restarts like `watch`. To resume later, also in another process, store the last event's
-        `cursor`.
+        Like `watch`, the iterator continues across restarts. To resume later, even in another process, store the last
+        event's `cursor`.
 
         Args:
-            workflow_id: the episode or plan.
-            after: cursor of the last known event; empty for all events.
+            workflow_id: id of the episode or plan.
+            after: cursor of the last known event; if empty, all events are returned.
             poll: minimum interval between two reads.
             patience: maximum time without a response.
-            on_silence: called for each read without a response.
+            on_silence: function to call whenever a read gets no response.
 
         Raises:
             InvalidRequestError: the cursor is invalid, or the events after it are no longer stored.
-            ServiceUnavailableError: no response for longer than `patience` (retryable).
+            ServiceUnavailableError: there was no response for longer than `patience` (retryable).
         """
         async with self._feeds.following(workflow_id, poll) as feed:
             stream = events.follow(self._calls, feed, workflow_id, after, patience=patience, on_silence=on_silence)
@@ -133,28 +133,28 @@ class Viewer:
                     yield event
 
     async def earlier_result(self, workflow_id: str, run_id: str) -> RunResult:
-        """Return the result of a closed run, one of `runs`.
+        """Return the result of a closed run from `runs`.
 
         Raises:
-            InvalidRequestError: the run does not exist, is open, or was continued by another one.
+            InvalidRequestError: the run does not exist, is still open, or was continued by another run.
         """
         return await statuses.earlier_result(self._calls, workflow_id, run_id)
 
     async def result(
         self, workflow_id: str, *, timeout: Duration | None = None, patience: Duration = PATIENCE
     ) -> RunResult:
-        """Wait for the end and return the result of any outcome.
+        """Wait until the workflow ends and return its result, whatever the outcome.
 
-        Workflows cancelled or terminated in Temporal have a result, too.
+        Workflows that were cancelled or terminated in Temporal also have a result.
 
         Args:
-            workflow_id: the episode or plan.
-            timeout: maximum wait; None to wait for the end, which a pause may delay for days.
-            patience: maximum time without a response of Temporal.
+            workflow_id: id of the episode or plan.
+            timeout: maximum waiting time; None to wait until the end, which a pause can delay for days.
+            patience: maximum time without a response from Temporal.
 
         Raises:
-            TimeoutError: it has not ended; it continues.
-            ServiceUnavailableError: no response of Temporal for longer than `patience` (retryable).
+            TimeoutError: the workflow has not ended yet. It continues to run.
+            ServiceUnavailableError: Temporal did not respond for longer than `patience` (retryable).
         """
         try:
             async with asyncio.timeout(timeout.total_seconds() if timeout is not None else None):
@@ -168,38 +168,39 @@ class Viewer:
         """Return episodes and plans, newest run first.
 
         Args:
-            status: filter, one of `OPEN_STATUSES` or `CLOSED_STATUSES`.
-            limit: maximum number of rows; open workflows are preferred.
-            kind: filter.
+            status: only list workflows with this status, one of `OPEN_STATUSES` or `CLOSED_STATUSES`.
+            limit: maximum number of rows. Open workflows are preferred.
+            kind: only consider workflows of this kind.
 
         Raises:
-            InvalidRequestError: the status is unknown.
+            InvalidRequestError: the status does not exist.
         """
         return await statuses.newest(self._calls, status, limit, Kind(kind) if kind else None)
 
     async def resolve(self, reference: str, *, kind: KindName | None = None) -> str:
-        """Resolve a reference: an id, an unambiguous prefix of one, or `last`.
+        """Resolve a reference (an id, an unambiguous prefix of an id, or `last`) to an id.
 
-        `last` is the newest started run without a parent plan; a prefix of a plan's id never matches
-        its children.
+        `last` refers to the most recently started run without a parent plan. A prefix of a plan's id never matches the
+        plan's children.
 
         Args:
-            reference: as typed by a person.
-            kind: filter.
+            reference: reference as typed by the user.
+            kind: only consider workflows of this kind.
 
         Raises:
-            EpisodeNotFoundError: no match.
-            InvalidRequestError: several matches, or the id belongs to another kind.
+            EpisodeNotFoundError: nothing matches.
+            InvalidRequestError: several runs match, or the id belongs to another kind.
         """
         return await statuses.resolve(self._calls, reference, Kind(kind) if kind else None)
 
     async def timeline(self, workflow_id: str, *, after: str = "", limit: Count | None = None) -> tuple[Event, ...]:
-        """Return the events so far, including earlier runs, oldest first.
+        """Return all events so far, including those of earlier runs, oldest first.
 
         Args:
-            workflow_id: the episode or plan.
-            after: cursor; only events after it.
-            limit: maximum number of events: the first ones after the cursor, or the last ones without a cursor.
+            workflow_id: id of the episode or plan.
+            after: only return events after this cursor.
+            limit: maximum number of events. With a cursor, the first events after it are returned; without one, the
+                last events.
 
         Raises:
             InvalidRequestError: the cursor is invalid, or the events after it are no longer stored.
@@ -215,7 +216,7 @@ class Viewer:
         return tuple(collected)
 
     async def request(self, workflow_id: str) -> "EpisodeRequest | PlanRequest | LoopRequest":
-        """Return the request; for an episode including its amendments."""
+        """Return the request. For an episode, it includes all amendments."""
         execution = await describe_run(self._calls, workflow_id)
         return await self._calls.query(
             workflow_id, "request", models_of(execution.kind).request, run_id=execution.query_run_id
@@ -230,7 +231,7 @@ class Viewer:
         return tuple(await self._calls.query(episode_id, "checkpoints", records, run_id=execution.query_run_id))
 
     async def steps(self, plan_id: str) -> "tuple[StepLine, ...]":
-        """Return all steps in plan order; those expanded from a template come last."""
+        """Return all steps in plan order. Steps expanded from a template come last."""
         from tightloop.plan.request import StepPage
 
         run = (await describe_run(self._calls, plan_id, Kind.PLAN)).query_run_id
@@ -241,16 +242,16 @@ class Viewer:
         return tuple(lines)
 
     async def runs(self, workflow_id: str) -> tuple[Run, ...]:
-        """Return the runs that Temporal still has, oldest first."""
+        """Return the runs that Temporal still stores, oldest first."""
         newest = await describe_run(self._calls, workflow_id)
         return tuple(map(Run.of, await events.runs_until(self._calls, newest)))
 
     async def history(self, workflow_id: str, *, run_id: str = "") -> str:
-        """Return the history of a run as JSON in the format of Temporal's tools; input of `tightloop replay`.
+        """Return a run's history as JSON in the format of Temporal's tools, for use with `tightloop replay`.
 
         Args:
-            workflow_id: the episode or plan.
-            run_id: one of `runs`; empty for the newest.
+            workflow_id: id of the episode or plan.
+            run_id: run id from `runs`; if empty, the newest run is used.
         """
         run_id = run_id or (await describe_run(self._calls, workflow_id)).run_id
         return await self._calls.history.as_json(workflow_id, run_id)
@@ -258,23 +259,23 @@ class Viewer:
     # -- the installation -----------------------------------------------------------------------
 
     async def missing_search_attributes(self) -> tuple[str, ...]:
-        """Return our search attributes that the namespace lacks or has with another type."""
+        """Return the tightloop search attributes that are missing in the namespace or have another type."""
         return tuple(await wrong_search_attributes(self._calls))
 
     async def pollers(self, task_queue: str) -> tuple[Poller, ...]:
-        """Return the workers of a task queue, including those with no free slot."""
+        """Return the workers of a task queue, including those without a free slot."""
         return await staffing.workers_on(self._calls, task_queue)
 
     async def topology(self) -> Topology:
-        """Return the workers of the installation and the missing ones."""
+        """Return the installation's workers, and those that are missing."""
         return await topology_of(self._calls, self._settings)
 
     async def unserved_hosts(self) -> tuple[UnservedHost, ...]:
-        """Return the hosts without a worker that have open work, among 100 open episodes and plans."""
+        """Return the hosts that have open work but no worker, based on 100 open episodes and plans."""
         return await find_unserved_hosts(self._calls, self._settings)
 
     async def check_workspace(self, workspace: str) -> None:
-        """Check that a worker can open a workspace, as far as this host can tell.
+        """Check that a worker can open a workspace, as far as this can be determined on this host.
 
         Raises:
             InvalidRequestError: the path is not absolute, or it is not on this host and no other host has a worker.

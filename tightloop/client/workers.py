@@ -1,4 +1,4 @@
-"""Workers of a task queue as known to Temporal: liveness, versions and routing."""
+"""Workers of a task queue, as known to Temporal: liveness, versions and routing."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from tightloop.client.connection import CALL_TIMEOUT, Bounded
 from tightloop.client.execution import SEALS, Execution, moment, version_name
 
 POLLER_FRESH = timedelta(seconds=70)
-"""Polls last up to 60 s; a worker without a poll for longer is gone, though Temporal still lists it."""
+"""A poll lasts up to 60 s. A worker that has not polled for longer is gone, although Temporal still lists it."""
 MISSED_HEARTBEATS = 3
-"""Missed heartbeats after which a worker counts as dead. Temporal lists it for minutes."""
+"""Number of missed heartbeats after which a worker is considered dead. Temporal still lists it for minutes."""
 LEAST_PATIENCE = timedelta(seconds=3)
 # Servers before 1.29 have no worker list, and a role may lack permission to read it.
 _NO_LIST = (RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.INVALID_ARGUMENT)
@@ -26,11 +26,11 @@ _NO_LIST = (RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.PERMISSION_DENIED, RPCSta
 
 @dataclass(frozen=True)
 class Routing:
-    """Worker versions that get the new work of a task queue; empty for unversioned workers."""
+    """Worker versions that get a task queue's new work; empty for unversioned workers."""
 
     current: str = ""
     ramping: str | None = None
-    """Version that gets a share of new work; None without one."""
+    """Version that gets a share of new work; None if there is none."""
 
     def reaches(self, version: str) -> bool:
         """Return whether workers of a version get new work."""
@@ -44,12 +44,12 @@ class Poller:
     identity: str
     last_seen: datetime | None
     free_slots: int | None = None
-    """Free activity slots; None if not reported."""
+    """Number of free activity slots; None if not reported."""
     runs_workflows: bool = False
     version: str = ""
-    """Deployment version, as `name:build`; empty without one."""
+    """Deployment version as `name:build`; empty if there is none."""
     heartbeat: timedelta | None = None
-    """Heartbeat interval; None if it only polls."""
+    """Heartbeat interval; None if the worker only polls."""
     routing: Routing = Routing()
     """Routing of the task queue."""
 
@@ -60,12 +60,12 @@ class Poller:
 
     @property
     def tenure(self) -> str:
-        """Tenure of its host's name, see `worker.hosting.tenure`; empty without one."""
+        """Tenure of the name of the worker's host, see `worker.hosting.tenure`; empty if there is none."""
         return self.identity.partition(SEALS)[0].partition("/")[2].rpartition(".")[0]
 
     @property
     def gets_new_work(self) -> bool:
-        """True if its version gets new work; otherwise it only continues open work of its version."""
+        """True if the worker's version gets new work. Otherwise, the worker only continues its version's open work."""
         return self.routing.reaches(self.version)
 
 
@@ -75,25 +75,25 @@ def is_fresh(worker: Poller) -> bool:
 
 
 def is_live(worker: Poller) -> bool:
-    """Return whether a worker is alive, judged by its heartbeats, or by its last poll if it sends none."""
+    """Return whether a worker is alive, based on its heartbeats or, if it sends none, its last poll."""
     patience = max(MISSED_HEARTBEATS * worker.heartbeat, LEAST_PATIENCE) if worker.heartbeat else POLLER_FRESH
     return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - patience
 
 
 class Idle(NamedTuple):
-    """Reason why the workers of a task queue get no new work; they may still continue open work of their version."""
+    """Reason why a task queue's workers get no new work. They may still continue their version's open work."""
 
     reason: str
     fix: str
-    """Advice, as the end of a sentence."""
+    """Advice, phrased as the end of a sentence."""
 
     def __str__(self) -> str:
-        """Return reason and advice as sentences."""
+        """Return the reason and the advice as sentences."""
         return f"{self.reason}. Either {self.fix}"
 
 
 def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
-    """Explain why the workers of a task queue get no new work; None if one does, or if there are none."""
+    """Explain why a task queue's workers get no new work; None if one of them does or there are no workers."""
     if not workers or any(worker.gets_new_work for worker in workers):
         return None
     # The routing belongs to the task queue, so that of any worker will do.
@@ -111,17 +111,17 @@ def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
 
 
 def workers_of(version: str) -> str:
-    """Return the noun phrase for the workers of a version."""
+    """Return a noun phrase for the workers of a version."""
     return f"workers of {version}" if version else "workers without a version"
 
 
 def explain_silence(execution: Execution, workers: Iterable[Poller], requested_at: datetime) -> str:
-    """Explain why no worker responded for a workflow, with advice.
+    """Explain why no worker responded for a workflow, and give advice.
 
     Args:
-        execution: of the workflow.
-        workers: of its task queue.
-        requested_at: time of the request. A worker with a later sign of life is busy, not missing.
+        execution: execution of the workflow.
+        workers: workers of the workflow's task queue.
+        requested_at: time of the request. A worker that showed a sign of life after this time is busy, not missing.
     """
     version, queue = execution.version, execution.task_queue
     there = [worker for worker in workers if worker.runs_workflows and is_live(worker)]
@@ -145,7 +145,7 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], requested_a
 
 
 def _was_there(worker: Poller, requested_at: datetime) -> bool:
-    """Return whether a worker showed a sign of life after a time, or its next heartbeat is not due yet."""
+    """Return whether a worker showed a sign of life after the request, or its next heartbeat is not due yet."""
     soon = worker.heartbeat is not None and datetime.now(UTC) - requested_at < worker.heartbeat
     return soon or (worker.last_seen is not None and worker.last_seen > requested_at)
 
@@ -153,7 +153,8 @@ def _was_there(worker: Poller, requested_at: datetime) -> bool:
 async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Poller, ...]:
     """Return the live workers of a task queue.
 
-    A worker without a free slot does not poll, so Temporal forgets it as a poller; its heartbeats still show it.
+    A worker without a free slot does not poll, so Temporal stops listing it as a poller. It is still found by its
+    heartbeats.
     """
     # A process may have workers of two versions.
     pollers: dict[tuple[str, str], Poller] = {}
@@ -196,7 +197,7 @@ async def read_workers(client: Client, bounded: Bounded, queue: str) -> tuple[Po
 
 
 async def read_routing(client: Client, bounded: Bounded, queue: str) -> Routing:
-    """Return the routing of new workflows of a task queue, regardless of live workers."""
+    """Return the routing of a task queue's new workflows, regardless of live workers."""
     answer = await _describe(client, bounded, queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW)
     return _routing(answer.versioning_info)
 
@@ -221,7 +222,7 @@ def _routing(info: taskqueue.TaskQueueVersioningInfo) -> Routing:
 
 
 async def read_heartbeats(client: Client, bounded: Bounded, query: str) -> list[WorkerHeartbeat]:
-    """Return the heartbeats of workers that match a query; empty if the server has no worker list."""
+    """Return the heartbeats of the workers that match a query; empty if the server has no worker list."""
     request = service.ListWorkersRequest(namespace=client.namespace, query=query, page_size=1_000)
     async with bounded("", CALL_TIMEOUT):
         try:

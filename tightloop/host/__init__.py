@@ -1,6 +1,6 @@
 """Folders and settings files of this host.
 
-Besides the client and the command line, the only module of the library that reads files and the environment.
+Apart from the client and the command line, this is the only module of the library that reads files and the environment.
 """
 
 import functools
@@ -29,10 +29,10 @@ PRIVATE = 0o700
 
 
 def state_home() -> Path:
-    """Return the folder for persistent state: the embedded server's database, logs, sockets.
+    """Return the folder for persistent state: the embedded server's database, logs and sockets.
 
-    `TIGHTLOOP_HOME` wins; the default follows the platform (XDG Base Directory Specification;
-    Application Support on macOS). The folder may not exist yet.
+    `TIGHTLOOP_HOME` overrides the default, which depends on the platform (XDG Base Directory Specification; Application
+    Support on macOS). The folder may not exist yet.
     """
     home = os.environ.get("TIGHTLOOP_HOME", "")
     if home:
@@ -41,10 +41,10 @@ def state_home() -> Path:
 
 
 def state_folder(workspace: Path) -> Path:
-    """Return the folder of a project's data other than its code: snapshots, ledger, outbox, locks.
+    """Return the folder for a project's data other than its code: snapshots, ledger, outbox and locks.
 
-    It is inside the state home and named after the real path, so that nothing of ours is read from a workspace or
-    lost with it. It may not exist yet.
+    The folder is inside the state home and named after the workspace's real path. This way, tightloop never reads its
+    own data from a workspace or loses it with the workspace. The folder may not exist yet.
     """
     # Not `Path.resolve`, which raises on link cycles.
     return state_home() / "projects" / _project_name(os.path.realpath(workspace))
@@ -59,13 +59,13 @@ def _project_name(real: str) -> str:
 
 
 def open_state_home(home: Path | None = None) -> Path:
-    """Create or check the state home, restrict it to its owner, and return it.
+    """Create or check the state home, make it accessible only to its owner, and return it.
 
     Args:
         home: folder to use instead of `state_home()`.
 
     Raises:
-        SettingsError: it cannot be created, belongs to another user, or is writable by others.
+        SettingsError: the folder cannot be created, belongs to another user, or is writable by others.
     """
     folder = home or state_home()
     try:
@@ -94,19 +94,19 @@ def open_state_home(home: Path | None = None) -> Path:
 
 
 def store_folder(workspace: Path) -> Path:
-    """Return the bare git repository with all snapshots of a project: `refs/tightloop/<episode>/<checkpoint>`."""
+    """Return the bare git repository with all snapshots of a project, `refs/tightloop/<episode>/<checkpoint>`."""
     return state_folder(workspace) / "trees"
 
 
 def diff_command(workspace: Path, before: str, after: str) -> str:
-    """Return the shell command that diffs two kept trees of a project, from any folder."""
+    """Return the shell command that diffs two stored trees of a project. It works in any folder."""
     return f"git --git-dir={shlex.quote(str(store_folder(workspace)))} diff {before[:16]} {after[:16]}"
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder of the state home with missing parents, and return it.
+    """Create a folder in the state home, including missing parents, and return it.
 
-    Created folders have mode 0700 regardless of the umask.
+    New folders have mode 0700 regardless of the umask.
     """
     if not folder.is_dir():
         # One level at a time: `mkdir` with `parents` does not apply the mode to the parents.
@@ -122,7 +122,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def settings_files(cwd: Path) -> list[Path]:
-    """Return the existing settings files: the user's, then the nearest project file at or above `cwd`."""
+    """Return the existing settings files: the user's file, then the nearest project file in or above `cwd`."""
     user = user_file()
     start = cwd.absolute()
     project = next((path for folder in (start, *start.parents) if (path := folder / PROJECT_FILE).is_file()), None)
@@ -135,13 +135,13 @@ def user_file() -> Path:
 
 
 def load_settings(explicit: Path | None = None) -> "Settings":
-    """Read the settings of this process: later files override earlier ones, the environment overrides files.
+    """Read this process's settings. Later files override earlier ones, and the environment overrides files.
 
     Args:
-        explicit: the only file to read, instead of those from `settings_files`.
+        explicit: the only file to read, instead of the files from `settings_files`.
 
     Raises:
-        SettingsError: a file cannot be read, or a setting is invalid; the message names the file.
+        SettingsError: a file cannot be read or a setting is invalid. The message names the file.
     """
     # Lazy import: the settings need pydantic and the SDK, which are slow to import, and some programs only need
     # folders.
@@ -164,9 +164,9 @@ def load_settings(explicit: Path | None = None) -> "Settings":
 
 
 def settings_mark(explicit: Path | None = None) -> str:
-    """Return a digest of the configuration of Temporal, database and gateway, without parsing the settings.
+    """Return a digest of the Temporal, database and gateway configuration without parsing the settings.
 
-    Equal digests imply equal configuration; different digests do not imply different configuration.
+    Equal digests mean equal configuration, but different digests do not always mean different configuration.
     """
     config = os.environ.get("TEMPORAL_CONFIG_FILE", "")
     platform = _platform_home("XDG_CONFIG_HOME", ".config") / "temporalio" / "temporal.toml"
@@ -183,10 +183,10 @@ def settings_mark(explicit: Path | None = None) -> str:
 
 
 def home_folder() -> Path:
-    """Return the user's home folder, or the state home for a container user without one.
+    """Return the user's home folder, or the state home if a container user has no home folder.
 
     Raises:
-        SettingsError: neither exists.
+        SettingsError: neither folder exists.
     """
     try:
         return Path.home()
@@ -201,7 +201,7 @@ def home_folder() -> Path:
 
 
 def name_user() -> None:
-    """Set missing HOME and USER variables of this process and its children; some programs refuse to start without."""
+    """Set the HOME and USER variables if they are missing, because some programs refuse to start without them."""
     os.environ.setdefault("HOME", str(home_folder()))
     if not os.environ.get("USER"):
         try:
@@ -211,7 +211,7 @@ def name_user() -> None:
 
 
 def module_arguments(module: str) -> tuple[str, ...] | None:
-    """Return Python's arguments to run a module of the server part, such as `worker`; None if it is not installed."""
+    """Return the Python arguments to run a server module, such as `worker`; None if the server is not installed."""
     # -P: a folder `worker` in the current directory must not shadow ours.
     options = ("-P", "-m")
     # A checkout wins over an installed server part, whose code may be older.

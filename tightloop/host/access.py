@@ -1,6 +1,6 @@
 """Private files, and the tokens, tickets and sessions derived from them.
 
-Uses the standard library only, so that a command can ask the gateway without loading the Temporal client.
+This module only uses the standard library, so that a command can query the gateway without loading the Temporal client.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from tightloop.errors import SettingsError
 from tightloop.host import private_folder, state_home
 
 SHORTEST = 16
-"""Minimum token length in characters; shorter tokens could be guessed."""
+"""Minimum token length in characters. Shorter tokens could be guessed."""
 _MAC_CHARACTERS = 32
 _LISTENS = "0A"
 _HERE = {"0100007F", "00000000", "0" * 32, f"{'0' * 24}01000000", f"{'0' * 16}FFFF00000100007F"}
@@ -28,13 +28,13 @@ def read_private(path: Path, what: str, fix: str) -> str:
     """Return the text of a private file.
 
     Args:
-        path: file.
-        what: description for messages.
-        fix: advice for a file that others can read.
+        path: path of the file.
+        what: description of the file for messages.
+        fix: advice to show if others can read the file.
 
     Raises:
         FileNotFoundError: the file is missing.
-        SettingsError: it cannot be read, belongs to another user, or is readable by others.
+        SettingsError: the file cannot be read, belongs to another user, or is readable by others.
     """
     try:
         # Check the open file instead of its name, which could refer to another file a moment later.
@@ -54,11 +54,11 @@ def read_private(path: Path, what: str, fix: str) -> str:
 
 
 def write_private(path: Path, text: str, *, replace: bool = False) -> None:
-    """Write a file that only this user can read; atomic.
+    """Atomically write a file that only this user can read.
 
     Raises:
         FileExistsError: the file exists and `replace` is not set.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     private_folder(path.parent)
     # In the same folder, because a rename is atomic only within one file system.
@@ -79,7 +79,7 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
 
 
 def token_in(path: Path) -> str:
-    """Return the token in a file; create the file if it is missing.
+    """Return the token in a file, creating the file if it is missing.
 
     Raises:
         SettingsError: others can read the file, or the token is too short.
@@ -101,13 +101,13 @@ def token_in(path: Path) -> str:
 
 
 def ticket(token: str, purpose: str, at_ms: int) -> str:
-    """Return a text that only a holder of the token can create, bound to a purpose and a time (ms since 1970)."""
+    """Return a string that only a holder of the token can create, bound to a purpose and a time (ms since 1970)."""
     content = f"{at_ms:x}.{secrets.token_urlsafe(9)}"
     return f"{content}.{_mac(token, purpose, content)}"
 
 
 def ticket_time(token: str, purpose: str, text: str) -> int | None:
-    """Return the time of a valid ticket; None if it is forged or was issued for another purpose."""
+    """Return the time of a valid ticket; None if the ticket is forged or was issued for another purpose."""
     content, _, mac = text.rpartition(".")
     # Encoded, because `compare_digest` raises for text that is not ASCII, and a ticket comes from outside.
     actual, expected = mac.encode("utf-8", "replace"), _mac(token, purpose, content).encode()
@@ -120,9 +120,9 @@ def _mac(token: str, purpose: str, content: str) -> str:
 
 
 def page_key(home: Path | None = None) -> str:
-    """Return the key for this host's links and sessions; create its file if it is missing.
+    """Return the key for this host's links and sessions, creating its file if it is missing.
 
-    Separate from the token of the Temporal Web UI, which may be shared with people who read payloads.
+    This key is separate from the Temporal Web UI's token, which may be shared with people who read payloads.
 
     Raises:
         SettingsError: others can read the file, or the key is too short.
@@ -131,17 +131,17 @@ def page_key(home: Path | None = None) -> str:
 
 
 def session_purpose(host: str, subject: str) -> str:
-    """Return the ticket purpose of a session; it binds the session to a host name."""
+    """Return the ticket purpose for a session, which binds the session to a host name."""
     return f"session {host.lower()} {subject}"
 
 
 def cookie_name(host: str) -> str:
-    """Return the cookie name of a session; it contains the port, because cookies are shared between ports of a host."""
+    """Return a session's cookie name. It contains the port because cookies are shared between the ports of a host."""
     return f"tightloop_{host.rpartition(':')[2] if ':' in host else 'ui'}"
 
 
 def session_of(secret: str, host: str, subject: str, expires_ms: int) -> str:
-    """Return the cookie value of a session; contains no secret.
+    """Return a session's cookie value, which contains no secret.
 
     Args:
         secret: signing key, such as `page_key`.
@@ -153,7 +153,7 @@ def session_of(secret: str, host: str, subject: str, expires_ms: int) -> str:
 
 
 def check_listener(port: int) -> None:
-    """Refuse to send a secret to a local port on which another user listens. Only checked on Linux.
+    """Refuse to send a secret to a local port on which another user is listening. This is only checked on Linux.
 
     Raises:
         SettingsError: the port belongs to another user.
@@ -174,13 +174,16 @@ def check_listener(port: int) -> None:
 
 
 def note_gateway(address: str, host: str, settings_digest: str) -> None:
-    """Record address, host name and settings digest of this host's gateway."""
+    """Record the address, host name and settings digest of this host's gateway."""
     content = json.dumps({"address": address, "host": host, "settings": settings_digest})
     write_private(state_home() / _NOTE, content, replace=True)
 
 
 def read_note() -> dict[str, str] | None:
-    """Return the gateway's record; None if it is missing or not trustworthy. The gateway may have ended since."""
+    """Return the gateway's record; None if it is missing or cannot be trusted.
+
+    The gateway may have stopped since then.
+    """
     try:
         note = json.loads(read_private(state_home() / _NOTE, "note", "Delete it"))
     except (OSError, ValueError, SettingsError):

@@ -1,4 +1,4 @@
-"""Identity of a host: its name and the names it has adopted."""
+"""Identity of a host: its own name and the names of the hosts that it has adopted."""
 
 import json
 import re
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 FILE = "host.json"
 NAME_CHARACTERS = 40
 ADOPTED_MOST = 8
-"""Maximum number of adopted hosts; a worker polls a task queue for each."""
+"""Maximum number of adopted hosts. A worker polls one task queue for each of them."""
 _NAME = r"^[a-z0-9-]{1,60}$"
 
 
 class HostIdentity(Value):
-    """Names whose work this host executes."""
+    """Names of the hosts whose work this host executes."""
 
     name: Annotated[str, Field(pattern=_NAME)]
     adopted: Annotated[tuple[Annotated[str, Field(pattern=_NAME)], ...], Field(max_length=ADOPTED_MOST)] = ()
@@ -32,23 +32,23 @@ class HostIdentity(Value):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Own name, then the adopted ones."""
+        """This host's own name, then the adopted names."""
         return (self.name, *self.adopted)
 
     def queues(self, settings: "Settings") -> tuple[str, ...]:
-        """Return the host-bound task queues, the own one first."""
+        """Return the host-bound task queues, starting with this host's own."""
         return tuple(queue_of(settings, name) for name in self.names)
 
 
 def queue_of(settings: "Settings", name: str) -> str:
-    """Return the task queue bound to a host, such as `tightloop-workspace-ada-1a2b3c`."""
+    """Return the task queue for a host, such as `tightloop-workspace-ada-1a2b3c`."""
     return f"{settings.temporal.task_queue}-workspace-{name}"
 
 
 def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
     """Return the identity of this host; None if no worker has ever run here.
 
-    `worker.host` in the settings overrides the name in the state home.
+    The setting `worker.host` overrides the name stored in the state home.
 
     Raises:
         SettingsError: the file in the state home cannot be read.
@@ -70,10 +70,10 @@ def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
 
 
 def host_identity(settings: "Settings | None" = None) -> HostIdentity:
-    """Return the identity of this host; create it if there is none.
+    """Return the identity of this host, creating it if there is none.
 
     Raises:
-        SettingsError: it can neither be read nor created.
+        SettingsError: the identity can neither be read nor created.
     """
     if (identity := read_identity(settings)) is not None:
         return identity
@@ -81,22 +81,22 @@ def host_identity(settings: "Settings | None" = None) -> HostIdentity:
 
 
 def claim_identity(settings: "Settings") -> HostIdentity:
-    """Return the identity of this host and store the name from `worker.host` for processes without that setting.
+    """Return the identity of this host, storing the name from `worker.host` for processes without that setting.
 
     Raises:
-        SettingsError: it can neither be read nor written.
+        SettingsError: the identity cannot be read or written.
     """
     identity = host_identity(settings)
     return identity if identity == read_identity() else _keep(identity)
 
 
 def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> HostIdentity:
-    """Take over the open work of another host, or end that; takes effect when a worker starts. Idempotent.
+    """Take over another host's open work, or stop doing so. The change takes effect when a worker starts. Idempotent.
 
     Args:
         settings: current settings.
-        name: the other host, or its task queue.
-        release: end the adoption.
+        name: name of the other host, or its task queue.
+        release: end the adoption instead.
 
     Raises:
         InvalidRequestError: the name is invalid or this host's own, or `ADOPTED_MOST` is reached.
@@ -117,7 +117,7 @@ def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> Hos
 
 
 def home_queue(settings: "Settings") -> str:
-    """Return the task queue of this state home; workers that share the state home share the queue."""
+    """Return the task queue of this state home. Workers that share the state home share the queue."""
     return queue_of(settings, host_identity(settings).name)
 
 
@@ -148,6 +148,6 @@ def _keep(identity: HostIdentity, *, replace: bool = True) -> HostIdentity:
 
 
 HEAD_SECONDS = 10.0
-"""Timeout for a request head, from the connection or from the first byte after the previous request."""
+"""Timeout for a request head, measured from the connection or from the first byte after the previous request."""
 BODY_SECONDS = 30.0
-"""Timeout for a request body, after its head."""
+"""Timeout for a request body, measured from the end of its head."""

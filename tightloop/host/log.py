@@ -1,7 +1,7 @@
-"""Logging setup: records are scrubbed and bounded; content is omitted where it is private.
+"""Logging setup: records are scrubbed and limited in length, and private content is omitted.
 
-The single place that configures logging, for workers and the command line. One formatter handles messages,
-arguments, exception texts and the records of libraries.
+This is the only module that configures logging, both for workers and for the command line. One formatter handles
+messages, arguments, exception texts and the log records of libraries.
 """
 
 import logging
@@ -19,12 +19,12 @@ from tightloop.value.scrub import Scrubber
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 RECORD_CHARACTERS = 20_000
 READ_CHARACTERS = 1_000_000
-"""Maximum record length before scrubbing; scrubbing that much takes 0.1 s."""
+"""Maximum length of a record before scrubbing. Scrubbing a record of this length takes 0.1 s."""
 _SAYS_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|DATABASE_URL|DSN", re.IGNORECASE)
 
 
 def own_secrets() -> tuple[str, ...]:
-    """Return the values of environment variables whose names look secret."""
+    """Return the values of environment variables whose names suggest a secret."""
     return tuple(value for name, value in os.environ.items() if _SAYS_SECRET.search(name) and value)
 
 
@@ -41,7 +41,7 @@ class Privacy:
         self.content = content
 
     def describe(self, error: BaseException) -> str:
-        """Return the log form of an error: its message, or its class and a digest that can be looked up."""
+        """Return an error as it appears in logs: its message, or its class and a digest that can be looked up."""
         text = error.message if isinstance(error, TightloopError) else str(error)
         if self.content:
             return f"{type(error).__name__}: {self.scrubber(text)}"
@@ -49,7 +49,7 @@ class Privacy:
 
 
 class ScrubbingFormatter(logging.Formatter):
-    """Formatter that scrubs and bounds the whole record."""
+    """Formatter that scrubs the whole record and limits its length."""
 
     def __init__(self, privacy: Privacy) -> None:
         super().__init__(FORMAT)
@@ -71,7 +71,7 @@ class ScrubbingFormatter(logging.Formatter):
     def formatException(  # noqa: N802
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
-        """Return the traceback, including the message if it may be logged."""
+        """Return the traceback, including the error's message if it may be logged."""
         error = ei[1]
         if error is None or self._privacy.content:
             return super().formatException(ei)
@@ -79,7 +79,7 @@ class ScrubbingFormatter(logging.Formatter):
 
 
 def trace_ids() -> str:
-    """Return the log suffix with the current trace and span ids; empty without a trace."""
+    """Return the log suffix with the current trace and span ids; empty if there is no trace."""
     # Not imported here: without telemetry, no part of OpenTelemetry is loaded.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
@@ -107,16 +107,16 @@ _IN_FORCE = Privacy(Scrubber())
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the log form of an error under the privacy policy of this process."""
+    """Return an error as it appears in logs under this process's privacy policy."""
     return _IN_FORCE.describe(error)
 
 
 def set_up(level: int, *, content: bool) -> None:
-    """Route all logging of this process, including uncaught exceptions, to stderr, scrubbed.
+    """Send all log records of this process, including uncaught exceptions, to stderr after scrubbing them.
 
     Args:
         level: minimum level.
-        content: False if histories are encrypted, which keeps exception messages out of the logs.
+        content: False if histories are encrypted. Exception messages are then not logged.
     """
     global _IN_FORCE
     _IN_FORCE = Privacy(Scrubber(own_secrets()), content=content)

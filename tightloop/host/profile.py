@@ -1,4 +1,4 @@
-"""Temporal's own configuration, in the format of its command line and SDKs, as a source of connection settings.
+"""Temporal's own configuration, in the format used by its command line and SDKs, as a source of connection settings.
 
 Files, variables and profiles: https://docs.temporal.io/develop/environment-configuration
 """
@@ -22,7 +22,7 @@ _WITHOUT = "or ignore Temporal's configuration: TIGHTLOOP_TEMPORAL__PROFILE=none
 
 
 def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Fill unset connection settings from Temporal's configuration.
+    """Fill in missing connection settings from Temporal's configuration.
 
     Raises:
         SettingsError: the configuration is invalid, or conflicts with the settings.
@@ -47,14 +47,14 @@ def fill_from_profile(settings: Settings, environ: Mapping[str, str]) -> Setting
 
 
 def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return Temporal's configuration with the field names of the section `temporal`.
+    """Return Temporal's configuration with the field names used in the section `temporal`.
 
     Args:
-        profile: profile name; empty for the one in the environment, or `default`.
+        profile: profile name. If empty, the environment's profile is used, or else `default`.
         environ: environment variables.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: the configuration cannot be read.
     """
     if profile == NO_PROFILE:
         return {}
@@ -78,7 +78,7 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def profile_source(profile: str, environ: Mapping[str, str]) -> str:
-    """Describe the source of a profile for messages: its name and its file, or the variables."""
+    """Describe the source of a profile for messages: its name and file, or the environment variables."""
     name = profile or environ.get(PROFILE_VARIABLE, "")
     file = environ.get(FILE_VARIABLE, "")
     return f"Temporal's configuration ({file or 'temporal.toml, TEMPORAL_*'}, profile {name or 'default'!r})"

@@ -1,7 +1,7 @@
-"""Lookup of programs that tightloop runs outside the sandbox.
+"""Lookup of the programs that tightloop runs outside the sandbox.
 
-Nothing that a sandboxed command can write decides what runs outside: no PATH folder inside a workspace, no relative
-folder, and no link that leads through either.
+Sandboxed commands must not be able to influence which programs run outside the sandbox. PATH folders inside a
+workspace, relative folders, and links that lead through either are therefore ignored.
 """
 
 import functools
@@ -21,7 +21,7 @@ STARTED = (
 )  # fmt: skip
 """Names of all programs that are started outside the sandbox."""
 LINKS_FOLLOWED = 40
-"""Link limit of Linux (path_resolution(7))."""
+"""Maximum number of links that Linux follows (path_resolution(7))."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _LISTS_OF_FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FRAMEWORK_PATH")
 _FOUND: dict[tuple[str, str], "TrustedProgram"] = {}
@@ -32,14 +32,14 @@ _FOUND: dict[tuple[str, str], "TrustedProgram"] = {}
 class TrustedProgram:
     """Program with an absolute path, created only by this module.
 
-    It is started under that path instead of the resolved one, because programs inspect their own name.
+    The program is started under that path instead of the resolved one, because some programs inspect their own name.
     """
 
     name: str
     """Requested name."""
     path: Path
     installed: tuple[Path, ...] = ()
-    """Folders of ours that it loads code from."""
+    """tightloop folders that the program loads code from."""
 
     def __post_init__(self) -> None:
         """Reject a relative path."""
@@ -59,8 +59,8 @@ class TrustedProgram:
         """Check that a run with write access to these folders cannot modify the program.
 
         Raises:
-            UntrustedProgramError: the program, or a link on its path, is in one of them or in a place that another run
-                can write to.
+            UntrustedProgramError: the program, or a link on its path, is in one of these folders or in a location that
+                another run can write to.
         """
         written = _real_folders(folders)
         for way in (self.path, *self.installed):
@@ -78,9 +78,9 @@ SHELL = TrustedProgram("sh", Path("/bin/sh"))
 
 
 def find_trusted_program(name: str, path: str | None = None) -> TrustedProgram | None:
-    """Find a program by name along PATH, or by its absolute path; None if not found.
+    """Find a program in PATH by its name, or by its absolute path; None if it is not found.
 
-    A result is cached while its file exists, regardless of later additions to PATH folders.
+    A result is cached as long as its file exists, even if PATH folders change later.
 
     Args:
         name: program name or absolute path.
@@ -103,28 +103,31 @@ def find_trusted_program(name: str, path: str | None = None) -> TrustedProgram |
 
 
 def find_own(name: str) -> TrustedProgram | None:
-    """Find a program next to our Python, otherwise along PATH; None if not found."""
+    """Find a program next to this process's Python, or else in PATH; None if it is not found."""
     # The folder of a virtual environment need not be in PATH.
     sibling = Path(sys.executable).with_name(name)
     return TrustedProgram(name, sibling) if _is_program(sibling) else find_trusted_program(name)
 
 
 def find_startup_programs() -> dict[str, TrustedProgram]:
-    """Return the installed programs of `STARTED`. Workers call this at start, before any command can plant one."""
+    """Return the installed programs in `STARTED`.
+
+    Workers call this at startup, before a command can plant a program.
+    """
     return {name: program for name in STARTED if (program := find_own(name))}
 
 
 @functools.cache
 def own_python() -> TrustedProgram:
-    """Return the Python of this process, with the folders it loads code from."""
+    """Return this process's Python, with the folders that it loads code from."""
     return TrustedProgram("python", Path(sys.executable), (Path(sys.prefix), Path(__file__).parents[2]))
 
 
 def trusted_path(*outside: Path) -> str:
-    """Return PATH for programs outside the sandbox, without relative folders and folders that a project can write.
+    """Return PATH for programs outside the sandbox, without relative folders and folders that projects can write to.
 
     Args:
-        outside: further folders to exclude.
+        outside: additional folders to exclude.
     """
     # Every link on the way counts: whoever can replace it decides where the folder leads.
     written = _real_folders(outside)
@@ -138,9 +141,9 @@ def trusted_path(*outside: Path) -> str:
 
 
 def own_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for our own processes: this one's, without relative folders in path lists.
+    """Return this process's environment without relative folders in path lists, for use in tightloop's own processes.
 
-    An empty entry in such a list means the current folder, which may be a workspace.
+    An empty entry in such a list refers to the current folder, which may be a workspace.
     """
     variables = dict(os.environ if environ is None else environ)
     for name in _LISTS_OF_FOLDERS:
@@ -157,7 +160,7 @@ def absolute_folders(joined: str) -> str:
 
 
 def writable_above(path: str) -> str:
-    """Return the folder at or above a path that sandboxed commands may write to: the state home, or a workspace.
+    """Return the folder, in or above a path, that sandboxed commands may write to: the state home or a workspace.
 
     Args:
         path: absolute path without links.
@@ -185,7 +188,7 @@ def _is_trusted(path: str) -> bool:
 
 
 def _places(path: str) -> list[str]:
-    """Return every link along an absolute path, then its target; the parent folders of each are resolved."""
+    """Return every link along an absolute path, then the final target. Parent folders are resolved in each of them."""
     places: list[str] = []
     parts, resolved = path.split("/")[::-1], "/"
     # Bounded, because links may form a cycle.

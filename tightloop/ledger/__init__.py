@@ -1,4 +1,4 @@
-"""Queryable projection of episodes, plans and loops, and their alerts.
+"""Queryable projection of episodes, plans and loops, including their alerts.
 
 Workflow histories and workspaces remain the source of truth.
 """

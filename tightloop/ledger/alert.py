@@ -1,7 +1,7 @@
-"""Alerts: messages to a person when a run needs one, and the part that may leave the host.
+"""Alerts that tell a person when a run needs attention, and the notices that may leave the host.
 
-A run creates an alert with all it knows. A notice is what channels send: ids, kinds and counts,
-plus the reason and the goal only if the settings allow it.
+An alert contains everything that the run knows. Channels send a notice, which contains ids, kinds and counts. It
+includes the reason and the goal only if the settings allow it.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ CANCEL = "cancel"
 
 
 class AlertKind(StrEnum):
-    """Cause of an alert: every question kind except an operator's own pause, plus causes without a question."""
+    """Cause of an alert: every kind of question except an operator's own pause, and causes without a question."""
 
     DEVIATION = "deviation"
     REPEATED_ERROR = "repeated_error"
@@ -58,7 +58,7 @@ class AlertKind(StrEnum):
 
 
 class Subject(StrEnum):
-    """Kind of thing that an alert refers to."""
+    """Kind of object that an alert refers to."""
 
     EPISODE = "episode"
     PLAN = "plan"
@@ -92,10 +92,10 @@ TITLES = {
 
 
 class Alert(Value):
-    """Event that needs a person, once per cause. Stays in Temporal and on our hosts."""
+    """Event that needs a person, created once per cause. Alerts never leave Temporal and our hosts."""
 
     key: str
-    """Idempotency key, 32 hexadecimal digits; equal for all attempts to report a cause."""
+    """Idempotency key, 32 hexadecimal digits. All attempts to report the same cause use the same key."""
     kind: AlertKind
     episode_id: str
     at: datetime
@@ -106,13 +106,13 @@ class Alert(Value):
     iteration: int = 0
     branch: int = 1
     checks: str = ""
-    """Passed checks of all, such as `2/3`."""
+    """Number of passed checks out of all checks, such as `2/3`."""
     probability_class: ProbabilityClass | None = None
     checkpoint_id: str = ""
     question: str = ""
     """Id of the open question."""
     options: tuple[str, ...] = ()
-    """Option names; the default, if there is one, comes first."""
+    """Names of the options. The default option, if any, comes first."""
     step: str = ""
     """Plan step, or the window of several steps."""
     reason: str = ""
@@ -120,20 +120,20 @@ class Alert(Value):
 
 
 class Notice(Alert):
-    """Message that leaves the host. Contains no code, path or human text unless the settings say `full`."""
+    """Message that leaves the host. It contains no code, paths or human-written text unless the settings say `full`."""
 
     title: str
     text: str
-    """Complete message in a few lines; the field that chat services show."""
+    """Complete message in a few lines. Chat services display this field."""
     page: str = ""
-    """URL of the run in our web page."""
+    """URL of the run on the tightloop web page."""
     link: str = ""
     """URL of the run in the Temporal Web UI."""
     commands: tuple[str, ...] = ()
-    """Shell commands that answer the alert, most likely first."""
+    """Shell commands to answer the alert, most likely first."""
 
     def as_json(self) -> bytes:
-        """Return the webhook body without empty fields and without fields that do not apply to the subject."""
+        """Return the webhook body, without empty fields and fields that do not apply to the subject."""
         unknown = {"subject"} if self.subject is Subject.EPISODE else {"iteration", "branch"}
         document = self.model_dump(mode="json", exclude=unknown | {"key"})
         if self.subject is Subject.PROJECT:
@@ -144,29 +144,29 @@ class Notice(Alert):
 
 
 class Delivery(Value):
-    """Delivery result of an alert on one channel."""
+    """Result of delivering an alert on one channel."""
 
     channel: str
     at: datetime | None = None
-    """Time when the channel accepted it; None if it did not."""
+    """Time when the channel accepted the alert; None if it did not."""
     seconds: float = 0.0
     """Seconds from the event to the delivery."""
     tries: int = 1
     error: str = ""
     known: bool = False
-    """True if it was delivered earlier and therefore not sent again."""
+    """True if the alert had already been delivered and was not sent again."""
 
 
 def alert_kind(question: Question) -> AlertKind | None:
-    """Return the alert kind for a question; None for a pause that an operator requested."""
+    """Return the alert kind for a question; None if an operator requested the pause."""
     return None if question.kind is QuestionKind.OPERATOR else AlertKind(question.kind.value)
 
 
 def alert_key(episode_id: str, kind: AlertKind, cause: str, since: datetime) -> str:
-    """Return the key of a cause in an episode, derived from its kind, its signature and the resulting wait.
+    """Return the key of a cause in an episode, derived from the cause's kind and signature and the resulting wait.
 
-    Retries, restarted workers and runs that take over the wait produce the same key. A cause that recurs after a
-    person ended the wait gets a new key, because that person believes it is fixed.
+    Retries, restarted workers and runs that continue the wait produce the same key. If a cause recurs after a person
+    has ended the wait, it gets a new key, because that person believes it is fixed.
     """
     # The key is also the `webhook-id` of Standard Webhooks, which receivers use to drop duplicates.
     parts = (episode_id, kind.value, cause, since.isoformat())
@@ -185,12 +185,12 @@ def alert_of(
     """Build the alert for an event.
 
     Args:
-        request: request of the episode.
-        state: state of the episode.
-        kind: cause.
+        request: the episode's request.
+        state: the episode's state.
+        kind: kind of the alert.
         episode_id: workflow id.
-        happened: time and reason of the event.
-        question: the question that the event raised, if any.
+        happened: event, with its time and reason.
+        question: question raised by the event, if any.
     """
     at, reason = happened
     # The reason of a repeated error contains a count that changes each time; its signature is stable.
@@ -215,13 +215,13 @@ def alert_of(
 
 
 def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:
-    """Build the notice, which may leave the host.
+    """Build the notice for an alert, which may leave the host.
 
     Args:
-        alert: event.
-        page: URL of the run in our web page.
+        alert: alert to describe.
+        page: URL of the run on the tightloop web page.
         link: URL of the run in the Temporal Web UI.
-        full: include reason and goal, scrubbed.
+        full: include the scrubbed reason and goal.
     """
     title = f"{alert.subject.value.capitalize()} {alert.episode_id} {TITLES[alert.kind]}"
     reason, goal = (scrub(alert.reason), scrub(alert.goal)) if full else ("", "")
@@ -241,7 +241,7 @@ def _where(alert: Alert) -> str:
 
 
 def answer_commands(alert: Alert) -> tuple[str, ...]:
-    """Return the shell commands that answer an alert, most likely first; the last one shows the status."""
+    """Return the shell commands to answer an alert, most likely first. The last one shows the status."""
     # Ids and option names are free text; the command must survive being pasted into a shell.
     name = shlex.quote(alert.episode_id)
     is_plan = alert.subject is Subject.PLAN
@@ -269,13 +269,13 @@ _PLANNER_CAN_HELP = frozenset(
         AlertKind.ALIGNMENT,
     }
 )
-"""Kinds for which a message to the planner helps."""
+"""Kinds of alerts for which a message to the planner can help."""
 _RESTORABLE = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKind.ALIGNMENT, AlertKind.FAILED})
-"""Kinds for which restoring a checkpoint helps."""
+"""Kinds of alerts for which restoring a checkpoint can help."""
 
 
 def episode_link(ui_url: str, namespace: str, episode_id: str) -> str:
-    """Return the URL of an episode in the Temporal Web UI; empty without a UI."""
+    """Return the URL of an episode in the Temporal Web UI; empty if there is no UI."""
     if not ui_url:
         return ""
     # Ids may contain slashes, which would split the path segment.
@@ -283,7 +283,7 @@ def episode_link(ui_url: str, namespace: str, episode_id: str) -> str:
 
 
 def delivery_line(alert: Alert, delivery: Delivery) -> str:
-    """Return the timeline line of a delivery."""
+    """Return the timeline entry for a delivery."""
     tries = f" on attempt {delivery.tries}" if delivery.tries > 1 else ""
     if delivery.at is None:
         return f"{alert.kind.value} could not be sent to {delivery.channel}{tries}: {delivery.error}"

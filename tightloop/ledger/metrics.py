@@ -18,20 +18,18 @@ KEY_CHARACTERS = 200
 
 
 class MetricKind(StrEnum):
-    """Sample recorded while a workflow runs; final values are in the workflow's ledger row."""
+    """Sample recorded while a workflow is running. Final values are in the workflow's ledger row."""
 
     ANSWER_S = "answer_s"
-    """Seconds from a question until it was answered or closed otherwise; one row per question."""
+    """Seconds until a question was answered or otherwise closed; one row per question."""
     SAFETY_FINDINGS = "safety_findings"
-    """Findings of a safety check, also if 0; one row per check."""
+    """Number of findings in a safety check, even if 0; one row per check."""
     BANDIT_FINDINGS = "bandit_findings"
-    """New Bandit findings at the end; one row with an empty key, replaced by the latest scan."""
+    """Number of new Bandit findings at the end; one row with an empty key, replaced by each scan."""
     MEMORY_HIT = "memory_hit"
     """1 if a memory search had a result, otherwise 0; one row per search."""
     CHANGED_LINE_COVERAGE = "changed_line_coverage"
-    """Share of the changed lines that tests execute, 0 to 1; one row with an empty key, replaced by the latest
-    measurement.
-    """
+    """Share of changed lines that tests execute, 0 to 1; one row with an empty key, replaced by each measurement."""
 
 
 class Metric(Value):
@@ -42,9 +40,9 @@ class Metric(Value):
     value: float
     at: datetime
     key: str = Field(default="", max_length=KEY_CHARACTERS)
-    """Distinguishes values of one kind; the newer of two values with the same key wins."""
+    """Distinguishes values of the same kind. A newer value replaces an older one with the same key."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Extra data, such as the layer that reported a finding; at most `METADATA_CHARACTERS` as JSON."""
+    """Additional data, such as the layer that reported a finding; at most `METADATA_CHARACTERS` characters as JSON."""
 
     @field_validator("value")
     @classmethod
@@ -70,11 +68,11 @@ class Division(StrEnum):
 
 
 class MetricsFilter(Value):
-    """Episodes to include in a report; empty fields match all."""
+    """Filter for the episodes in a report. Empty fields match all episodes."""
 
     since: datetime
     until: datetime
-    """Exclusive end of the range."""
+    """End of the range (exclusive)."""
     project: str = ""
     executor: str = ""
     """Requested executor, or the fallback executor that did the work."""
@@ -83,7 +81,7 @@ class MetricsFilter(Value):
 
 
 class EndedEpisode(NamedTuple):
-    """Data of an ended episode. None means unknown, which is not zero."""
+    """Data of an ended episode. None means unknown, not zero."""
 
     project: str
     executor: str
@@ -104,7 +102,7 @@ class EndedEpisode(NamedTuple):
 
 
 class Figure(Value):
-    """Distribution of `n` known values; unknown values only count in `unknown`."""
+    """Distribution of `n` known values. Unknown values are only counted in `unknown`."""
 
     n: int = 0
     unknown: int = 0
@@ -115,18 +113,18 @@ class Figure(Value):
 
 
 class Rate(Value):
-    """Share of `n` known cases."""
+    """Share of positive cases among `n` known cases."""
 
     n: int = 0
     unknown: int = 0
     count: int = 0
     """Number of positive cases."""
     share: float | None = None
-    """0 to 1; None if `n` is 0."""
+    """Share from 0 to 1; None if `n` is 0."""
 
 
 class Figures(Value):
-    """All figures of a set of episodes; `MEANINGS` defines each."""
+    """All figures for a set of episodes. `MEANINGS` defines each of them."""
 
     episodes: int = 0
     success: Rate = Rate.model_construct()
@@ -143,7 +141,7 @@ class Figures(Value):
 
 
 class Group(Value):
-    """Figures of one project, executor or model."""
+    """Figures for one project, executor or model."""
 
     name: str
     """Name; empty if unknown."""
@@ -151,7 +149,7 @@ class Group(Value):
 
 
 class Period(Value):
-    """Figures of a part of the range."""
+    """Figures for one part of the range."""
 
     start: datetime
     end: datetime
@@ -164,9 +162,9 @@ class MetricsReport(Value):
     wanted: MetricsFilter
     figures: Figures
     groups: tuple[Group, ...] = ()
-    """Groups as requested, largest first; empty without a grouping."""
+    """Groups by the requested criterion, largest first; empty if no grouping was requested."""
     periods: tuple[Period, ...] = ()
-    """The range in equal parts, oldest first, for plots."""
+    """Equal parts of the range, oldest first, for plots."""
 
 
 class Unit(StrEnum):
@@ -236,10 +234,10 @@ MEANINGS = {
 
 
 def read_moment(text: str, now: datetime, *, what: str) -> datetime:
-    """Parse a point in time: an age such as `7d`, or an ISO 8601 date or time, in UTC by default.
+    """Parse a point in time: an age such as `7d`, or an ISO 8601 date or time (UTC by default).
 
     Raises:
-        InvalidRequestError: it is neither; `what` names the option or field.
+        InvalidRequestError: the text is neither. The message uses `what` to name the option or field.
     """
     seconds = read_seconds(text)
     try:
@@ -254,7 +252,7 @@ def read_moment(text: str, now: datetime, *, what: str) -> datetime:
 
 
 def read_range(since: str, until: str, now: datetime) -> tuple[datetime, datetime]:
-    """Parse a range into its start and its exclusive end; an empty `until` means now.
+    """Parse a range into its start and its exclusive end. An empty `until` means now.
 
     Raises:
         InvalidRequestError: a limit cannot be parsed, or the range is empty.
@@ -271,7 +269,7 @@ _DAY = timedelta(days=1)
 # 28 days instead of a month, so that all periods are equally long.
 _STEPS = (timedelta(hours=1), _DAY, 7 * _DAY, 28 * _DAY)
 _MONDAY = datetime(1970, 1, 5, tzinfo=UTC)
-"""Weeks start on Monday; hours and days are in UTC."""
+"""Weeks start on Monday. Hours and days are in UTC."""
 _NAMES: dict[Division, Callable[[EndedEpisode], str]] = {
     Division.PROJECT: lambda one: one.project,
     Division.EXECUTOR: lambda one: one.executor,
@@ -280,7 +278,7 @@ _NAMES: dict[Division, Callable[[EndedEpisode], str]] = {
 
 
 def report_of(metrics_filter: MetricsFilter, episodes: Sequence[EndedEpisode]) -> MetricsReport:
-    """Build the report of the episodes that matched a filter."""
+    """Build the report on the episodes that match a filter."""
     return MetricsReport(
         wanted=metrics_filter,
         figures=figures_of(episodes),

@@ -19,13 +19,13 @@ KINDS = ("episode", "plan", "loop")
 FREED = "freed"
 """Kind of the only event kept for a workflow whose rows `tightloop gc` deleted."""
 KEPT, RELEASED = "kept", "released"
-"""Kinds of the events that protect a workflow from `tightloop gc`, or end the protection; the last one wins."""
+"""Kinds of the events that protect a workflow from `tightloop gc` or end this protection. The last event wins."""
 
 
 SUCCEEDED = frozenset({"succeeded", "completed", "verified"})
-"""Success statuses, lower case."""
+"""Statuses that mean success, in lower case."""
 UNKNOWN = "unknown"
-"""Status of an ended workflow whose outcome Temporal no longer knows."""
+"""Status of an ended workflow if Temporal no longer knows the outcome."""
 
 
 class TrailEvent(Value):
@@ -37,20 +37,20 @@ class TrailEvent(Value):
     """Event kind, such as `iteration`, `paused`, `plan_created`, `plan_verified`."""
     text: str = ""
     key: str = ""
-    """Idempotency key, unique in the workflow; a second event with the same key is ignored."""
+    """Idempotency key, unique within the workflow. A second event with the same key is ignored."""
     at: datetime | None = None
 
 
 class EvidenceLine(TrailEvent):
-    """Recorded event as read back."""
+    """Recorded event, as read from the ledger."""
 
     seq: int = 0
-    """Sequence number, increasing over the whole ledger; cursor of the live events."""
+    """Sequence number, increasing across the whole ledger. It is the cursor for live events."""
     project: str = ""
 
 
 class WorkflowSnapshot(Value):
-    """State of a workflow at one moment; the newest snapshot wins."""
+    """State of a workflow at one point in time. The newest snapshot wins."""
 
     id: str
     kind: str
@@ -59,14 +59,14 @@ class WorkflowSnapshot(Value):
     """Status as in `tightloop list`: `running`, `paused`, `succeeded`, ..."""
     parent: str = ""
     goal: str = ""
-    """Goal of an episode or loop, title of a plan; at most 200 characters."""
+    """Goal of an episode or loop, or title of a plan; at most 200 characters."""
     executor: str = ""
     phase: str = ""
     iteration: int = 0
     checks: str = ""
-    """Passed checks of all, such as `2/3`."""
+    """Number of passed checks out of all checks, such as `2/3`."""
     model: str = ""
-    """Model of the executor, if known."""
+    """The executor's model, if known."""
     cost_usd: float = 0.0
     cost_known: bool = False
     """False if `cost_usd` is only a lower bound or was not reported."""
@@ -75,9 +75,9 @@ class WorkflowSnapshot(Value):
     worked_s: float | None = None
     """Working time in seconds."""
     interventions: int | None = None
-    """Number of messages from people during the run."""
+    """Number of messages sent by people during the run."""
     run: int = 1
-    """Run number; decides with `at` which snapshot is newer."""
+    """Run number. Together with `at`, it determines which snapshot is newer."""
     at: datetime
     started: datetime | None = None
     closed: datetime | None = None
@@ -87,15 +87,15 @@ class WorkflowSnapshot(Value):
 
 
 class WorkflowLine(WorkflowSnapshot):
-    """Snapshot as read back."""
+    """Snapshot, as read from the ledger."""
 
     project: str = ""
     waiting_since: datetime | None = None
-    """Time since when a person is needed; None if nobody is needed now."""
+    """Time since which the workflow has needed a person; None if it does not need one now."""
 
 
 class WorkflowFilter(Value):
-    """Filter of a workflow list; empty fields match all."""
+    """Filter for a workflow list. Empty fields match all workflows."""
 
     project: str = ""
     kind: str = ""
@@ -103,11 +103,11 @@ class WorkflowFilter(Value):
     text: str = ""
     """Substring of the id or the goal."""
     parent: str | None = None
-    """Id of the parent plan; empty: only workflows without a parent; None: all."""
+    """Id of the parent plan. If empty, only workflows without a parent match; if None, all workflows match."""
 
 
 class WorkflowPage(Value):
-    """Page of a workflow list, newest start first."""
+    """Page of a workflow list, most recently started first."""
 
     lines: tuple[WorkflowLine, ...] = ()
     cursor: str = ""
@@ -115,7 +115,7 @@ class WorkflowPage(Value):
 
 
 class InboxItem(Value):
-    """Open question that waits for a person."""
+    """Open question waiting for a person."""
 
     project: str
     workflow_id: str
@@ -126,11 +126,11 @@ class InboxItem(Value):
     question: Question
     since: datetime | None = None
     blocks: int = 0
-    """Number of blocked tasks or steps, including the asking one."""
+    """Number of blocked tasks or steps, including the one that asked."""
     loop: str = ""
-    """Id of the project plan that waits for the answer."""
+    """Id of the project plan waiting for the answer."""
     tasks: tuple[str, ...] = ()
-    """Blocked tasks of that plan: first the asking one, then its dependents."""
+    """Blocked tasks of that plan: first the task that asked, then its dependents."""
 
 
 class ProjectLine(Value):
@@ -154,7 +154,7 @@ class StepRow(Value):
     status: str
     attempt: int = 0
     child_id: str = ""
-    """Id of the workflow that it started, if any."""
+    """Id of the workflow that the step started, if any."""
     needs: tuple[str, ...] = ()
     title: str = ""
     order: int = 0
@@ -167,7 +167,7 @@ class Digest(Value):
     project: str
     day: date
     done: tuple[str, ...] = ()
-    """Succeeded workflows as `id: goal`."""
+    """Workflows that succeeded, as `id: goal`."""
     blocked: tuple[str, ...] = ()
     """Blocked workflows as `id: reason`."""
     waiting: tuple[InboxItem, ...] = ()
@@ -183,8 +183,8 @@ def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> Wor
 
     Args:
         status: result of the status query.
-        parent: id of the workflow that started it, if any.
-        at: now.
+        parent: id of the workflow that started the episode, if any.
+        at: current time.
     """
     spent = status.spent
     return WorkflowSnapshot(
@@ -215,7 +215,7 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 def amount(value: float | None, unit: Unit) -> str:
-    """Format a value with its unit, such as `80 %`, `$0.41` or `1h 5m`; None becomes `unknown`."""
+    """Format a value with its unit, such as `80 %`, `$0.41` or `1h 5m`. None becomes `unknown`."""
     if value is None:
         return UNKNOWN
     match unit:
@@ -239,7 +239,7 @@ def amount(value: float | None, unit: Unit) -> str:
 
 
 DAYS_LIMIT = 7
-"""Maximum number of missed digests to send; older ones are dropped."""
+"""Maximum number of missed digests to send. Older ones are dropped."""
 NOTICE_LINES = 50
 LINE_CHARACTERS = 300
 
@@ -254,7 +254,7 @@ def is_worth_telling(digest: Digest) -> bool:
 
 
 def newest_day(now: datetime, at: time) -> date:
-    """Return the newest day whose digest is due: yesterday from `at` on, earlier the day before yesterday."""
+    """Return the newest day whose digest is due: the day before yesterday until the time `at`, then yesterday."""
     return (now - timedelta(hours=at.hour, minutes=at.minute)).date() - timedelta(days=1)
 
 
@@ -262,7 +262,7 @@ def owed_days(last: date | None, newest: date) -> tuple[date, ...]:
     """Return the days whose digests are due, oldest first.
 
     Args:
-        last: day of the last digest sent; None if there was none, which makes only the newest day due.
+        last: day of the last digest that was sent. If None, only the newest day is due.
         newest: newest day whose digest is due.
     """
     missed = 1 if last is None else min((newest - last).days, DAYS_LIMIT)
@@ -270,12 +270,12 @@ def owed_days(last: date | None, newest: date) -> tuple[date, ...]:
 
 
 def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice:
-    """Return the digest as a notice.
+    """Return a digest as a notice.
 
     Args:
-        digest: of a finished day.
+        digest: digest of a finished day.
         at: time of the notice.
-        full: include goals, reasons and question titles, scrubbed; otherwise only ids, kinds and counts.
+        full: include scrubbed goals, reasons and question titles; otherwise, only ids, kinds and counts.
     """
     details = list(_details(digest, full=full))
     lines = [shorten(scrub(line), LINE_CHARACTERS) for line in details[:NOTICE_LINES]]

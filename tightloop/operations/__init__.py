@@ -1,8 +1,8 @@
-"""Table of all operations: description, applicable runs, required role, and the form on each surface.
+"""Table of all operations, with their description, applicable runs, required role and form on each interface.
 
-HTTP, MCP and the page are built from this table; `tests/unit/test_operations.py` checks the command line, the typed
-client and the workflow handlers against it. Models are named by strings and imported on use, so that this
-module loads only the standard library.
+The HTTP API, the MCP tools and the web page are built from this table. `tests/unit/test_operations.py` checks the
+command line, the typed client and the workflow handlers against it. Models are referenced by name and imported on first
+use, so that this module only loads the standard library.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ VIEWER, AGENT, OPERATOR, APPROVER = "viewer", "agent", "operator", "approver"
 KEYED = "keyed"
 """Idempotent by key: a repeated request with the same key has no further effect and returns the same response."""
 NATURAL = "natural"
-"""Naturally idempotent."""
+"""Idempotent without a key."""
 
 
 class Http(NamedTuple):
@@ -29,14 +29,14 @@ class Http(NamedTuple):
     path: str
     """Path below `/api`. `{noun}` stands for `episodes` and for `plans`."""
     name: str = ""
-    """Endpoint name, from which the operationId is derived; empty: the operation's name."""
+    """Endpoint name, from which the operationId is derived. If empty, the operation's name is used."""
     status: int = 200
     result: str = ""
-    """Result model; empty: the operation's."""
+    """Result model. If empty, the operation's result model is used."""
     tags: tuple[str, ...] = ()
-    """OpenAPI tags; empty: the first path segment."""
+    """OpenAPI tags. If empty, the first path segment is used."""
     fields: tuple[tuple[str, str], ...] = ()
-    """Pairs of path parameter and client argument: client argument first."""
+    """Pairs of client argument and path parameter."""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -50,51 +50,51 @@ class Form(NamedTuple):
 
     path: str
     confirmation: str = ""
-    """Confirmation question with `{title}` and `{checkpoint}`; empty if the page builds it."""
+    """Confirmation question with the placeholders `{title}` and `{checkpoint}`; empty if the page builds it."""
 
 
 class Operation(NamedTuple):
-    """Table row: one operation on all surfaces."""
+    """Row of the table: one operation on all interfaces."""
 
     name: str
     summary: str
-    """Description on every surface."""
+    """Description for all interfaces."""
     kinds: tuple[str, ...] = ()
-    """Kinds of runs that it applies to; empty if it needs no run."""
+    """Kinds of runs that the operation applies to; empty if it does not need a run."""
     role: str = VIEWER
     effect: str = READS
     repeat: str = NATURAL
     details: str = ""
-    """Additional description for callers of the API and of MCP."""
+    """Additional description for API and MCP users."""
     request: str = ""
     """Request model; empty if the run is the only argument."""
     plan_request: str = ""
     """Request model for plans, if it differs."""
     result: str = ""
-    """HTTP result model."""
+    """Result model of the HTTP API."""
     errors: tuple[str, ...] = ()
-    """Error classes in addition to those implied by kinds, role and effect."""
+    """Error classes other than those implied by kinds, role and effect."""
     client: str = ""
-    """Method of the client; empty if there is none."""
+    """Client method; empty if there is none."""
     fixed: tuple[tuple[str, str], ...] = ()
-    """Fixed arguments of the client's method."""
+    """Fixed arguments of the client method."""
     handler: str = ""
     """Name of the Temporal signal, update or query."""
     reply: str = ""
-    """Response text for a signal, which itself returns nothing."""
+    """Response text for a signal, because signals return nothing."""
     when_closed: bool = False
-    """True if closed runs accept it."""
+    """True if closed runs accept the operation."""
     is_anonymous: bool = False
     """True if the workflow does not record the author."""
     http: tuple[Http, ...] = ()
     cli: str = ""
-    """Command-line words."""
+    """Command-line name."""
     mcp: str = ""
-    """Tool name."""
+    """MCP tool name."""
     page: Form | None = None
 
     def load(self, model: str) -> Any:
-        """Import a model of a row, such as `models:Pause`."""
+        """Import a model by the name used in a row, such as `models:Pause`."""
         module, _, name = model.partition(":")
         return getattr(import_module(f"{__name__}.{module}"), name)
 
@@ -105,7 +105,7 @@ class Operation(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Description with details."""
+        """Description, including the details."""
         return f"{self.summary} {self.details}".rstrip()
 
 
@@ -596,7 +596,7 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
-    """Return the changes that a run accepts, each as the last segment of its path."""
+    """Return the changes that a run accepts, each given as the last segment of its path."""
     return tuple(
         # Rows such as `approve` use the method of another row, which is listed itself.
         row.word

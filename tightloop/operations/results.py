@@ -26,7 +26,7 @@ Metrics = make_output_model(MetricsReport)
 
 
 class TextProblem(Shown):
-    """Error or warning in a text, with its position."""
+    """Error or warning about a plan's text, with its position."""
 
     severity: str = Field(examples=["error"])
     message: str
@@ -45,15 +45,15 @@ class Examined(Shown):
 
 
 class Asked(Shown):
-    """Request of a workflow; of an episode including its amendments."""
+    """Request that started a workflow. For an episode, it includes all amendments."""
 
     kind: Literal["episode", "plan", "loop"]
     request: dict[str, Any]
-    """Request body with the defaults from the settings filled in."""
+    """Request body, with defaults filled in from the settings."""
 
 
 class Runs(Shown):
-    """Runs that Temporal still has, oldest first."""
+    """Runs that Temporal still stores, oldest first."""
 
     items: list[make_output_model(Run)]  # type: ignore[valid-type]
 
@@ -64,36 +64,36 @@ class WorkerLine(Shown):
     process: str = Field(examples=["4711@build-1"])
     last_seen: datetime | None = None
     free_slots: int | None = None
-    """Free activity slots; null if the worker does not report them."""
+    """Number of free activity slots; null if the worker does not report it."""
     runs_workflows: bool = False
 
 
 class WaitingSteps(Shown):
-    """Steps that wait for a free slot on a task queue. Temporal's counts are approximate and some seconds old."""
+    """Steps waiting for a free slot on a task queue. Temporal's counts are approximate and a few seconds old."""
 
     queue: str = Field(examples=["tightloop-gui-macos"])
     steps: int
     oldest_s: float
     person_waits: int
-    """Steps that a person waits for; first priority."""
+    """Number of steps that a person is waiting for; first priority."""
     running: int
-    """Steps of work in progress; second priority."""
+    """Number of steps that belong to work in progress; second priority."""
     new: int
-    """First steps of new work; last priority."""
+    """Number of first steps of new work; last priority."""
 
 
 class Workers(Shown):
-    """Workers of the installation, missing workers, and waiting steps."""
+    """Workers of the installation, missing workers and waiting steps."""
 
     queue: str
-    """Task queue of the workflows."""
+    """Task queue for workflows."""
     items: list[WorkerLine]
     hosts: list[str]
-    """Task queues of the hosts that open workspaces."""
+    """Task queues of the hosts that can open workspaces."""
     missing: list[str]
-    """Missing workers, each as a sentence with the command to start it."""
+    """Missing workers, each described by a sentence that contains the command to start it."""
     waiting: list[WaitingSteps]
-    """Waiting steps by task queue; queues without waiting steps are omitted."""
+    """Waiting steps by task queue. Queues without waiting steps are omitted."""
 
 
 class Done(Shown):
@@ -104,14 +104,14 @@ class Done(Shown):
 
 
 class Started(Shown):
-    """Started workflow with its URL."""
+    """Started workflow and its URL."""
 
     id: str = Field(examples=["episode-1f2e3d4c5b6a"])
     href: str = Field(examples=["/api/episodes/episode-1f2e3d4c5b6a"])
 
 
 class Lines(Shown):
-    """Page of a workflow list, newest start first."""
+    """Page of a workflow list, most recently started first."""
 
     items: list[Line]  # type: ignore[valid-type]
     cursor: str = ""
@@ -123,7 +123,7 @@ class Timeline(Shown):
 
     items: list[make_output_model(Event)]  # type: ignore[valid-type]
     cursor: str = ""
-    """Cursor for later events."""
+    """Cursor for requesting later events."""
 
 
 class Trail(Shown):
@@ -131,7 +131,7 @@ class Trail(Shown):
 
     items: list[make_output_model(EvidenceLine)]  # type: ignore[valid-type]
     after: int = 0
-    """Cursor for later events."""
+    """Cursor for requesting later events."""
 
 
 class Checkpoints(Shown):
@@ -147,7 +147,7 @@ class Artifacts(Shown):
 
 
 class ChangedFile(Shown):
-    """Changed lines of a file; null for a binary file."""
+    """Number of lines changed in a file; null for a binary file."""
 
     path: str
     added: int | None = None
@@ -167,10 +167,10 @@ class Diff(Shown):
 
 
 class Waiting(make_output_model(InboxItem)):  # type: ignore[misc]
-    """Question that waits for a person, with the URL for the answer."""
+    """Question waiting for a person, with the URL to answer it."""
 
     answer_href: str
-    """URL for the answer: POST `{"question": ..., "option": ...}`."""
+    """URL to answer the question. Send a POST request with `{"question": ..., "option": ...}`."""
 
 
 class Inbox(Shown):
@@ -183,7 +183,7 @@ class Episode(Line):  # type: ignore[misc, valid-type]
     """Last recorded state of an episode."""
 
     details: make_output_model(EpisodeStatus)  # type: ignore[valid-type]
-    """Last recorded status, or the current one with `fresh=true`."""
+    """Last recorded status; with `fresh=true`, the current status."""
 
 
 class Plan(Line):  # type: ignore[misc, valid-type]
@@ -211,18 +211,18 @@ class Schemas(Shown):
 
 
 class PlanTask(Shown):
-    """Task, which becomes a run of its own."""
+    """Task, which is executed as its own run."""
 
     task_id: str
     description: str
     priority: int
     dependencies: list[str]
-    """Ids of tasks that must complete first."""
+    """Ids of the tasks that must complete first."""
     run_id: str | None = None
-    """Id of the task's episode, once dispatched."""
+    """Id of the task's episode; null until the task is dispatched."""
     status: TaskState
     conflict_of: str | None = None
-    """Task whose conflict this one resolves; null for other tasks."""
+    """Task whose conflict this task resolves; null for other tasks."""
     message: str = ""
     """Explanation of the state."""
 
@@ -234,9 +234,9 @@ class GateCheckResult(Shown):
     passed: bool
     message: str
     duration: int
-    """Milliseconds."""
+    """Duration in milliseconds."""
     running: bool = False
-    """True while it runs; `passed` is not meaningful then."""
+    """True while the gate is running. `passed` is not meaningful during that time."""
 
 
 class GateResults(Shown):
@@ -261,13 +261,13 @@ class LoopPlan(Shown):
     status: LoopState
     tasks: list[PlanTask]
     estimate: make_output_model(Estimate) | None = None  # type: ignore[valid-type]
-    """Upper bounds of the cost of dispatching; null once dispatched."""
+    """Upper bounds for the cost of dispatching the plan; null after it has been dispatched."""
     verify_run_id: str | None = None
     gate_result: GateResults | None = None
     questions: list[make_output_model(Question)] = []  # type: ignore[valid-type] # noqa: RUF012
     reason: str = ""
     possible: list[str] = []  # noqa: RUF012
-    """Operations that are possible now: `dispatch`, `verify`, `cancel`."""
+    """Operations that are currently possible: `dispatch`, `verify`, `cancel`."""
     created_at: datetime | None = None
     updated_at: datetime | None = None
     executed_at: datetime | None = None
@@ -285,7 +285,7 @@ class TaskRun(Shown):
 
 
 class Dispatched(Shown):
-    """Result of dispatching."""
+    """Result of dispatching a plan."""
 
     plan_id: str
     status: LoopState
@@ -294,7 +294,7 @@ class Dispatched(Shown):
 
 
 class Verified(Shown):
-    """Result of the gates; while they run, the status is VERIFYING."""
+    """Result of the gates. While they are running, the status is VERIFYING."""
 
     plan_id: str
     status: LoopState

@@ -1,4 +1,4 @@
-"""Base models of values that cross Temporal, of caller input and of hand-written documents; text and size helpers."""
+"""Base models for values sent through Temporal, for caller input and for documents, and helpers for texts and sizes."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from tightloop.value.scrub import find_secrets
 from tightloop.wording import format_count as format_count
 
 AROUND_CUT = 4_096
-"""Characters on each side of a cut that are searched for a secret; a 4096-bit private key is shorter."""
+"""Number of characters on each side of a cut that are searched for a secret. A 4096-bit private key is shorter."""
 
 
 class _Frozen(BaseModel):
@@ -33,12 +33,12 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     def evolve(self, **changes: Any) -> Self:
-        """Return a copy with changed fields.
+        """Return a copy with the given fields changed.
 
         Types are checked by `deploy/mypy_evolve.py`; values are not validated again.
 
         Raises:
-            TypeError: a name is not a field. `model_copy` would silently keep it.
+            TypeError: a name is not a field. `model_copy` would silently accept it.
         """
         unknown = changes.keys() - type(self).model_fields.keys()
         if unknown:
@@ -51,7 +51,7 @@ class _Frozen(BaseModel):
 
     @classmethod
     def of(cls, other: BaseModel, **changes: Any) -> Self:
-        """Create this model from the fields it shares with another one, such as a request from an input."""
+        """Create an instance from the fields shared with another model, such as a request from an input."""
         # Unlike `evolve` this validates, because the other model may have other bounds.
         shared = {name: getattr(other, name) for name in cls.model_fields if name in type(other).model_fields}
         return cls(**(shared | changes))
@@ -61,17 +61,17 @@ _shared: Callable[[frozenset[str]], set[str]] = cache(set)
 
 
 class Value(_Frozen):
-    """Frozen value that crosses Temporal.
+    """Frozen value that is sent through Temporal.
 
-    Unknown fields are ignored and every later field needs a default, because old histories are
-    replayed with new code and new histories may reach old workers.
+    Unknown fields are ignored, and every field added later needs a default. The reason is that old histories are
+    replayed with new code, and new histories may reach old workers.
     """
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Sparse(Value):
-    """Value sent by the thousand: its JSON omits fields that have their default value."""
+    """Value that is sent in large numbers. Its JSON omits fields that have their default value."""
 
     @model_serializer(mode="wrap", when_used="json")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 @cache
 def build_models() -> None:
-    """Build the validators of all imported values, so that no workflow task has to wait for it."""
+    """Build the validators of all imported values, so that no workflow task has to wait for them."""
     left: list[type[BaseModel]] = [_Frozen]
     while left:
         model = left.pop()
@@ -97,7 +97,7 @@ def build_models() -> None:
 
 
 class Document(_Frozen):
-    """Frozen value written by a person (settings, CLI input); unknown fields are rejected."""
+    """Frozen value written by a person (settings, CLI input). Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -105,7 +105,7 @@ class Document(_Frozen):
 def digest(text: str) -> str:
     """Return the length and a digest of a text that must not be shown.
 
-    Logs and traces use the same form, so that one can be searched by the other.
+    Logs and traces use the same form, so that a digest from one can be found in the other.
     """
     return f"{len(text)} characters, sha256 {hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:12]}"
 
@@ -116,7 +116,7 @@ _KINDS = {
     "string_type": "a text", "int": "a whole number", "float": "a number", "finite": "a number",
     "bool": "true or false", "time_delta": _DURATION, "timedelta": _DURATION,
 }  # fmt: skip
-"""Expected value by the prefix of pydantic's error type."""
+"""Expected values, by the prefix of pydantic's error type."""
 
 
 def first_problem(error: ValidationError) -> str:
@@ -138,14 +138,14 @@ def first_problem(error: ValidationError) -> str:
 
 
 def is_path_named(pattern: str, path: str) -> bool:
-    """Return whether a word names a path: exactly, as a parent folder, or by a pattern with `*`."""
+    """Return whether a word matches a path exactly, as a parent folder, or as a pattern with `*`."""
     return pattern == path or path.startswith(f"{pattern.rstrip('/')}/") or fnmatchcase(path, pattern)
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the start of `text` with at most `limit` characters, with a mark where it was cut.
+    """Return the start of `text`, at most `limit` characters, with a mark where it was cut.
 
-    A secret is never cut in two: half of it would not be recognized.
+    A secret is never cut in two, because half of it would not be recognized.
     """
     if len(text) <= limit:
         return text
@@ -154,9 +154,9 @@ def shorten(text: str, limit: int) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return the end of `text` with at most `limit` characters, with a mark where it was cut.
+    """Return the end of `text`, at most `limit` characters, with a mark where it was cut.
 
-    Tools print the cause last. A secret is never cut in two.
+    Tools usually print the cause last. A secret is never cut in two.
     """
     if len(text) <= limit:
         return text
@@ -165,7 +165,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def abridge(text: str, limit: int) -> str:
-    """Return the start and the end of `text`, at most `limit` characters; the end gets two thirds."""
+    """Return the start and the end of `text`, at most `limit` characters in total. The end gets two thirds of them."""
     if len(text) <= limit:
         return text
     start = limit // 3
@@ -173,7 +173,7 @@ def abridge(text: str, limit: int) -> str:
 
 
 def split(text: str, limit: int) -> Iterator[str]:
-    """Yield pieces of a text with at most `limit` characters each; a longer secret stays in one piece."""
+    """Yield pieces of a text with at most `limit` characters each. A longer secret stays in one piece."""
     while len(text) > limit:
         before, after = _cut_around_secret(text, limit)
         # A secret at the very start leaves no cut before it, so it is taken as a whole.
@@ -183,7 +183,7 @@ def split(text: str, limit: int) -> Iterator[str]:
 
 
 def _cut_around_secret(text: str, at: int) -> tuple[int, int]:
-    """Return the cut positions before and after a secret that spans `at`; both are `at` if there is none."""
+    """Return the cut positions before and after a secret that spans `at`; both are `at` if there is no such secret."""
     start = max(at - AROUND_CUT, 0)
     for span in find_secrets(text[start : at + AROUND_CUT]):
         if start + span.start < at < start + span.end:
@@ -192,19 +192,19 @@ def _cut_around_secret(text: str, at: int) -> tuple[int, int]:
 
 
 PACKED = "small.db"
-"""SQLite file in the artifact folder with the small artifacts; each larger one is a file beside it."""
+"""SQLite file in the artifact folder that contains the small artifacts. Larger ones are separate files next to it."""
 FIND_PACKED = "SELECT content FROM artifact WHERE sha256 = ?"
 
 
 class ArtifactRef(Sparse):
-    """Address of stored bytes; travels through Temporal instead of the content."""
+    """Reference to stored bytes, which is sent through Temporal instead of the content."""
 
     sha256: str
-    """Digest of the bytes, 64 hexadecimal digits; also the key in the store."""
+    """Digest of the bytes, 64 hexadecimal digits. It is also the key in the store."""
     size_bytes: int
     media_type: str = "application/json"
     name: str = ""
-    """Role of the content, for readers of the history: `plan`, `checks` ..."""
+    """Role of the content, such as `plan` or `checks`, for people who read the history."""
 
 
 def reference(content: bytes, *, name: str, media_type: str = "application/json") -> ArtifactRef:
@@ -223,7 +223,7 @@ def pack(content: bytes) -> bytes:
 
 
 def unpack(packed: bytes) -> bytes:
-    """Decode a packed artifact. Damaged data gives empty bytes, whose hash differs."""
+    """Decode a packed artifact. Damaged data is returned as empty bytes, whose hash does not match."""
     try:
         return zlib.decompress(packed)
     except zlib.error:
@@ -236,7 +236,7 @@ _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
 
 
 def read_seconds(text: str) -> float | None:
-    """Parse a number with a unit into seconds; None for any other form."""
+    """Parse a number with a unit into seconds; return None for any other form."""
     match = _FORM.fullmatch(text.strip())
     return float(match[1]) * UNITS[match[2]] if match else None
 
@@ -251,9 +251,9 @@ Duration = Annotated[timedelta, BeforeValidator(_in_seconds)]
 
 
 class CallerInput(Value):
-    """Value created by callers: a misspelt or wrong argument raises `InvalidRequestError` in Python.
+    """Value created by callers. In Python, a misspelled or wrong argument raises `InvalidRequestError`.
 
-    Data that comes through Temporal is read like any other `Value`.
+    Data received through Temporal is read like any other `Value`.
     """
 
     # Type checkers still see the fields as arguments.
@@ -282,7 +282,7 @@ def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
     """Return the JSON length of a value, or of some of its fields, in characters.
 
     Raises:
-        InvalidRequestError: it contains an object without a JSON form.
+        InvalidRequestError: the value contains an object that has no JSON form.
     """
     try:
         return len(value.model_dump_json(include=fields))
@@ -295,11 +295,11 @@ def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
 
 
 def unknown_fields(model: type[BaseModel], document: Any, above: str = "") -> Iterator[str]:
-    """Yield a sentence for each field name that the model or one of its parts does not have.
+    """Yield a sentence for each field name that does not exist in the model or its parts.
 
     Args:
         model: model that the document will be parsed into.
-        document: parsed JSON or YAML; anything but a mapping yields nothing.
+        document: parsed JSON or YAML. Nothing is yielded unless it is a mapping.
         above: dotted path of the document within its parent.
     """
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""Argument checks for public functions, made before the function runs."""
+"""Argument checks that run before a public function is executed."""
 
 import inspect
 import sys
@@ -26,13 +26,13 @@ _SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
 
 
 class AtLeast(NamedTuple):
-    """Minimum of an argument, for its annotation: `Annotated[int, AtLeast(1)]`."""
+    """Minimum value of an argument, for use in its annotation: `Annotated[int, AtLeast(1)]`."""
 
     least: Any
 
 
 class Hint(NamedTuple):
-    """Advice that is added to the error when an argument has the wrong type."""
+    """Advice that is added to the error if an argument has the wrong type."""
 
     sentence: str
 
@@ -40,7 +40,8 @@ class Hint(NamedTuple):
 def checks_arguments(owner: type[T]) -> type[T]:
     """Check the arguments of all public methods against their annotations (class decorator).
 
-    A wrong argument raises `InvalidRequestError`; an iterator raises it when it is created, not at its first value.
+    A wrong argument raises `InvalidRequestError`. For an iterator, the error is raised when the iterator is created,
+    not when its first value is requested.
     """
     # A copy, because the loop changes the class.
     for name, member in list(vars(owner).items()):
@@ -79,7 +80,8 @@ def _wrap_function(function: Callable[..., Any]) -> Callable[..., Any]:
 def _read(annotation: str, module: str) -> Any:
     """Resolve an annotation that is stored as text.
 
-    Names imported only for type checkers are looked up in the package, which loads their modules now.
+    Names that are only imported for type checkers are looked up in the package, which loads their modules at this
+    point.
     """
     namespace = vars(sys.modules[module])
     package = sys.modules[namespace["__package__"]]
@@ -117,7 +119,7 @@ def _misfit(signature: inspect.Signature, named: dict[str, Any], why: str) -> st
 
 
 def _problem(value: Any, kind: Any) -> str:
-    """Return the problem of a value as the end of a sentence; empty if it is valid."""
+    """Return the problem with a value, phrased as the end of a sentence; empty if the value is valid."""
     broken = ""
     hints: list[str] = []
     for choice, rules in _choices(kind):
@@ -132,7 +134,7 @@ def _problem(value: Any, kind: Any) -> str:
 
 
 def _choices(kind: Any, rules: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Yield the allowed types, each with its rules."""
+    """Yield each allowed type with its rules."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         yield from _choices(parts[0], (*rules, *parts[1:]))

@@ -1,14 +1,14 @@
-"""Bounded YAML loading: a few bytes of aliases (`*name`) can expand to any number of values."""
+"""YAML loading with limits, because a few bytes of aliases (`*name`) can expand to any number of values."""
 
 from typing import Any
 
 import yaml
 
 ALIASED_LIMIT = 20_000
-"""Maximum number of values that the aliases of a text expand to."""
+"""Maximum number of values that the aliases in a text may expand to."""
 VALUES_LIMIT = 1_000_000
 DEPTH_LIMIT = 100
-"""Maximum nesting; readers recurse, and Python stops at 1 000 frames by default."""
+"""Maximum nesting depth. Readers are recursive, and Python's default limit is 1 000 frames."""
 
 
 class BoundsError(yaml.MarkedYAMLError):
@@ -22,7 +22,7 @@ class BoundsError(yaml.MarkedYAMLError):
 
 
 class Bounds:
-    """Counts the values of a text from parser events, before any value is created."""
+    """Counts the values in a text based on parser events, before any value is created."""
 
     def __init__(self) -> None:
         self._values = 0
@@ -30,14 +30,14 @@ class Bounds:
         self._sizes: dict[str, tuple[int, int]] = {}
         """Size and depth by anchor."""
         self._open: list[tuple[str | None, int]] = []
-        """Open lists and mappings: anchor and the number of values before each."""
+        """Open lists and mappings: the anchor of each and the number of values before it."""
         self._levels: list[int] = [0]
 
     def add(self, event: Any) -> None:
         """Count an event.
 
         Raises:
-            BoundsError: a bound is exceeded, or an alias refers to itself.
+            BoundsError: a limit is exceeded, or an alias refers to itself.
         """
         if isinstance(event, yaml.StreamStartEvent):
             # A plan's text form has several streams; anchors are scoped to a stream, the counts are not.
@@ -92,10 +92,10 @@ class _BoundedLoader(yaml.SafeLoader):
 
 
 def load_yaml(text: str) -> Any:
-    """Return the data of one YAML 1.1 document.
+    """Return the data in a single YAML 1.1 document.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or exceeds the bounds.
+        yaml.YAMLError: the text is not valid YAML or exceeds the limits.
     """
     try:
         return yaml.load(text, Loader=_BoundedLoader)  # noqa: S506 - it is a SafeLoader

@@ -9,7 +9,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Least-recently-used cache; thread-safe."""
+    """Thread-safe least-recently-used cache."""
 
     def __init__(self, most: int) -> None:
         self._max_size = most
@@ -24,7 +24,7 @@ class LruCache(Generic[K, V]):
             return self._values.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Store a value and evict the least recently used one beyond the bound."""
+        """Store a value, evicting the least recently used value if the cache is full."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -32,6 +32,6 @@ class LruCache(Generic[K, V]):
                 self._values.popitem(last=False)
 
     def drop(self, key: K) -> None:
-        """Remove a value; a missing key is ignored."""
+        """Remove a value. A missing key is ignored."""
         with self._lock:
             self._values.pop(key, None)

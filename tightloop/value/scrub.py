@@ -1,10 +1,10 @@
 """Removal of secrets and personal data from logs, failures, alerts, summaries and prompts.
 
-A rule is a pattern, with a checksum or another test where one exists (Luhn for cards, ISO 7064 mod 97-10 for IBANs,
-entropy for assigned values), so that hashes in lock files and base64 stay unchanged. Rules run in a fixed order:
-secrets before personal data, longer and more certain ones first. A match becomes `[secret:<name>]` or
-`[pii:<name>]`; scrubbing is idempotent. Names of people and postal addresses are not detected.
-Scrubbing is best effort: encryption and prompt privacy are what keep content private.
+A rule is a pattern, combined with a checksum or another test if one exists (Luhn for cards, ISO 7064 mod 97-10 for
+IBANs, entropy for assigned values). This leaves hashes in lock files and base64 unchanged. Rules are applied in a fixed
+order: secrets before personal data, and longer and more certain rules first. A match is replaced with `[secret:<name>]`
+or `[pii:<name>]`. Scrubbing is idempotent. People's names and postal addresses are not detected. Scrubbing is best
+effort. To keep content private, use encryption and prompt privacy.
 """
 
 import json
@@ -21,13 +21,13 @@ from pydantic import BaseModel
 from tightloop.value.toml import read_toml
 
 SHORTEST_KNOWN = 6
-"""Minimum length of a known secret; shorter ones would match parts of ordinary words."""
+"""Minimum length of a known secret. Shorter secrets would match parts of ordinary words."""
 SHORTEST_FOUND = 6
 """Texts shorter than this cannot match any rule."""
 # Only assigned values are judged by entropy: on its own, entropy flags the hashes of lock files (740 of 741 false
 # positives of detect-secrets 1.5.0 with its defaults).
 LEAST_ENTROPY = 2.75
-"""Minimum entropy, in bits per character, of a value assigned to a secret-like name."""
+"""Minimum entropy, in bits per character, of a value that is assigned to a name that suggests a secret."""
 LEAST_ENTROPY_CUT = 3.5
 """Minimum entropy, in bits per character, of the remainder of a truncated key."""
 
@@ -40,17 +40,18 @@ class Rule(NamedTuple):
     name: str
     """Replacement text without brackets, such as `secret:openai-key`."""
     pattern: str
-    """Regular expression, tried at each anchor. The groups `kept` (before) and `rest` (after) stay in the text."""
+    """Regular expression tried at each anchor. The groups `kept` (before) and `rest` (after) stay in the text."""
     anchors: tuple[str, ...] = ()
-    """Literal prefixes of the pattern; searching for them first is what makes scrubbing fast. Empty for numeric rules.
-    """
+    """Literal prefixes of the pattern. Searching for them first makes scrubbing fast. Empty for numeric rules."""
     before: str = ""
-    """Pattern for text in front of the anchor that is removed with it."""
+    """Pattern for text before the anchor that is removed as well."""
     accepts: _Accepts | None = None
     folded: bool = False
-    """True if anchors are lower case and matched case-insensitively."""
+    """True if the anchors are lower case and are matched case-insensitively."""
     shape: tuple[int, str] = (7, "")
-    """Numeric rules: minimum length and a required character in or before the number, so that few are tried."""
+    """For numeric rules: the minimum length, and a character required in or before the number, so that few numbers are
+    tried.
+    """
 
 
 # -- checksums and tests --------------------------------------------------------------------------
@@ -114,7 +115,7 @@ _WORDS = re.compile(r"[A-Za-z]+(?:[_.\-/][A-Za-z]+)*\d?|[\d.]+|(?:sha\d+|md5)[:-
 
 
 def _is_assigned_secret(match: re.Match[str]) -> bool:
-    """Return whether the value is literal: `secret.token`, `get_token()`, `${TOKEN}` and `changeme` are not secrets."""
+    """Return whether the value is literal. `secret.token`, `get_token()`, `${TOKEN}` and `changeme` are not secrets."""
     value = match["value"]
     if match["after"] == "(" or _REFERENCE.match(value) or _WORDS.fullmatch(value):
         return False
@@ -122,7 +123,7 @@ def _is_assigned_secret(match: re.Match[str]) -> bool:
 
 
 def _is_rest_of_key(match: re.Match[str]) -> bool:
-    """Return whether the value is the remainder of a key, not of a word, path, digest or call."""
+    """Return whether the value is the remainder of a key rather than of a word, path, digest or call."""
     value = match["value"]
     kinds = (str.isupper, str.islower, str.isdigit)
     return all(any(map(kind, value)) for kind in kinds) and entropy(value) >= LEAST_ENTROPY_CUT
@@ -134,7 +135,7 @@ _ACCEPTS: dict[str, _Accepts] = {test.__name__.removeprefix("_is_"): test for te
 _START, _END = r"(?<![A-Za-z0-9_])(?<![A-Za-z0-9]-)(?<!sha256=)(?<!sha512=)", r"(?![A-Za-z0-9_-])"
 _IBAN = "pii:iban"
 _NUMBER = re.compile(r"[0-9](?:[0-9]|[ ./()-](?=[0-9 (])){6,48}")
-"""Candidate for a card, phone number, SSN or IP address."""
+"""Candidate for a card number, phone number, SSN or IP address."""
 # Bounded, because the text before each anchor is searched, and a long log has many anchors.
 _LONGEST_BEFORE = 64
 
@@ -148,7 +149,7 @@ def _rule(anchors: Iterable[str] = (), rest: str = "", pattern: str = "", accept
 
 
 class _Rules:
-    """Compiled rules of `scrub_rules.toml`; loaded when the first text is scrubbed."""
+    """Compiled rules from `scrub_rules.toml`, which are loaded when the first text is scrubbed."""
 
     def __init__(self) -> None:
         data = read_toml("tightloop.value", "scrub_rules.toml")
@@ -175,7 +176,7 @@ class SecretMatch(NamedTuple):
 
 
 def find_secrets(text: str) -> list[SecretMatch]:
-    """Return the spans to remove, ordered by position; the earlier rule wins an overlap."""
+    """Return the spans to remove, ordered by position. If two spans overlap, the earlier rule wins."""
     spans: list[SecretMatch] = []
     folded = text.replace("\u0130", "I").lower()  # lower case has two characters and would shift positions
     # IBANs before other numbers: the card rule would match a part of one.
@@ -244,8 +245,8 @@ class Scrubber:
     """Replaces rule matches and known secrets.
 
     Args:
-        secrets: literal secrets, such as the API keys of this process; those under `SHORTEST_KNOWN` are ignored.
-        kind: prefix of the rule names to apply, such as `secret:`; empty for all.
+        secrets: literal secrets, such as this process's API keys. Secrets shorter than `SHORTEST_KNOWN` are ignored.
+        kind: prefix of the names of the rules to apply, such as `secret:`; empty to apply all rules.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, kind: str = "") -> None:
@@ -281,7 +282,7 @@ class Scrubber:
         return value.model_copy(update=changed) if changed else value
 
     def _deep(self, value: Any, keep: frozenset[str]) -> Any:
-        """Return the same object if nothing matched."""
+        """Scrub a value recursively, returning the same object if nothing matched."""
         if type(value) is str:
             new = self(value)
             return value if new == value else new
@@ -300,6 +301,6 @@ class Scrubber:
 M = TypeVar("M", bound=BaseModel)
 
 scrub = Scrubber()
-"""Rules only, no known secrets."""
+"""Scrubber that only uses the rules and knows no literal secrets."""
 scrub_secrets = Scrubber(kind="secret:")
-"""Secret rules only: project data may look like personal data."""
+"""Scrubber that only uses the secret rules, because project data may look like personal data."""

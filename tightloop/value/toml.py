@@ -1,4 +1,4 @@
-"""Loader for TOML tables that are stored beside modules."""
+"""Loader for TOML tables that are stored next to modules."""
 
 from typing import Any
 

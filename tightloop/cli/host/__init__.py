@@ -1,1 +1,1 @@
-"""Commands about this host: server, workers, settings, keys."""
+"""Commands for this host: server, workers, settings and keys."""

@@ -1,4 +1,4 @@
-"""Commands for this host: workers, deployments, identity, keys, tokens."""
+"""Commands for this host: workers, deployments, identity, keys and tokens."""
 
 import asyncio
 import os
@@ -95,7 +95,7 @@ def read_days(text: str, option: str = "--older-than") -> float:
     """Parse an option value such as `30d` or `12h` into days.
 
     Raises:
-        InvalidRequestError: it is not a time.
+        InvalidRequestError: the value is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dh])", text.strip())
     if match is None:
@@ -135,7 +135,7 @@ def open_page(
 
 
 def _open_browser(link: str) -> None:
-    """Open a page in the user's browser, if there is one; the link is printed anyway."""
+    """Open a page in the user's browser, if there is one. The link is printed in any case."""
     names = ("/usr/bin/open",) if sys.platform == "darwin" else ("xdg-open", "gio", "sensible-browser", "firefox")
     program = next((program for name in names if (program := find_trusted_program(name))), None)
     if program is not None:

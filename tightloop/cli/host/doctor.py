@@ -1,4 +1,4 @@
-"""Diagnosis of this host and its server: programs, server, workers, keys, folders."""
+"""Diagnosis of this host and its server: programs, server, workers, keys and folders."""
 
 import asyncio
 import importlib.util
@@ -34,7 +34,7 @@ from tightloop.settings import Settings
 
 PROGRAM_TIMEOUT_S = 10
 FREE_BYTES = 1_000_000_000
-"""Minimum free disk space; histories and artifacts grow with every iteration."""
+"""Minimum free disk space in bytes. Histories and artifacts grow with every iteration."""
 # Same as `requires-python` in pyproject.toml.
 OLDEST_PYTHON = (3, 11)
 
@@ -47,12 +47,12 @@ class Finding:
     ok: bool
     found: str = ""
     fix: str = ""
-    """Advice to fix it."""
+    """Advice on how to fix the problem."""
     needed: bool = True
 
 
 def examine(session: Session) -> list[Finding]:
-    """Run all checks; takes about half a minute at most, even if nothing responds."""
+    """Run all checks. This takes about half a minute at most, even if nothing responds."""
     settings = session.settings
     service = asyncio.run(_service(settings))
     answers = service[0].ok
@@ -97,7 +97,7 @@ def _version(program: TrustedProgram) -> str:
 
 
 def _started_programs() -> list[Finding]:
-    """List the programs that run outside the sandbox, and the PATH folders that are ignored for them."""
+    """List the programs that run outside the sandbox, and the PATH folders that are ignored when looking for them."""
     programs = find_startup_programs().items()
     rows = [Finding(f"program {name}", True, str(program), needed=False) for name, program in programs]
     signs_with = global_setting("gpg.ssh.program", kind="path")
@@ -153,7 +153,7 @@ async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
 
 
 async def _workers(client: TightloopClient) -> list[Finding]:
-    """Check that an episode finds all the workers it needs."""
+    """Check that all workers needed by an episode are available."""
     try:
         topology = await client.topology()
     except TightloopError as error:
@@ -176,7 +176,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
 
 
 async def _check_open_work(client: TightloopClient) -> list[Finding]:
-    """Find open work of hosts without a worker."""
+    """Find open work on hosts that have no worker."""
     try:
         hosts = await client.unserved_hosts()
     except TightloopError as error:
@@ -281,7 +281,7 @@ def _state_folder() -> Finding:
 
 
 def _work(session: Session) -> list[Finding]:
-    """List the available executors and sandboxes; a worker with another environment may have other keys."""
+    """List the available executors and sandboxes. A worker with a different environment may have different keys."""
     try:
         description = describe_host(session)
     except TightloopError as error:

@@ -23,11 +23,11 @@ from tightloop.host.programs import find_trusted_program
 PREFIX = "tightloop.worker"
 LAUNCHCTL_SECONDS = 30
 EXIT_SECONDS = 60
-"""Time that a stopping worker has to hand back its work."""
+"""Time in seconds that a stopping worker has to hand back its work."""
 STILL_ENDING = frozenset({5, 37})
 """Exit codes of `launchctl bootstrap` while the previous instance is still ending."""
 NOT_LOADED = frozenset({3, 36, 113})
-"""Exit codes of `launchctl bootout`, by macOS version, if nothing of this name runs or it is just ending."""
+"""Exit codes of `launchctl bootout`, depending on the macOS version, if no agent has this name or it is just ending."""
 RoleAtTheScreen = Annotated[Role, Option(help="Which work the worker takes.")]
 OnlyShow = Annotated[bool, Option("--dry-run", help="Only print what would be written and run.")]
 
@@ -79,7 +79,7 @@ def log_file(role: Role) -> Path:
 
 
 def property_list(session: Session, role: Role) -> bytes:
-    """Return the property list as XML, see launchd.plist(5)."""
+    """Return the property list as XML; see launchd.plist(5)."""
     settings = [] if session.settings_file is None else ["--settings", str(session.settings_file.absolute())]
     log, environment = str(log_file(role)), environment_of(session)
     # No keys, because the file is not private; the settings and the key file contain them.
@@ -142,10 +142,10 @@ def _end(role: Role) -> None:
 
 
 def _load(path: Path) -> None:
-    """Start the agent; waits until a previous instance has ended.
+    """Start the agent, waiting until a previous instance has ended.
 
     Raises:
-        ServiceUnavailableError: launchd rejects it.
+        ServiceUnavailableError: launchd rejects the agent.
     """
     end = time.monotonic() + EXIT_SECONDS
     while (result := _run("bootstrap", _domain(), str(path))).returncode != 0:

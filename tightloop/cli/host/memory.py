@@ -146,7 +146,7 @@ def stats(context: click.Context, project: Project = "", as_json: AsJson = False
 
 
 def _memory(session: Session) -> "MemoryStore":
-    """Return the configured memory, addressed by the project ids of its database.
+    """Return the configured memory, using the project ids in its database.
 
     Raises:
         ServiceUnavailableError: only the client is installed.
@@ -163,10 +163,10 @@ def _memory(session: Session) -> "MemoryStore":
 
 
 def _project(memory: "MemoryStore", reference: str) -> str:
-    """Resolve a project reference to its id; by default the project that contains the current folder.
+    """Resolve a project reference to an id. The default is the project that contains the current folder.
 
     Raises:
-        InvalidRequestError: no match, or several.
+        InvalidRequestError: no project matches, or several do.
     """
     projects = memory.projects()
     if reference:

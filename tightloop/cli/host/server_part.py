@@ -1,4 +1,4 @@
-"""Access to the server part, a separate distribution: replace this process by it, or query it."""
+"""Access to the server part, which is a separate distribution: replace this process with it, or query it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ DESCRIBE_SECONDS = 60
 
 
 class Role(StrEnum):
-    """Role of a worker, as in the server part."""
+    """Role of a worker, as defined in the server part."""
 
     ALL = "all"
     WORKFLOWS = "workflows"
@@ -28,16 +28,16 @@ class Role(StrEnum):
 
 
 def become_worker(session: Session, *arguments: str, state_folder: Path | None = None) -> NoReturn:
-    """Replace this process by a worker command, so that signals and exit codes are the worker's."""
+    """Replace this process with a worker command, so that signals and exit codes are the worker's."""
     options = [] if state_folder is None else ["--state-folder", str(state_folder)]
     become_server_part(session, "worker", *options, *arguments)
 
 
 def become_server_part(session: Session, module: str, *arguments: str) -> NoReturn:
-    """Replace this process by a module of the server part.
+    """Replace this process with a module of the server part.
 
     Raises:
-        ServiceUnavailableError: it is not installed.
+        ServiceUnavailableError: the server part is not installed.
     """
     command = own_python().command(*_module(module), *_options(session), *arguments)
     # exec discards Python's buffered output.
@@ -46,7 +46,7 @@ def become_server_part(session: Session, module: str, *arguments: str) -> NoRetu
 
 
 def describe_host(session: Session) -> dict[str, Any]:
-    """Return the executors and sandboxes of this host, under the current settings and environment.
+    """Return this host's executors and sandboxes, given the current settings and environment.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or does not respond.
@@ -68,7 +68,7 @@ def describe_host(session: Session) -> dict[str, Any]:
 
 
 def run_again(session: Session, root: Path, content: Path, commands: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Run commands in a checkout, in the sandbox of this host; return their results.
+    """Run commands in a checkout, in this host's sandbox, and return their results.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or cannot run them.
@@ -87,7 +87,7 @@ def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any
 
 
 def _call_server_part(session: Session, command: str, request: str, failed: str) -> list[dict[str, Any]]:
-    """Run a JSON-in, JSON-out command of the server part; `failed` is the start of the error message."""
+    """Run a command of the server part with JSON input and output. `failed` is the beginning of the error message."""
     whole = own_python().command(*_module("worker"), *_options(session), command)
     process = subprocess.run(
         whole, env=environment_of(session), input=request, capture_output=True, text=True, check=False
@@ -116,7 +116,7 @@ def _options(session: Session) -> list[str]:
 
 
 def environment_of(session: Session) -> dict[str, str]:
-    """Return the environment for the server part: this process's, with the global options."""
+    """Return the environment for the server part: this process's environment plus the global options."""
     # As variables, so that processes that the server part starts use the same server.
     options = drop_none(ADDRESS=session.address, NAMESPACE=session.namespace)
     return {**own_environment(), **{f"TIGHTLOOP_TEMPORAL__{name}": value for name, value in options.items()}}

@@ -22,7 +22,7 @@ from tightloop.value import Value, first_problem
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 MOST_BYTES = 4 << 20
-"""Maximum size of an envelope and of its payload; Python needs about 40 times as much memory for the worst JSON."""
+"""Maximum size of an envelope and its payload. In the worst case, Python needs about 40 times as much memory."""
 # Each signature is checked by several processes of ssh-keygen.
 MOST_SIGNATURES = 16
 SIGNATURE_CHARACTERS = 16_384
@@ -36,11 +36,11 @@ class Signature(Value):
     sig: str = Field(max_length=SIGNATURE_CHARACTERS)
     """SSH signature, base64."""
     keyid: str = ""
-    """Unauthenticated hint: the key's fingerprint, `SHA256:...`."""
+    """Unauthenticated hint: fingerprint of the key, `SHA256:...`."""
 
 
 class Envelope(Value):
-    """Typed payload; the signatures cover both type and payload."""
+    """Payload with its type. The signatures cover both."""
 
     payload: str
     """Content, base64."""
@@ -52,7 +52,7 @@ class Envelope(Value):
         """Decoded payload.
 
         Raises:
-            ProofError: it is not base64, or not in canonical form.
+            ProofError: the payload is not base64 or not in canonical form.
         """
         return decode(self.payload, "the payload of the proof")
 
@@ -73,7 +73,7 @@ def to_json(envelope: Envelope) -> str:
 
 
 def signed_bytes(payload_type: str, content: bytes) -> bytes:
-    """Return the pre-authentication encoding, which keeps type and content unambiguous."""
+    """Return the pre-authentication encoding, which unambiguously separates type and content."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(content), content)
 
@@ -82,7 +82,7 @@ def read_envelope(content: bytes) -> Envelope:
     """Parse an envelope.
 
     Raises:
-        ProofError: it is too large, not JSON, or not an envelope around an in-toto statement.
+        ProofError: the content is too large, not JSON, or not an envelope with an in-toto statement.
     """
     document = read_json(content, "the proof")
     try:
@@ -97,11 +97,11 @@ def read_envelope(content: bytes) -> Envelope:
 
 
 def read_json(content: bytes, what: str) -> Any:
-    """Parse untrusted JSON; ambiguous documents are rejected.
+    """Parse untrusted JSON. Ambiguous documents are rejected.
 
     Raises:
-        ProofError: it is too large, not UTF-8 or not JSON, has duplicate names, or has numbers that are not finite or
-            too long.
+        ProofError: the content is too large, is not UTF-8 or JSON, has duplicate names, or has numbers that are not
+            finite or are too long.
     """
     if len(content) > MOST_BYTES:
         raise ProofError(f"{what} is larger than {MOST_BYTES >> 20} MiB and was not read")
@@ -126,15 +126,15 @@ def read_json(content: bytes, what: str) -> Any:
 
 
 def encode(content: bytes) -> str:
-    """Return base64 in the form of envelopes."""
+    """Return base64 as used in envelopes."""
     return base64.b64encode(content).decode()
 
 
 def decode(text: str, what: str) -> bytes:
-    """Decode canonical base64; otherwise different texts could decode to the same bytes.
+    """Decode canonical base64. Other forms are rejected because different texts could decode to the same bytes.
 
     Raises:
-        ProofError: it is not canonical base64.
+        ProofError: the text is not canonical base64.
     """
     try:
         content = base64.b64decode(text, validate=True)
@@ -165,11 +165,11 @@ def _bounded_integer(digits: str) -> int:
 
 
 NAMESPACE = "tightloop-proof"
-"""SSH signature namespace: signatures made for another purpose, such as a commit, never count for a proof, nor vice
+"""SSH signature namespace. It keeps signatures for other purposes, such as commits, from counting for a proof, and vice
 versa.
 """
 SIGN_SECONDS = 120.0
-"""Time limit for signing; a person may have to type a passphrase or touch a key."""
+"""Time limit for signing. A person may have to enter a passphrase or touch a security key."""
 CHECK_SECONDS = 20.0
 MOST_PRINCIPALS = 16
 _MAGIC = b"SSHSIG"
@@ -181,7 +181,7 @@ _NOWHERE = "/"
 
 
 class NoSigningKeyError(ProofError):
-    """The user has no SSH key configured for git signatures."""
+    """The user has not configured an SSH key for git signatures."""
 
 
 @dataclass(frozen=True)
@@ -189,14 +189,16 @@ class SigningKey:
     """Signing key from the user's own git configuration."""
 
     file: Path | None
-    """Private key, or public key of one in an agent; None for a key given literally in the configuration."""
+    """Private key file, or public key file if the key is in an agent; None if the configuration contains the key
+    itself.
+    """
     literal: str = ""
     program: str = "ssh-keygen"
-    """Signing program of git, such as that of a password manager."""
+    """Signing program configured in git, such as a password manager's."""
 
     @property
     def public(self) -> str:
-        """Type and base64 of the public key; empty if its file is missing."""
+        """Type and base64 text of the public key; empty if its file is missing."""
         if self.file is None:
             return self.literal
         for path in (self.file, self.file.with_name(f"{self.file.name}.pub")):
@@ -210,7 +212,7 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Signer:
-    """Key of a signature, and its principal."""
+    """Key that made a signature, and its principal."""
 
     fingerprint: str
     principal: str
@@ -218,10 +220,10 @@ class Signer:
 
 
 def signing_key() -> SigningKey:
-    """Return the key of `user.signingkey` in the user's global configuration, never the repository's.
+    """Return the key in `user.signingkey` from the user's global configuration, never from the repository's.
 
     Raises:
-        NoSigningKeyError: there is no key; the message has the command to configure one.
+        NoSigningKeyError: no key is configured. The message contains the command to configure one.
     """
     configured = global_setting("gpg.format")
     named = global_setting("user.signingkey")
@@ -241,10 +243,10 @@ def signing_key() -> SigningKey:
 
 
 def sign(content: bytes, key: SigningKey) -> Signature:
-    """Sign bytes. May ask for a passphrase on the terminal, or wait for a touch.
+    """Sign bytes. This may ask for a passphrase on the terminal or wait for a touch.
 
     Raises:
-        ProofError: the program is missing, or fails.
+        ProofError: the signing program is missing or fails.
     """
     with _files(content=content, key=key.literal.encode() + b"\n") as folder:
         # -U: the private key of a literal public key is in an agent.
@@ -258,10 +260,10 @@ def sign(content: bytes, key: SigningKey) -> Signature:
 
 
 def fingerprint(content: bytes, sig: str) -> str:
-    """Return the fingerprint of the key that signed these bytes, without checking its owner.
+    """Return the fingerprint of the key that signed these bytes, without checking who owns the key.
 
     Raises:
-        ProofError: it is not a proof signature of exactly these bytes.
+        ProofError: the signature is not a proof signature of exactly these bytes.
     """
     with _files(sig=_to_armour(sig)) as folder:
         result = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
@@ -272,10 +274,10 @@ def fingerprint(content: bytes, sig: str) -> str:
 
 
 def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
-    """Return the key of a signature and its principal; None if no allowed signers file (ssh-keygen(1)) has the key.
+    """Return a signature's key and principal; None if the key is not in any allowed signers file (ssh-keygen(1)).
 
     Raises:
-        ProofError: it is not a proof signature of exactly these bytes.
+        ProofError: the signature is not a proof signature of exactly these bytes.
     """
     # First, because `find-principals` compares keys and does not verify the signature.
     made_by = fingerprint(content, sig)
@@ -294,9 +296,9 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
 
 @contextmanager
 def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
-    """Yield the allowed signers files: only the given one, otherwise the user's own.
+    """Yield the allowed signers files: the given file, or the user's own if none is given.
 
-    The user's own are `gpg.ssh.allowedSignersFile` of the git configuration, and the user's signing key.
+    The user's own files are `gpg.ssh.allowedSignersFile` from the git configuration and the user's signing key.
 
     Raises:
         InvalidRequestError: the given file cannot be read.
@@ -319,10 +321,10 @@ def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
 
 
 def global_setting(name: str, *, kind: str = "") -> str:
-    """Return a setting of the user's global git configuration; empty if it is not set.
+    """Return a setting from the user's global git configuration; empty if it is not set.
 
     Args:
-        name: such as `gpg.format`.
+        name: name of the setting, such as `gpg.format`.
         kind: type as in git-config(1); `path` expands `~`.
     """
     typed = [f"--type={kind}"] if kind else []
@@ -372,7 +374,7 @@ def _sign(name: str, arguments: Sequence[str]) -> None:
 
 
 def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
-    """Run ssh-keygen, which also verifies signatures of other signing programs."""
+    """Run ssh-keygen, which also verifies signatures made by other signing programs."""
     program = _program("ssh-keygen", "Install OpenSSH 8.9 or newer")
     try:
         return subprocess.run(
@@ -404,7 +406,7 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _files(**contents: bytes) -> Iterator[Path]:
-    """Yield a private folder with these files."""
+    """Yield a private folder that contains these files."""
     with tempfile.TemporaryDirectory(prefix="tightloop-proof-") as folder:
         for name, content in contents.items():
             # ssh-keygen rejects a key file that others can read.

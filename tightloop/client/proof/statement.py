@@ -1,7 +1,8 @@
 """In-toto statement of a proof, readable by other tools and with `jq`.
 
-The models are ours, because the package in-toto-attestation is untyped and stores every number as a float; the
-tests check each statement against it. Sources: in-toto attestation framework v1.1, predicate test-result v0.1.
+The models are tightloop's own because the package in-toto-attestation is untyped and stores every number as a float.
+The tests check each statement against that package. Sources: in-toto attestation framework v1.1, predicate test-result
+v0.1.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ TESTS_OF_THE_BEGINNING = "original tests, test data and checker configuration"
 OLD_TESTS = "with the original tests"
 GIT_TREE = "gitTree"
 MOST_DESCRIPTORS = 500
-"""Maximum number of descriptors, each looked up in the repository; a proof names at most 200 files."""
+"""Maximum number of descriptors, because each one is looked up in the repository. A proof names at most 200 files."""
 
 _Tree = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
@@ -39,7 +40,7 @@ class Result(StrEnum):
 
     PASSED = "PASSED"
     WARNED = "WARNED"
-    """Tests pass, but some findings were announced, or accepted by a person."""
+    """Tests pass, but some findings were announced or accepted by a person."""
     FAILED = "FAILED"
 
 
@@ -48,14 +49,14 @@ class _Part(Value):
 
 
 class Descriptor(_Part):
-    """ResourceDescriptor: a name with a digest."""
+    """ResourceDescriptor: a name and a digest."""
 
     name: str = ""
     digest: dict[str, str] = Field(default_factory=dict)
 
 
 class ReportDetails(_Part):
-    """Counts from one checker's report."""
+    """Counts from a checker's report."""
 
     checker: str
     complete: bool = False
@@ -65,9 +66,9 @@ class ReportDetails(_Part):
     skipped: int = 0
     deselected: int = 0
     missing: int = 0
-    """Baseline tests that did not pass here."""
+    """Number of baseline tests that did not pass here."""
     names_sha256: str = ""
-    """Digest of all test names, sorted, one per line."""
+    """Digest of all test names, sorted and written one per line."""
 
 
 class CheckDetails(_Part):
@@ -107,7 +108,7 @@ class FindingDetails(_Part):
 
 
 class Details(_Part):
-    """Our extension of test-result v0.1."""
+    """tightloop's extension of test-result v0.1."""
 
     version: Literal[1] = 1
     episode: str
@@ -117,7 +118,7 @@ class Details(_Part):
     """Initial tree."""
     runs: tuple[RunDetails, ...]
     changed: tuple[ChangedFile, ...] = ()
-    """Changed tests, test data and configuration; `changed_count` is the total."""
+    """Changed tests, test data and configuration. `changed_count` is the total number."""
     changed_count: int = 0
     findings: tuple[FindingDetails, ...] = ()
     not_held: tuple[str, ...] = ()
@@ -135,7 +136,7 @@ class TestResult(_Part):
     warned_tests: tuple[str, ...] = ()
     failed_tests: tuple[str, ...] = ()
     tightloop: Details
-    """Extension field; the specification requires a unique name without a dot."""
+    """Extension field. The specification requires a unique name without a dot."""
 
 
 class _SubjectDigest(_Part):
@@ -159,7 +160,7 @@ class Statement(_Part):
 
     @property
     def content(self) -> bytes:
-        """Signed bytes; equal statements give equal bytes."""
+        """Signed bytes. Equal statements have equal bytes."""
         return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, indent=1).encode()
 
     @property
@@ -182,12 +183,12 @@ class Statement(_Part):
 
 
 def digest_of_commands(commands: tuple[str, ...]) -> str:
-    """Return the sha256 of a definition of done: its commands as a JSON list."""
+    """Return the sha256 of a definition of done, calculated from its commands as a JSON list."""
     return hashlib.sha256(json.dumps(commands, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def statement_of(proof: Proof) -> Statement:
-    """Return the statement of a proof. It contains neither output nor goal."""
+    """Return the statement of a proof. The statement does not contain any output or the goal."""
     commands = tuple(check.run for check in proof.runs[0].checks) if proof.runs else ()
     files = [Descriptor(name=file.path, digest={"sha256": file.sha256}) for file in proof.configuration]
     old = Descriptor(name=TESTS_OF_THE_BEGINNING, digest={GIT_TREE: proof.base_tree})
@@ -214,7 +215,7 @@ def read_statement(content: bytes) -> Statement:
     """Parse a statement and check its consistency.
 
     Raises:
-        ProofError: it is invalid or inconsistent; the message names the first problem.
+        ProofError: the statement is invalid or inconsistent. The message describes the first problem.
     """
     document: Any = read_json(content, "the statement of the proof")
     try:

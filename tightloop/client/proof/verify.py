@@ -61,19 +61,19 @@ NESTING_LIMIT = 100
 
 @dataclass(frozen=True)
 class Repository:
-    """Working tree with its objects, accessed through a git folder of our own."""
+    """Working tree with its git objects, accessed through a separate git folder."""
 
     root: Path
     """Root of the working tree."""
     git_folder: Path
-    """Our git folder."""
+    """Separate git folder that is used to access the repository."""
     objects: Path
     """Object folder of the repository."""
     ignored: str
     """The user's global ignore file, if configured."""
 
     def head(self) -> str:
-        """Return the tree of HEAD; empty before the first commit, or for a repository without SHA-1 objects."""
+        """Return the tree of HEAD; empty before the first commit or if the repository does not use SHA-1."""
         # Only reads names, so nothing in the repository's configuration takes effect.
         result = self._git("rev-parse", "--verify", "--quiet", "HEAD", git_dir=self.root / ".git")
         commit = result.stdout.decode("ascii", "replace").strip()
@@ -83,9 +83,9 @@ class Repository:
         return tree.stdout.decode("ascii", "replace").strip() if tree.returncode == 0 else ""
 
     def on_disk(self) -> str:
-        """Return the tree of the files on disk, without ignored untracked files.
+        """Return the tree of the files on disk, excluding ignored untracked files.
 
-        Nested repositories and submodules are included as plain files, as in the snapshots of episodes.
+        Nested repositories and submodules are included as plain files, as in episode snapshots.
 
         Raises:
             ProofError: git cannot read a file.
@@ -103,7 +103,7 @@ class Repository:
         return kind.returncode == 0 and kind.stdout.strip() == b"tree"
 
     def sha256_of(self, tree: str, path: str) -> str:
-        """Return the sha256 of a file in a tree; empty if it does not exist."""
+        """Return the sha256 of a file in a tree; empty if the file does not exist."""
         # The path comes from the proof; as an argument, a zero byte would raise ValueError.
         if "\0" in path:
             return ""
@@ -120,9 +120,9 @@ class Repository:
         self._must("checkout-index", "--all", f"--prefix={folder}/")
 
     def _enter_nested_repos(self) -> None:
-        """Make git descend into nested repositories by adding an index entry of a missing file below each.
+        """Make git descend into nested repositories by adding an index entry for a missing file below each of them.
 
-        Otherwise git would record a link to their commit (treat_directory in git's dir.c).
+        Otherwise, git would record a link to their commit (see treat_directory in git's dir.c).
         """
         for _ in range(NESTING_LIMIT):
             listed = self._must("ls-files", "--stage", "-z").split(b"\0")
@@ -179,10 +179,10 @@ class Repository:
 
 @contextmanager
 def open_repository(root: Path) -> Iterator[Repository]:
-    """Yield the repository whose working tree has its root at `root`.
+    """Yield the repository whose working tree is at `root`.
 
     Raises:
-        InvalidRequestError: it is not the root of a git working tree.
+        InvalidRequestError: `root` is not the root of a git working tree.
     """
     root = root.resolve()
     folder = _git_folder(root)
@@ -223,7 +223,7 @@ def _join(parts: Iterable[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Point:
-    """Checked property of a proof."""
+    """Property of a proof that was checked."""
 
     holds: bool
     text: str
@@ -231,7 +231,9 @@ class Point:
 
 
 Run = Callable[[Path, Path, tuple[str, ...]], Iterable[Point]]
-"""Runs commands again; called with the working tree (for its installed programs), a checkout, and the commands."""
+"""Function that runs commands again. Its arguments are the working tree (for its installed programs), a checkout, and
+the commands.
+"""
 
 
 @dataclass
@@ -243,7 +245,7 @@ class Verified:
 
     @property
     def proven(self) -> bool:
-        """True if there are points and all hold."""
+        """True if there is at least one point and all points hold."""
         return bool(self.points) and all(point.holds for point in self.points)
 
     def add(self, holds: bool, text: str) -> None:
@@ -256,9 +258,9 @@ class Rules:
     """Requirements of a verification."""
 
     repository: Path | None = None
-    """Root of the working tree that the proof must match; None to check the proof alone."""
+    """Root of the working tree that the proof must match; None to check only the proof itself."""
     allowed_signers: Path | None = None
-    """Allowed signers file; None for the user's own, see `allowed_signers`."""
+    """Allowed signers file; None to use the user's own files, see `allowed_signers`."""
     unsigned: bool = False
     """Accept a proof without a signature."""
     accepted: bool = False
@@ -266,16 +268,16 @@ class Rules:
 
 
 def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
-    """Check all claims of a proof, as far as it can be parsed.
+    """Check all claims of a proof, as far as the proof can be parsed.
 
     Args:
-        content: of the file.
-        rules: requirements.
-        run: runs the definition of done again on the proven files; only called if everything else holds,
-            because the author of the proof chose the commands.
+        content: content of the proof file.
+        rules: requirements to check.
+        run: runs the definition of done again on the proven files. It is only called if all other checks pass, because
+            the author of the proof chose the commands.
 
     Raises:
-        InvalidRequestError: the repository or the file of allowed signers cannot be used.
+        InvalidRequestError: the repository or the allowed signers file cannot be used.
     """
     verification = Verified()
     repository_context = nullcontext() if rules.repository is None else open_repository(rules.repository)
@@ -378,8 +380,8 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
     """Return the proof of an episode or a plan, or of one of its earlier runs.
 
     Raises:
-        ProofError: there is none; the message has the reason.
-        WorkspaceError: it is only on the host of the workspace.
+        ProofError: there is no proof. The message contains the reason.
+        WorkspaceError: the proof is only available on the workspace's host.
         ServiceUnavailableError: the result did not arrive in time (retryable).
     """
     summary = await client.summary(workflow_id)
