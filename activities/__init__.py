@@ -1,4 +1,4 @@
-"""Side effects: one package per capability, each with activity definitions, interfaces and adapters.
+"""Side effects, in one package per capability with activity definitions, interfaces and adapters.
 
-Workflows may import `activity.py` and `port.py` of a package; only `worker` chooses the adapters beside them.
+Workflows may import a package's `activity.py` and `port.py`. Only `worker` chooses the adapters.
 """

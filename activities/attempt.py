@@ -1,4 +1,4 @@
-"""Stop conditions of the running activity."""
+"""Conditions for stopping the current activity."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -9,13 +9,14 @@ from temporalio.activity import ActivityCancellationDetails
 Cancellation = Callable[[], ActivityCancellationDetails | None]
 
 current_cancellation: ContextVar[Cancellation] = ContextVar("current_cancellation")
-"""Set by a worker whose activities may outlive one attempt; returns the reason to stop, or None."""
+"""Set by workers whose activities may outlive an attempt. Returns the reason to stop, or None."""
 
 
 def should_stop() -> bool:
-    """Return whether the activity should end: cancelled, worker shutting down, or nobody waits for its result.
+    """Return whether the activity should stop.
 
-    A timeout of the attempt is no reason to stop: the next attempt joins the running work.
+    It should if it is cancelled, its worker shuts down, or nothing awaits its result. An attempt's timeout is not a
+    reason to stop, because the next attempt joins the running work.
     """
     cancellation = current_cancellation.get(None)
     return activity.is_cancelled() if cancellation is None else cancellation() is not None

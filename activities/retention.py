@@ -9,27 +9,27 @@ from tightloop.value import Value
 
 
 class CollectionTotals(Value):
-    """Data freed by one collection, over all projects of a host."""
+    """Data freed by one collection across all projects on a host."""
 
     workflows: int = 0
     artifacts: int = 0
     trees: int = 0
     files: int = 0
     rows: int = 0
-    """Rows of the ledger and the outbox."""
+    """Number of ledger and outbox rows."""
     failures: int = 0
-    """Failures in the memory."""
+    """Number of failures removed from the memory."""
     size_bytes: int = 0
-    """Bytes freed, excluding rows and failures."""
+    """Number of bytes freed, excluding rows and failures."""
     marked: int = 0
-    """Workflows that a person marked to keep."""
+    """Number of workflows that a person marked to keep."""
     busy: int = 0
-    """Projects in use, whose trees, rows and plans are left for the next run."""
+    """Number of projects in use, whose trees, rows and plans are left for the next run."""
     used_share: float = 0.0
-    """Used share of the tighter disk limit after the collection; 0 without limits."""
+    """Used share of the tighter disk limit after the collection. 0 if there are no limits."""
 
     def __add__(self, other: "CollectionTotals") -> "CollectionTotals":
-        """Return the sum of both; the share is taken from the later one."""
+        """Return the sum of both. The share comes from the later one."""
         # Every collection counts marked and busy ones again, so a sum would count them several times.
         counts = {
             name: value + getattr(other, name) for name, value in self if name not in ("used_share", "marked", "busy")
@@ -39,16 +39,16 @@ class CollectionTotals(Value):
 
 @dataclass(frozen=True)
 class RetentionActivities:
-    """Collects on the host where it runs."""
+    """Frees data on the host where it runs."""
 
     collect: Callable[[], Awaitable[CollectionTotals]]
-    """Asks Temporal for open workflows, and frees what the host's settings allow."""
+    """Asks Temporal for open workflows and frees the data that the host's settings allow."""
 
     @activity.defn
     async def collect_leftovers(self) -> CollectionTotals:
-        """Free data that no open or kept workflow needs. Idempotent; all parameters come from the host's settings.
+        """Free data that open or kept workflows do not need. Idempotent. All parameters come from the host's settings.
 
         Raises:
-            ServiceUnavailableError: Temporal is unreachable; nothing was freed. Retryable.
+            ServiceUnavailableError: Temporal is unreachable. Nothing was freed. Retryable.
         """
         return await self.collect()

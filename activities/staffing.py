@@ -1,4 +1,4 @@
-"""Activities that look for the workers of a task queue."""
+"""Activities that look for a task queue's workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,30 +13,30 @@ from tightloop.value import Value
 
 
 class PollerRegistry(Protocol):
-    """Workers of all hosts, as known to Temporal."""
+    """All hosts' workers, as known to Temporal."""
 
     async def count(self, queue: str) -> int:
-        """Return the number of workers on a task queue, including those with all slots busy."""
+        """Return the number of workers on a task queue, including workers whose slots are all busy."""
         ...
 
     async def last_seen(self, queue: str) -> datetime | None:
-        """Return the last poll of any worker on a task queue; None if none is known."""
+        """Return when a worker last polled a task queue, or None if no poll is known."""
         ...
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow that started the newest run of another.
+        """Return the id of the workflow that started another workflow's latest run.
 
-        "" if there is none, or it is unknown.
+        Returns "" if there is none or it is unknown.
         """
         ...
 
     async def homes(self) -> tuple[str, ...]:
-        """Return the task queues of the hosts with a workspace worker."""
+        """Return the task queues of hosts that have a workspace worker."""
         ...
 
 
 class CheckWorkersRequest(Value):
-    """Request to look for workers on the task queue of a waiting step."""
+    """Request to look for workers on a waiting step's task queue."""
 
     scope: EpisodeScope
     queue: str
@@ -44,48 +44,48 @@ class CheckWorkersRequest(Value):
 
 
 class WorkerAvailability(Value):
-    """Workers of a task queue, and how long to wait for them."""
+    """A task queue's workers and how long to wait for them."""
 
     workers: int = 0
     patience: timedelta = timedelta(minutes=5)
-    """Time that a step may wait before a person is asked."""
+    """Maximum time that a step waits before a person is asked."""
     again: timedelta | None = None
-    """Time until the next look; None if the workflow decides."""
+    """Time until the next check. None if the workflow decides."""
     successor: str = ""
-    """Task queue of the host that takes over the episode, because its own has been silent for too long."""
+    """Task queue of the host that takes over the episode because its own host has been silent for too long."""
 
 
 class ChildRequest(Value):
-    """Request about an open workflow that already has the id of a child to start."""
+    """Request about an open workflow that already has the id of a child workflow to be started."""
 
     scope: EpisodeScope
-    """Scope of the workflow that starts the child."""
+    """Scope of the workflow that wants to start the child."""
     workflow_id: str
 
 
 @dataclass(frozen=True)
 class WorkerCheckActivities:
-    """Activities that know all workers, and how long to wait for them."""
+    """Activities that check which workers exist and how long to wait for them."""
 
     pollers: PollerRegistry
     no_worker_wait: timedelta
     busy_wait: timedelta
     move_after: timedelta | None = None
-    """Silence of a host after which another takes over its episodes; None: only a person moves them."""
+    """Time that a host may be silent before another one takes over its episodes. If None, only a person moves them."""
 
     @property
     def definitions(self) -> list[Callable[..., Any]]:
-        """Activities that every worker with workflows registers."""
+        """Activities that every worker that runs workflows registers."""
         return [self.look_for_workers, self.is_child]
 
     @activity.defn
     async def is_child(self, request: ChildRequest) -> bool:
-        """Return whether the requesting workflow started the other one, in this run or an earlier one."""
+        """Return whether the requesting workflow started the other one, in this or an earlier run."""
         return await self.pollers.parent_of(request.workflow_id) == request.scope.episode_id
 
     @activity.defn
     async def look_for_workers(self, request: CheckWorkersRequest) -> WorkerAvailability:
-        """Return the workers of a task queue and the time to wait; busy workers are not missing."""
+        """Return a task queue's workers and the time to wait for them. Busy workers do not count as missing."""
         workers = await self.pollers.count(request.queue)
         result = WorkerAvailability(workers=workers, patience=self.busy_wait if workers else self.no_worker_wait)
         is_home = request.queue == request.scope.home

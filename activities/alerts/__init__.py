@@ -1,1 +1,1 @@
-"""Alerts for people when an episode needs them."""
+"""Alerts that tell people when an episode needs them."""

@@ -1,4 +1,4 @@
-"""Alert activities: build an alert, send it through the configured channels and record the deliveries."""
+"""Alert activities, which build an alert, send it through the configured channels and record the deliveries."""
 
 import asyncio
 import logging
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class NotDeliveredError(Exception):
-    """A channel did not accept a notice. The reason contains no secret, and no URL that may be one."""
+    """A channel did not accept a notice. The reason contains no secrets or URLs that might be secret."""
 
     def __init__(self, reason: str, *, retryable: bool, retry_delay: timedelta | None = None) -> None:
-        """Set the reason, whether a retry may help, and the delay that the receiver asks for."""
+        """Set the reason, whether a retry may help, and the delay requested by the receiver."""
         super().__init__(reason)
         self.reason, self.retryable, self.retry_delay = reason, retryable, retry_delay
 
@@ -41,40 +41,40 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in the user's settings."""
+        """Channel name in the user's settings."""
         ...
 
     @property
     def kinds(self) -> frozenset[AlertKind]:
-        """Accepted kinds; empty: all."""
+        """Accepted kinds of notices. If empty, all are accepted."""
         ...
 
     async def deliver(self, notice: Notice) -> None:
-        """Deliver once, within 30 s. The receiver may see a notice twice, and recognises it by its id.
+        """Deliver a notice once, within 30 s. The receiver may get a notice twice and can recognise it by its id.
 
         Raises:
-            NotDeliveredError: it was not accepted.
+            NotDeliveredError: the notice was not accepted.
         """
 
 
 @dataclass(frozen=True)
 class AlertDelivery:
-    """Alert channels, and the permitted content of an alert."""
+    """Alert channels, and the content that an alert may include."""
 
     channels: tuple[Channel, ...] = ()
     ui_url: str = ""
     namespace: str = ""
     page_of: Callable[[str], str] = lambda _workflow_id: ""
-    """Returns the URL of an episode or plan in the web UI; "" if it is not served."""
+    """Returns the web UI's URL of an episode or plan, or "" if the UI is not served."""
     full: bool = False
     """Include the reason and the goal."""
 
 
 RECORD_TIMEOUT_S = 2.0
-"""Timeout of the delivery record; an alert does not wait longer for it."""
+"""Maximum time that an alert waits for its delivery to be recorded."""
 # A channel may take 30 s (see `Channel`), and the delivery record is accessed twice.
 RETRY_MARGIN = timedelta(seconds=40)
-"""Time that must remain for another attempt."""
+"""Minimum time that must remain for another attempt."""
 
 logger = logging.getLogger("tightloop")
 
@@ -87,24 +87,25 @@ class SendAlertsRequest(Value):
 
 
 class AlertsSent(Value):
-    """Delivery per channel."""
+    """The delivery result for each channel."""
 
     deliveries: tuple[Delivery, ...] = ()
 
 
 @dataclass(frozen=True)
 class AlertActivities:
-    """Sends alerts. Temporal retries a rejected delivery for that channel only."""
+    """Sends alerts. If a delivery is rejected, Temporal retries it for that channel only."""
 
     post: AlertDelivery
     sent_alerts: "SentAlerts"
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:
-        """Notify every subscribed channel. Idempotent by the alert's key if the delivery was recorded.
+        """Notify every subscribed channel. Idempotent by the alert's key, provided that the delivery was recorded.
 
         Raises:
-            ApplicationError: a channel may accept it later; retryable after the delay it asked for.
+            ApplicationError: a channel may accept the alert later. Retryable after the delay that the channel
+                requested.
         """
         channels = [item for item in self.post.channels if not item.kinds or request.alert.kind in item.kinds]
         # No retry for these: delivered by an earlier attempt or run, or permanently rejected.

@@ -1,4 +1,4 @@
-"""Alert channels (log, desktop, webhook), and the record of sent alerts."""
+"""Alert channels (log, desktop and webhook) and the record of sent alerts."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ alert_logger = logging.getLogger("tightloop.ledger.alert")
 
 @dataclass(frozen=True)
 class Log:
-    """Writes a notice as one log line: a warning, unless it is a digest."""
+    """Writes each notice as one log line, at warning level unless the notice is a digest."""
 
     name: str
     kinds: frozenset[AlertKind] = frozenset()
@@ -52,24 +52,24 @@ class Log:
 
 
 SESSION = ("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR")
-"""Variables by which a program finds the user's desktop session."""
+"""Environment variables that programs use to find the user's desktop session."""
 # The texts are passed as arguments, so they can never become part of the script.
 _SCRIPT = ("on run words", "display notification (item 2 of words) with title (item 1 of words)", "end run")
 
 
 @dataclass(frozen=True)
 class Desktop:
-    """Shows a notice to the user of the worker's host."""
+    """Shows notices on the desktop of the worker's host."""
 
     name: str
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
-    """Environment that leads to the session."""
+    """Environment variables that identify the desktop session."""
     kinds: frozenset[AlertKind] = frozenset()
     timeout_s: float = 5.0
     platform: str = sys.platform
 
     def probe(self) -> str:
-        """Return the reason why no notice can be shown here, with a fix, or ""."""
+        """Return why notices cannot be shown on this host and how to fix it, or "" if they can."""
         mac = self.platform == "darwin"
         if self._program() is None:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
@@ -127,9 +127,9 @@ LONGEST_WAIT_S = 300.0
 """Limit on the delay that a receiver may request."""
 REDIRECTS = 3
 REDIRECT_STATUSES = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
-"""Redirects that preserve method and body; the others would turn the POST into a GET."""
+"""Redirects that preserve the method and the body. The others would turn the POST into a GET."""
 RETRY_STATUSES = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
-"""Temporary rejections."""
+"""Statuses of temporary rejections."""
 _SECONDS = re.compile(r"\d{1,9}")
 
 
@@ -140,10 +140,10 @@ class Webhook:
     name: str
     url: str = field(repr=False)
     secret: str = field(repr=False)
-    """`whsec_` and base64, or any text; empty: unsigned."""
+    """Either `whsec_` followed by base64, or any other text. If empty, requests are not signed."""
     kinds: frozenset[AlertKind] = frozenset()
     timeout_s: float = 5.0
-    """Time for one try."""
+    """Timeout of one attempt."""
 
     async def deliver(self, notice: Notice) -> None:
         """Send the notice once. Only redirects within the same origin are followed."""
@@ -202,7 +202,7 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
     """Return the redirect target within the same origin.
 
     Raises:
-        NotDeliveredError: no redirect, or one to another origin.
+        NotDeliveredError: there is no redirect, or it leads to another origin.
     """
     status = response.status_code
     if status in REDIRECT_STATUSES and "location" in response.headers:
@@ -226,7 +226,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 def _parse_retry_after(response: httpx2.Response) -> timedelta | None:
-    """Parse Retry-After, in seconds or as a date (RFC 9110, section 10.2.3)."""
+    """Parse a Retry-After header, which is either a number of seconds or a date (RFC 9110, section 10.2.3)."""
     text = response.headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         return timedelta(seconds=min(float(text), LONGEST_WAIT_S))
@@ -247,15 +247,15 @@ NOT_DELIVERED = "alert_failed"
 
 @dataclass(frozen=True)
 class SentAlerts:
-    """Records deliveries in the ledger, if the workspace is on this host and was opened.
+    """Records deliveries in the ledger if the workspace is on this host and has been opened.
 
-    Never raises: without the record, alerts may be repeated.
+    Never raises. If a delivery is not recorded, its alert may be sent again.
     """
 
     ledgers: Ledgers
 
     def list_deliveries(self, scope: EpisodeScope, alert: Alert) -> tuple[Delivery, ...]:
-        """Return the recorded deliveries of this alert. Blocking, a few milliseconds."""
+        """Return the recorded deliveries of this alert. Blocks for a few milliseconds."""
         start, events = f"{DELIVERED}/{alert.key}/", tuple[TrailEvent, ...]()
         try:
             if state_folder_of(scope).is_dir():
@@ -269,7 +269,7 @@ class SentAlerts:
         )
 
     def record_delivery(self, scope: EpisodeScope, alert: Alert, delivery: Delivery) -> None:
-        """Record the delivery of an alert on a channel. Blocking, a few milliseconds."""
+        """Record the delivery of an alert on a channel. Blocks for a few milliseconds."""
         event = delivery_event(alert, delivery, this_call())
         try:
             if state_folder_of(scope).is_dir():
@@ -292,7 +292,7 @@ def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
 
 
 def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> AlertDelivery:
-    """Return the configured channels. A broken channel is kept, so that its failures appear in the timeline."""
+    """Return the configured channels, including broken ones, so that their failures appear in the timeline."""
     return AlertDelivery(
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
         ui_url=settings.temporal.ui_url,
@@ -304,14 +304,14 @@ def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> Alert
 
 @dataclass(frozen=True)
 class UnusableChannel:
-    """A channel that cannot work on this host with its settings."""
+    """A channel that cannot work on this host with the current settings."""
 
     name: str
     reason: str
     kinds: frozenset[AlertKind]
 
     async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
-        """Raise the reason."""
+        """Raise an error with the reason."""
         raise NotDeliveredError(self.reason, retryable=False)
 
 

@@ -20,13 +20,13 @@ class ArtifactStore(Protocol):
     def put(
         self, content: bytes, *, name: str, media_type: str = "application/json", as_file: bool = False
     ) -> ArtifactRef:
-        """Store bytes durably and return their address.
+        """Durably store bytes and return their address.
 
         Args:
             content: the bytes.
-            name: description for readers of the history.
+            name: description for people who read the history.
             media_type: media type of the content.
-            as_file: store as a file of its own, whose `path` people can open.
+            as_file: store the content as a separate file, so that people can open its `path`.
 
         Raises:
             StorageFullError: the disk is full; nothing was written.
@@ -37,17 +37,17 @@ class ArtifactStore(Protocol):
         """Return the bytes after verifying their hash.
 
         Raises:
-            ArtifactMissingError: the store does not hold them.
-            ArtifactCorruptError: the stored bytes have another hash.
+            ArtifactMissingError: the store does not contain them.
+            ArtifactCorruptError: the hash of the stored bytes does not match.
         """
         ...
 
     def path(self, ref: ArtifactRef) -> Path:
-        """Return the location of an artifact stored with `as_file`."""
+        """Return the path of an artifact that was stored with `as_file`."""
         ...
 
     def open_batch(self) -> AbstractContextManager["ArtifactStore"]:
-        """Return a store for the block; its artifacts become durable at the end of the block, at the cost of one put.
+        """Return a store whose artifacts become durable together at the end of the block, at the cost of one put.
 
         Nothing is stored if the block raises.
 
@@ -58,7 +58,7 @@ class ArtifactStore(Protocol):
 
 
 ArtifactStores = Callable[[Path], ArtifactStore]
-"""Returns the store of the project in a workspace."""
+"""Returns the artifact store of a workspace's project."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -78,7 +78,7 @@ def put_text(store: ArtifactStore, content: bytes, *, name: str) -> ArtifactRef 
 
 
 def find_model(store: ArtifactStore, ref: ArtifactRef | None, kind: type[M]) -> M | None:
-    """Return a model, or None without a reference."""
+    """Return a model, or None if there is no reference."""
     return None if ref is None else get_model(store, ref, kind)
 
 
@@ -87,7 +87,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def file_stem(key: str) -> str:
-    """Return the file name for a delivery or an episode: 16 hex digits of its key's hash."""
+    """Return the file name for a delivery or an episode, which is 16 hex digits of its key's hash."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
@@ -108,7 +108,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file so that it survives a power loss; the folder must exist."""
+    """Replace a file so that the change survives a power loss. The folder must exist."""
     replace_file(path, content, durable=True)
     # The rename changes the folder, which needs its own fsync (fsync(2)).
     descriptor = os.open(path.parent, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Artifact stores on the host: files, packed files and SQLite."""
+"""Local artifact stores, which use separate files and SQLite."""
 
 import contextlib
 import hashlib
@@ -22,19 +22,19 @@ IDLE_LIMIT = 32
 """Maximum number of idle connections; each has three open files and its own cache."""
 _IDLE_LOCK = threading.Lock()
 _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
-"""Keyed by device and inode, oldest first."""
+"""Idle connections by device and inode, oldest first."""
 
 
 @contextmanager
 def borrow_connection(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
-    """Lend a pooled connection to one caller at a time; creates a missing file.
+    """Lend a pooled connection to one caller at a time. A missing file is created.
 
-    Pooled because closing the last connection moves the whole log into the file, which took a third of a worker's CPU
-    time.
+    Connections are pooled because closing the last one moves the whole log into the file, which took a third of a
+    worker's CPU time.
 
     Args:
-        path: the file; a new file at the same path gets new connections.
-        connect: opens it; `check_same_thread` must be off.
+        path: the database file. A new file at the same path gets new connections.
+        connect: opens the file; `check_same_thread` must be off.
     """
     make_database(path)
     file = file_id(path)
@@ -57,7 +57,7 @@ def borrow_connection(path: Path, connect: Callable[[], sqlite3.Connection]) -> 
 
 
 def close_idle() -> None:
-    """Close idle connections, so that each file is complete without its log."""
+    """Close idle connections so that each file is complete without its log."""
     with _IDLE_LOCK:
         connections = list(_IDLE.values())
         _IDLE.clear()
@@ -68,12 +68,12 @@ def close_idle() -> None:
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT = timedelta(seconds=15)
 LOG_PAGES = 250
-"""Pages of the write-ahead log (4 kB each) before a checkpoint; SQLite's default of 1 000 would stay on the disk."""
+"""Number of 4 kB pages in the write-ahead log before a checkpoint. SQLite's default of 1 000 would stay on disk."""
 CACHE_KB = 256
-"""Cache of a connection; SQLite's default is 2 MB, but data is seldom read twice."""
+"""Cache size per connection. It is below SQLite's default of 2 MB because data is rarely read twice."""
 REMOVED_AT_ONCE = 500
 FREED_AT_ONCE = 500
-"""In pages. Both limit how long a collection blocks a worker."""
+"""Number of pages. Like `REMOVED_AT_ONCE`, it limits how long a collection blocks a worker."""
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 _SCHEMA = f"""
@@ -85,13 +85,18 @@ _SCHEMA = f"""
 
 
 class PackedArtifacts:
-    """Bytes by digest in a SQLite file; safe for concurrent threads and processes, durable on return."""
+    """Stores bytes by digest in a SQLite file.
+
+    Safe for concurrent threads and processes; writes are durable on return.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def put(self, contents: Mapping[str, bytes]) -> None:
-        """Store all or none, in one transaction; existing artifacts get a new time and are repaired if damaged.
+        """Store all contents or none, in one transaction.
+
+        Existing artifacts get a new time and are repaired if damaged.
 
         Raises:
             StorageFullError: the disk is full.
@@ -107,7 +112,7 @@ class PackedArtifacts:
                     connection.execute("INSERT OR REPLACE INTO artifact VALUES (?, ?, ?)", row)
 
     def find(self, digest: str) -> bytes | None:
-        """Return stored bytes, unverified."""
+        """Return the stored bytes without verifying them."""
         if not self._path.exists():
             return None
         with self._connect() as connection:
@@ -123,7 +128,7 @@ class PackedArtifacts:
         return {digest: (stored, size) for digest, stored, size in rows}
 
     def remove(self, digests: Iterable[str], *, before: float) -> None:
-        """Delete artifacts that were not stored again since `before`, and return the space to the file system."""
+        """Delete artifacts that have not been stored again since `before` and return the space to the file system."""
         if not self._path.exists():
             return
         rest = list(digests)
@@ -142,7 +147,7 @@ class PackedArtifacts:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the store's write lock; commit at the end unless the block raises."""
+        """Hold the store's write lock, and commit at the end unless the block raises."""
         with self._connect() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -182,7 +187,7 @@ class PackedArtifacts:
         return connection
 
     def _add_advice(self, error: sqlite3.DatabaseError) -> Exception:
-        """Return the error with advice if a person can fix it; others (such as a busy file) stay retryable."""
+        """Return the error, with advice if a person can fix it. Other errors, such as a busy file, remain retryable."""
         code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _FULL:
             return StorageFullError.of(self._path, error)
@@ -192,12 +197,15 @@ class PackedArtifacts:
 
 
 PACKED_BYTES = 64_000
-"""Larger artifacts are separate files: SQLite would rewrite them repeatedly, and collections would lock for long."""
+"""Larger artifacts are separate files, as SQLite would rewrite them repeatedly and collections would lock for long."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class LocalArtifactStore:
-    """Stores small artifacts packed and large ones as `<folder>/ab/cdef...`; safe for threads and processes."""
+    """Packs small artifacts and stores large ones as `<folder>/ab/cdef...`.
+
+    Safe for concurrent threads and processes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -250,7 +258,7 @@ class LocalArtifactStore:
         return content
 
     def find(self, digest: str) -> bytes | None:
-        """Return the stored bytes of a digest, unverified."""
+        """Return a digest's stored bytes without verifying them."""
         content = self._packed.find(digest)
         if content is None:
             with contextlib.suppress(FileNotFoundError):
@@ -270,7 +278,7 @@ class LocalArtifactStore:
         return entries
 
     def remove(self, digests: Iterable[str], *, before: float) -> None:
-        """Delete artifacts that were not stored again since `before` (seconds since 1970)."""
+        """Delete artifacts that have not been stored again since `before` (seconds since 1970)."""
         unwanted = list(digests)
         for path in map(self._path, unwanted):
             if path.exists():
@@ -290,7 +298,7 @@ class LocalArtifactStore:
 
     @contextlib.contextmanager
     def _translate_full_disk(self, content: bytes, name: str) -> Iterator[None]:
-        """Translate a full disk into an error with advice."""
+        """Translate a full-disk error into one with advice."""
         try:
             yield
         except (OSError, StorageFullError) as error:

@@ -1,1 +1,1 @@
-"""Checks of the definition of done."""
+"""Runs the checks of the definition of done."""

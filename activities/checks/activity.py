@@ -38,12 +38,12 @@ class CommandResult(Value):
     """Result of a command."""
 
     exit_code: int | None
-    """None if it was killed at its time limit or could not start."""
+    """None if the command was killed at its time limit or could not start."""
     timed_out: bool = False
     duration_s: float = 0.0
     cpu_s: float | None = None
     output: bytes = Field(default=b"", repr=False)
-    """Interleaved stdout and stderr, bounded; the tail is kept."""
+    """Interleaved stdout and stderr. If the output is too long, only the tail is kept."""
     sandbox: str = ""
     """Name of the sandbox, such as `bubblewrap`."""
     not_enforced: tuple[str, ...] = ()
@@ -52,19 +52,19 @@ class CommandResult(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckView:
-    """Changes to a check's environment: different content at the working folder, extra mounts and observers."""
+    """Changes to a check's environment, such as different content in the working folder, extra mounts and observers."""
 
     content: Path | None = None
-    """Folder shown at the working folder's path; None: the working folder itself."""
+    """Folder mounted at the working folder's path. If None, the working folder itself is used."""
     mounts: tuple[tuple[Path, Path], ...] = ()
-    """Read-only mounts: source, and path seen by the check."""
+    """Read-only mounts, as pairs of a source and the path that the check sees."""
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class CheckRunner(Protocol):
-    """Runs one command of the definition of done."""
+    """Runs a command from the definition of done."""
 
     def run(
         self,
@@ -75,13 +75,13 @@ class CheckRunner(Protocol):
         started: Callable[[int], None],
         view: CheckView = CheckView(),
     ) -> CommandResult:
-        """Run the command in `root`; its whole process tree has ended on return.
+        """Run the command in `root`. On return, its whole process tree has ended.
 
         Args:
             check: the command and its time limit.
             root: working folder.
-            cancelled: polled at least once a second; True kills the process tree.
-            started: receives the pid of the command.
+            cancelled: polled at least once a second. If it returns True, the process tree is killed.
+            started: called with the command's pid.
             view: changes to the environment.
         """
         ...
@@ -92,7 +92,7 @@ TAIL_IN_HISTORY = 240
 
 
 class VerifyRequest(Value):
-    """Tree to check, and results to compare with."""
+    """Tree to check, and earlier results to compare with."""
 
     scope: EpisodeScope
     expected_tree: str
@@ -110,10 +110,10 @@ class VerificationActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def verify(self, request: VerifyRequest) -> Verification:
-        """Run every check and restore the checked tree, which makes it idempotent.
+        """Run every check and then restore the checked tree, which makes the activity idempotent.
 
-        Files that checks write into the tree (reports, caches that are not ignored) are reverted, so that the evidence
-        applies to exactly the delivered tree.
+        Files that checks write into the tree, such as reports and caches that are not ignored, are reverted so that the
+        evidence applies to exactly the delivered tree.
         """
         store = self._stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
@@ -141,7 +141,7 @@ class VerificationActivities:
 
 
 def verification_of(store: ArtifactStore, report: CheckReport, before: CheckReport | None = None) -> Verification:
-    """Store a report and return its summary for Temporal, compared with the previous report."""
+    """Store a report and return a summary for Temporal that compares it with the previous report."""
     failed = report.failed
     return Verification(
         tree=report.tree,
@@ -178,10 +178,10 @@ def run_check(
     cancelled: Callable[[], bool],
     view: CheckView = CheckView(),
 ) -> CheckResult:
-    """Run one check and evaluate it; its output becomes an artifact.
+    """Run one check, store its output as an artifact and evaluate the result.
 
     Raises:
-        CancelledError: the activity was cancelled meanwhile.
+        CancelledError: the activity was cancelled in the meantime.
     """
     result = runner.run(check, tree.root, cancelled=cancelled, started=tree.own_process, view=view)
     # The command was killed then, and its result says nothing about the tree.

@@ -18,7 +18,7 @@ _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution
 
 
 class ProcessCheckRunner:
-    """Runs each check with `/bin/sh` in the sandbox; a missing program yields exit code 127."""
+    """Runs each check with `/bin/sh` in the sandbox. If a program is missing, the exit code is 127."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings, *, grace_s: float = GRACE_S) -> None:
         self._sandbox = sandbox
@@ -34,11 +34,11 @@ class ProcessCheckRunner:
         started: Callable[[int], None],
         view: CheckView = CheckView(),
     ) -> CommandResult:
-        """Run the command in `root`; its background processes are killed on return.
+        """Run the command in `root`. Background processes are killed before it returns.
 
         Raises:
-            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
-            SettingsError: the sandbox settings name a missing path. Not retryable.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.
+            SettingsError: the sandbox settings refer to a missing path. Not retryable.
         """
         argv = ("/bin/sh", "-c", check.run)
         spec = build_spec(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
@@ -68,7 +68,7 @@ class ProcessCheckRunner:
 
 
 def _find_cause(result: SandboxResult, root: Path) -> str:
-    """Return the sandbox's explanation of a failure, or "" if it is unrelated."""
+    """Return the sandbox's explanation of a failure, or "" if the sandbox did not cause it."""
     if result.reason is not Reason.EXITED:
         return result.message
     if not result.exit_code:

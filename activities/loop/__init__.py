@@ -1,1 +1,1 @@
-"""The activities of the project loop."""
+"""Project loop activities."""

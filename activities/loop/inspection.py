@@ -31,13 +31,13 @@ READ_BYTES = 1_000_000
 def choose_gates(
     tree: WorkingTree, snapshot: str, *chosen: tuple[Check, ...], before: tuple[Check, ...] = ()
 ) -> tuple[Check, ...]:
-    """Return the first non-empty tuple of `chosen`, or else the gates derived from the files of a snapshot.
+    """Return the first non-empty tuple of `chosen`, or else the gates derived from a snapshot's files.
 
     Args:
-        tree: working tree that can read the snapshot.
-        snapshot: tree id.
-        chosen: gates named by people, most specific first.
-        before: gates derived when the work began: removing a gate's configuration must not remove the gate.
+        tree: working tree whose store contains the snapshot.
+        snapshot: tree id of the snapshot.
+        chosen: gates chosen by people, most specific first.
+        before: gates derived when the work began. Removing a gate's configuration must not remove the gate.
     """
     if named := next(filter(None, chosen), ()):
         return named
@@ -62,10 +62,10 @@ def run_gate(
     expected_tree: str,
     cancelled: Callable[[], bool],
 ) -> tuple[GateCheck, ...]:
-    """Run a gate in the sandbox on exactly the expected tree, and revert its changes there.
+    """Run a gate in the sandbox on exactly the expected tree, then revert any changes that it made.
 
     Returns:
-        The gate's result, then the results of the checks within it.
+        The gate's result, followed by the results of its individual checks.
     """
     activity.heartbeat(check_work(gate, 1, 1, datetime.now(UTC)))
     with store.open_batch() as together:
@@ -80,7 +80,7 @@ def run_gate(
 
 
 def _read_report(tree: WorkingTree, gate: Check) -> str:
-    """Return the JUnit XML that a gate wrote into the tree, or ""."""
+    """Return the JUnit XML that a gate wrote into the tree, or "" if there is none."""
     name = report_file(gate)
     if not name:
         return ""
@@ -96,29 +96,29 @@ def _read_report(tree: WorkingTree, gate: Check) -> str:
 
 
 History = Callable[[Path], tuple[str, ...]]
-"""Returns the newest commits of a repository as `<id> <subject>`, newest first; blocking, never raises."""
+"""Returns a repository's latest commits as `<id> <subject>`, newest first. Blocking; never raises."""
 
 
 class Packets(Protocol):
-    """Packets of one project."""
+    """The packets of a project."""
 
     def keep(self, packet: Packet) -> None:
         """Store a packet under its id. Idempotent."""
         ...
 
     def find(self, packet_id: str) -> Packet | None:
-        """Return a packet; None if this project has none with the id."""
+        """Return a packet, or None if this project has no packet with the id."""
         ...
 
 
 PacketStores = Callable[[Path], Packets]
-"""Returns the packets of the project in a workspace."""
+"""Returns the packets of a workspace's project."""
 
 
 CHECK_LIMIT_S = 300.0
-"""Per check; a longer one counts as not run."""
+"""Time limit per check. A check that exceeds it counts as not run."""
 ALL_CHECKS_S = 1_200.0
-"""For all checks together; the rest is not run."""
+"""Time limit for all checks together. Any remaining checks are not run."""
 TAIL_CHARACTERS = 1_000
 
 
@@ -135,7 +135,7 @@ class InspectRequest(Value):
 
 @dataclass(frozen=True)
 class _Source:
-    """Facts about the episode that a packet is based on."""
+    """Facts about the episode on which a packet is based."""
 
     goal: str = ""
     checks: tuple[Check, ...] = ()
@@ -144,7 +144,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionActivities:
-    """Inspects projects. Idempotent: changes that checks make to the tree are reverted."""
+    """Inspects projects. Idempotent, as changes that checks make to the tree are reverted."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -154,12 +154,12 @@ class InspectionActivities:
     history: History
     packets: PacketStores
     project: Callable[[Path], str] = lambda workspace: workspace.name
-    """Returns the id of the project in a workspace."""
+    """Returns the id of a workspace's project."""
     settings: Callable[[str], tuple[Check, ...]] = lambda _workspace: ()
-    """Returns the gates that the settings define for a workspace."""
+    """Returns the gates defined for a workspace in the settings."""
 
     def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, tuple[Check, ...]]:
-        """Store and return the packet and the gates of the project; its workspace must be claimed.
+        """Store and return the project's packet and gates. The workspace must be claimed.
 
         Raises:
             InvalidRequestError: the packet or the episode does not belong to this project, or the episode has not

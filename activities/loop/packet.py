@@ -1,4 +1,4 @@
-"""Stored packets, and the recent commits of a repository."""
+"""Stored packets and a repository's recent commits."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tightloop.loop.model import HISTORY_LIMIT, PACKET_ID, Packet, packet_id_of
 
 
 def last_commits(root: Path) -> tuple[str, ...]:
-    """Return the newest commits, newest first; empty if there are none or git fails."""
+    """Return the latest commits, newest first. The result is empty if there are none or git fails."""
     try:
         with user_git(UserRepository(root)) as git:
             result = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
@@ -23,11 +23,11 @@ def last_commits(root: Path) -> tuple[str, ...]:
 
 
 KEPT = 100
-"""Packets kept per project; the oldest is deleted."""
+"""Number of packets kept per project. The oldest one is deleted when there are more."""
 
 
 class PacketFiles:
-    """`Packets` stored as files."""
+    """Stores `Packets` as files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class PacketFiles:
             old.unlink(missing_ok=True)
 
     def find(self, packet_id: str) -> Packet | None:
-        """Return a packet; None if there is none with this id, or its file was modified."""
+        """Return a packet, or None if there is no packet with this id or its file was modified."""
         if not PACKET_ID.fullmatch(packet_id):
             return None
         try:
@@ -53,5 +53,5 @@ class PacketFiles:
 
 
 def open_packets(workspace: Path) -> PacketFiles:
-    """Return the packets of the project in a workspace."""
+    """Return the packets of a workspace's project."""
     return PacketFiles(state_folder(workspace) / "packets")

@@ -1,4 +1,4 @@
-"""Project steps other than tasks, and the automatic revisions of a project's plan."""
+"""Project steps other than tasks, and automatic revisions of a project's plan."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -32,15 +32,15 @@ _QUESTIONS = {"dispatch": "start the tasks?", "verify": "run the gates?"}
 
 @dataclass(frozen=True)
 class ProjectRunner:
-    """Runs steps of the capability `project`."""
+    """Runs steps with the `project` capability."""
 
     inspection: InspectionActivities
     planners: TaskPlanners
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns the prompt privacy of a workspace."""
+    """Returns a workspace's prompt privacy."""
 
     def preview(self, work: Work) -> str:
-        """Return the name of the stage."""
+        """Return the stage's name."""
         return work.action(ProjectAction).stage.replace("_", " ")
 
     def run(self, work: Work) -> RunnerResult:
@@ -154,10 +154,10 @@ def _checks(values: Any) -> tuple[Check, ...]:
 
 
 def grown_plan(stores: ArtifactStores, request: RevisePlanRequest, plan: Plan) -> tuple[Plan, tuple[LoopTask, ...]]:
-    """Return a project's plan extended by the tasks a step found, or by one that resolves its conflict.
+    """Return a project's plan with the tasks that a step found, or with a task that resolves the step's conflict.
 
     Raises:
-        InvalidRequestError: the conflict nests too deeply: resolutions conflicted again too often.
+        InvalidRequestError: resolving the conflict led to new conflicts too many times.
     """
     workspace = Path(request.scope.workspace)
     store = stores(workspace)

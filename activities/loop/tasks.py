@@ -1,4 +1,4 @@
-"""Task planners, which split a goal into tasks with a model or by rules."""
+"""Task planners, which split a goal into tasks, either with a model or by rules."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +20,11 @@ from tightloop.value.scrub import scrub
 
 
 class TaskBriefing(Value):
-    """Input of a task planner."""
+    """A task planner's input."""
 
     packet: Packet
     checks: tuple[Check, ...] = ()
-    """Gates of the project."""
+    """The project's gates."""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
 
 
@@ -33,7 +33,7 @@ class TaskAnswer(Value):
 
     tasks: tuple[LoopTask, ...] = ()
     problem: str = ""
-    """Reason if there are none."""
+    """Reason why there are no tasks."""
     model: str = ""
     usage: Usage | None = None
     transcript: bytes = Field(default=b"", repr=False)
@@ -46,21 +46,24 @@ class TaskPlanner(Protocol):
         """Return tasks without cycles, or the reason why there are none.
 
         Raises:
-            PlannerError: the model service refuses; not retryable.
+            PlannerError: the model service rejects the request; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
         ...
 
 
 TaskPlanners = Callable[[str, str], TaskPlanner]
-"""Returns the planner for a kind (`auto`, `openai`, `heuristic`) and a model (empty: from the settings)."""
+"""Returns the planner for a kind (`auto`, `openai` or `heuristic`) and a model.
+
+If the model is empty, it comes from the settings.
+"""
 
 
 NAME = "rules"
 
 
 class RuleTaskPlanner:
-    """Creates one task for the goal, or one per failing check; needs neither network nor key."""
+    """Creates one task for the goal, or one per failing check. Requires neither a network nor a key."""
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
@@ -77,7 +80,7 @@ class RuleTaskPlanner:
 
 
 def task_planners(service: ModelService) -> TaskPlanners:
-    """Return the planner factory: `auto` uses the model if one is configured, otherwise the rules."""
+    """Return the planner factory. `auto` uses the model if one is configured, and the rules otherwise."""
 
     def choose(kind: str, model: str) -> TaskPlanner:
         if not service.must_plan(kind):
@@ -91,7 +94,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _parse_list(value: object) -> object:
-    """Accept what models write instead of a list: null, or a single item."""
+    """Accept null or a single item, which models sometimes write instead of a list."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
@@ -106,7 +109,7 @@ class _Task(Value):
 
 
 class _Tasks(Value):
-    """Answer of the model; `prompts/answer.json` is its schema."""
+    """The model's response; its schema is `prompts/answer.json`."""
 
     tasks: list[_Task] = Field(default_factory=list)
     gave_up: str | None = ""

@@ -1,1 +1,1 @@
-"""Memory of failures, their solutions, and facts about a project."""
+"""Memory of failures, their solutions and facts about a project."""

@@ -1,4 +1,4 @@
-"""Choice of an embedder, and embeddings by a model service."""
+"""Embedder selection, and embeddings from a model service."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from tightloop.settings import MemorySettings
 
 
 def choose_embedder(settings: MemorySettings, service: ModelService) -> Embedder:
-    """Return the configured embedder; a local model is loaded from its folder.
+    """Return the configured embedder. A local model is loaded from its folder.
 
     Raises:
         SettingsError: the service has no key, or the folder contains no model.
@@ -34,23 +34,23 @@ def choose_embedder(settings: MemorySettings, service: ModelService) -> Embedder
 
 
 TEXTS_AT_ONCE = 256
-"""The service accepts up to 2 048 in one request."""
+"""Number of texts per request. The service accepts up to 2 048."""
 
 
 class OpenAIEmbedder:
-    """Embeddings of a model such as `text-embedding-3-large`, shortened to a dimension by the service."""
+    """Gets embeddings from a model such as `text-embedding-3-large`. The service shortens them to a given dimension."""
 
     profile = OPENAI
 
     def __init__(self, service: ModelService, model: str, dimension: int, timeout_s: float) -> None:
-        """Set the service, the model, the vector length and the timeout of one request."""
+        """Set the service, the model, the vector length and the timeout per request."""
         self._service, self.name, self.dimension, self._timeout_s = service, model, dimension, timeout_s
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a vector for each text; call it from a thread without an event loop. Each call is paid.
+        """Return a vector for each text. Call this from a thread without an event loop. Every call costs money.
 
         Raises:
-            ServiceUnavailableError: the service refuses, times out, or returns vectors of another shape.
+            ServiceUnavailableError: the service rejects the request, times out, or returns vectors of the wrong shape.
         """
         return asyncio.run(self._embed(texts))
 

@@ -1,4 +1,4 @@
-"""Embedder from a local folder: a BERT model such as MiniLM, run by NumPy on one core."""
+"""Embedder that runs a BERT model such as MiniLM from a local folder, using NumPy on one core."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tightloop.errors import SettingsError
 from tightloop.memory import MINILM
 
 TOKENS_LIMIT = 256
-"""Same as in the model's training; longer texts are truncated."""
+"""Same limit as in the model's training. Longer texts are truncated."""
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 SHA_CHARACTERS = 12
 
@@ -29,15 +29,15 @@ class _Shape(NamedTuple):
 
 
 class LocalEmbedder:
-    """Normalised mean of the last layer's vectors, as in sentence-transformers."""
+    """Returns the normalised mean of the last layer's vectors, as sentence-transformers does."""
 
     profile = MINILM
 
     def __init__(self, folder: Path) -> None:
-        """Load the model; 0.3 s and 0.2 GB for MiniLM.
+        """Load the model, which takes 0.3 s and 0.2 GB for MiniLM.
 
         Raises:
-            SettingsError: a file is missing in the folder, or the required packages are not installed.
+            SettingsError: a file is missing from the folder, or the required packages are not installed.
         """
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
@@ -64,7 +64,7 @@ class LocalEmbedder:
         self.name = f"{folder.resolve().name}-{hashlib.sha256(trained.tobytes()).hexdigest()[:SHA_CHARACTERS]}"
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a float32 vector for each text; 20 ms of CPU time for a short one."""
+        """Return a float32 vector for each text. A short text takes 20 ms of CPU time."""
         return [self._vector(self._tokens.encode(text).ids) for text in texts]
 
     def _vector(self, ids: list[int]) -> "array[float]":
@@ -116,12 +116,12 @@ def _shape(config: Mapping[str, Any]) -> _Shape:
 
 
 def _gelu(value: Matrix) -> Matrix:
-    """Return the exact GELU (Hendrycks and Gimpel 2016), which BERT was trained with."""
+    """Return the exact GELU (Hendrycks and Gimpel 2016), with which BERT was trained."""
     return (value * np.float32(0.5) * (1 + _erf(value / np.sqrt(np.float32(2))))).astype(np.float32)
 
 
 def _erf(value: Matrix) -> Matrix:
-    """Return the error function to 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26), which NumPy lacks."""
+    """Return the error function, which NumPy lacks, accurate to 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     size = np.abs(value)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))

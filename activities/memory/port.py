@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tightloop")
 FAILURE_PAUSE = timedelta(seconds=60)
-"""Pause after a failure during which the database is not used: a cut network only fails after 5 s."""
+"""Time after a failure during which the database is not used. With a broken network, each call takes 5 s to fail."""
 T = TypeVar("T")
 
 
 class BestEffortMemory:
-    """Best-effort memory: never raises; a failing backend disables it for this activity and sets `problem`.
+    """Best-effort memory, which never raises. A failing backend disables it for this activity and sets `problem`.
 
-    Blocking; created for one activity.
+    Calls block. Each activity creates its own instance.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class BestEffortMemory:
         """Set the project and its memory.
 
         Args:
-            project: id of the project.
-            open_memory: opens the memory; None if it is disabled.
+            project: the project's id.
+            open_memory: opens the memory; None if the memory is disabled.
             max_recollections: maximum number of recollections in a briefing.
-            problem: known reason not to use it.
-            on_problem: called with the reason when a failure disables it.
+            problem: known reason not to use the memory.
+            on_problem: called with the reason when a failure disables the memory.
         """
         self._project, self._open, self._on_problem = project, open_memory, on_problem
         self.max_recollections = max_recollections
         """Maximum number of recollections in a briefing."""
         self.problem = problem
-        """Reason why the memory is unusable, with advice; empty if it works or is disabled."""
+        """Why the memory is unusable, with advice. Empty if the memory works or is disabled."""
 
     @property
     def is_enabled(self) -> bool:
@@ -70,7 +70,7 @@ class BestEffortMemory:
         self._with(lambda memory: memory.remember(self._project, fact), None)
 
     def record_failures(self, failures: Sequence[SeenFailure]) -> None:
-        """Store failures at their occurrence."""
+        """Store failures when they occur."""
         self._with(lambda memory: memory.record_failures(self._project, failures), None)
 
     def record_solution(self, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
@@ -78,7 +78,7 @@ class BestEffortMemory:
         self._with(lambda memory: memory.record_solution(self._project, pattern, outcomes), None)
 
     def record_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes of patterns that were applied again."""
+        """Record the outcomes of reapplied patterns."""
         self._with(lambda memory: memory.record_outcomes(self._project, outcomes), None)
 
     def _with(self, use: "Callable[[MemoryStore], T]", otherwise: T) -> T:
@@ -99,7 +99,7 @@ class BestEffortMemory:
 
 
 Memories = Callable[[Path], BestEffortMemory]
-"""Returns the memory of the project in a workspace."""
+"""Returns the memory of a workspace's project."""
 
 
 def no_memories(_workspace: Path) -> BestEffortMemory:
@@ -108,7 +108,7 @@ def no_memories(_workspace: Path) -> BestEffortMemory:
 
 
 class BestEffortMemories:
-    """Opens memories; after a failure the database is not used for a while."""
+    """Opens memories. After a failure, the database is not used for a while."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class BestEffortMemories:
         *,
         max_recollections: int = 3,
     ) -> None:
-        """Set the functions that open a workspace's memory and name its project, and the size of a briefing."""
+        """Set the functions that open a workspace's memory and return its project id, and the size of a briefing."""
         self._open, self._project, self._max_recollections = open_memory, project, max_recollections
         self._pause: tuple[float, str] = (0.0, "")
-        """Monotonic end of the pause, and its reason."""
+        """End of the pause on the monotonic clock, and the reason for the pause."""
 
     def __call__(self, workspace: Path) -> BestEffortMemory:
-        """Return the memory of the project in a workspace."""
+        """Return the memory of a workspace's project."""
         until, why = self._pause
         return BestEffortMemory(
             self._project(workspace),
@@ -139,7 +139,7 @@ class BestEffortMemories:
 
 
 def recall_solutions(memory: BestEffortMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
-    """Return earlier solutions, most reliable first; None if nothing was queried. Blocking."""
+    """Return earlier solutions, most reliable first, or None if nothing was queried. Blocking."""
     check_queries = queries(report, memory.max_recollections) if memory.is_enabled else ()
     if not check_queries:
         return None
@@ -153,14 +153,14 @@ FEWEST_FACTS = 1
 
 
 class TextMemory:
-    """Memory of one project as texts for a model. Blocking; never raises for a failing backend."""
+    """A project's memory as texts for a model. Calls block, and never raise if the backend fails."""
 
     def __init__(self, memory: BestEffortMemory, source: str) -> None:
-        """Set the memory, and the source recorded with new facts."""
+        """Set the memory and the source to record with new facts."""
         self._memory, self._source = memory, source
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Return failures with their solutions, then facts, best first in each group."""
+        """Return failures with their solutions, followed by facts. Each group is sorted with the best match first."""
         recall_query = Query(text=query, limit=limit, in_words=True)
         failures = [_describe_recollection(recollection) for recollection in self._memory.recall(recall_query)]
         facts = [_fact(entry) for entry in self._memory.search(query, kind=Kind.FACT, limit=limit)]
@@ -172,7 +172,7 @@ class TextMemory:
         """Store a fact under a key, replacing the previous one.
 
         Raises:
-            InvalidRequestError: key or text is empty.
+            InvalidRequestError: the key or the text is empty.
         """
         self._memory.remember(Fact(key=key, text=text, source=self._source))
 

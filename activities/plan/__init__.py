@@ -1,1 +1,1 @@
-"""Plans: opening, revising, running and compensating steps."""
+"""Opens and revises plans, and runs and compensates their steps."""

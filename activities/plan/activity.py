@@ -86,17 +86,17 @@ class CompensationFact(Value):
 
 
 class Compensator:
-    """Compensates steps. Idempotent: a second call for the same attempt returns the recorded result."""
+    """Compensates steps. Idempotent, as a second call for the same attempt returns the recorded result."""
 
     def __init__(self, ports: AttemptPorts, run_command: RunCommand) -> None:
         self._ports = ports
         self._run_command = run_command
 
     def compensate(self, request: RunStepRequest, run_step: RunStep) -> CompensationResult:
-        """Compensate one attempt; a failure leaves the files unchanged.
+        """Compensate one attempt. If this fails, the files remain unchanged.
 
         Raises:
-            WorkspaceLockedError: another attempt holds the tree. Retryable.
+            WorkspaceLockedError: another attempt has locked the tree. Retryable.
         """
         scope, plans = request.scope, self._ports.plans
         loaded = plans.load(scope)
@@ -207,7 +207,7 @@ class Compensator:
 
 
 def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult | None:
-    """Run the compensation step, if any; its record is stored as `undo-<step>`."""
+    """Run the compensation step, if any, and store its record as `undo-<step>`."""
     request, name = work.request, (work.step.compensate or Compensation()).step
     if not name:
         return None
@@ -238,11 +238,11 @@ TAIL_CHARACTERS = 240
 
 
 def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: VerifyPlanRequest) -> PlanVerification:
-    """Run every check on exactly the expected tree and restore that tree afterwards, which makes it idempotent.
+    """Run every check on exactly the expected tree. Idempotent, as the tree is restored afterwards.
 
     Raises:
         CancelledError: the activity was cancelled.
-        WorkspaceLockedError: another attempt holds the tree. Retryable.
+        WorkspaceLockedError: another attempt has locked the tree. Retryable.
     """
     scope = request.scope
     workspace = Path(scope.workspace)
@@ -288,7 +288,7 @@ class PlanPorts(AttemptPorts):
     """Runs the shell command that compensates a step."""
     has_ended: OpenEpisodes
     grow: Grow | None = None
-    """Builds the revisions that a plan derives from its own results."""
+    """Creates the revisions that a plan derives from its own results."""
 
 
 def _runs(capability: Capability, name: str) -> Callable[["PlanActivities", RunStepRequest], StepResult]:
@@ -307,7 +307,7 @@ def _runs(capability: Capability, name: str) -> Callable[["PlanActivities", RunS
 # no_thread_cancel_exception: otherwise the SDK raises in the thread between any two lines, for example after a file was
 # changed but before it was recorded. Long operations poll `is_cancelled` where stopping is safe.
 class PlanActivities:
-    """Plan activities. All are idempotent; Temporal knows them by their method names."""
+    """Plan activities. All are idempotent and are registered with Temporal under their method names."""
 
     def __init__(self, ports: PlanPorts) -> None:
         self._ports = ports
@@ -318,12 +318,12 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_plan(self, request: OpenPlanRequest) -> OpenedPlan:
-        """Claim the workspace, parse, validate and store the plan, and keep its initial tree.
+        """Claim the workspace, then parse, validate and store the plan and save its initial tree.
 
         Raises:
-            WorkspaceError: the workspace cannot be used; the message says what to do. Not retryable.
-            PlanError: the plan is invalid; lists all problems with line and column. Not retryable.
-            IdTakenError: a plan of this project already used the id. Not retryable.
+            WorkspaceError: the workspace cannot be used. The message says what to do. Not retryable.
+            PlanError: the plan is invalid. The error lists all problems with line and column. Not retryable.
+            IdTakenError: another plan in this project has already used the id. Not retryable.
         """
         opened = self._opener.open(request)
         note_opening(self._ledger(request.scope), request, opened, this_call())
@@ -332,12 +332,12 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def leave_workspace(self, request: LoadPlanRequest) -> None:
-        """Release the claim while the plan only waits for a person, so that another run can work."""
+        """Release the claim while the plan is only waiting for a person, so that another run can use the workspace."""
         self._ports.workspaces.release(request.scope)
 
     @activity.defn(no_thread_cancel_exception=True)
     def enter_workspace(self, request: LoadPlanRequest) -> str:
-        """Claim the workspace again, keep a snapshot of its current files and return the snapshot's tree.
+        """Claim the workspace again, save a snapshot of its current files and return the snapshot's tree.
 
         Raises:
             WorkspaceBusyError: an episode or another plan is using it. Not retryable.
@@ -351,12 +351,15 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def load_plan(self, request: LoadPlanRequest) -> OpenedPlan:
-        """Return the graph of a stored revision."""
+        """Return a stored revision's graph."""
         return self._opener.load(request)
 
     @activity.defn(no_thread_cancel_exception=True)
     def revise_plan(self, request: RevisePlanRequest) -> RevisedPlan:
-        """Return the next revision, or the reason why the text was rejected. A retry pays the planner again."""
+        """Return the next revision, or the reason why the text was rejected.
+
+        Each retry calls the planner again, at a cost.
+        """
         revised = self._opener.revise(request)
         if revised.plan is not None:
             note_revision(self._ledger(request.scope), request, revised, this_call())
@@ -376,7 +379,10 @@ class PlanActivities:
     # A coroutine, so that it does not occupy one of the worker's threads, which steps hold until they end.
     @activity.defn
     async def pass_milestone(self, request: RunStepRequest) -> StepResult:
-        """Evaluate the conditions of a milestone. A plain milestone passes without reading anything but the plan."""
+        """Evaluate a milestone's conditions.
+
+        A milestone without conditions passes without reading anything but the plan.
+        """
         loaded = self._ports.plans.find_cached_plan(request.scope)
         if loaded is None:
             loaded = await asyncio.to_thread(self._ports.plans.load, request.scope)
@@ -386,14 +392,14 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def prepare_children(self, request: RunStepRequest) -> StepRun:
-        """Return the child workflows of a step to start, or the result if it starts none."""
+        """Return the child workflows that a step needs, or the step's result if it needs none."""
         prepared = self._prepare(request)
         note_preparation(self._ledger(request.scope), request, prepared, this_call())
         return prepared
 
     @activity.defn(no_thread_cancel_exception=True)
     def settle_children(self, request: SettleRequest) -> StepResult:
-        """Evaluate the results of a step's children and record the attempt."""
+        """Evaluate the results of a step's child workflows and record the attempt."""
         result = self._settle(request)
         note_step_end(self._ledger(request.scope), request.run, result, this_call())
         return result
@@ -423,7 +429,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def compensate_step(self, request: RunStepRequest) -> CompensationResult:
-        """Compensate one attempt of a step; a failure leaves the files unchanged."""
+        """Compensate one attempt of a step. If this fails, the files remain unchanged."""
         result = self._compensator.compensate(request, self._run_as_written)
         note_compensation(self._ledger(request.scope), request, result, this_call())
         return result
@@ -455,7 +461,7 @@ class PlanActivities:
         return PlanClosed(archive=archive, drift=drift)
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
-        """Return whether the step is a plain milestone that the policy allows, which needs no I/O to decide."""
+        """Return whether the step is a plain milestone that the policy allows, which can be decided without I/O."""
         step = loaded.step(request.step, request.template)
         return is_plain(step) and judge(loaded.plan.policy, step, find_effects(step, {})).verdict is Verdict.ALLOW
 

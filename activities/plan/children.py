@@ -1,4 +1,4 @@
-"""Steps that run child workflows, and their worktrees."""
+"""Steps that run child workflows, and the worktrees of these workflows."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ ID_CHARACTERS = 60
 
 
 def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: Mapping[str, Any]) -> Plan:
-    """Return a plan of nested steps that inherits policy, budget, seed and beliefs from the outer plan."""
+    """Return a plan of nested steps that inherits the outer plan's policy, budget, seed and beliefs."""
     # By Bayes' rule no evidence changes a prior of 0 or 1.
     believed = {belief.hypothesis: min(max(belief.confidence, 0.01), 0.99) for belief in work.request.beliefs}
     return Plan(
@@ -72,10 +72,10 @@ def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: 
 
 
 def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
-    """Parse a plan file of the tree and bound it by the outer plan's policy and budget.
+    """Parse a plan file in the tree, and limit it to the outer plan's policy and budget.
 
     Raises:
-        InvalidRequestError: the file is missing, or its plan is invalid; the message has line and column.
+        InvalidRequestError: the file is missing or its plan is invalid. The message includes line and column.
     """
     text = read_text(work.root, file)
     if text is None:
@@ -96,10 +96,10 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
 
 
 def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree: bool) -> PlanRequest:
-    """Return the start request of a child plan.
+    """Return the request that starts a child plan.
 
     Raises:
-        InvalidRequestError: the plan or its inputs exceed the size of a message.
+        InvalidRequestError: the plan or its inputs exceed the maximum message size.
     """
     # A larger payload would fail the workflow task instead of this step: Temporal rejects more than 2 MiB.
     source = write_plan(plan, "json")
@@ -122,12 +122,12 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
 
 
 def read_plan_inputs(work: Work) -> dict[str, Any]:
-    """Return the resolved inputs of the outer plan."""
+    """Return the outer plan's resolved inputs."""
     return {name: work.lookup(f"plan.{name}") for name in work.plan.inputs}
 
 
 def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[EvidenceNote, ...]]:
-    """Return the outputs of each completed step of a child plan, and the evidence notes of its steps."""
+    """Return the outputs of each completed step in a child plan, and the evidence notes of its steps."""
     records = work.records
     steps = dict.fromkeys(record.step for record in records.all(child))
     latest_records = {step: record for step in steps if (record := records.latest(child, step)) is not None}
@@ -139,18 +139,18 @@ def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[Ev
 
 
 class Worktrees:
-    """Creates and removes worktrees beside a plan's tree."""
+    """Creates and removes worktrees alongside a plan's tree."""
 
     def __init__(self, workspaces: Workspaces) -> None:
         self._workspaces = workspaces
 
     @contextmanager
     def open_worktree(self, scope: PlanScope, tree: str) -> Iterator[WorkingTree]:
-        """Hold a child's worktree with these files, creating it if missing. Idempotent.
+        """Lock a child's worktree and put these files there, creating the worktree if it is missing. Idempotent.
 
         Raises:
             WorkspaceError: the repository has no commit, or does not contain the tree. Not retryable.
-            WorkspaceLockedError: another attempt holds it. Retryable.
+            WorkspaceLockedError: another attempt has locked it. Retryable.
         """
         # Nobody to take over from: only this step's child has this id.
         self._workspaces.prepare(scope, take_over=lambda _: False)
@@ -160,7 +160,7 @@ class Worktrees:
             yield worktree
 
     def remove(self, scope: PlanScope) -> None:
-        """Remove the worktree of a child that has ended; its trees are kept by refs. Idempotent."""
+        """Remove the worktree of a child that has ended. Refs preserve its trees. Idempotent."""
         self._workspaces.release(scope)
         root, state = root_of(scope), state_folder_of(scope)
         # First, so that a partially removed worktree is recreated when it is needed again.
@@ -175,7 +175,7 @@ class Worktrees:
         (store_folder_of(scope) / "states" / tree_key(root)).unlink(missing_ok=True)
 
     def remove_all(self, scope: PlanScope) -> None:
-        """Remove worktrees left by children that were cancelled, or whose worker died before they were settled."""
+        """Remove worktrees of children that were cancelled, or whose worker died before they were settled."""
         folder = state_folder_of(scope) / "worktrees"
         # By name, as nothing else remembers a child whose parent died before it was settled.
         names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
@@ -185,14 +185,14 @@ class Worktrees:
 
 
 def child_scope(scope: PlanScope, child: str) -> PlanScope:
-    """Return the scope of a child plan with its own worktree."""
+    """Return the scope of a child plan that has its own worktree."""
     return PlanScope(episode_id=child, workspace=scope.workspace, worktree=True)
 
 
 TAIL_CHARACTERS = 200
 SCORE_TIMEOUT_S = 600.0
 LONGEST_PAUSE = timedelta(hours=1)
-"""An alternative that waits longer for a person is rejected."""
+"""Longest wait for a person. An alternative that waits longer is rejected."""
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
@@ -212,12 +212,15 @@ class AlternativeResult:
 
     @property
     def rank(self) -> tuple[float, int, int, int]:
-        """Sort key, smaller is better: highest score, then the smaller change, then the order in the plan."""
+        """Sort key, lowest first.
+
+        Alternatives rank by highest score, then by smaller change, then by order in the plan.
+        """
         return (-(self.score or 0.0), self.lines, self.files, self.order)
 
 
 class BranchRunner:
-    """Prepares and evaluates the alternatives of `branch` steps."""
+    """Prepares and evaluates the alternatives in `branch` steps."""
 
     def __init__(self, worktrees: Worktrees, checks: CheckRunner) -> None:
         self._worktrees = worktrees
@@ -228,14 +231,14 @@ class BranchRunner:
         """Return the plans to start, each in its own worktree with the current files.
 
         Raises:
-            InvalidRequestError: an alternative cannot be started; the message says why.
+            InvalidRequestError: an alternative cannot be started. The message says why.
         """
         action = work.action(BranchAction)
         plans = tuple(self._plan(work, action, alternative) for alternative in action.alternatives)
         return StepRun(plans=plans, names=tuple(alternative.name for alternative in action.alternatives))
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Run checks and score in each worktree, apply the best to `work.tree` and remove the worktrees."""
+        """Check and score each worktree, apply the best alternative to `work.tree` and remove the worktrees."""
         action, children = work.action(BranchAction), request.children
         artifacts: dict[str, ArtifactRef] = {}
         tried = [self._evaluate(work, request, number, artifacts) for number in range(len(children))]
@@ -343,11 +346,13 @@ class OwnWorktree:
         self._trees = GitTrees()
 
     def prepare(self, work: Work) -> None:
-        """Create the worktree with the plan's current files; for a conflict to resolve, with that change merged in.
+        """Create the worktree with the plan's current files.
+
+        To resolve a conflict, also merge in the conflicting change.
 
         Raises:
             WorkspaceError: the repository has no commit. Not retryable.
-            WorkspaceLockedError: another attempt holds the worktree. Retryable.
+            WorkspaceLockedError: another attempt has locked the worktree. Retryable.
         """
         tree, start = work.request.expected_tree, work.action(EpisodeAction).merge
         if start is not None:
@@ -358,9 +363,10 @@ class OwnWorktree:
             pass
 
     def settle(self, work: Work, request: SettleRequest, run_result: RunnerResult) -> RunnerResult:
-        """Merge the result of a successful episode into `work.tree`; keep the tree of a failed one and name it.
+        """Merge a successful episode's result into `work.tree`.
 
-        Removes the worktree, as its trees are in the store.
+        If the episode failed, keep its tree and report where it is. The worktree is removed, as its trees are in the
+        store.
         """
         assert work.tree is not None
         left = request.trees[0]
@@ -428,10 +434,10 @@ class StepChildren:
         self._own = OwnWorktree(self._worktrees)
 
     def prepare(self, work: Work) -> StepRun:
-        """Return the children to start, with the expected tree on disk.
+        """Restore the expected tree on disk and return the children to start.
 
         Raises:
-            InvalidRequestError: the step cannot be started as written; the message says why.
+            InvalidRequestError: the step cannot be started as written. The message says why.
             DriftError: somebody else changed files. Not retryable.
         """
         merges = work.step.tree_access is Access.MERGES
@@ -525,7 +531,7 @@ class StepChildren:
 
 
 def _checks(work: Work, action: EpisodeAction) -> tuple[Check, ...]:
-    """Return the checks of an episode with references resolved."""
+    """Return an episode's checks with references resolved."""
     return tuple(check.evolve(run=shell_command(check.run, work.lookup).script) for check in action.definition_of_done)
 
 
@@ -551,12 +557,12 @@ def _subplan(work: Work) -> PlanRequest:
 
 
 def _only_reads(step: Step) -> bool:
-    """Return whether it is a read-only subplan, which may run in parallel with other readers of the tree."""
+    """Return whether the step is a read-only subplan, which may run in parallel with others that read the tree."""
     return step.capability is Capability.SUBPLAN and step.tree_access is Access.READS
 
 
 def _wall_time(budget: Budget, step: Step) -> timedelta | None:
-    """Return an episode's time limit: its budget, and the step's `timeout_s` if the author set one."""
+    """Return an episode's time limit, the shorter of its budget and the step's `timeout_s` if the author set it."""
     # The default suits commands; an agent that nobody limits may work much longer.
     if step.timeout_s == Step.model_fields["timeout_s"].default:
         return budget.max_wall_time

@@ -14,16 +14,16 @@ from tightloop.plan.reference import as_text, find_place_faults, operand, place_
 from tightloop.safety.commands.effects import QuotingContext
 
 CLOSED = frozenset({".git"})
-"""Folders at any depth that no step may touch."""
+"""Folders that no step may touch, at any depth."""
 READ_BYTES = 8 * 1024 * 1024
 NAME_BYTES = 240
-"""For one path component: file systems allow 255, and a file being written has a longer temporary name."""
+"""Limit per path component. File systems allow 255 bytes, and files being written have longer temporary names."""
 # PATH_MAX is 4 096 on Linux, and includes the workspace's path.
 PATH_BYTES = 3_000
 
 
 def resolve_path(root: Path, path: str) -> Path:
-    """Return the absolute location of a relative path.
+    """Return the absolute form of a relative path.
 
     Raises:
         InvalidRequestError: the path is absolute, leaves the tree, crosses a symlink or enters `.git`.
@@ -50,7 +50,7 @@ def resolve_path(root: Path, path: str) -> Path:
 
 
 def read_text(root: Path, path: str) -> str | None:
-    """Return a regular file as text. Raises like `read_file`, and for invalid UTF-8."""
+    """Return a regular file's text. Raises the same errors as `read_file`, and also rejects invalid UTF-8."""
     content = read_file(root, path)
     try:
         return None if content is None else content.decode()
@@ -59,7 +59,7 @@ def read_text(root: Path, path: str) -> str | None:
 
 
 def read_file(root: Path, path: str) -> bytes | None:
-    """Return the bytes of a regular file, or None if it is missing.
+    """Return a regular file's bytes, or None if it is missing.
 
     Raises:
         InvalidRequestError: the path is rejected, not a regular file, or larger than `READ_BYTES`.
@@ -87,7 +87,7 @@ def read_file(root: Path, path: str) -> bytes | None:
 
 VARIABLE = "TIGHTLOOP_VALUE_"
 VALUE_BYTES = 100_000
-"""Linux limits one variable to 128 KiB (`MAX_ARG_STRLEN` in execve(2))."""
+"""Size limit of a variable. Linux allows 128 KiB (`MAX_ARG_STRLEN` in execve(2))."""
 # Linux limits arguments and environment together to a quarter of the stack limit: 2 MiB of the usual 8 (execve(2)).
 ALL_BYTES = 1_000_000
 # The characters that keep their meaning within double quotes (POSIX, Shell Command Language, 2.2.3).
@@ -96,30 +96,30 @@ _SPECIAL = re.compile(r'[\\"$`]')
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command whose references are replaced by variables."""
+    """A shell command in which variables replace the references."""
 
     text: str
     inlined_text: str
-    """Command with the values inlined and quoted; a shell reads the same words. The policy judges this text."""
+    """Command with inlined, quoted values. A shell reads the same words from it. The policy is applied to this text."""
     variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def script(self) -> str:
-        """Script that assigns the variables first, for runners with a fixed environment."""
+        """Script that first assigns the variables, for runners with a fixed environment."""
         return "".join(f"{name}={shlex.quote(value)}\n" for name, value in self.variables.items()) + self.text
 
 
 def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
-    """Return a command with its references replaced by variables.
+    """Return a command in which variables replace the references.
 
-    A value is one word; an unquoted list of plain values is several words. In arithmetic a value must be a number and
-    is inlined.
+    Each value becomes one word, except that an unquoted list of plain values becomes several. In arithmetic, a value
+    must be a number and is inlined.
 
     Raises:
         ReferenceMissingError: a reference has no value.
         ExpressionError: a reference is malformed.
-        InvalidRequestError: a value is too large, contains a zero byte, or is not a number in arithmetic; or a
-            reference is where the shell expands nothing.
+        InvalidRequestError: a value is too large, contains a zero byte, or is not a number in arithmetic. Also raised
+            if a reference is in a place that the shell does not expand.
     """
     placed = place_references(text)
     for _, fault, hint in find_place_faults(placed):
@@ -146,10 +146,10 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
 
 
 def variable(name: str, value: Any) -> str:
-    """Return a value as the text of an environment variable.
+    """Return a value as text for an environment variable.
 
     Raises:
-        InvalidRequestError: it is too large, or contains a zero byte; the message names it.
+        InvalidRequestError: the value is too large or contains a zero byte. The message names the variable.
     """
     text = as_text(value)
     # A zero byte ends a C string, so the kernel cannot pass it in a variable.
@@ -168,7 +168,7 @@ def _store_variable(text: str, reference: str, variables: dict[str, str]) -> str
 
 
 def _expansion(name: str, quoting: QuotingContext) -> str:
-    """Return the expansion that yields exactly one word at this place."""
+    """Return the expansion that produces exactly one word in this position."""
     if quoting is QuotingContext.SINGLE_QUOTED:
         # Closes the quotes, inserts the variable in double quotes and opens them again.
         return f"'\"${{{name}}}\"'"
@@ -176,7 +176,7 @@ def _expansion(name: str, quoting: QuotingContext) -> str:
 
 
 def _written(text: str, quoting: QuotingContext) -> str:
-    """Return the literal text of the value, quoted for this place."""
+    """Return the value's literal text, quoted for this position."""
     match quoting:
         case QuotingContext.UNQUOTED:
             return shlex.quote(text)

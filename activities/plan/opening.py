@@ -1,4 +1,4 @@
-"""Opening, loading and revising plans."""
+"""Opens, loads and revises plans."""
 
 import contextlib
 import itertools
@@ -42,25 +42,28 @@ from tightloop.value import ArtifactRef, Value, shorten
 
 RERUN_BASE = "rerun-base"
 Grow = Callable[[RevisePlanRequest, Plan], tuple[Plan, tuple[LoopTask, ...]]]
-"""Returns the plan extended by the findings of one of its steps, and the new tasks; raises `InvalidRequestError`."""
+"""Returns the plan extended with a step's findings, and the new tasks. Raises `InvalidRequestError`."""
 
 
 class RerunBase(Value):
-    """First and last tree of a plan run; empty if it never looked, or if a person edited files in between."""
+    """First and last tree of a plan run.
+
+    Empty if the run never read the files, or if a person edited them in between.
+    """
 
     base_tree: str
     tree: str
 
 
 def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
-    """Record the tree that a run leaves, unless somebody else edited files: a re-run must not revert those edits."""
+    """Record a run's final tree, unless somebody else edited files, because a re-run must not revert those edits."""
     alone = is_made_by_steps(scope.base_tree, records.find_run_records(scope.episode_id), tree)
     left = RerunBase(base_tree=scope.base_tree, tree=tree) if alone else RerunBase(base_tree="", tree="")
     records.write_fact(scope.episode_id, RERUN_BASE, left)
 
 
 def is_made_by_steps(base: str, records: Iterable[StepRecord], tree: str) -> bool:
-    """Return whether each step started from the initial tree or from one that a step had produced."""
+    """Return whether each step started from the initial tree or from a tree produced by another step."""
     trees = {base}
     for record in records:
         if record.tree_before and record.tree_before not in trees:
@@ -95,7 +98,7 @@ class PlanOpener:
     def open(self, request: OpenPlanRequest) -> OpenedPlan:
         """Claim the workspace, parse, validate and store the plan, and keep its initial tree.
 
-        Raises like `open_plan`.
+        Raises the same errors as `open_plan`.
         """
         scope = request.scope
         records = open_file_records(Path(scope.workspace))
@@ -130,7 +133,7 @@ class PlanOpener:
         """Return the graph of a stored revision.
 
         Raises:
-            ArtifactMissingError: it is not in the store. Not retryable.
+            ArtifactMissingError: the store does not contain it. Not retryable.
         """
         loaded = self._ports.plans.load(request.scope)
         plan = request.scope.plan
@@ -138,7 +141,10 @@ class PlanOpener:
         return OpenedPlan(plan=plan, graph=loaded.graph, planner=self._writer is not None and self._writer.available)
 
     def revise(self, request: RevisePlanRequest) -> RevisedPlan:
-        """Return the next revision, or a reason to reject the text. Idempotent for a text; a planner is asked again."""
+        """Return the next revision, or a reason to reject the text.
+
+        Idempotent if a text is given; otherwise a retry asks the planner again.
+        """
         scope = request.scope
         old = self._ports.plans.load(scope)
         try:
@@ -257,10 +263,11 @@ class PlanOpener:
         return store.put(written.transcript, name="planning", media_type="text/markdown")
 
     def _base(self, scope: PlanScope, tree: WorkingTree) -> tuple[str, tuple[str, ...]]:
-        """Return the initial tree of the run, and notes on it for the operator.
+        """Return the run's initial tree, with notes about it for the operator.
 
-        If the files are exactly as the last run left them, they are reset to where that run began: every completed step
-        is then found by its hash, and none is applied twice. Files that somebody changed since then stay.
+        If the files are exactly as the last run left them, they are reset to the initial state of that run. Every
+        completed step is then found by its hash and none is applied twice. Files that somebody has changed since are
+        kept.
         """
         snapshot = tree.snapshot()
         records = open_file_records(Path(scope.workspace))
@@ -283,7 +290,7 @@ class PlanOpener:
         return left.base_tree, (f"re-run: {note}",)
 
     def _text(self, scope: PlanScope, plan_request: PlanRequest) -> tuple[WrittenPlan, str]:
-        """Return the plan's text and its file name."""
+        """Return the plan's text and file name."""
         if plan_request.source:
             return WrittenPlan(
                 text=plan_request.source, prompts_sha256=self._prompts_of(scope, plan_request.source)
@@ -304,7 +311,7 @@ class PlanOpener:
         return WrittenPlan(text=decode(file.read_bytes(), name=plan_request.file)), plan_request.file
 
     def _prompts_of(self, scope: PlanScope, text: str) -> str:
-        """Return the prompt version if a model wrote this text for an earlier run; it keeps that attribution."""
+        """Return the prompt version if a model wrote this text for an earlier run, to preserve the attribution."""
         workspace = Path(scope.workspace)
         records, store = open_file_records(workspace), self._ports.stores(workspace)
         for number in itertools.count(1):
@@ -323,7 +330,7 @@ def _author(written: WrittenPlan) -> str:
 
 
 def check_plan(source: str, name: str, capabilities: frozenset[str]) -> tuple[ReadPlan, tuple[str, ...]]:
-    """Parse and validate a plan; return it with its warnings.
+    """Parse and validate a plan, and return it with any warnings.
 
     Raises:
         PlanError: the plan is invalid.

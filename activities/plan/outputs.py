@@ -1,4 +1,4 @@
-"""Outputs of an attempt, and references to outputs of other steps."""
+"""An attempt's outputs, and references to the outputs of other steps."""
 
 import json
 import math
@@ -17,14 +17,14 @@ from tightloop.plan.step import Step
 from tightloop.value import ArtifactRef, format_count
 
 DEPTH_LIMIT = 100
-"""Nesting limit of lists and mappings in an output, as in a plan."""
+"""Nesting limit for lists and mappings in an output, as in a plan."""
 
 
 def collect_outputs(step: Step, results: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Return the action's results merged with the declared outputs; declared ones win.
+    """Return the action's results merged with the declared outputs. Declared outputs take precedence.
 
     Raises:
-        InvalidRequestError: an output is missing or malformed; the message names it.
+        InvalidRequestError: an output is missing or malformed. The message names it.
     """
     declared = {name: _output(name, source, results, root) for name, source in step.outputs.items()}
     if why := find_unfit(declared):
@@ -37,7 +37,7 @@ def count_items(outputs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def find_unfit(outputs: Mapping[str, Any]) -> str:
-    """Return the reason why the outputs cannot be stored as JSON in UTF-8, or ""."""
+    """Return why the outputs cannot be stored as UTF-8 JSON, or "" if they can."""
     for name, value in outputs.items():
         if why := _unfit(name) or _unfit(value):
             return f"output {name!r}: {why}"
@@ -98,12 +98,12 @@ def _json(name: str, text: str, where: str) -> Any:
 ALTERNATES = 20
 """Longest chain of alternate steps to follow."""
 VALUE_BYTES = 64_000
-"""Largest value stored inline in a record."""
+"""Maximum size of a value that is stored inline in a record."""
 
 
 @dataclass(kw_only=True)
 class References:
-    """Resolves references for one attempt of a step; reads each record once."""
+    """Resolves references for one step attempt, reading each record once."""
 
     loaded: LoadedPlan
     step: Step
@@ -111,17 +111,17 @@ class References:
     store: ArtifactStore
     records: FileRecords
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Resolved inputs of the step; empty until they are known."""
+    """The step's resolved inputs. Empty until they are known."""
     results: Mapping[str, Any] = field(default_factory=dict)
-    """The step's own results; empty until it has run."""
+    """The step's own results. Empty until the step has run."""
     status: str = ""
     _cache: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Any:
-        """Return the value of a reference, given without `${` and `}`.
+        """Return a reference's value. The reference is given without `${` and `}`.
 
         Raises:
-            ReferenceMissingError: it has no value; the message says why.
+            ReferenceMissingError: it has no value. The message says why.
         """
         head, path = split_reference(name, self._fitting(name))
         if head == self.step.id:
@@ -131,7 +131,7 @@ class References:
         return follow(self._read_reserved_name(head, name), path, name=name)
 
     def used(self, value: Any) -> dict[str, Any]:
-        """Return the values of all references in a text, list or mapping; None for unresolved ones."""
+        """Return the values of all references in a text, list or mapping, with None for unresolved ones."""
         values: dict[str, Any] = {}
         for name in find_references(value):
             try:
@@ -158,7 +158,7 @@ class References:
         return values[head]
 
     def _fitting(self, name: str) -> list[str]:
-        """Return the step ids that a reference may start with, without scanning all steps."""
+        """Return the step ids with which a reference may start, without scanning all steps."""
         parts = name.split(".")
         # Step ids may contain dots, so every prefix of the reference may be an id.
         heads = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
@@ -180,7 +180,7 @@ class References:
         return resolve(items[index], self) if isinstance(template.for_each, tuple) else items[index]
 
     def _items(self, template: Step) -> list[Any] | tuple[Any, ...]:
-        """Return the items of a template; items written in the plan still contain references."""
+        """Return a template's items. Items written in the plan still contain references."""
         items = resolve(template.for_each, self) if isinstance(template.for_each, str) else template.for_each
         if not isinstance(items, list | tuple):
             raise ReferenceMissingError(f"for_each of {template.id} is not a list but {type(items).__name__}")
@@ -200,7 +200,7 @@ class References:
         return outputs
 
     def _find_outputs(self, step: str) -> Mapping[str, Any] | None:
-        """Return the outputs of a step, or of the alternate that replaced it."""
+        """Return the outputs of a step or of the alternate that replaced it."""
         if step in self._cache:
             return self._cache[step]
         name: str | None = step
@@ -226,7 +226,7 @@ class References:
 
 
 def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
-    """Return the base tree of a comparison: after step `since`, or the plan's initial tree; "" if unknown."""
+    """Return a comparison's base tree: the tree after step `since`, or the plan's initial tree. "" if unknown."""
     if not since:
         return scope.base_tree
     record = records.latest(scope.episode_id, since)
@@ -236,7 +236,7 @@ def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
 def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
     """Return outputs in record form.
 
-    Large values become `{"artifact": {...}}`, and so do values that already have that form.
+    Large values become `{"artifact": {...}}`, as do values that already have that form.
     """
     packed = dict(outputs)
     for name, value in outputs.items():
@@ -251,7 +251,7 @@ def unpack(value: Any, store: ArtifactStore) -> Any:
     """Return an output, loaded from the store if `pack` moved it there.
 
     Raises:
-        ArtifactMissingError: the store does not hold it.
+        ArtifactMissingError: the store does not contain it.
     """
     if _is_reference(value):
         content = store.get(ArtifactRef.model_validate(value["artifact"]))

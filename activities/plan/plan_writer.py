@@ -1,4 +1,4 @@
-"""Plans and revisions written by a model, within bounds that it cannot widen."""
+"""Plans and revisions written by a model, within limits that it cannot extend."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ _REVISION = {"rationale": _TEXT, "keep": {"type": "array", "items": _TEXT}, "pla
 SCHEMA = AnswerSchema("plan", strict({"type": "object", "properties": _PLAN}))
 REVISION_SCHEMA = AnswerSchema("revision", strict({"type": "object", "properties": _REVISION}))
 PLAN_SHARE = 0.4
-"""Share of the prompt available for the plan's text; a larger plan is shown as an outline."""
+"""Share of the prompt available for the plan's text. A larger plan is shown as an outline."""
 EXAMPLE = '{"rationale": "...", "plan": "id: fix\\nsteps:\\n  - id: test\\n    shell: {run: pytest -q}\\n"}'
 
 
@@ -56,11 +56,11 @@ class PlannerOptions:
     prompt_privacy_of: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
     capabilities: frozenset[str] = frozenset(capability.value for capability in Capability)
     enabled: bool = False
-    """Setting `plans.agent_planning`."""
+    """The `plans.agent_planning` setting."""
 
 
 class ModelPlanWriter:
-    """Asks a model for plans, and returns invalid ones to it with their problems a bounded number of times."""
+    """Asks a model for plans. Invalid ones are sent back to it with their problems, up to a limit."""
 
     def __init__(self, planning: PlannerOptions) -> None:
         self._planning = planning
@@ -161,10 +161,10 @@ class ModelPlanWriter:
         }
 
     def _read(self, value: dict[str, Any], old: Plan | None, fixed: tuple[str, ...] = ()) -> tuple[Plan, str]:
-        """Parse the plan in an answer; `fixed` steps of the previous revision `old` are always kept.
+        """Parse the plan in a response. The `fixed` steps of the previous revision `old` are always kept.
 
         Raises:
-            Unusable: the plan is invalid; carries the problems with line and column.
+            Unusable: the plan is invalid. The error contains the problems with line and column.
         """
         try:
             read = read_plan(str(value.get("plan") or ""), name="plan")
@@ -209,10 +209,10 @@ class ModelPlanWriter:
 
 
 def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
-    """Return the plan with the kept steps of the old plan that it does not define itself.
+    """Return the plan, adding the old plan's steps in `keep` that it does not define itself.
 
     Raises:
-        Unusable: `keep` names an unknown step.
+        Unusable: `keep` contains an unknown step.
     """
     old_steps = {step.id: step for step in old.steps}
     # A step generated from a template counts as the template.

@@ -1,4 +1,4 @@
-"""Interfaces of plan steps: attempts, runners, trees, children and plan writers."""
+"""Interfaces for plan steps, namely attempts, runners, trees, children and plan writers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,25 +48,28 @@ A = TypeVar("A", bound=BaseModel)
 
 @dataclass(kw_only=True)
 class Work:
-    """State of one attempt of a step."""
+    """State of one step attempt."""
 
     request: RunStepRequest
     run: str
-    """Workflow run id; the same for a retried activity."""
+    """Workflow run id, which stays the same when the activity is retried."""
     loaded: LoadedPlan
     step: Step
-    """Its texts still contain references; a runner resolves them with `resolve`, or as quoted shell words."""
+    """The step to run.
+
+    Its texts still contain references, which runners resolve with `resolve` or as quoted shell words.
+    """
     lookup: References
-    """Returns the value of one reference, such as `collect.sources`; raises `ReferenceMissingError`."""
+    """Returns the value of a reference such as `collect.sources`. Raises `ReferenceMissingError`."""
     store: ArtifactStore
     records: FileRecords
     started_at: datetime
     cancelled: Callable[[], bool] = field(default=should_stop)
     tree: WorkingTree | None = None
-    """Locked working tree; set for steps that write."""
+    """Locked working tree. Set for steps that write."""
     inputs_sha256: str = ""
     before: str = ""
-    """Tree before the step; set for steps that change it."""
+    """Tree before the step. Set for steps that change it."""
     drift: Drift | None = None
 
     @property
@@ -83,21 +86,24 @@ class Work:
 
     @cached_property
     def command(self) -> Command:
-        """Resolved command of a shell step: the policy judges exactly the text that runs."""
+        """A shell step's resolved command. The policy is applied to exactly the text that runs."""
         return shell_command(self.action(ShellAction).run, self.lookup)
 
     def resolve(self, value: Any) -> Any:
-        """Replace references in a text, list or mapping; a text that is a single reference becomes its value."""
+        """Replace references in a text, list or mapping.
+
+        A text that consists of a single reference becomes its value.
+        """
         return resolve(value, self.lookup)
 
     def record_process(self, pid: int) -> None:
-        """Record the pid of a process of the step."""
+        """Record the pid of a process started by the step."""
         # The next holder of the tree ends recorded processes that outlived their worker.
         if self.tree is not None:
             self.tree.own_process(pid)
 
     def action(self, kind: type[A]) -> A:
-        """Return the step's action as the model of its capability."""
+        """Return the step's action as the model for its capability."""
         action = getattr(self.step, self.step.capability.value)
         assert isinstance(action, kind)
         return action
@@ -105,60 +111,60 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerResult:
-    """Result of a runner."""
+    """A runner's result."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
-    """Keyed by the action's result names: `stdout`, `exit_code`, `documents`, `hits`, ..."""
+    """Outputs by the action's result names, such as `stdout`, `exit_code`, `documents` or `hits`."""
     artifacts: dict[str, ArtifactRef] = field(default_factory=dict)
     command: str = ""
     failure: StepFailure | None = None
     chosen: tuple[str, ...] | None = None
     question: Question | None = None
-    """Question for a person; the step runs again with the answer in its request."""
+    """Question for a person. The step runs again with the answer in its request."""
     evidence: tuple[EvidenceNote, ...] = ()
     usage: Usage | None = None
     api_calls: int = 0
     summary: str = ""
     output_tail: str = ""
-    """Tail of the output besides results; shown if a criterion is not met."""
+    """Tail of any output other than results. Shown if a criterion is not met."""
     tree: str = ""
-    """Tree applied from a child workflow; empty: the files on disk."""
+    """Tree applied from a child workflow. If empty, the files on disk are used."""
     note: dict[str, Any] | None = None
     """See `StepResult.note`."""
 
 
 class Runner(Protocol):
-    """Runs the steps of one capability. Blocking; called in an activity's thread."""
+    """Runs the steps that use one capability. Calls block and are made in an activity's thread."""
 
     def preview(self, work: Work) -> str:
-        """Describe what `run` would do, in words or as a diff. No side effects, no questions."""
+        """Describe in words or as a diff what `run` would do. Has no side effects and asks no questions."""
         ...
 
     def run(self, work: Work) -> RunnerResult:
         """Run the step.
 
-        A failed step is a `RunnerResult` with a failure. Only errors of the worker itself are raised; Temporal retries
-        those.
+        If it fails, return a `RunnerResult` with a failure. Only errors in the worker itself are raised, and Temporal
+        retries those.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class UndoResult:
-    """Reverse of a change, applied to another tree."""
+    """Result of reverting a change in another tree."""
 
     tree: str = ""
-    """Tree id; empty if there are conflicts."""
+    """Tree id. Empty if there are conflicts."""
     files: int = 0
     conflicts: tuple[str, ...] = ()
-    """Paths with overlapping changes by later steps."""
+    """Paths in which later steps made overlapping changes."""
 
 
 class Trees(Protocol):
-    """Compares and combines trees without touching files; `store` is the `store_folder` of their scope."""
+    """Compares and combines trees without touching files. `store` is the `store_folder` of their scope."""
 
     def changed_paths(self, store: Path, before: str, after: str) -> tuple[str, ...]:
-        """Return the paths that differ, sorted; bytes that are not UTF-8 are escaped."""
+        """Return the paths that differ, sorted. Bytes that are not valid UTF-8 are escaped."""
         ...
 
     def patch(self, store: Path, before: str, after: str) -> bytes:
@@ -166,22 +172,22 @@ class Trees(Protocol):
         ...
 
     def undo(self, store: Path, before: str, after: str, current: str) -> UndoResult:
-        """Remove the change from `before` to `after` from `current`, path by path. No file is touched."""
+        """Remove the change from `before` to `after` from `current`, path by path. No files are touched."""
         ...
 
     def merge(self, store: Path, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-        """Merge the changes from `base` to `theirs` into `ours`. No file is touched.
+        """Merge the changes from `base` to `theirs` into `ours`. No files are touched.
 
-        With `markers`, conflicts are written into the files, and there always is a tree.
+        With `markers`, conflicts are written into the files, so the result always has a tree.
         """
         ...
 
 
 class Children(Protocol):
-    """Prepares and evaluates the child workflows of `episode`, `subplan` and `branch` steps."""
+    """Prepares and evaluates the child workflows for `episode`, `subplan` and `branch` steps."""
 
     def prepare(self, work: Work) -> StepRun:
-        """Return the children to start. `work.tree` is None: the children hold the tree themselves."""
+        """Return the children to start. `work.tree` is None because the children lock the tree themselves."""
         ...
 
     def preview(self, work: Work) -> str:
@@ -189,22 +195,22 @@ class Children(Protocol):
         ...
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Read the results of the children; for a branch, apply the best alternative to `work.tree`."""
+        """Read the children's results. For a branch, apply the best alternative to `work.tree`."""
         ...
 
     def remove_leftovers(self, scope: PlanScope) -> None:
-        """Remove leftovers of children that were never settled, once the plan has ended. Idempotent."""
+        """After the plan has ended, remove leftovers of children that were never settled. Idempotent."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenPlan:
-    """Plan written by a model, with its cost."""
+    """Plan that a model wrote, with its cost."""
 
     text: str = ""
-    """A valid plan within its bounds; empty if none was written."""
+    """A valid plan within its limits. Empty if none was written."""
     problem: str = ""
-    """Reason if none was written."""
+    """Reason why no plan was written."""
     rationale: str = ""
     model: str = ""
     usage: Usage | None = None
@@ -219,20 +225,20 @@ class PlanWriter(Protocol):
 
     @property
     def available(self) -> bool:
-        """True if the setting is on and a model is configured."""
+        """Whether the setting is on and a model is configured."""
         ...
 
     def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:
-        """Write a plan for a goal. Every call is paid.
+        """Write a plan for a goal. Every call costs money.
 
         Raises:
-            InvalidRequestError: the setting is off, or the worker has no model; the message says what to set.
+            InvalidRequestError: the setting is off, or the worker has no model. The message says what to set.
             PlannerUnavailableError: the model is busy or down. Retryable.
         """
         ...
 
     def revise(self, request: RevisePlanRequest, plan: Plan) -> WrittenPlan:
-        """Write the next revision. Raises like `write`."""
+        """Write the next revision. Raises the same errors as `write`."""
         ...
 
 
@@ -250,7 +256,7 @@ def note_opening(ledger: Ledger, request: OpenPlanRequest, opened: OpenedPlan, c
 
 
 def note_revision(ledger: Ledger, request: RevisePlanRequest, revised: RevisedPlan, call: Call) -> None:
-    """Record a revision and its new steps in the ledger; a rejected text is not recorded."""
+    """Record a revision and its new steps in the ledger. Rejected texts are not recorded."""
     if revised.plan is None:
         return
     line = f"revision {request.scope.revision + 1}: {revised.diff}"
@@ -267,7 +273,7 @@ def note_step_start(ledger: Ledger, request: RunStepRequest, call: Call, child: 
 
 
 def note_preparation(ledger: Ledger, request: RunStepRequest, prepared: StepRun, call: Call) -> None:
-    """Record the start of child workflows, or the step's result if it starts none."""
+    """Record the start of child workflows, or the step's result if it does not start any."""
     if prepared.result is not None:
         note_step_end(ledger, request, prepared.result, call)
         return
@@ -282,7 +288,7 @@ def note_step_end(ledger: Ledger, request: RunStepRequest, result: StepResult, c
 
 
 def note_compensation(ledger: Ledger, request: RunStepRequest, result: CompensationResult, call: Call) -> None:
-    """Record a compensation, or the reason why it failed."""
+    """Record a compensation or the reason why it failed."""
     text = result.failure or format_count(result.files_changed, "file")
     # The ledger drops an entry whose key it has, so a retried activity adds no second line.
     key = f"compensated/{request.step}/{request.attempt}/{call.run}"

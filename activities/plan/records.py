@@ -1,4 +1,4 @@
-"""Stored plans, step records and the report of a plan."""
+"""Stored plans, step records and plan reports."""
 
 import contextlib
 import hashlib
@@ -31,7 +31,10 @@ from tightloop.value.scrub import scrub
 PLANS_KEPT = 8
 # A quarter below the limit, because the graph travels together with the notes and the usage of the opened plan.
 GRAPH_CHARACTERS = 1_500_000
-"""Temporal rejects payloads above 2 MiB, and an activity with a larger result fails on every retry."""
+"""Size limit of a packed graph.
+
+Temporal rejects payloads above 2 MiB, so an activity with a larger result fails on every retry.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,15 @@ class LoadedPlan:
 
     @cached_property
     def steps(self) -> Mapping[str, Step]:
-        """Keyed by id; templates by their id with `*`."""
+        """Steps by id. Templates have a `*` in their id."""
         return {step.id: step for step in self.plan.steps}
 
     @cached_property
     def graph(self) -> str:
-        """Packed graph for the scheduler; compiled once and cached, as each workflow run needs it.
+        """Packed graph for the scheduler. Compiled once and cached, as every workflow run needs it.
 
         Raises:
-            InvalidRequestError: it is too large for the history.
+            InvalidRequestError: the graph is too large for the workflow history.
         """
         packed = compile_graph(self.plan, self.stored.inputs).pack()
         if len(packed) > GRAPH_CHARACTERS:
@@ -65,10 +68,10 @@ class LoadedPlan:
         return packed
 
     def step(self, step: str, template: str = "") -> Step:
-        """Return a step; one generated from a template gets its own id.
+        """Return a step. A step generated from a template gets its own id.
 
         Raises:
-            InvalidRequestError: the plan has no such step.
+            InvalidRequestError: the plan does not contain the step.
         """
         plan_step = self.steps.get(template or step)
         if plan_step is None:
@@ -79,7 +82,7 @@ class LoadedPlan:
 
 
 class PlanCache:
-    """Reads stored plans; the last `PLANS_KEPT` stay in memory, keyed by workspace and hash."""
+    """Reads stored plans. The last `PLANS_KEPT` plans stay in memory, keyed by workspace and hash."""
 
     def __init__(self, stores: ArtifactStores) -> None:
         self._stores = stores
@@ -87,7 +90,7 @@ class PlanCache:
         self._lock = threading.Lock()
 
     def find_cached_plan(self, scope: PlanScope) -> LoadedPlan | None:
-        """Return the cached plan of a scope, or None; never blocks."""
+        """Return a scope's cached plan, or None if it is not cached. Never blocks."""
         # Called on the event loop, which must not wait while a thread parses a large plan.
         if scope.plan is None or not self._lock.acquire(blocking=False):
             return None
@@ -97,10 +100,10 @@ class PlanCache:
             self._lock.release()
 
     def put(self, workspace: str, stored: StoredPlan) -> tuple[ArtifactRef, LoadedPlan]:
-        """Store a revision and cache it in the form in which it will be read.
+        """Store a revision, and cache it in the form in which it will be read.
 
         Raises:
-            InvalidRequestError: its graph is too large for the history; nothing is stored.
+            InvalidRequestError: its graph is too large for the workflow history. Nothing is stored.
         """
         content = stored.content()
         # Parsed from the stored bytes, so that the cached plan equals the one that another worker reads.
@@ -113,10 +116,10 @@ class PlanCache:
         return ref, loaded
 
     def load(self, scope: PlanScope) -> LoadedPlan:
-        """Return the plan of a scope.
+        """Return a scope's plan.
 
         Raises:
-            ArtifactMissingError: the scope has no plan, or the store does not hold it.
+            ArtifactMissingError: the scope has no plan, or the store does not contain it.
         """
         if scope.plan is None:
             raise ArtifactMissingError(f"plan {scope.episode_id} has no stored revision: it was never opened")
@@ -138,11 +141,11 @@ class PlanCache:
 LINES_SHOWN = 200
 LINE_CHARACTERS = 800
 _SETTLED = frozenset({StepStatus.SKIPPED.value, StepStatus.COMPENSATED.value, StepStatus.RECOVERED.value})
-"""Statuses of unfinished steps that need no attention."""
+"""Statuses of unfinished steps that do not need attention."""
 
 
 def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord], workspace: Path) -> str:
-    """Return the hand-off note as Markdown: outcome, completed and open steps, decisions, and file locations."""
+    """Return the hand-off note as Markdown, with outcome, completed and open steps, decisions and file locations."""
     titles = {step.id: step.title or step.id for step in plan.steps}
     completed = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
     places = ["records of all attempts: the folder `steps` beside this note"]
@@ -168,7 +171,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
 
 
 def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord]) -> str | None:
-    """Return Markdown about failures and their consequences; None if nothing failed."""
+    """Return Markdown about failures and their consequences, or None if nothing failed."""
     failed = [record for record in records if record.result.status is StepStatus.FAILED]
     taken_back = [record for record in records if record.undone]
     if not failed and archive.outcome is PlanOutcome.COMPLETED:
@@ -197,7 +200,7 @@ def _steps(archive: PlanArchive, titles: dict[str, str], *, settled: bool) -> li
 
 
 def section(title: str, lines: Iterable[str], limit: int = LINES_SHOWN) -> str:
-    """Return a heading with a bullet list, or "" for an empty list; a long list is cut after `limit` items."""
+    """Return a heading with a bullet list, or "" if the list is empty. Long lists are truncated to `limit` items."""
     items = list(lines)
     if not items:
         return ""
@@ -220,7 +223,7 @@ def _failure(record: StepRecord, titles: dict[str, str]) -> str:
 
 
 def describe_answer(step: str, answer: Answer) -> str:
-    """Return one line with the step, the chosen option, its author and the text."""
+    """Return one line with the step, the chosen option, the person who chose it and their text."""
     return f"{step}: {answer.option} by {answer.by}. {answer.text}".rstrip()
 
 
@@ -233,7 +236,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RunStart(Value):
-    """Start of the newest run of a plan."""
+    """Start of a plan's latest run."""
 
     at: datetime
 
@@ -245,12 +248,12 @@ class RevisionFact(Value):
 
 
 def revision_fact_name(number: int) -> str:
-    """Return the fact name of a revision."""
+    """Return the name of the fact for a revision."""
     return f"revision-{number:04d}"
 
 
 class FileRecords:
-    """Step records in one folder; safe for concurrent threads and processes.
+    """Step records in one folder. Safe for concurrent threads and processes.
 
     Reading a damaged record raises `ArtifactCorruptError`.
     """
@@ -259,10 +262,10 @@ class FileRecords:
         self._folder = folder
 
     def put(self, record: StepRecord) -> str:
-        """Store a record durably (fsync, then rename) and return its SHA-256. Idempotent for an equal record.
+        """Durably store a record (fsync, then rename) and return its SHA-256. Idempotent for equal records.
 
         Raises:
-            StorageFullError: the disk is full; nothing was written.
+            StorageFullError: the disk is full. Nothing was written.
         """
         # Whether it was undone stands in the marker file, not in the record: marking must not change the digest.
         content = record.evolve(undone=False).model_dump_json().encode()
@@ -279,28 +282,28 @@ class FileRecords:
         return _read(self._path(plan_id, step, attempt))
 
     def latest(self, plan_id: str, step: str) -> StepRecord | None:
-        """Return the newest completed attempt of this run that was not compensated; references read this one."""
+        """Return this run's latest completed attempt that was not compensated. References are resolved from it."""
         since = self._run_start(plan_id)
         # Only this run: a step that reuses an earlier result records it again, so nothing is missed.
         completed = [record for record in self._completed_records(plan_id, step, _CURRENT) if not record.undone]
         return max((record for record in completed if _end(record)[0] >= since), key=_end, default=None)
 
     def find_equal_result(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
-        """Return the newest completed attempt of any run with these inputs; None if it was compensated."""
+        """Return the latest completed attempt with these inputs in any run, or None if it was compensated."""
         completed = self._completed_records(plan_id, step, _ANY)
         # The newest decides alone: once it was compensated, an older equal result must not return.
         newest = max((record for record in completed if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
         return None if newest is None or newest.undone else newest
 
     def all(self, plan_id: str) -> tuple[StepRecord, ...]:
-        """Return all records of a plan, including replaced ones, sorted by end time."""
+        """Return all of a plan's records, including replaced ones, sorted by end time."""
         folder = self._plan(plan_id) / "steps"
         steps = sorted(folder.iterdir()) if folder.is_dir() else []
         records = (_read(path) for step in steps for path in _files(step))
         return tuple(sorted((record for record in records if record is not None), key=_end))
 
     def find_run_records(self, plan_id: str) -> tuple[StepRecord, ...]:
-        """Return the records of the plan's current run, sorted by end time."""
+        """Return the records from the plan's current run, sorted by end time."""
         since = self._run_start(plan_id)
         return tuple(record for record in self.all(plan_id) if _end(record)[0] >= since)
 
@@ -313,15 +316,15 @@ class FileRecords:
             _write(path.with_suffix(".undone"), "\n".join(sorted(marked)).encode())
 
     def write_fact(self, plan_id: str, name: str, model: BaseModel) -> None:
-        """Store a small fact of a plan under a name, durably, replacing the previous value.
+        """Durably store a small named fact about a plan, replacing any previous value.
 
         Raises:
-            StorageFullError: the disk is full; nothing was written.
+            StorageFullError: the disk is full. Nothing was written.
         """
         _write(self._fact(plan_id, name), model.model_dump_json().encode())
 
     def read_fact(self, plan_id: str, name: str, kind: type[M]) -> M | None:
-        """Return the fact last stored by `keep`, or None."""
+        """Return the fact last stored under a name, or None if there is none."""
         path = self._fact(plan_id, name)
         try:
             return kind.model_validate_json(path.read_bytes())
@@ -331,10 +334,10 @@ class FileRecords:
             raise _corrupt(path) from error
 
     def write_note(self, plan_id: str, name: str, text: bytes) -> None:
-        """Write a human-readable note into a plan's folder.
+        """Write a human-readable note to a plan's folder.
 
         Raises:
-            StorageFullError: the disk is full; nothing was written.
+            StorageFullError: the disk is full. Nothing was written.
         """
         _write(self._plan(plan_id) / name, text)
 
@@ -358,12 +361,12 @@ class FileRecords:
 
 
 def open_file_records(workspace: Path) -> FileRecords:
-    """Return the step records of the project in `workspace`."""
+    """Return the step records of the workspace's project."""
     return FileRecords(state_folder(workspace) / "plans")
 
 
 def record_digest(record: StepRecord) -> str:
-    """Return the SHA-256 of the record's JSON as `put` writes it."""
+    """Return the SHA-256 of a record's JSON, as written by `put`."""
     return _digest(record.evolve(undone=False).model_dump_json().encode())
 
 
@@ -385,7 +388,7 @@ def _read(path: Path) -> StepRecord | None:
 
 
 def _undone(path: Path) -> list[str]:
-    """Return the hashes of all compensated records of an attempt; replaced records share the marker file."""
+    """Return the hashes of all compensated records of an attempt. Replaced records share the marker file."""
     try:
         # Four digits of the attempt begin every file name, also `0001.<hash>.json`.
         return path.with_name(f"{path.name[:4]}.undone").read_text().split()
@@ -421,7 +424,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 class ChecksFact(Value):
-    """Location of the newest report on the definition of done."""
+    """Location of the latest report on the definition of done."""
 
     report: ArtifactRef
 
@@ -471,7 +474,7 @@ def store_account(
 
 
 def _checks(request: ClosePlanRequest, records: FileRecords, store: ArtifactStore) -> ArtifactRef | None:
-    """Return the report on the plan's final tree; a report on another tree belongs to an earlier run."""
+    """Return the report on the plan's final tree. A report on another tree belongs to an earlier run."""
     fact = records.read_fact(request.scope.episode_id, CHECKS_FACT, ChecksFact)
     if fact is None or get_model(store, fact.report, CheckReport).tree != request.expected_tree:
         return None

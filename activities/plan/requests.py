@@ -1,4 +1,4 @@
-"""Requests and results of the plan activities."""
+"""Requests to the plan activities, and their results."""
 
 from pydantic import Field
 
@@ -14,13 +14,13 @@ from tightloop.value import ArtifactRef, Sparse, Value
 
 
 class PlanScope(EpisodeScope):
-    """Scope of one plan in one workspace; `episode_id` is the plan's id (its workflow id)."""
+    """Scope of one plan in one workspace. `episode_id` is the plan's id, which is also its workflow id."""
 
     plan: ArtifactRef | None = None
-    """Stored `StoredPlan` of the revision; None only before the plan is opened."""
+    """The revision's stored `StoredPlan`. None only before the plan is opened."""
     revision: int = 1
     base_tree: str = ""
-    """Initial tree of the plan."""
+    """The plan's initial tree."""
 
 
 class OpenPlanRequest(Value):
@@ -29,11 +29,11 @@ class OpenPlanRequest(Value):
     scope: PlanScope
     request: PlanRequest
     opening: str = ""
-    """Original run id: a new run opens the plan again, a reset run reuses what was opened."""
+    """Original run id. A new run opens the plan again, and a reset run reuses what was opened."""
     is_new: bool = False
-    """Reject an id that the project already knows."""
+    """Whether to reject an id that the project already knows."""
     snapshot: WorkflowSnapshot | None = None
-    """Initial ledger row of the plan."""
+    """The plan's initial ledger row."""
 
 
 class OpenedPlan(Value):
@@ -41,64 +41,64 @@ class OpenedPlan(Value):
 
     plan: ArtifactRef
     graph: str = Field(repr=False)
-    """Result of `Graph.pack`: the scheduler's compressed graph, at most `records.GRAPH_CHARACTERS`."""
+    """Result of `Graph.pack`, which is the scheduler's compressed graph of at most `records.GRAPH_CHARACTERS`."""
     tree: str = ""
     notes: tuple[str, ...] = ()
     attempt: int = 1
     planner: bool = False
-    """Whether a planner can write a revision when a step fails: the setting `plans.agent_planning` is on."""
+    """Whether a planner can write a revision when a step fails, because the `plans.agent_planning` setting is on."""
     usage: Usage | None = None
-    """Usage of the planner that wrote the plan."""
+    """The planner's usage for writing the plan."""
     api_calls: int = 0
     home: str = ""
-    """Task queue of the host that holds the workspace."""
+    """Task queue of the host where the workspace is."""
 
 
 class LoadPlanRequest(Value):
-    """Request for the graph of a stored revision, for a continued run."""
+    """Request for a stored revision's graph, made by a continued run."""
 
     scope: PlanScope
 
 
 class RevisePlanRequest(Value):
-    """Request for a new revision: text from a person, or empty to ask a planner."""
+    """Request for a new revision. The text comes from a person; if it is empty, a planner is asked."""
 
     scope: PlanScope
     source: str = ""
     rationale: str = ""
     by: str = ""
     fixed: tuple[str, ...] = ()
-    """Completed or running steps: they must stay unchanged; completed ones may be left out."""
+    """Completed or running steps, which must stay unchanged. Completed ones may be left out."""
     statuses: dict[str, str] = Field(default_factory=dict)
-    """Statuses of all steps that are not pending, for the planner; at most 500."""
+    """Statuses of all steps that are not pending, for the planner. At most 500."""
     trouble: str = ""
-    """Description of the divergence, for the planner."""
+    """Description of the divergence for the planner."""
     after: str = ""
     """Step that triggered an automatic revision by finding tasks or a conflict."""
     tasks: tuple[LoopTask, ...] = ()
-    """Current tasks of a project's plan."""
+    """Current tasks in a project's plan."""
 
     @property
     def busy(self) -> list[str]:
-        """Fixed steps that have not ended."""
+        """Fixed steps that have not ended yet."""
         return [step for step in self.fixed if self.statuses.get(step) in (StepStatus.RUNNING, StepStatus.WAITING)]
 
 
 class RevisedPlan(Value):
-    """New revision, or the reason why it was rejected."""
+    """New revision or the reason why it was rejected."""
 
     plan: ArtifactRef | None = None
     graph: str = Field(default="", repr=False)
     problem: str = ""
     """Reason for the rejection, with line, column and a suggestion."""
     diff: str = ""
-    """Summary of the changes in words; at most 1 kB."""
+    """Summary of the changes in words, at most 1 kB."""
     changed: tuple[str, ...] = ()
     """Ids of new or changed steps."""
     tasks: tuple[LoopTask, ...] = ()
-    """New tasks of a project's plan."""
+    """New tasks in a project's plan."""
     usage: Usage | None = None
-    """Usage of the planner, even if it found no valid revision."""
+    """The planner's usage, even if it did not find a valid revision."""
     api_calls: int = 0
 
 
@@ -108,30 +108,30 @@ class RunStepRequest(Sparse):
 
     scope: PlanScope
     step: str
-    """Step id; a step generated from a template has its own: `look-3`."""
+    """Step id. A step generated from a template has its own id, such as `look-3`."""
     template: str = ""
-    """Template id, such as `look-*`; empty for other steps."""
+    """Template id such as `look-*`. Empty for other steps."""
     item: int | None = None
     """Index into the template's items."""
     attempt: int = 1
     expected_tree: str = ""
-    """For steps that read or write the tree; empty for others."""
+    """Expected tree for steps that read or write the tree. Empty for other steps."""
     beliefs: tuple[Belief, ...] = ()
-    """For decisions."""
+    """Beliefs to use in decisions."""
     answers: tuple[Answer, ...] = ()
-    """Answers by people to a gate, or to a step's question."""
+    """People's answers to a gate or to a step's question."""
     dry_run: bool = False
 
 
 class CompensationResult(Value):
-    """Result of a compensation."""
+    """A compensation's result."""
 
     tree: str = ""
     failure: str = ""
-    """Reason why the compensation failed; a sentence for a person."""
+    """Reason why the compensation failed, as a sentence for people."""
     files_changed: int = 0
     drift: Drift | None = None
-    """Deviation from the expected tree; still on disk, or undone."""
+    """Deviation from the expected tree, which is either still on disk or was undone."""
 
 
 class VerifyPlanRequest(Value):
@@ -142,30 +142,30 @@ class VerifyPlanRequest(Value):
 
 
 class PlanVerification(Value):
-    """Result of the definition of done."""
+    """The result for the definition of done."""
 
     passed: bool = True
     total: int = 0
     failed: tuple[str, ...] = ()
-    """At most 10, one line each."""
+    """Failed checks. At most 10, with one line each."""
     tree: str = ""
     drift: Drift | None = None
     touched: Drift | None = None
-    """Changes made while the checks ran; saved and undone."""
+    """Changes made while the checks ran. They were saved and undone."""
 
 
 class ClosePlanRequest(Value):
-    """Request to close a plan: store its archive and release its claim."""
+    """Request to close a plan, which stores its archive and releases its claim."""
 
     scope: PlanScope
     outcome: PlanOutcome
     reason: str = ""
     expected_tree: str = ""
     statuses: dict[str, str] = Field(default_factory=dict)
-    """At most 2 000 unfinished steps, by id."""
+    """Statuses of unfinished steps by id. At most 2 000."""
     counts: dict[str, int] = Field(default_factory=dict)
     snapshot: WorkflowSnapshot | None = None
-    """Final ledger row of the plan."""
+    """The plan's final ledger row."""
 
 
 class PlanClosed(Value):
@@ -173,41 +173,41 @@ class PlanClosed(Value):
 
     archive: ArtifactRef | None = None
     drift: Drift | None = None
-    """Deviation from the expected tree; it stays on disk unless settings say otherwise."""
+    """Deviation from the expected tree. It stays on disk unless the settings say otherwise."""
 
 
 class StepRun(Value):
     """Child workflows to start for an `episode`, `subplan` or `branch` step."""
 
     result: StepResult | None = None
-    """Set if there is nothing to start: already done, skipped, denied or a preview."""
+    """Set if there is nothing to start because the step is already done, skipped, denied or a preview."""
     episode: dict[str, object] = Field(default_factory=dict)
     """Fields of an `EpisodeRequest`."""
     plans: tuple[PlanRequest, ...] = ()
-    """One for a subplan; one per alternative for a branch, each with its own worktree."""
+    """Requests for child plans. A subplan has one; a branch has one per alternative, each with its own worktree."""
     names: tuple[str, ...] = ()
     """Names of the alternatives."""
     names_executor: bool = True
-    """Whether the step names its executor; otherwise the plan's request may."""
+    """Whether the step specifies its executor. If it does not, the plan's request may specify one."""
 
 
 class SettleRequest(Value):
-    """Request to settle a step whose children have ended: read results, compare alternatives, apply the best one."""
+    """Request to settle a step whose children have ended: compare their results and apply the best alternative."""
 
     run: RunStepRequest
     children: tuple[str, ...] = ()
-    """Workflow ids, in the order of `StepRun.plans`."""
+    """Workflow ids in the order of `StepRun.plans`."""
     outcomes: tuple[str, ...] = ()
-    """Their outcomes."""
+    """Outcomes in the same order as `children`."""
     reasons: tuple[str, ...] = ()
     trees: tuple[str, ...] = ()
     cost_usd: float = 0.0
     tokens: int = 0
     api_calls: int = 0
     base_tree: str = ""
-    """Initial tree of an episode with its own worktree."""
+    """Initial tree of an episode that has its own worktree."""
 
     @property
     def scope(self) -> PlanScope:
-        """Scope of the requesting plan; every activity request has one."""
+        """Scope of the requesting plan, which every activity request has."""
         return self.run.scope

@@ -1,1 +1,1 @@
-"""Planners and reflectors: interfaces and adapters."""
+"""Planners and reflectors, with their interfaces and adapters."""

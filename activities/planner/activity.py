@@ -1,4 +1,4 @@
-"""Activities that plan an iteration, within a time limit and the plan template."""
+"""Activities that plan an iteration within a time limit and according to the plan template."""
 
 import asyncio
 import time
@@ -37,31 +37,33 @@ from tightloop.wording import span
 
 
 class Planner(Protocol):
-    """Decides the next step. An invalid model answer is returned as a verdict, not raised."""
+    """Decides on the next step. An invalid model response is returned as a verdict, not raised."""
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
-        """Answer a briefing.
+        """Respond to a briefing.
 
         Raises:
-            PlannerError: the service refuses; not retryable.
+            PlannerError: the service rejects the request; not retryable.
             PlannerUnavailableError: the service is busy or down; retryable.
         """
         ...
 
 
 Planners = Callable[[str], Planner]
-"""Returns the planner of this kind: `openai`, `heuristic` or `auto`. Raises `PlannerError` if it is unknown or lacks
-its key."""
+"""Returns the planner of this kind (`openai`, `heuristic` or `auto`).
+
+Raises `PlannerError` if the kind is unknown or its key is missing.
+"""
 
 
 async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
-    """Ask a planner until its message follows the template, or return `MALFORMED` with the reason.
+    """Ask a planner until its message follows the template, or return `MALFORMED` with a reason.
 
-    Fields that the loop knows itself (project, goal, iteration, definition of done, a fresh reflection) are filled in;
-    the planner must supply the rest.
+    Fields that the loop knows (project, goal, iteration, definition of done and a fresh reflection) are filled in. The
+    planner must supply the rest.
 
     Raises:
-        PlannerError: the service refuses; not retryable.
+        PlannerError: the service rejects the request; not retryable.
         PlannerUnavailableError: it is busy or down; retryable.
     """
     usages: list[Usage] = []
@@ -89,7 +91,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
 
 
 def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
-    """Turn a claim that nothing is left to do into the work that a person requested."""
+    """Replace a claim that there is nothing left to do with the work that a person requested."""
     if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
         return answer
     if not briefing.takes_whole_plans:
@@ -130,11 +132,11 @@ T = TypeVar("T")
 
 
 async def ask_with_timeout(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: str) -> T:
-    """Return the result of `ask`, within the time that earlier attempts left.
+    """Return the result of `ask`, within the time left by earlier attempts.
 
     Raises:
-        PlannerError: the time is up; the message names the problem of the last answer. Not retryable.
-        PlannerUnavailableError: the service is busy or down, and there is time for another attempt.
+        PlannerError: the time is up. The message includes the problem with the last response. Not retryable.
+        PlannerUnavailableError: the service is busy or down, and there is still time for another attempt.
     """
     work = observed.begin(f"asks planner {planner!r}", limit)
     start = time.monotonic()
@@ -170,7 +172,7 @@ PLAN_TIMEOUT = timedelta(minutes=10)
 
 
 class NextPlanRequest(Value):
-    """Input of the planner, by reference."""
+    """The planner's input, by reference."""
 
     scope: EpisodeScope
     iteration: int
@@ -179,9 +181,9 @@ class NextPlanRequest(Value):
     reflection: ArtifactRef | None = None
     notes: tuple[str, ...] = ()
     asked_for: tuple[str, ...] = ()
-    """The notes in which a person requests work."""
+    """Notes in which a person requests work."""
     overruled: tuple[str, ...] = ()
-    """Fingerprints of alignment findings that a person allowed."""
+    """Fingerprints of alignment findings that a person has allowed."""
 
 
 @dataclass(frozen=True)
@@ -194,19 +196,19 @@ class PlanningActivities:
     """Programs that the command executor may run."""
     command_takes_whole_plans: bool = False
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns the prompt privacy of a workspace."""
+    """Returns a workspace's prompt privacy."""
     timeout: timedelta = PLAN_TIMEOUT
-    """For all attempts at one plan together, excluding the pauses between them."""
+    """Time limit for all attempts at one plan together, excluding the pauses between them."""
     gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     memories: Memories = no_memories
 
     @activity.defn
     async def next_plan(self, request: NextPlanRequest) -> PlanningOutcome:
-        """Ask for the next plan. Not idempotent: a retry asks, and pays, again.
+        """Ask for the next plan. Not idempotent, as a retry asks the model again, at a cost.
 
         Raises:
-            PlannerError: the model service refuses, or the time for this plan is up; not retryable.
-            PlannerUnavailableError: it is busy or down; retryable, after the delay it asks for.
+            PlannerError: the model service rejects the request, or the time for this plan is up; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable after the delay that it requests.
         """
         store = self.stores(Path(request.scope.workspace))
         episode, briefing = await asyncio.to_thread(self._brief, store, request)

@@ -1,4 +1,4 @@
-"""Planners: model-based and rule-based."""
+"""Model-based and rule-based planners."""
 
 import asyncio
 import shlex
@@ -33,7 +33,7 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def _parse_list(value: object) -> object:
-    """Accept what models write instead of a list: null, or a single item."""
+    """Accept null or a single item, which models sometimes write instead of a list."""
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
@@ -63,7 +63,7 @@ class _Alignment(Value):
 
 
 class _Plan(Value):
-    """Answer of the model; `prompts/answer.json` is its schema."""
+    """The model's response; its schema is `prompts/answer.json`."""
 
     diagnosis: str = ""
     action_items: _Texts = Field(default_factory=list)
@@ -77,7 +77,7 @@ class _Plan(Value):
 
 
 class OpenAIPlanner:
-    """Asks a model for the next plan and enforces the template on its answer."""
+    """Asks a model for the next plan and enforces the template on its response."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "plan")
@@ -178,13 +178,13 @@ MODEL = "heuristic"
 class HeuristicPlanner:
     """Plans one fix for one cause at a time, or gives up.
 
-    `enforced_plan` fills in fields from the briefing (project, goal, iteration, definition of done).
+    `enforced_plan` fills in fields from the briefing (project, goal, iteration and definition of done).
     """
 
     ruff: "ProjectRuff"
 
     async def plan(self, briefing: Briefing) -> PlannerAnswer:
-        """Answer a briefing from rules alone; needs neither network nor key."""
+        """Respond to a briefing using rules alone. Requires neither a network nor a key."""
         report = briefing.checks
         if report is None or not report.results:
             return _gave_up("no check has run: name at least one command in the definition of done, such as pytest -q")
@@ -208,7 +208,7 @@ class HeuristicPlanner:
 
 
 def _failing(report: CheckReport) -> str:
-    """Return the number of failing checks, and the names of the first ones."""
+    """Return the number of failing checks and the names of the first ones."""
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     return f"{failing_text(len(report.failed), len(report.results))}: {names}"
 
@@ -232,7 +232,7 @@ def _claims_done(count: int) -> PlannerAnswer:
 
 
 def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
-    """Pass on the goal and the failures; the agent finds its own steps."""
+    """Pass on the goal and the failures, and let the agent find its own steps."""
     failed = report.failed
     helped = [
         (recollection, recollection.pattern)
@@ -259,7 +259,7 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
 def _repeat_solutions(
     report: CheckReport, recollections: Sequence[Recollection], fixes: tuple[Fix, ...]
 ) -> PlannerAnswer:
-    """Repeat what worked before, each command once."""
+    """Repeat the commands that worked before, each of them once."""
     patterns = [recollection.pattern for recollection in recollections if recollection.pattern is not None]
     steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
     message = PlanMessage(
@@ -309,14 +309,14 @@ def _plan_first_fix(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswe
 
 
 def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
-    """Return the planner factory: `auto` uses the model if one is configured, otherwise the rules."""
+    """Return the planner factory. `auto` uses the model if one is configured, and the rules otherwise."""
     by_model = cache(lambda: OpenAIPlanner(service))
     return lambda kind: by_model() if service.must_plan(kind) else HeuristicPlanner(ruff)
 
 
 TIMEOUT_S = 60.0
 OUTPUT_BYTES = 16 * MEBIBYTE
-"""The list of ruff 0.17 (973 rules with their explanations) has 1.6 MB."""
+"""Output limit. The rule list of ruff 0.17 (973 rules with explanations) takes 1.6 MB."""
 
 
 class ProjectRuff:
@@ -329,9 +329,9 @@ class ProjectRuff:
         self._lock = Lock()
 
     def rules(self, start: tuple[str, ...], root: Path) -> RuffRules:
-        """Return the rules of the ruff that this command starts in `root`; blocking.
+        """Return the rules of the ruff that this command starts in `root`. Blocking.
 
-        If ruff fails, the table is empty and names the problem.
+        If ruff fails, the table is empty and contains the problem.
         """
         try:
             version = self._output((*start, "--version"), root)

@@ -30,7 +30,7 @@ from tightloop.value.scrub import scrub
 
 
 class Reflector(Protocol):
-    """Explains the result of an iteration; always answers, by rules if no model does."""
+    """Explains an iteration's result. Always responds, using rules if no model does."""
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
         """Return a diagnosis and at least one action item."""
@@ -38,11 +38,11 @@ class Reflector(Protocol):
 
 
 Reflectors = Callable[[str], Reflector]
-"""Returns the reflector for a planner of this kind."""
+"""Returns the reflector that goes with a planner of this kind."""
 
 
 class ReflectRequest(Value):
-    """Input of a reflection, by reference."""
+    """A reflection's input, by reference."""
 
     scope: EpisodeScope
     cause: ReflectCause
@@ -50,7 +50,7 @@ class ReflectRequest(Value):
     plan_request: ArtifactRef | None = None
     checks: ArtifactRef | None = None
     checkpoint: ArtifactRef | None = None
-    """The `CheckpointFile` of the iteration, for the change of its plan."""
+    """The iteration's `CheckpointFile`, which shows how its plan changed."""
     previous: ArtifactRef | None = None
 
 
@@ -61,12 +61,12 @@ class ReflectionActivities:
     stores: ArtifactStores
     reflectors: Reflectors
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns the prompt privacy of a workspace."""
+    """Returns a workspace's prompt privacy."""
     memories: Memories = no_memories
 
     @activity.defn
     async def reflect(self, request: ReflectRequest) -> ReflectionOutcome:
-        """Reflect on an iteration. Always succeeds: rules replace a model that does not answer."""
+        """Reflect on an iteration. Always succeeds, as rules are used if the model does not respond."""
         store = self.stores(Path(request.scope.workspace))
         planner, briefing = await asyncio.to_thread(self._brief, store, request)
         answer = await self.reflectors(planner).reflect(briefing)
@@ -129,7 +129,7 @@ class ReflectionActivities:
 
 
 def _plan_change(store: ArtifactStore, request: ReflectRequest) -> str:
-    """Return the diff of the iteration's plan to the previous one; empty if unknown."""
+    """Return the diff between the previous plan and the iteration's plan, or an empty one if unknown."""
     # After a restore the newest checkpoint belongs to another iteration.
     if request.cause is ReflectCause.RESTORED:
         return ""

@@ -1,4 +1,4 @@
-"""Reflectors: model-based and rule-based."""
+"""Model-based and rule-based reflectors."""
 
 import re
 from functools import cache
@@ -22,7 +22,7 @@ from tightloop.value import Value, shorten
 
 ACTIONS_LIMIT = 10
 _WORDS = ("action", "action_item", "step", "item", "title", "description", "text", "task")
-"""Keys under which models put an item's text, most likely first."""
+"""Keys that models use for an item's text, most likely first."""
 
 
 def _join_texts(value: object) -> object:
@@ -32,7 +32,7 @@ def _join_texts(value: object) -> object:
 
 
 def _parse_list(value: object) -> object:
-    """Accept what models write instead of a list of texts: one text, numbered keys, objects with one text each."""
+    """Accept one text, numbered keys or objects with one text each, which models write instead of a list."""
     if isinstance(value, str):
         return list(parse_items(value))
     if isinstance(value, dict) and all(str(key).isdecimal() for key in value):
@@ -48,17 +48,17 @@ def _parse_list(value: object) -> object:
 
 
 class _Answer(Value):
-    """Answer of the model; `prompts/answer.json` is its schema."""
+    """The model's response; its schema is `prompts/answer.json`."""
 
     diagnosis: Annotated[str, BeforeValidator(_join_texts)] = ""
     action_items: Annotated[list[str], BeforeValidator(_parse_list)] = Field(default_factory=list)
 
 
 def read_reflection(value: dict[str, Any]) -> Reflection:
-    """Return the reflection in an object.
+    """Return the reflection that an object contains.
 
     Raises:
-        Unusable: it lacks a diagnosis or action items; dots as placeholders do not count.
+        Unusable: the diagnosis or the action items are missing. Dots used as placeholders do not count.
         ValidationError: a value has the wrong type.
     """
     answer = _Answer.model_validate(value)
@@ -90,18 +90,18 @@ _BY_REASON = {
     "is not known|outcome_unknown": "look at the tree before planning: the last delivery may have been done in part",
     "of the tree is unchanged|ratio": "plan a smaller change: one cause, few files",
 }
-"""Advice by wording of the tracker's reasons, most urgent first."""
+"""Advice by the wording of the tracker's reasons, most urgent first."""
 
 
 class RuleReflector:
-    """Reflects by rules; never fails and needs no network."""
+    """Reflects using rules. Never fails and does not need a network."""
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
         return ReflectorAnswer(reflection=rule_reflection(briefing), source="rules")
 
 
 def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
-    """Return the cause and the failures as diagnosis, with derived action items."""
+    """Return the cause and the failures as the diagnosis, with action items derived from them."""
     actions: list[str] = []
     if briefing.cause is ReflectCause.RESTORED:
         happened = "The work was reset to an earlier checkpoint"
@@ -153,13 +153,13 @@ PROMPTS = Path(__file__).parent / "reflection_prompts"
 
 
 class OpenAIReflector:
-    """Asks a model for a reflection; always answers."""
+    """Asks a model for a reflection. Always responds."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "reflection")
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
-        """Return a diagnosis and at least one action item; `note` is the reason if rules were used instead."""
+        """Return a diagnosis and at least one action item. If rules were used instead of the model, `note` says why."""
         # The rules get the same reduced briefing: what they quote may end up in the next prompt.
         briefing = apply_privacy(briefing)
         try:
@@ -189,7 +189,7 @@ class OpenAIReflector:
     def _by_rules(
         self, briefing: ReflectionBriefing, exchange: Exchange[Reflection] | None, note: str
     ) -> ReflectorAnswer:
-        """Reflect by rules instead; without an exchange no model was paid."""
+        """Reflect using rules instead of a model. Without an exchange, no model call was paid for."""
         return ReflectorAnswer(
             reflection=rule_reflection(briefing),
             source="rules",
@@ -202,6 +202,6 @@ class OpenAIReflector:
 
 
 def reflectors(service: ModelService) -> Reflectors:
-    """Return the reflector factory: a model reflects where a model plans, otherwise rules."""
+    """Return the reflector factory. A model reflects if a model plans; otherwise rules are used."""
     by_model = cache(lambda: OpenAIReflector(service))
     return lambda planner: by_model() if service.plans(planner) else RuleReflector()

@@ -1,1 +1,1 @@
-"""Proof of success: the definition of done, run outside the working tree."""
+"""Proves success by running the definition of done outside the working tree."""

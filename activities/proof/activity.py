@@ -1,4 +1,4 @@
-"""Proof activities: baseline, proof, and a person's acceptance."""
+"""Proof activities, which create baselines and proofs and record a person's acceptance."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ProofActivities:
-    """Proves that checks pass apart from the working tree, and with the original tests."""
+    """Proves that checks pass outside the working tree and with the original tests."""
 
     def __init__(
         self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: "LocalCheckouts"
@@ -33,7 +33,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def begin(self, request: BeginRequest) -> BeginResult:
-        """Run every check for a baseline, as `verify` does, and record the untracked files. Idempotent."""
+        """Run every check to get a baseline, as `verify` does, and record the untracked files. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         # If work has already been done, the checks say nothing about the initial tree.
         checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
@@ -72,7 +72,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def prove(self, request: ProveRequest) -> ProveResult:
-        """Run the definition of done in fresh checkouts of the delivered tree and store the proof. Idempotent."""
+        """Run the definition of done in fresh checkouts of the delivered tree, and store the proof. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         subject = subject_of(store, request.scope, request.plan, request.goal)
         with self._workspaces.hold(request.scope) as tree:

@@ -1,4 +1,4 @@
-"""Temporary folders of proofs: checkouts, and observers of checkers."""
+"""Temporary folders for proofs, which contain checkouts and checker observers."""
 
 import contextlib
 import fcntl
@@ -24,16 +24,16 @@ from tightloop.host import state_home
 
 OBSERVERS = Path(__file__).parent / "observers"
 COPIED_BYTES = 256 * 1024 * 1024
-"""Limit of untracked files copied into a checkout; the rest is left out."""
+"""Maximum size of untracked files copied to a checkout. The rest is left out."""
 REMOVAL, REMOVALS = "removal of a checkout", 4
-"""Name and maximum number of threads that delete folders in the background; beyond that the caller deletes."""
+"""Name and maximum number of threads that delete folders in the background. If all are busy, the caller deletes."""
 HIDDEN_LIMIT = 500
-"""Limit of bytecode caches hidden one by one; above it Python is told to read none."""
+"""Maximum number of bytecode caches to hide individually. Above it, Python is configured not to read any."""
 EVENTS_BYTES = 64 * 1024 * 1024
 _LINK = 0o120000
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _GET_FLAGS, _SET_FLAGS, _TOP_FOLDER = 0x80086601, 0x40086602, 0x00020000
-"""`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS` and `FS_TOPDIR_FL` of linux/fs.h on 64-bit processors."""
+"""`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS` and `FS_TOPDIR_FL` from linux/fs.h on 64-bit processors."""
 _NODE_TEST = re.compile(r"(?P<start>(?:^|[\s;&|(])(?:\S*/)?node\b[^;&|\n]*?\s--test)(?=$|[\s;&|)])")
 _PYTHONPATH = re.compile(r"(?<![\w$])PYTHONPATH=(?=\S)")
 _OPTIONS = re.compile(r"(?<![\w$])(NODE_OPTIONS|GOFLAGS)=(?=\S)")
@@ -41,14 +41,14 @@ _PACKAGE_SCRIPTS = re.compile(r"(?:^|[\s;&|(])(?:npm|pnpm|yarn|bun)\b")
 
 
 class LocalCheckouts:
-    """Makes proofs on this host."""
+    """Creates proof folders on this host."""
 
     def __init__(self) -> None:
         self._removals = threading.BoundedSemaphore(REMOVALS)
 
     @contextlib.contextmanager
     def proof_folder(self, root: Path) -> Iterator["ProofFolder"]:
-        """Open a temporary folder for checks of a working tree; it is deleted in the background afterwards."""
+        """Open a temporary folder for checking a working tree. It is deleted in the background afterwards."""
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
@@ -80,7 +80,7 @@ class LocalCheckouts:
 
 
 class ProofFolder:
-    """Temporary folder outside all working trees, with checkouts and the observers of checkers."""
+    """Temporary folder outside all working trees that contains checkouts and checker observers."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
@@ -92,7 +92,7 @@ class ProofFolder:
         (self._observers / "go_exec.sh").chmod(0o755)
 
     def checkout(self, trees: LockedTrees, files: Files, moved: UntrackedChanges) -> CheckView:
-        """Write files into a new folder, add the initial untracked files and return the folder as a view."""
+        """Write files to a new folder, add the initial untracked files and return the folder as a view."""
         content = self.folder("tree")
         source_files = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in source_files.items() if file.mode != _LINK})
@@ -185,7 +185,7 @@ class ProofFolder:
                 left -= file_stat.st_size
 
     def folder(self, name: str) -> Path:
-        """Create an empty folder, visible only to commands that get it as a mount."""
+        """Create an empty folder that is visible only to commands that get it as a mount."""
         self._numbers += 1
         # Random, so that earlier commands cannot know the path.
         folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"
@@ -216,10 +216,11 @@ def _write_files(folder: Path, trees: LockedTrees, files: Files) -> None:
 
 
 def _spread(folder: Path) -> None:
-    """Make ext4 place each subfolder in its own block group, where nothing was deleted recently.
+    """Make ext4 place each subfolder in its own block group, in which nothing was deleted recently.
 
-    ext4 does not reuse the inode of a deleted file for one to five minutes, and checks each of them for every new file
-    (`recently_deleted` in fs/ext4/ialloc.c): 3 000 files took 0.5 to 1 s in the group of 3 000 deleted ones.
+    For one to five minutes, ext4 does not reuse the inodes of deleted files, and it checks all of them for every new
+    file (`recently_deleted` in fs/ext4/ialloc.c). Creating 3 000 files took 0.5 to 1 s in a group with 3 000 deleted
+    ones.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""Requests and results of the proof, and access to trees."""
+"""Requests to the proof activities, their results, and access to trees."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,39 +15,39 @@ from tightloop.value import ArtifactRef, Value
 
 
 class TreeFile(NamedTuple):
-    """A file or symlink of a tree."""
+    """A file or symlink in a tree."""
 
     mode: int
-    """As in git: 0o100644, 0o100755 or 0o120000."""
+    """File mode as in git, which is 0o100644, 0o100755 or 0o120000."""
     blob: str
 
 
 Files = Mapping[str, TreeFile]
-"""A tree by path; bytes that are not UTF-8 are surrogate escapes."""
+"""A tree's files by path. Bytes that are not valid UTF-8 become surrogate escapes."""
 
 
 class LockedTrees:
-    """Reads trees and contents through a locked working tree."""
+    """Reads trees and file contents through a locked working tree."""
 
     def __init__(self, tree: WorkingTree) -> None:
         self._tree = tree
 
     def files(self, tree: str) -> dict[str, TreeFile]:
-        """Return all files of a tree.
+        """Return all files in a tree.
 
         Raises:
-            WorkspaceError: the repository does not contain it.
+            WorkspaceError: the repository does not contain the tree.
         """
         entries = self._tree.entries(tree).items()
         return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in entries}
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
-        """Return contents by id, skipping those larger than `most_bytes`."""
+        """Return contents by id, skipping any larger than `most_bytes`."""
         selected = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
         return {blob: self._tree.content(blob) for blob in selected}
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a file in chunks."""
+        """Yield a file's content in chunks."""
         return self._tree.pieces(blob)
 
 
@@ -55,15 +55,15 @@ class UntrackedChanges(NamedTuple):
     """Untracked files compared with the initial state."""
 
     environments: tuple[str, ...] = ()
-    """Initial folders of installed programs and libraries."""
+    """Folders of installed programs and libraries that existed initially."""
     changed: tuple[str, ...] = ()
     """Changes in these folders, one line each."""
     hidden: tuple[str, ...] = ()
-    """Cache folders in these that were written since; checks must not see them."""
+    """Cache folders in these that have been written since. Checks must not see them."""
     unchanged: tuple[str, ...] = ()
-    """Unchanged files elsewhere."""
+    """Unchanged files in other folders."""
     left_out: tuple[str, ...] = ()
-    """New or changed files and folders, without caches."""
+    """New or changed files and folders, excluding caches."""
 
 
 class ObservedCheck(NamedTuple):
@@ -72,7 +72,7 @@ class ObservedCheck(NamedTuple):
     check: Check
     view: CheckView
     observation: Callable[[], Observation]
-    """Call it after the run."""
+    """Returns the observation. Call it after the run."""
 
 
 class BeginRequest(Value):
@@ -81,17 +81,17 @@ class BeginRequest(Value):
     scope: EpisodeScope
     expected_tree: str
     plan: ArtifactRef | None = None
-    """Stored plan with the definition of done; None: taken from the episode's request."""
+    """Stored plan with the definition of done. If None, the definition comes from the episode's request."""
     base_tree: str = ""
-    """Initial tree of the work, if it began before the definition of done existed. Then no check runs."""
+    """Initial tree of the work, if the work began before the definition of done existed. In that case no checks run."""
     inherited: ArtifactRef | None = None
-    """Baseline of the episode that this one was forked from, whose tests count."""
+    """Baseline of the episode from which this one was forked, whose tests count."""
     compare_with: ArtifactRef | None = None
     """Previous report."""
 
 
 class BeginResult(Value):
-    """Check results, and the stored baseline."""
+    """Check results and the stored baseline."""
 
     verification: Verification
     beginning: ArtifactRef
@@ -104,24 +104,24 @@ class ProveRequest(Value):
     expected_tree: str
     beginning: ArtifactRef | None = None
     plan: ArtifactRef | None = None
-    """As in `BeginRequest`."""
+    """Same as in `BeginRequest`."""
     goal: str = ""
     """A person's request, if the plan does not contain it."""
     allow: tuple[ProofRule, ...] = ()
     """Proof findings to accept without asking."""
     earlier: ArtifactRef | None = None
-    """Earlier proof that may be reused: of an episode within the plan."""
+    """Earlier proof that may be reused, from an episode within the plan."""
 
 
 class ProveResult(Value):
-    """Stored proof, with its findings for a person."""
+    """Stored proof with its findings for a person."""
 
     proof: ArtifactRef
     verdict: ProofVerdict
     title: str = ""
-    """Sentence about the first finding; empty if there is none."""
+    """Sentence about the first finding. Empty if there are no findings."""
     evidence: tuple[str, ...] = ()
-    """At most as many lines as a question has."""
+    """Evidence, with at most as many lines as a question can have."""
     drift: Drift | None = None
     attempt: int = 1
 

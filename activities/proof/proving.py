@@ -1,4 +1,4 @@
-"""Proof of a tree: its subject, check runs and differences."""
+"""Proves a tree, using its subject, check runs and differences."""
 
 import contextlib
 import hashlib
@@ -67,7 +67,7 @@ TAIL_CHARACTERS = 1_200
 
 
 class Runs:
-    """Runs checks for a locked tree on disk."""
+    """Runs checks on a locked tree on disk."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Runs:
         moved: UntrackedChanges,
         beginning: InitialState,
     ) -> ObservedRun:
-        """Run every check in a fresh checkout of `files`, which is deleted when `rooms` closes.
+        """Run every check in a fresh checkout of `files`. The checkout is deleted when `rooms` closes.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -166,13 +166,13 @@ def _check_run(
 
 
 READ_FILES = 400
-"""Limit of files read to find referenced data files or new lines."""
+"""Maximum number of files to read when looking for referenced data files or new lines."""
 READ_BYTES = 1_000_000
-"""Larger files are not read for that."""
+"""Larger files are not read for this purpose."""
 
 
 class Difference:
-    """Changes from one tree to another."""
+    """Changes between two trees."""
 
     def __init__(self, trees: LockedTrees, base: str, delivered: str, goal: str, commands: list[str]) -> None:
         self._trees, self._commands = trees, commands
@@ -195,7 +195,7 @@ class Difference:
         self.guarded = tuple(self._find_guarded_files())
 
     def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
-        """Return the delivered tree with some files restored to their initial state."""
+        """Return the delivered tree, with some files restored to their initial state."""
         files = dict(self.after)
         for file in restored:
             files.pop(file.path, None)
@@ -210,7 +210,7 @@ class Difference:
         return files
 
     def configuration(self) -> tuple[ConfigurationFile, ...]:
-        """Return the digests of delivered files that configure checkers."""
+        """Return the digests of delivered files that contain checker configuration."""
         kinds = (FileKind.CONFIGURATION, FileKind.START_UP)
         paths = [path for path in sorted(self.after) if not is_cache(path) and self._guards.kind_of(path) in kinds]
         paths = [path for path in paths if not is_environment(path)][:FILES_LIMIT]
@@ -230,7 +230,7 @@ class Difference:
         return tuple(line for path in new for line in suspicious_lines(escape_path(path), old.get(path, ""), new[path]))
 
     def _named_data(self) -> frozenset[str]:
-        """Return changed data files that tests, or programs of the definition of done, refer to."""
+        """Return changed data files that are referenced by tests or by programs in the definition of done."""
         candidates = [path for path, kind in self._changed.items() if kind is not FileChange.ADDED]
         candidates = [path for path in candidates if self._guards.kind_of(path) is None]
         if not candidates:
@@ -239,7 +239,7 @@ class Difference:
         return data_named_in([*self._commands, *self._texts(self.before, naming).values()], candidates)
 
     def _same_code(self) -> Iterable[str]:
-        """Return Python tests and programs of the definition of done with changes in formatting only."""
+        """Return Python tests and programs in the definition of done in which only the formatting changed."""
         paths = [
             path
             for path, change in self._changed.items()
@@ -274,24 +274,24 @@ class Difference:
 
 
 def escape_path(path: str) -> str:
-    """Return a path as text, with invalid UTF-8 escaped."""
+    """Return a path as text, escaping invalid UTF-8."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 class Subject(NamedTuple):
-    """A definition of done, and people's descriptions of the work."""
+    """A definition of done and people's descriptions of the work."""
 
     title: str
     goal: str
-    """Announces changes of tests; written by people only."""
+    """Goal, which may announce test changes. Written only by people."""
     checks: tuple[Check, ...]
 
 
 def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | None, goal: str = "") -> Subject:
-    """Return the subject of the proof: the plan, or without one the episode of the scope.
+    """Return the subject of the proof, which is the plan or, without a plan, the scope's episode.
 
     Raises:
-        ArtifactMissingError: it is not in the store. Not retryable.
+        ArtifactMissingError: the store does not contain it. Not retryable.
     """
     if plan is None:
         episode = get_model(store, scope.stored_request, EpisodeRequest)
@@ -334,7 +334,7 @@ def prove_tree(
     allowed: tuple[ProofRule, ...] = (),
     earlier: Proof | None = None,
 ) -> Proof:
-    """Return the proof of a locked tree on disk; `earlier` is reused if its inputs are identical.
+    """Return the proof of a locked tree on disk. `earlier` is reused if its inputs are identical.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.
@@ -397,7 +397,7 @@ def _run_proof_checks(
     beginning: InitialState,
     restored: tuple[ChangedFile, ...],
 ) -> list[ObservedRun]:
-    """Run the checks with the delivered tests, and again with `restored` files in their initial state, if any."""
+    """Run the checks with the delivered tests, and again with any `restored` files in their initial state."""
     # Both checkouts stay until the end: file systems are slow at creating many files right after many deletions (ext4:
     # 25 to 900 ms for 3 000).
     with contextlib.ExitStack() as rooms:

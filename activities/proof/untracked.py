@@ -1,4 +1,4 @@
-"""Untracked files of a working tree: a manifest, and the changes since."""
+"""Lists a working tree's untracked files and finds later changes to them."""
 
 import contextlib
 import hashlib
@@ -18,8 +18,10 @@ from tightloop.episode.proof.files import is_cache, is_environment
 
 ENTRIES_LIMIT = 400_000
 HASHING_S = 15.0
-"""Time limit for hashing in the first survey of a project; 632 MB took 4.7 s. An unhashed file counts as changed when
-its times or inode change."""
+"""Time limit for hashing in a project's first survey.
+
+Hashing 632 MB took 4.7 s. An unhashed file counts as changed if its times or inode change.
+"""
 SHOWN_LIMIT = 200
 _SKIPPED = frozenset({".git", ".tightloop"})
 _CHUNK = 1 << 20
@@ -29,16 +31,16 @@ Stat = tuple[int, int, int, int, int]
 
 
 class Entry(NamedTuple):
-    """Recorded state of a file or symlink."""
+    """A file's or symlink's recorded state."""
 
     stat: Stat
     content: str = ""
-    """Digest of the content, or the target of a symlink; empty if there was no time."""
+    """Digest of the content, or a symlink's target. Empty if there was not enough time."""
 
 
 @dataclass
 class Survey:
-    """Untracked files, with folders of installed programs listed separately."""
+    """Untracked files, with a separate list of folders that contain installed programs."""
 
     files: dict[str, Entry] = field(default_factory=dict)
     environments: list[str] = field(default_factory=list)
@@ -50,7 +52,7 @@ class Survey:
 
 
 def read_survey(content: bytes) -> Survey:
-    """Return the survey encoded by `Survey.write`."""
+    """Return a survey that `Survey.write` encoded."""
     document = json.loads(zlib.decompress(content).decode("utf-8", "surrogatepass"))
     files = {path: Entry(tuple(row[:5]), row[5]) for path, row in document["files"].items()}
     return Survey(files, document["environments"])
@@ -103,7 +105,7 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> UntrackedChan
 
 
 def present(root: Path, tracked: Iterable[str]) -> UntrackedChanges:
-    """Return all untracked files below `root`; only the folders of installed programs."""
+    """Return all untracked files below `root`. For installed programs, only their folders are returned."""
     environments: list[str] = []
     paths = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
     return UntrackedChanges(environments=tuple(environments), unchanged=tuple(paths))
@@ -119,7 +121,7 @@ def _walk(
 ) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
     """Yield untracked files and symlinks, and collect the folders of installed programs.
 
-    Those folders are skipped unless `enters` is set.
+    These folders are skipped unless `enters` is set.
     """
     holding = folders_of(tracked)
     waiting: list[tuple[str, bool]] = [("", False)]

@@ -1,1 +1,1 @@
-"""Reviews of code, and judges for findings that rules alone cannot decide."""
+"""Code reviews, and judges for findings that rules alone cannot decide."""

@@ -1,4 +1,4 @@
-"""Review of changed code."""
+"""Reviews changed code."""
 
 import hashlib
 import io
@@ -49,18 +49,18 @@ from tightloop.safety.rubric import (
 from tightloop.value.recent import LruCache
 
 CACHED = 64
-"""Texts whose issues are cached: the same files are scanned repeatedly during work on one of them."""
+"""Number of texts whose issues are cached. The same files are scanned repeatedly while one of them is being edited."""
 
 
 class OverTimeError(Exception):
-    """Bandit's time limit was exceeded. Caught by the scanner."""
+    """Bandit exceeded its time limit. The scanner catches this error."""
 
 
 class Issue(NamedTuple):
-    """Finding of a Bandit test."""
+    """A finding from a Bandit test."""
 
     test: str
-    """Test id, such as `B602`."""
+    """Test id such as `B602`."""
     severity: str
     """`low`, `medium` or `high`."""
     confidence: str
@@ -69,18 +69,18 @@ class Issue(NamedTuple):
 
 
 class Bandit:
-    """Bandit's tests, with a cache of the latest findings."""
+    """Runs Bandit's tests and caches the latest findings."""
 
     def __init__(self) -> None:
         self._found: LruCache[str, tuple[Issue, ...]] = LruCache(CACHED)
 
     def issues(self, source: str, bound: timedelta) -> tuple[Issue, ...]:
-        """Return Bandit's findings in a text, ignoring its `nosec` comments.
+        """Return Bandit's findings in a text, ignoring `nosec` comments.
 
         Raises:
-            OverTimeError: the limit of this thread's CPU time is exceeded.
-            SyntaxError: it is not Python.
-            RecursionError: it is nested too deeply.
+            OverTimeError: this thread exceeded its CPU time limit.
+            SyntaxError: the text is not Python.
+            RecursionError: the text is nested too deeply.
         """
         key = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
         if (issues := self._found.get(key)) is not None:
@@ -137,22 +137,22 @@ def _visitor_class() -> Any:
 
 
 READING_BOUND = timedelta(seconds=10)
-"""CPU time limit of the rules for one change: about 250 000 lines."""
+"""CPU time limit for applying the rules to one change. Enough for about 250 000 lines."""
 BANDIT_BOUND = timedelta(seconds=10)
-"""CPU time limit of Bandit: about 100 000 lines."""
+"""CPU time limit for Bandit. Enough for about 100 000 lines."""
 
 
 class CodeScanner:
-    """Scanner with rules and Bandit."""
+    """Scans code with rules and Bandit."""
 
     def __init__(self, rules: CodeRules | None = None) -> None:
         self._rules = rules or default_rules()
         self._bandit = Bandit()
 
     def scan(self, files: Sequence[CodeFile], facts: ProjectFacts) -> CodeReview:
-        """Return the verdict on a change, based on new findings compared with the `facts` project facts.
+        """Return the verdict on a change, based on findings that are new compared with the project facts in `facts`.
 
-        Does not run the code. Blocking: about 0.2 s of CPU time for 1 000 changed lines.
+        The code is not run. Blocks for about 0.2 s of CPU time per 1 000 changed lines.
         """
         if not self._rules.enabled:
             return CodeReview()
@@ -229,7 +229,7 @@ class CodeScanner:
 
 
 def question_of(review: CodeReview) -> Question:
-    """Return the question about the findings that need approval.
+    """Return the question about findings that need approval.
 
     The answer becomes a grant with the question's fingerprint, which `apply_grants` reads.
     """
@@ -240,7 +240,7 @@ def question_of(review: CodeReview) -> Question:
 
 
 def apply_grants(facts: ProjectFacts, grants: Iterable[Grant]) -> ProjectFacts:
-    """Return project facts with a person's decisions on findings added."""
+    """Return the project facts with a person's decisions on findings added."""
     # A later grant can allow what an earlier one refused, so the allowed ones win.
     allowed, refused = set(facts.allowed), set(facts.refused)
     for grant in grants:
@@ -262,16 +262,16 @@ def _not_read(files: Sequence[CodeFile], layer: Layer, why: str) -> Finding:
 
 
 READ_LIMIT = 8_000_000
-"""Bytes of project files searched for imports; imports beyond that must be declared in a manifest."""
+"""Number of bytes of project files to search for imports. Imports beyond that must be declared in a manifest."""
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 Content = Callable[[str], bytes]
-"""Returns the bytes of a file by its blob id."""
+"""Returns a file's bytes by blob id."""
 
 
 def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content) -> tuple[CodeFile, ...]:
-    """Return the files that differ between two trees, each given as blob ids by path.
+    """Return the files that differ between two trees. Each tree is given as blob ids by path.
 
-    Binary files have no text: only their paths are reviewed. Generated files count as code, since the model chooses
+    Binary files have no text, so only their paths are reviewed. Generated files count as code, since the model chooses
     their paths. Only non-executable data is skipped.
     """
     paths = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
@@ -289,7 +289,7 @@ def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], conte
 def project_facts(
     before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content, rules: CodeRules
 ) -> ProjectFacts:
-    """Return the project's dependencies before the change, and its own modules after it."""
+    """Return the project's dependencies before the change and its own modules after the change."""
     # From the tree before: a change must not vouch for the dependencies that it adds.
     paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
     now = [path.decode("utf-8", "backslashreplace") for path in after]
@@ -322,5 +322,5 @@ def _text(content: bytes) -> str:
 
 @cache
 def _list_distributions() -> dict[str, tuple[str, ...]]:
-    """Return the worker's own distributions: their module names are the same in the project's environment."""
+    """Return the worker's own distributions, whose module names are the same in the project's environment."""
     return {module: tuple(names) for module, names in packages_distributions().items()}

@@ -1,4 +1,4 @@
-"""Alignment check of a plan or a change."""
+"""Checks the alignment of a plan or a change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,24 +12,24 @@ from tightloop.value import ArtifactRef, Value, shorten
 
 
 class JudgeBriefing(Value):
-    """Material for a judge; the prompt limits its size."""
+    """Material for a judge. The prompt limits its size."""
 
     goal: str = ""
     about: str = "a plan"
-    """`a plan` before its hand-off, or `a change` after it was made."""
+    """Either `a plan`, before its hand-off, or `a change`, after it was made."""
     material: str = ""
-    """The plan, or the start of the diff."""
+    """The plan or the start of the diff."""
     findings: tuple[Finding, ...] = ()
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
 
 
 class JudgeAnswer(Value):
-    """One verdict per finding, in order; all `ASK` without an answer."""
+    """One verdict per finding, in order. All are `ASK` if there is no response."""
 
     verdicts: tuple[Verdict, ...] = ()
     rationales: tuple[str, ...] = ()
     note: str = ""
-    """Reason why there is no verdict."""
+    """Reason why there are no verdicts."""
     model: str = ""
     prompt_sha256: str = ""
     usage: Usage | None = None
@@ -41,7 +41,7 @@ class AlignmentRecord(Value):
 
     rules: str
     findings: tuple[Finding, ...]
-    """All findings of the rules."""
+    """All findings from the rules."""
     left: tuple[str, ...] = ()
     """Fingerprints of findings left for a person."""
     verdicts: tuple[Verdict, ...] = ()
@@ -54,22 +54,22 @@ class AlignmentRecord(Value):
 
 
 class Judge(Protocol):
-    """Decides whether findings are acceptable. Never raises for a failure of the model service."""
+    """Decides whether findings are acceptable. Never raises if the model service fails."""
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict per finding; `ASK` if the material is not conclusive."""
+        """Return one verdict per finding, which is `ASK` if the material is inconclusive."""
         ...
 
 
 Judges = Callable[[str], Judge | None]
-"""Returns the judge for a planner of this kind; None: a person is asked directly."""
+"""Returns the judge for a planner of this kind. If None, a person is asked directly."""
 
 
 RATIONALE_CHARACTERS = 160
 
 
 class AlignmentResult(NamedTuple):
-    """Findings left for a person, and the evidence."""
+    """Findings left for a person, with the evidence."""
 
     findings: tuple[Finding, ...] = ()
     record: AlignmentRecord | None = None
@@ -77,7 +77,7 @@ class AlignmentResult(NamedTuple):
     transcript: bytes = b""
 
     def store(self, store: ArtifactStore) -> ArtifactRef | None:
-        """Store the evidence; return None without findings."""
+        """Store the evidence, or return None if there are no findings."""
         if self.record is None:
             return None
         transcript = put_text(store, self.transcript, name="judge transcript")
@@ -86,21 +86,21 @@ class AlignmentResult(NamedTuple):
 
 @dataclass(frozen=True)
 class AlignmentChecker:
-    """Alignment check with rule limits and judges."""
+    """Checks alignment using a rubric and judges."""
 
     rubric: Rubric = field(default_factory=Rubric)
     judges: Judges = lambda _planner: None
     """By default a person is asked directly."""
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
-    """Returns the prompt privacy of a workspace."""
+    """Returns a workspace's prompt privacy."""
 
     async def check_alignment(
         self, findings: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
     ) -> AlignmentResult:
-        """Return the findings that a person must decide on.
+        """Return the findings on which a person must decide.
 
-        The episode's planner determines the judge, if any, which gets the briefing and the findings; `overruled` are
-        fingerprints that a person allowed earlier.
+        The episode's planner determines the judge, if any, which gets the briefing and the findings. `overruled`
+        contains the fingerprints that a person allowed earlier.
         """
         if not findings:
             return AlignmentResult()

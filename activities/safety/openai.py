@@ -17,7 +17,7 @@ from tightloop.value.scrub import scrub
 
 PROMPTS = Path(__file__).parent / "prompts"
 LONGEST_S = 120.0
-"""For all attempts. The answer only saves a person a question, so it is not worth a long wait."""
+"""Time limit for all attempts together. The response only saves a person a question, so a long wait is not worth it."""
 
 
 class _Judged(Value):
@@ -27,7 +27,7 @@ class _Judged(Value):
 
 
 class _Answer(Value):
-    """Answer of the model; `prompts/answer.json` is its schema."""
+    """The model's response; its schema is `prompts/answer.json`."""
 
     verdicts: list[_Judged]
 
@@ -39,7 +39,7 @@ class OpenAIJudge:
         self._asker = PromptedAsker(service, PROMPTS, "alignment")
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict per finding; without a usable answer all are `ASK`, and `note` has the reason."""
+        """Return one verdict per finding. Without a usable response, all are `ASK` and `note` contains the reason."""
         visible_briefing = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -94,6 +94,6 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
 
 
 def judges(service: ModelService, *, enabled: bool = True) -> Judges:
-    """Return the judge factory: a model judges where a model plans; otherwise a person is asked."""
+    """Return the judge factory. A model judges if a model plans; otherwise a person is asked."""
     by_model = cache(lambda: OpenAIJudge(service))
     return lambda planner: by_model() if enabled and service.plans(planner) else None

@@ -1,4 +1,4 @@
-"""Test gate: new tests must prove that they can fail."""
+"""Test gate, in which new tests must prove that they can fail."""
 
 import ast
 import json
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 
 
 SOURCE_BYTES = 1_000_000
-"""Larger files are skipped: they are generated."""
+"""Larger files are skipped, as they are usually generated."""
 HEAVY = {
     "hypothesis": "hypothesis",
     "text(": "hypothesis.internal.charmap",
     "characters(": "hypothesis.internal.charmap",
 }
-"""Slow modules to preload, keyed by text in the tests that need them."""
+"""Slow modules to preload, keyed by a text that appears in tests that need them."""
 _LINK = 0o120000
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 
 
 @dataclass
 class Change:
-    """The changed sources, and an analysis of the tests."""
+    """The changed source files and an analysis of the tests."""
 
     before: Files
-    """Tree before the change, with the new tree's tests and their setup files."""
+    """Tree before the change, but with the tests and their setup files from the new tree."""
     after: Files
     test_files: tuple[str, ...]
     """All Python test files."""
@@ -122,7 +122,7 @@ M = TypeVar("M", Run, Collection)
 
 
 def read_session(output: str, nonce: str, message: str = "") -> Session:
-    """Parse the events with the run's nonce; other lines and malformed ones are skipped."""
+    """Parse the events that contain the run's nonce. Other lines and malformed ones are skipped."""
     plain: list[Run] = []
     mutated: dict[int, list[Run]] = {}
     sets: dict[str, set[int]] = {"unreached": set(), "broken": set()}
@@ -176,22 +176,22 @@ def _valid(model: type[M], event: dict[str, Any]) -> M | None:
 RUNNER = Path(__file__).parent / "runner"
 PROGRAM = "tightloop_gate.py"
 PYTHON = "python3"
-"""Looked up as in checks: the project's .venv, then the worker's Python, then the host's."""
+"""Looked up as in checks, first in the project's .venv, then as the worker's Python and then as the host's."""
 TEST_LIMIT_S = 10.0
 MUTANTS_LIMIT = 40
 ITEMS_LIMIT = 300
 CASES_LIMIT = 6
-"""Maximum number of parametrised cases of a test to try on one mutant."""
+"""Maximum number of a test's parametrised cases to try on one mutant."""
 BEFORE_SHARE = 0.25
-"""Share of the time reserved for the tree before the change."""
+"""Share of the time that is reserved for the tree before the change."""
 STOP_S = 15.0
-"""Gap between the runner's own time limit and the sandbox's."""
+"""Difference between the runner's own time limit and the sandbox's."""
 OUTPUT_BYTES = 16 * MEBIBYTE
 
 
 @dataclass(frozen=True)
 class SandboxedTestGate:
-    """Runs tests with the project's Python; installs nothing and changes no file of the tree."""
+    """Runs tests with the project's Python. Does not install anything or change files in the tree."""
 
     sandbox: Sandbox
     settings: SandboxSettings
@@ -209,20 +209,21 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> GateReport:
-        """Return the tests that proved able to fail. The working tree's files are neither read nor changed.
+        """Return the tests that were proved able to fail. The working tree's files are neither read nor changed.
 
         Args:
-            tree: has both trees in its store; its folder contains installed programs and ignored files.
+            tree: working tree whose store contains both trees and whose folder contains installed programs and ignored
+                files.
             before: id of the tree before the change.
             after: id of the tree with the change and the tests.
-            tests: paths of new and changed test files of that tree.
-            cancelled: polled several times a second; True kills all processes.
-            started: receives the pid of each started program.
-            time_limit_s: for all runs together; skipped work is listed in the report's notes.
+            tests: paths of new and changed test files in that tree.
+            cancelled: polled several times a second. If it returns True, all processes are killed.
+            started: called with the pid of each program that is started.
+            time_limit_s: time limit for all runs together. Skipped work is listed in the report's notes.
 
         Raises:
             CancelledError: `cancelled` returned True.
-            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.
             GitError: a tree is not in the store.
         """
         start = time.monotonic()
@@ -259,7 +260,7 @@ class SandboxedTestGate:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Runs the tests of one change on trees."""
+    """Runs a change's tests on trees."""
 
     gate: SandboxedTestGate
     proof_folder: "ProofFolder"
@@ -275,7 +276,7 @@ class _Runs:
         """Run the tests on one tree.
 
         Raises:
-            CancelledError: it was cancelled.
+            CancelledError: the run was cancelled.
         """
         gate, root = self.gate, self.tree.root
         view = self.proof_folder.checkout(self.trees, files, self.untracked)

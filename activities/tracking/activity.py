@@ -1,4 +1,4 @@
-"""Activities that record the changes of an iteration."""
+"""Activities that record an iteration's changes."""
 
 import asyncio
 import time
@@ -40,9 +40,9 @@ NO_PATCH = "no patch"
 
 
 def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]:
-    """Return the files of the patch, and the parts of the diff that it lacks.
+    """Return the patch's files and the parts of the diff that the patch lacks.
 
-    Binary files and generated data are not counted as missing: no line-based rule reads them.
+    Binary files and generated data do not count as missing, as line-based rules do not read them.
     """
     files = read_patch(diff.patch.decode("utf-8", "replace"))
     if not diff.note and (diff.patch or not diff.files_changed):
@@ -63,9 +63,9 @@ def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]
 
 
 MATERIAL_CHARACTERS = 100_000
-"""Limit of the diff for a judge; the prompt limits it further."""
+"""Length limit of the diff for a judge. The prompt limits it further."""
 READING_BOUND = timedelta(seconds=0.4)
-"""CPU time of the rules per change; unread parts are left to a judge or a person."""
+"""CPU time limit of the rules per change. Unread parts are left to a judge or a person."""
 RENAMES_NAMED = 10
 RENAME_CHARACTERS = 160
 NOTE_CHARACTERS = 300
@@ -76,40 +76,40 @@ class TrackRequest(Value):
 
     scope: EpisodeScope
     state: EpisodeState
-    """State to store in the checkpoint, without its lists of checkpoints and events."""
+    """State to store in the checkpoint, excluding its lists of checkpoints and events."""
     base_tree: str
     """Tree before the iteration."""
     base_lines: int | None = None
-    """Lines of text in `base_tree`, if known."""
+    """Number of text lines in `base_tree`, if known."""
     previous_plan: ArtifactRef | None = None
     checks_before: str = ""
-    """Passed and total checks before the iteration, such as `1/3`."""
+    """Number of passed checks and of all checks before the iteration, such as `1/3`."""
     parent: str | None = None
     """Previous checkpoint."""
     report: ExecutorReport | None = None
     verification: Verification | None = None
     worked: timedelta = timedelta()
-    """Working time of the iteration so far."""
+    """The iteration's working time so far."""
 
 
 @dataclass(frozen=True)
 class TrackingActivities:
-    """Activities that record the iterations of an episode."""
+    """Activities that record an episode's iterations."""
 
     workspaces: Workspaces
     stores: ArtifactStores
     ledgers: Ledgers
     differ: Differ
     gate: AlignmentChecker = field(default_factory=AlignmentChecker)
-    """Alignment check of changes."""
+    """Checks the alignment of changes."""
     memories: Memories = no_memories
 
     # A cancellation must not hit between the checkpoint in the ledger and the ref that keeps its tree.
     @activity.defn(no_thread_cancel_exception=True)
     def track_iteration(self, request: TrackRequest) -> Tracked:
-        """Record an iteration: diff, class, plan request, checkpoint, timeline.
+        """Record an iteration's diff, class, plan request, checkpoint and timeline entries.
 
-        Idempotent: the checkpoint's key is the run and the iteration.
+        Idempotent, as the checkpoint's key consists of the run and the iteration.
         """
         workspace = Path(request.scope.workspace)
         store, moment = self.stores(workspace), moment_of(request, this_call())
@@ -169,7 +169,7 @@ class TrackingActivities:
         findings: tuple[Finding, ...],
         moment: Moment,
     ) -> str:
-        """Update the memory; return its problem if it was not reported before."""
+        """Update the memory, and return its problem if that has not been reported before."""
         workspace, state = Path(request.scope.workspace), request.state
         memory = self.memories(workspace)
         if not memory.is_enabled:
@@ -189,7 +189,7 @@ class TrackingActivities:
     def _check_alignment(
         self, store: ArtifactStore, request: TrackRequest, diff: TreeDiff, episode: EpisodeRequest, lines_before: int
     ) -> AlignmentResult:
-        """Check the change by the rubric; a retry may ask, and pay, a judge again."""
+        """Check the change against the rubric. A retry may ask a judge again, at a cost."""
         plan = find_model(store, request.state.plan, PlanRecord)
         message = plan.message if plan and request.report else None
         # CPU time of this thread: a busy machine reads as much as an idle one.
@@ -253,14 +253,14 @@ class TrackingActivities:
 
 
 def moment_of(request: TrackRequest, call: Call) -> Moment:
-    """Return the identity of the tracked iteration."""
+    """Return the tracked iteration's identity."""
     return Moment(request.scope.episode_id, request.state.iteration, call.run, call.scheduled)
 
 
 def note_iteration(
     ledger: Ledger, request: TrackRequest, tracking: Tracking, record: CheckpointRecord, moment: Moment
 ) -> None:
-    """Record the result of an iteration in the ledger."""
+    """Record an iteration's result in the ledger."""
     status = request.report.status.value if request.report else "nothing delivered"
     verdict = record.probability_class.value if record.probability_class else ""
     note = f"; {tracking.note}" if tracking.note else ""
@@ -275,9 +275,9 @@ def note_iteration(
 
 
 def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment: Moment) -> None:
-    """Record the number of alignment findings, memory hits and the coverage of changed lines.
+    """Record the number of alignment findings and memory hits, and the coverage of changed lines.
 
-    Findings that a person rejected earlier were counted then.
+    Findings that a person rejected earlier have already been counted.
     """
     finding_count, key = sum(not finding.refused for finding in tracked.findings), f"change/{moment.key}"
     episode, at = moment.episode_id, moment.at
@@ -301,7 +301,7 @@ def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment
 def gather(
     store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path, episode: EpisodeRequest
 ) -> Iteration:
-    """Collect the facts about an iteration from its state, reports and artifacts."""
+    """Collect facts about an iteration from its state, reports and artifacts."""
     state, report = request.state, request.report
     planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     plan = find_model(store, state.plan, PlanRecord) if planned else None
@@ -391,18 +391,18 @@ def _draft(request: TrackRequest, tracking: Tracking, *, lines: int) -> Checkpoi
 
 
 class RecordRequest(Value):
-    """Request to record the visible state of a workflow."""
+    """Request to record a workflow's visible state."""
 
     scope: EpisodeScope
     snapshot: WorkflowSnapshot
     events: tuple[TrailEvent, ...] = ()
-    """Timeline entries in addition to changes of status and questions."""
+    """Timeline entries in addition to status changes and questions."""
     metrics: tuple[Metric, ...] = ()
-    """Metrics measured since the last request."""
+    """Metrics collected since the last request."""
 
 
 class Recorded(Value):
-    """Result: whether the ledger has it."""
+    """Result that says whether the state is in the ledger."""
 
     kept: bool = True
 
@@ -415,7 +415,7 @@ class RecordActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def record(self, request: RecordRequest) -> Recorded:
-        """Record a snapshot unless a newer one is known. Idempotent. Skips a project that was never opened."""
+        """Record a snapshot unless a newer one is known. Idempotent. Projects that were never opened are skipped."""
         # Recording must not create a state folder for a project that only failed to start.
         if not state_folder_of(request.scope).is_dir():
             return Recorded(kept=False)

@@ -1,4 +1,4 @@
-"""Differences between two trees."""
+"""Computes the differences between two trees."""
 
 import re
 import tempfile
@@ -20,7 +20,7 @@ from tightloop.value import format_count
 
 FILES = 100
 BYTES = 256_000
-"""Total size of the changed files; Myers takes 20 ms for 10 000 changed lines of this size."""
+"""Maximum total size of the changed files. Myers takes 20 ms for 10 000 changed lines at this size."""
 
 # Names that git writes unquoted.
 _PLAIN = re.compile(rb"[A-Za-z0-9_./@%+,=:~ #()!&$^{}\[\];-]+")
@@ -33,13 +33,13 @@ class QuickDiff(NamedTuple):
     """Line counts and patch of an ordinary change."""
 
     lines: tuple[tuple[bytes, int, int], ...]
-    """Path, lines added, lines removed."""
+    """Path, number of lines added and number of lines removed."""
     patch: bytes
-    """Verified by applying it: yields the files of the second tree."""
+    """Patch that was applied to verify that it produces the second tree's files."""
 
 
 def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeChange]) -> QuickDiff | None:
-    """Return the difference; None if it is not an ordinary one, or if the patch does not verify."""
+    """Return the difference, or None if it is not an ordinary one or the patch cannot be verified."""
     contents = _ordinary(store, changes)
     if contents is None:
         return None
@@ -64,7 +64,7 @@ def quick_diff(store: TreeStore, base: str, tree: str, changes: Sequence[TreeCha
 
 
 def _ordinary(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, bytes] | None:
-    """Return all contents by id; None if they are too many or too large, or if lines cannot express the change."""
+    """Return all contents by id, or None if they are too many or too large or the change is not line-based."""
     has_removed, new = (
         any(side is None for side in sides) for sides in zip(*((c.after, c.before) for c in changes), strict=True)
     )
@@ -96,7 +96,7 @@ def _id(side: Entry | None) -> bytes:
 
 
 def _apply_patch(old: bytes, patch: bytes) -> bytes | None:
-    """Apply the hunks of one file strictly; None if they do not match."""
+    """Strictly apply a file's hunks. Return None if they do not match."""
     begin = re.search(rb"^@@ ", patch, re.MULTILINE)
     if begin is None:
         return old
@@ -129,7 +129,7 @@ def _apply_patch(old: bytes, patch: bytes) -> bytes | None:
 
 
 SIZES_LIMIT = 2_000
-"""Limit of changed paths; above it, reading blob sizes takes longer than it saves."""
+"""Maximum number of changed paths. Above it, reading blob sizes takes longer than it saves."""
 
 READ_LIMIT_BYTES = 64_000_000
 BYTES_PER_LINE = 40
@@ -138,14 +138,14 @@ BINARY_PROBE_BYTES = 8_000
 
 
 class Estimates(NamedTuple):
-    """Line counts of a changed file, assuming a rewrite."""
+    """Line counts of changed files, assuming that they were rewritten."""
 
     added: int
     removed: int
 
 
 def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
-    """Return the sizes of all blobs by id; empty if there are too many."""
+    """Return the sizes of all blobs by id. The result is empty if there are too many."""
     if len(changes) > SIZES_LIMIT:
         return {}
     try:
@@ -157,7 +157,7 @@ def sizes_of(store: TreeStore, changes: Sequence[TreeChange]) -> dict[str, int]:
 def estimate_lines(
     store: TreeStore, changes: list[TreeChange], sizes: dict[str, int], *, average: Estimates, seconds: float
 ) -> list[tuple[TreeChange, Estimates]]:
-    """Return the line counts of each path: counted, else estimated from blob sizes, else the average."""
+    """Return each path's line counts, which are counted, estimated from blob sizes, or the average."""
     if not sizes:
         return [(change, average) for change in changes]
     lines = {blob: size // BYTES_PER_LINE for blob, size in sizes.items()}
@@ -180,7 +180,7 @@ def _ids(changes: Sequence[TreeChange]) -> list[str]:
 
 
 def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: int) -> bytes:
-    """Prepend a header to a patch; `git apply` skips it."""
+    """Prepend a header, which `git apply` skips, to a patch."""
     return (
         f"tightloop-patch 1\nbase-tree {base}\nresult-tree {tree}\nholds {held_count} of {paths} paths\n\n".encode()
         + patch
@@ -188,10 +188,10 @@ def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: i
 
 
 def try_patch(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
-    """Apply a patch to the old files; return the number of paths that match the new tree.
+    """Apply a patch to the old files and return the number of paths that match the new tree.
 
-    Paths that the patch leaves unchanged are not counted. None: it does not apply, a step takes longer than `bound`, or
-    some path matches neither tree.
+    Paths that the patch does not change are not counted. Returns None if the patch does not apply, a step takes longer
+    than `bound`, or a path matches neither tree.
     """
     changes_by_path = {change.path: change for change in changes}
     present = [(change.path, change.before) for change in changes_by_path.values() if change.before is not None]
@@ -228,7 +228,7 @@ COMPARE_BOUND = timedelta(milliseconds=600)
 LINES_BOUND = timedelta(milliseconds=200)
 ESTIMATE_BOUND = timedelta(milliseconds=100)
 NUMBERS_SHARE = 0.5
-"""Share of the time for counting lines; the rest is for the patch, or for an estimate if counting takes too long."""
+"""Share of the time for counting lines. The rest is for the patch, or for an estimate if counting takes too long."""
 
 PATCH_LIMIT_BYTES = 2_000_000
 NUMBERS_LIMIT_BYTES = 50_000_000
@@ -236,14 +236,14 @@ FILES_LIMIT = 2_000
 RENAME_LIMIT = 400
 HISTOGRAM_FROM_BYTES = 1_000_000
 RENAME_BYTES = 16_000_000
-"""Total size of changed files; above it only exact renames are detected."""
+"""Maximum total size of changed files. Above it, only exact renames are detected."""
 
 BINARY_LIMIT_BYTES = 500_000
-"""Total size of binary contents in the patch; above it they are included by id."""
+"""Maximum total size of binary contents in the patch. Above it, they are included by id."""
 
 AGAIN_LINES = 20_000
 AGAIN_FILES = 5_000
-"""Changes below these sizes are compared again if there was no time for their patch."""
+"""Changes below these sizes are compared again if there was not enough time for their patch."""
 
 HEAD_ROOM_BYTES = 300
 SIDES = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")
@@ -261,7 +261,7 @@ class _Pair(NamedTuple):
     deadline: float
     changes: tuple[TreeChange, ...]
     sizes: dict[str, int]
-    """Blob sizes by id; empty if there are too many."""
+    """Blob sizes by id. Empty if there are too many."""
 
     def options(self) -> tuple[str, ...]:
         total = sum(self.sizes.values())
@@ -275,17 +275,17 @@ class _Pair(NamedTuple):
 
 
 class GitDiffer:
-    """Compares trees; returns a coarser result instead of failing or exceeding its time."""
+    """Compares trees. Returns a coarser result instead of failing or exceeding its time limit."""
 
     def __init__(self, *, compare_bound: timedelta = COMPARE_BOUND, lines_bound: timedelta = LINES_BOUND) -> None:
         self._compare_bound = compare_bound
         self._lines_bound = lines_bound
 
     def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
-        """Return the difference of two trees of a store.
+        """Return the difference between two trees in a store.
 
-        If counting lines exceeds its time, the remaining files are estimated as rewritten. A patch that could not be
-        created and verified in time is omitted.
+        If counting lines takes too long, the remaining files are assumed to be rewritten and their line counts are
+        estimated. If the patch cannot be created and verified in time, it is omitted.
         """
         if base == tree:
             return TreeDiff()
@@ -318,7 +318,7 @@ class GitDiffer:
     def lines(self, store: Path, tree: str) -> int:
         """Return the number of text lines in a tree, or an estimate if counting takes too long.
 
-        A successor's lines need no counting: those of its base, plus added, minus removed.
+        A successor's lines need not be counted. They are its base's lines, plus the added ones, minus the removed ones.
         """
         git = store_git(store)
         counted, complete = git.head(
@@ -339,7 +339,7 @@ class GitDiffer:
 
 
 class _Counted(NamedTuple):
-    """An entry of `--numstat`."""
+    """An entry in `--numstat` output."""
 
     path: bytes
     added: int
@@ -381,7 +381,7 @@ def _tree_diff(numbers: list[_Counted], patch: bytes, note: str) -> TreeDiff:
 
 
 def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
-    """Return the verified patch, and a note on missing parts."""
+    """Return the verified patch and a note on missing parts."""
     binary = {number.path for number in numbers if number.binary}
     sides = (side for c in pair.changes if c.path in binary for side in (c.before, c.after) if side is not None)
     heavy = sum(pair.sizes.get(side.id, 0) for side in sides)
@@ -405,7 +405,10 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:
-    """Parse `--numstat -z`, possibly truncated: `added TAB removed TAB path`; a rename has two more fields as paths."""
+    """Parse possibly truncated `--numstat -z` output, `added TAB removed TAB path`.
+
+    Renames have two more path fields.
+    """
     fields = iter(output.split(b"\0")[:-1])
     for entry in fields:
         added, removed, path = entry.split(b"\t", 2)

@@ -1,4 +1,4 @@
-"""Lessons of an iteration for the memory."""
+"""Stores an iteration's lessons in the memory."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ _PATH = re.compile(r"^\+\+\+ (?:b/)?(.+)$|^--- (?:a/)?(.+)$", re.MULTILINE)
 
 
 class Moment(NamedTuple):
-    """Identity of an iteration of an episode."""
+    """Identity of an iteration within an episode."""
 
     episode_id: str
     iteration: int
@@ -45,7 +45,7 @@ class Moment(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Key of the iteration's checkpoint; the same for all attempts."""
+        """Key of the iteration's checkpoint, which is the same for all attempts."""
         return f"{self.run}/{self.iteration}"
 
 
@@ -54,18 +54,18 @@ class EarlierPlan(NamedTuple):
 
     plan: PlanMessage
     before: CheckReport
-    """Checks that the plan was based on."""
+    """Checks on which the plan was based."""
 
 
 class Lesson(NamedTuple):
-    """Results of an iteration."""
+    """An iteration's results."""
 
     plan: PlanRecord | None
-    """None: nothing was delivered."""
+    """The delivered plan. None if nothing was delivered."""
     before: CheckReport | None
-    """Checks that the plan was based on."""
+    """Checks on which the plan was based."""
     after: CheckReport | None
-    """Checks of the delivered tree."""
+    """Check results of the delivered tree."""
     diff: TreeDiff
     findings: Sequence[Finding]
     """Findings that a person must see."""
@@ -106,7 +106,7 @@ def _successful_outcome(signature: str, key: str, at: datetime) -> Outcome:
 
 
 def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]) -> Iterator[tuple[str, Pattern]]:
-    """Yield earlier failures of the same check, and all commands from there until it passed."""
+    """Yield earlier failures of the same check, with all commands from each failure until the check passed."""
     for attempt in before:
         failed = next((result for result in attempt.before.failed if result.run == solved.run), None)
         steps = attempt.plan.steps
@@ -125,7 +125,7 @@ def _longer(pattern: Pattern, solved: CheckResult, before: Iterable[EarlierPlan]
 
 
 def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: str | None) -> Iterator[EarlierPlan]:
-    """Yield the iterations that led to a checkpoint and changed files, newest first, loading one at a time."""
+    """Yield the iterations that led to a checkpoint and changed files, newest first. They are loaded one at a time."""
     by_id = {record.id: record for record in records}
     record = by_id.get(parent or "")
     while record is not None:
@@ -142,7 +142,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
 
 
 def report_problem_once(ledger: Ledger, problem: str, moment: Moment) -> str:
-    """Record a memory problem; return it, or "" if the episode has already reported one."""
+    """Record and return a memory problem, or return "" if the episode has already reported one."""
     if not problem:
         return ""
     events = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)

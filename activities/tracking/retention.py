@@ -1,4 +1,4 @@
-"""Retention on one host: finds and frees data of closed episodes and plans in a project's state folder."""
+"""Host-local retention, which finds and frees data of closed episodes and plans in a project's state folder."""
 
 import contextlib
 import json
@@ -27,9 +27,9 @@ LOCK_WAIT = timedelta(seconds=2)
 GIT_TIMEOUT = timedelta(minutes=30)
 BUSY_S = 15.0
 READ_BYTES = 8_000_000
-"""Larger artifacts are outputs and patches, which refer to no others."""
+"""Larger artifacts are outputs and patches, which do not refer to other artifacts."""
 DELETION_PREFIX = ".freed-"
-"""Name prefix of a folder that is being deleted, so that a partly deleted one is never used."""
+"""Name prefix of folders that are being deleted, so that partly deleted ones are never used."""
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ALTERNATIVE = re.compile(r".+\.\d+\..+")
@@ -37,7 +37,7 @@ _ALTERNATIVE = re.compile(r".+\.\d+\..+")
 
 
 class ProjectData:
-    """State folder of one project."""
+    """A project's state folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +49,8 @@ class ProjectData:
         """Return the last activity of each episode and plan that still has data, by id.
 
         Args:
-            known_ids: further ids; for plans known only by their records, the records' name replaces the id.
+            known_ids: additional ids. For plans that are known only by their records, the records' name is used instead
+                of the id.
         """
         last, freed = self._ledger.last_activity()
         for key, at in self._rows("outbox.db", "SELECT episode_id, max(queued_at) FROM delivery GROUP BY episode_id"):
@@ -68,7 +69,7 @@ class ProjectData:
         return latest
 
     def list_claimed_ids(self) -> frozenset[str]:
-        """Return the episodes that hold a working tree."""
+        """Return the episodes that have claimed a working tree."""
         ids: set[str] = set()
         for path in (self._folder / "claims").glob("*"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -104,7 +105,7 @@ class ProjectData:
         }
 
     def files(self, unneeded: frozenset[str], horizon: datetime) -> dict[Path, int]:
-        """Return leftovers of deliveries, and documents that were not fetched lately, with sizes."""
+        """Return leftovers of deliveries and documents that were not fetched recently, with their sizes."""
         paths = [*self._folder.glob(f"*/{DELETION_PREFIX}*")]
         # Documents not fetched since the horizon; a missing one is fetched again.
         named: set[str] = set()
@@ -125,13 +126,13 @@ class ProjectData:
         return {path: size_on_disk(path) for path in paths if path.exists()}
 
     def folders(self, unneeded: frozenset[str]) -> dict[Path, int]:
-        """Return the records of plans, and worktrees of their alternatives, with sizes."""
+        """Return plan records and the worktrees of their alternatives, with their sizes."""
         trees = [path for path in self._folder.glob("worktrees/*") if self._is_alternative(path.name, unneeded)]
         records = [path for path in map(self._records, unneeded) if path.is_dir()]
         return {path: size_on_disk(path) for path in [*trees, *records]}
 
     def tree_bytes(self, references: Mapping[str, str]) -> int:
-        """Return the size of objects reachable only from these refs."""
+        """Return the size of objects that are reachable only from these refs."""
         if not references:
             return 0
         # Episodes share most objects of a project, so the sizes of their trees cannot be added up.
@@ -140,16 +141,16 @@ class ProjectData:
         return int(self._git("rev-list", "--objects", "--disk-usage", "--stdin", text="\n".join(lines).encode()))
 
     def rows(self, unneeded: frozenset[str]) -> int:
-        """Return the number of their rows in the ledger and the outbox."""
+        """Return the number of ledger and outbox rows of unneeded episodes."""
         deliveries = self._rows("outbox.db", "SELECT episode_id FROM delivery")
         return self._ledger.counted_rows(unneeded) + sum(key in unneeded for (key,) in deliveries)
 
     @contextlib.contextmanager
     def lock_trees(self) -> Iterator[tuple[int, ...]]:
-        """Lock every working tree of the project against new objects and claims; yield the locks.
+        """Lock all of the project's working trees against new objects and claims, and yield the locks.
 
         Raises:
-            WorkspaceLockedError: one is in use.
+            WorkspaceLockedError: a working tree is in use.
         """
         with ExitStack() as stack:
             # The lock of claims first, so that no further working tree appears while the others are locked.
@@ -158,11 +159,11 @@ class ProjectData:
             yield tuple(stack.enter_context(hold_lock(path, wait=LOCK_WAIT, what=what)) for path in paths)
 
     def free_artifacts(self, digests: Iterable[str], horizon: datetime) -> None:
-        """Delete artifacts, except those stored again in the meantime."""
+        """Delete artifacts, except any that were stored again in the meantime."""
         self._artifacts.remove(digests, before=horizon.timestamp())
 
     def free_files(self, paths: Iterable[Path]) -> None:
-        """Delete files, and folders that need no atomic deletion."""
+        """Delete files, and folders that need not be deleted atomically."""
         for path in paths:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -170,10 +171,9 @@ class ProjectData:
                 path.unlink(missing_ok=True)
 
     def free_trees(self, references: Iterable[str], horizon: datetime, locks: tuple[int, ...]) -> None:
-        """Delete refs, then unreachable objects; repack the rest, and keep objects younger than `horizon`.
+        """Delete refs and then unreachable objects, keep objects younger than `horizon`, and repack the rest.
 
-        The caller holds all trees through the locks of `lock_trees`, which git inherits because it outlives a killed
-        collection.
+        The caller must hold the locks from `lock_trees`. Git inherits them because it outlives a killed collection.
         """
         if not (self._store / "HEAD").exists():
             return
@@ -194,7 +194,7 @@ class ProjectData:
         self._git("prune", f"--expire={oldest}", locks=locks)
 
     def free_folders(self, paths: Iterable[Path]) -> None:
-        """Delete records and worktrees; the caller holds all trees."""
+        """Delete records and worktrees. The caller must have locked all trees."""
         for path in paths:
             if path.parent.name == "worktrees":
                 path.with_name(f"{path.name}.ready").unlink(missing_ok=True)
@@ -213,7 +213,7 @@ class ProjectData:
                 shutil.rmtree(doomed, ignore_errors=True)
 
     def free_rows(self, unneeded: frozenset[str]) -> None:
-        """Delete the rows of episodes; one timeline entry records the deletion."""
+        """Delete the episodes' rows. One timeline entry records the deletion."""
         if not unneeded:
             return
         if self._has("outbox.db", "delivery"):
@@ -236,12 +236,15 @@ class ProjectData:
                 yield path
 
     def _records(self, key: str) -> Path:
-        """Return the records folder of a plan; see `last_activity` for ids replaced by folder names."""
+        """Return a plan's records folder. See `last_activity` for ids that are replaced by folder names."""
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
 
     def _is_alternative(self, key: str, unneeded: frozenset[str]) -> bool:
-        """Return whether a worktree belongs to a branch alternative; others hold the results of episodes and plans."""
+        """Return whether a worktree belongs to a branch alternative.
+
+        Others contain the results of episodes and plans.
+        """
         if key not in unneeded or not self._records(key).is_dir():
             return False
         return any(
@@ -284,7 +287,7 @@ class ProjectData:
             return connection.execute(query).fetchall()
 
     def _has(self, name: str, table: str) -> bool:
-        """Return whether a table exists: a file may be missing, or created and never written."""
+        """Return whether a table exists. The file may be missing, or it may have been created but never written."""
         if not (self._folder / name).exists():
             return False
         with self._open_database(name) as connection:
@@ -314,35 +317,35 @@ def _digests(content: bytes) -> Iterator[str]:
 
 
 GRACE = timedelta(hours=1)
-"""Younger data is always kept: a workflow that started after Temporal was asked is still unknown."""
+"""Younger data is always kept, because a workflow that started after Temporal was queried is still unknown."""
 
 
 @dataclass(frozen=True)
 class KnownWorkflow:
-    """Temporal's knowledge of a workflow, over all its runs."""
+    """What Temporal knows about a workflow, across all its runs."""
 
     id: str
     started: datetime
     closed: datetime | None
-    """None if it is open."""
+    """Time when the workflow closed. None if it is open."""
 
 
 @dataclass(frozen=True)
 class CollectionResult:
-    """Freed data, or what a dry run would free."""
+    """Data that was freed, or that a dry run would have freed."""
 
     project: str
     episodes: tuple[str, ...] = ()
-    """Includes plans."""
+    """Ids of episodes and plans."""
     artifacts: int = 0
     references: int = 0
     rows: int = 0
     files: tuple[Path, ...] = ()
-    """Agents' homes and records, plan records, worktrees of alternatives, cached documents."""
+    """Agents' homes and records, plan records, alternatives' worktrees and cached documents."""
     size_bytes: int = 0
-    """Bytes freed, excluding database rows."""
+    """Number of bytes freed, excluding database rows."""
     marked: int = 0
-    """Number of workflows marked to keep."""
+    """Number of workflows that are marked to keep."""
     busy: str = ""
     """Reason why trees, rows and plans were not freed."""
 
@@ -356,15 +359,15 @@ def collect(
     queried_at: datetime | None = None,
     forget: Callable[[str], object] | None = None,
 ) -> CollectionResult:
-    """Free data that no open or kept workflow of a project needs, while workers run.
+    """Free data that a project's open or kept workflows do not need, while workers are running.
 
     Args:
-        folder: state folder of the project.
-        workflows: all workflows known to Temporal, by id, including other projects.
+        folder: the project's state folder.
+        workflows: all workflows known to Temporal, by id, including those of other projects.
         older_than: workflows closed more recently are kept.
-        dry_run: only report what would be freed.
-        queried_at: time of the query to Temporal; default: now.
-        forget: deletes a workflow's data elsewhere, such as its copies in the remote store. Idempotent.
+        dry_run: only report the data that would be freed.
+        queried_at: time when Temporal was queried. The default is now.
+        forget: deletes a workflow's data elsewhere, such as its copies in the remote store. Must be idempotent.
     """
     left = ProjectData(folder)
     cutoff = (queried_at or datetime.now(UTC)) - max(older_than, GRACE)
@@ -426,14 +429,14 @@ def choose(
     cutoff: datetime,
     marked: frozenset[str] = frozenset(),
 ) -> tuple[frozenset[str], datetime]:
-    """Return the episodes of a project that can be deleted, and the horizon before which their leftovers go.
+    """Return the project's episodes that can be deleted, and the horizon before which leftovers are deleted.
 
     Args:
-        active: last activity of each episode of the project on this host.
-        workflows: Temporal's workflows; an unknown id was closed, and its history is gone.
-        claimed: episodes that hold a workspace; they count as open unless Temporal says otherwise.
+        active: last activity of each of the project's episodes on this host.
+        workflows: workflows known to Temporal. An unknown id belongs to a closed workflow whose history is gone.
+        claimed: episodes that have claimed a workspace. They count as open unless Temporal says otherwise.
         cutoff: workflows closed later are kept.
-        marked: workflows kept by a person, with everything that they started.
+        marked: workflows that a person keeps, with everything that they started.
     """
 
     def end_of(key: str) -> datetime | None:

@@ -1,1 +1,1 @@
-"""The working tree: snapshots, restore, adoption, ownership."""
+"""The working tree, with snapshots, restoration, adoption and ownership."""

@@ -1,4 +1,4 @@
-"""Workspace activities: open, adopt, restore, reconcile after a reset, amend, close."""
+"""Workspace activities, which open, adopt, restore, reconcile after a reset, amend and close."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ from tightloop.value import ArtifactRef, format_count
 
 
 def restore_expected_tree(tree: WorkingTree, expected: str) -> Drift | None:
-    """Restore the expected tree, keeping changes by others, as it is too late to ask about them."""
+    """Restore the expected tree, but keep other people's changes, as it is too late to ask about them."""
     try:
         return tree.expect(expected)
     except DriftError as found:
@@ -52,7 +52,7 @@ def restore_expected_tree(tree: WorkingTree, expected: str) -> Drift | None:
 # written.
 @dataclass(frozen=True)
 class WorkspaceActivities:
-    """Activities on the working tree of an episode. All are idempotent."""
+    """Activities on an episode's working tree. All are idempotent."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -60,16 +60,16 @@ class WorkspaceActivities:
     differ: Differ
     has_ended: OpenEpisodes
     refuse: Callable[[EpisodeRequest], None] = lambda _episode: None
-    """Raises if a request needs something that its workers do not have."""
+    """Raises an error if a request needs something that its workers do not have."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_workspace(self, request: OpenRequest) -> OpenResult:
         """Check and claim the workspace, store the request and create `ckpt-0`.
 
         Raises:
-            WorkspaceError: it cannot be used; the message says what to do.
-            IdTakenError: an episode of this project already used the id.
-            InvalidRequestError: the request names an unknown executor or planner.
+            WorkspaceError: the workspace cannot be used. The message says what to do.
+            IdTakenError: another episode in this project has already used the id.
+            InvalidRequestError: the request specifies an unknown executor or planner.
         """
         scope, key = request.scope, opened_key(request.opening)
         workspace = Path(scope.workspace)
@@ -111,9 +111,9 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def adopt_workspace(self, request: AdoptRequest) -> AdoptResult:
-        """Keep the tree as a person left it, except what they want undone.
+        """Keep the tree as a person left it, except for changes that they want undone.
 
-        With `put_back` in the scope nothing is kept: the files are restored to the workflow's last tree.
+        If the scope has `put_back` set, nothing is kept and the files are restored to the workflow's last tree.
         """
         attempt, undone = activity.info().attempt, None
         with self.workspaces.hold(request.scope) as tree:
@@ -137,10 +137,10 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def restore_checkpoint(self, request: RestoreRequest) -> RestoredCheckpoint:
-        """Restore the files of a checkpoint and return its state. The current files are saved first.
+        """Restore a checkpoint's files and return its state. The current files are saved first.
 
         Raises:
-            WorkspaceError: the checkpoint is unknown; the message names the existing ones.
+            WorkspaceError: the checkpoint is unknown. The message lists the existing ones.
         """
         workspace = Path(request.scope.workspace)
         owner = request.target.episode_id or request.scope.episode_id
@@ -200,7 +200,7 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def reconcile_reset(self, request: ReconcileRequest) -> ReconcileResult:
-        """Restore the files to the state of the reset run, and list the checkpoints of the discarded iterations."""
+        """Restore the files to the reset run's state and list the discarded iterations' checkpoints."""
         ledger = self.ledgers(Path(request.scope.workspace))
         # A closed episode released its claim, and a reset reopens it.
         self.workspaces.prepare(request.scope, take_over=self.has_ended)
@@ -236,7 +236,7 @@ class WorkspaceActivities:
     def close_workspace(self, request: CloseRequest) -> CloseResult | None:
         """Restore the expected tree and release the claim.
 
-        Changes made after the last step stay on disk unless settings say otherwise.
+        Changes made after the last step stay on disk unless the settings say otherwise.
         """
         drift = None
         if request.expected_tree:

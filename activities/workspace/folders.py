@@ -1,4 +1,7 @@
-"""Folders of an episode on this host. Not usable in workflow code: they depend on the worker's environment."""
+"""An episode's folders on this host.
+
+They depend on the worker's environment and therefore cannot be used in workflow code.
+"""
 
 import re
 from pathlib import Path
@@ -12,20 +15,20 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|\.(?=[A-Za-z0-9_-])){0,199}")
 
 
 def state_folder_of(scope: EpisodeScope) -> Path:
-    """Return the folder of all non-code data of the project, in this host's state home."""
+    """Return the folder in this host's state home that contains all of the project's data except code."""
     return state_folder(Path(scope.workspace))
 
 
 def store_folder_of(scope: EpisodeScope) -> Path:
-    """Return the private git folder with all snapshots of the project, including its worktrees."""
+    """Return the private git folder with all of the project's snapshots, including those of its worktrees."""
     return store_folder(Path(scope.workspace))
 
 
 def root_of(scope: EpisodeScope) -> Path:
-    """Return the working tree of the episode.
+    """Return the episode's working tree.
 
     Raises:
-        WorkspaceError: the id is not valid as a worktree name, and could leave our folder.
+        WorkspaceError: the id is not a valid worktree name and could lead out of our folder.
     """
     if not scope.worktree:
         return Path(scope.workspace)

@@ -1,4 +1,4 @@
-"""Git commands with bounded time and output and a fixed configuration."""
+"""Git commands with limited time and output and a fixed configuration."""
 
 import contextlib
 import os
@@ -22,7 +22,10 @@ COMMAND_TIMEOUT = timedelta(seconds=120)
 CLEANUP_TIMEOUT = timedelta(seconds=5)
 STDERR_LIMIT = 1_000
 KEPT_ENVIRONMENT = ("TMPDIR",)
-"""Nothing else is inherited: no secrets of the worker, no home with settings, no `GIT_DIR` of a hook."""
+"""Variables that git inherits.
+
+It gets no other variables, so no worker secrets, no home with settings and no hook's `GIT_DIR`.
+"""
 
 # LC_ALL: error texts are compared in English. Optional locks would block the user. Without literal pathspecs a file
 # named `*.py` would match others. Objects are never fetched, over any transport.
@@ -55,7 +58,7 @@ class GitTimeoutError(GitError):
 
 
 class Outcome(NamedTuple):
-    """Result of a git command."""
+    """A git command's result."""
 
     code: int
     out: bytes
@@ -64,21 +67,21 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Git:
-    """Git in one folder, with a fixed environment."""
+    """Runs git in one folder with a fixed environment."""
 
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
-    """In addition to the allowed ones."""
+    """Environment variables in addition to the allowed ones."""
     timeout: timedelta = COMMAND_TIMEOUT
-    """Wall time after which a command and its children are killed."""
+    """Wall-clock time after which a command and its children are killed."""
     inherit: tuple[int, ...] = ()
-    """File descriptors that its processes keep open (the lock of the tree)."""
+    """File descriptors that git's processes keep open, such as the tree's lock."""
 
     def run(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> bytes:
-        """Return the output of a command.
+        """Return a command's output.
 
         Raises:
-            GitError: it failed or timed out. Retryable.
+            GitError: the command failed or timed out. Retryable.
             StorageFullError: the disk is full.
         """
         outcome = self.attempt(*arguments, stdin=stdin, timeout=timeout)
@@ -89,7 +92,7 @@ class Git:
         return outcome.out
 
     def attempt(self, *arguments: str, stdin: bytes = b"", timeout: timedelta | None = None) -> Outcome:
-        """Return the result of a command, whether it failed or not."""
+        """Return a command's result, whether or not it failed."""
         limit = timeout or self.timeout
         process = self._start(arguments, stderr=subprocess.PIPE)
         try:
@@ -104,7 +107,7 @@ class Git:
         return Outcome(process.returncode, out, error.decode("utf-8", "replace").strip()[-STDERR_LIMIT:])
 
     def head(self, *arguments: str, limit_bytes: int, timeout: timedelta) -> tuple[bytes, bool]:
-        """Return the start of the output, and whether it is complete (in time, and without failing)."""
+        """Return the start of the output and whether it is complete, which requires that git succeeded in time."""
         deadline = time.monotonic() + timeout.total_seconds()
         # Nobody reads the errors here, and git would block once a pipe for them is full.
         process = self._start(arguments, stderr=subprocess.DEVNULL)
@@ -120,7 +123,7 @@ class Git:
         return out, ended and process.returncode == 0
 
     def with_variables(self, variables: Mapping[str, str]) -> "Git":
-        """Return the same git with more environment variables."""
+        """Return the same git with additional environment variables."""
         return replace(self, variables={**self.variables, **variables})
 
     def _start(self, arguments: tuple[str, ...], *, stderr: int) -> "subprocess.Popen[bytes]":
@@ -128,7 +131,7 @@ class Git:
 
         Raises:
             WorkspaceError: git is not installed, or the folder does not exist.
-            UntrustedProgramError: git lies in the working tree, or where another run can write.
+            UntrustedProgramError: git is in the working tree or in a place that another run can write to.
         """
         environment = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
         program = find_trusted_program("git")
@@ -155,18 +158,18 @@ class Git:
 
 
 def split_z(output: bytes) -> list[bytes]:
-    """Split the output of a command run with `-z`."""
+    """Split the output of a command that ran with `-z`."""
     return [part for part in output.split(b"\0") if part]
 
 
 def format_paths(paths: Sequence[bytes], most: int) -> str:
-    """Return the first paths for a sentence, and the number of the others."""
+    """Return the first paths, and the number of remaining ones, for use in a sentence."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(path.decode("utf-8", "backslashreplace") for path in paths[:most]) + more
 
 
 def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float) -> tuple[bytes, bool]:
-    """Read until the end (True), the limit or the deadline (False)."""
+    """Read until the end (returns True), or until the limit or the deadline (returns False)."""
     stream = process.stdout
     assert stream is not None
     collected = bytearray()
@@ -184,7 +187,7 @@ def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process and its children, and close its pipes."""
+    """Kill the process and its children and close its pipes."""
     if process.poll() is None:
         # The group, not the process: a helper of git may hold the pipes open.
         with contextlib.suppress(ProcessLookupError):
@@ -205,7 +208,7 @@ HEAD_BYTES = 8_192
 
 
 def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COMMAND_TIMEOUT) -> Git:
-    """Return git on the objects of a store; with `root`, also on the files there."""
+    """Return git for a store's objects and, with `root`, also for the files there."""
     variables = {"GIT_DIR": str(store.resolve())}
     if root is not None:
         variables |= {"GIT_WORK_TREE": str(root.resolve())}
@@ -218,11 +221,11 @@ def store_git(store: Path, root: Path | None = None, *, timeout: timedelta = COM
 def user_git(
     repository: UserRepository, *, timeout: timedelta = COMMAND_TIMEOUT, inherit: tuple[int, ...] = ()
 ) -> Iterator[Git]:
-    """Yield git on the user's objects, refs, index and HEAD; a changed HEAD is written back at the end.
+    """Yield git for the user's objects, refs, index and HEAD. If HEAD changed, it is written back at the end.
 
     Raises:
-        WorkspaceError: writing to the repository would change files elsewhere.
-        GitError: another git holds the lock of HEAD. Retryable.
+        WorkspaceError: writing to the repository would change files outside it.
+        GitError: another git process has locked HEAD. Retryable.
     """
     _check_writable(repository)
     # Not next to the user's git folder, where paths would be shorter: that is inside the tree.
@@ -264,7 +267,7 @@ def user_git(
 
 
 def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
-    """Return the paths with a filter program in the repository's attributes; such programs are never run."""
+    """Return the paths for which the repository's attributes set a filter program. Such programs are never run."""
     if not paths:
         return []
     named = b"".join(path + b"\0" for path in paths)
@@ -276,9 +279,9 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
 
 
 def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, inherit: tuple[int, ...]) -> None:
-    """Create a git worktree at `root` with the files of the last commit, registered in the user's git.
+    """Create a git worktree at `root` with the last commit's files, and register it in the user's repository.
 
-    Filters such as git-lfs do not run: files have the content that git stores.
+    Filters such as git-lfs do not run, so files have the content that git stores.
 
     Raises:
         GitError: git failed.
@@ -307,7 +310,7 @@ def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, 
 
 
 def remove_worktree(workspace: UserRepository, root: Path) -> None:
-    """Remove a worktree and its registration in the user's git. Idempotent."""
+    """Remove a worktree and its registration in the user's repository. Idempotent."""
     registration = _worktree_folder(workspace, root)
     if root.exists():
         shutil.rmtree(root)
@@ -317,7 +320,7 @@ def remove_worktree(workspace: UserRepository, root: Path) -> None:
 
 
 def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
-    """Return the registration folder of a worktree: named after it, unless the name is taken by another one."""
+    """Return a worktree's registration folder, which is named after it unless another one has that name."""
     _check_writable(workspace)
     folder = workspace.common / "worktrees"
     if folder.is_symlink():
@@ -355,7 +358,7 @@ def _config(repository: UserRepository) -> str:
 
 
 def _take_over(head: Path, before: bytes, after: bytes) -> None:
-    """Replace the user's HEAD like git does, by renaming its lock file."""
+    """Replace the user's HEAD as git does, by renaming its lock file."""
     if before == after:
         return
     lock = head.with_name("HEAD.lock")
@@ -369,7 +372,7 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
 
 
 def _check_writable(repository: UserRepository) -> None:
-    """Reject a repository in which writes would land elsewhere: a foreign one, or one with symlinks inside.
+    """Reject a repository in which writes could end up elsewhere because it belongs to another tree or has symlinks.
 
     Raises:
         WorkspaceError: the repository is rejected.

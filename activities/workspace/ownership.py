@@ -1,4 +1,4 @@
-"""Ownership of a tree: the lock of an attempt, its processes, and the claim of an episode."""
+"""Tree ownership, which consists of an attempt's lock, its processes and an episode's claim."""
 
 import contextlib
 import fcntl
@@ -23,19 +23,19 @@ LOCK_WAIT = timedelta(seconds=30)
 LOCK_POLL = timedelta(milliseconds=50)
 END_WAIT = timedelta(seconds=10)
 CLOCK_SLACK = timedelta(seconds=2)
-"""Start times are derived from the boot time, which shifts with clock corrections."""
+"""Tolerance for start times, which are derived from the boot time and shift with clock corrections."""
 
 
 def tree_key(root: Path) -> str:
-    """Return the key of a tree's lock, claim and index."""
+    """Return the key for a tree's lock, claim and index."""
     return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file like `replace_file`, creating its folders.
+    """Replace a file as `replace_file` does, creating its folders.
 
     Raises:
-        OSError: it cannot be written; the old file is kept.
+        OSError: the file cannot be written. The old file is kept.
     """
     private_folder(path.parent)
     replace_file(path, content, durable=durable)
@@ -43,12 +43,12 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> No
 
 @contextlib.contextmanager
 def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
-    """Hold a file lock and yield its descriptor; a process that inherits it prolongs the lock.
+    """Hold a file lock and yield its descriptor. A process that inherits the descriptor extends the lock.
 
-    Excludes both threads and processes, and ends with the last process that has the descriptor.
+    The lock excludes both threads and processes, and ends with the last process that has the descriptor.
 
     Raises:
-        WorkspaceLockedError: another holder kept it for the whole waiting time. Retryable.
+        WorkspaceLockedError: another holder kept the lock for the whole waiting time. Retryable.
     """
     private_folder(path.parent)
     deadline = time.monotonic() + wait.total_seconds()
@@ -72,7 +72,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
 
 
 def tree_lock(state: Path, root: Path, *, wait: timedelta = LOCK_WAIT) -> contextlib.AbstractContextManager[int]:
-    """Hold the lock of the working tree `root`, whose state is in `state`; see `locked`."""
+    """Hold the lock of the working tree `root`, whose state is in `state`. See `hold_lock`."""
     return hold_lock(state / "locks" / f"{tree_key(root)}.lock", wait=wait, what=f"the working tree {root}")
 
 
@@ -91,13 +91,13 @@ def _try_lock(path: Path) -> int | None:
 
 
 class _ProcessRecord(BaseModel):
-    """Record that decides which process is killed, so its format is checked strictly."""
+    """Record that decides which process is killed. Its format is therefore checked strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     pid: int = Field(gt=1, lt=2**31)
     started: float = Field(gt=0, allow_inf_nan=False)
-    """Seconds since 1970."""
+    """Start time in seconds since 1970."""
     leads_session: bool
 
 
@@ -105,7 +105,7 @@ _NOTES = TypeAdapter(tuple[_ProcessRecord, ...])
 
 
 class OwnedProcesses:
-    """Processes started by the holder of a lock, recorded in a file that outlives it."""
+    """Processes started by a lock's holder, recorded in a file that outlives the holder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,11 +114,11 @@ class OwnedProcesses:
 
     @property
     def ended(self) -> int:
-        """Number of processes killed by `end_all`."""
+        """Number of processes that `end_all` killed."""
         return len(self._ended)
 
     def note(self, pid: int) -> None:
-        """Record a process, unless it has already ended."""
+        """Record a process unless it has already ended."""
         try:
             started = psutil.Process(pid).create_time()
             # The start time tells it from a later process with the same pid.
@@ -129,7 +129,7 @@ class OwnedProcesses:
             write_atomically(self._path, _NOTES.dump_json((*self._read(), noted)))
 
     def end_all(self) -> None:
-        """Kill the recorded processes with descendants and sessions, and clear the record.
+        """Kill the recorded processes with their descendants and sessions, and clear the record.
 
         Raises:
             WorkspaceLockedError: a process does not end. Retryable.
@@ -156,7 +156,7 @@ class OwnedProcesses:
 
 
 def _running(noted: _ProcessRecord) -> set[psutil.Process]:
-    """Return the living processes of a record: itself, descendants, session; never a reused pid."""
+    """Return the living processes of a record, including descendants and the session, but never a reused pid."""
     slack = CLOCK_SLACK.total_seconds()
     processes: set[psutil.Process] = set()
     # Recorded before a reboot of the host: those pids mean nothing now.
@@ -180,15 +180,15 @@ class WorkspaceLocks:
     """Records which episode works in which tree, from its start to its end."""
 
     def __init__(self, folder: Path, *, wait: timedelta) -> None:
-        """Store claims in `folder`; `wait` limits the wait for another process that changes one."""
+        """Store claims in `folder`. `wait` limits how long to wait for another process that is changing a claim."""
         self._folder = folder
         self._wait = wait
 
     def take(self, root: Path, episode: str, take_over: Callable[[str], bool]) -> None:
-        """Claim a tree; idempotent.
+        """Claim a tree. Idempotent.
 
         Raises:
-            WorkspaceBusyError: another episode has it, and `take_over` says that it has not ended.
+            WorkspaceBusyError: another episode has claimed the tree and, according to `take_over`, has not ended.
         """
         ended: str | None = None
         while True:
@@ -207,7 +207,7 @@ class WorkspaceLocks:
             ended = other
 
     def release(self, root: Path, episode: str) -> None:
-        """Release a claim; another episode's claim is kept."""
+        """Release a claim. Another episode's claim is kept."""
         with self._changing():
             if self._owner(root) == episode:
                 self._path(root).unlink(missing_ok=True)

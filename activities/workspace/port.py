@@ -1,4 +1,4 @@
-"""Requests, results and interfaces of the workspace activities."""
+"""Requests, results and interfaces for the workspace activities."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -22,11 +22,11 @@ class OpenRequest(Value):
     scope: EpisodeScope
     episode: EpisodeRequest
     opening: str
-    """Original run id: a new run opens the workspace again, a reset run reuses what was opened."""
+    """Original run id. A new run opens the workspace again, and a reset run reuses what was opened."""
     is_new: bool = False
-    """Reject an id that the project already knows."""
+    """Whether to reject an id that the project already knows."""
     snapshot: WorkflowSnapshot | None = None
-    """Initial ledger row of the episode."""
+    """The episode's initial ledger row."""
 
 
 class OpenResult(Value):
@@ -35,24 +35,24 @@ class OpenResult(Value):
     request: ArtifactRef
     tree: str
     checkpoint: CheckpointRecord
-    """Initial state of the files; `ckpt-0` in a new episode."""
+    """The files' initial state. In a new episode, this is `ckpt-0`."""
     notes: tuple[str, ...] = ()
     known: tuple[CheckpointRecord, ...] = ()
-    """Checkpoints of an earlier episode with this id; at most `RECENT_LIMIT`."""
+    """Checkpoints of an earlier episode with this id, at most `RECENT_LIMIT`."""
     home: str = ""
-    """Task queue of the host that holds it."""
+    """Task queue of the host where the workspace is."""
     copied: bool = False
-    """True if checkpoints must be copied to a remote store, which that host is configured for."""
+    """Whether checkpoints must be copied to a remote store, as configured on that host."""
     attempt: int = 1
 
 
 class AdoptRequest(Value):
-    """Request at the end of a pause: keep a person's edits."""
+    """Request to keep a person's edits at the end of a pause."""
 
     scope: EpisodeScope
     expected_tree: str
     drift: DriftAnswer | None = None
-    """A person's decision about files changed earlier; other edits are kept."""
+    """A person's decision about files that were changed earlier. Other edits are kept."""
 
 
 class AdoptResult(Value):
@@ -71,38 +71,38 @@ class RestoreRequest(Value):
     scope: EpisodeScope
     target: RestoreTarget
     record: CheckpointRecord | None = None
-    """The checkpoint if the run still has it; otherwise it is looked up in the ledger."""
+    """The checkpoint, if the run still has it. Otherwise it is looked up in the ledger."""
     closed: bool = False
-    """The episode had ended: its cost and checkpoints are loaded from the store as well."""
+    """Whether the episode had ended. If so, its cost and checkpoints are also loaded from the store."""
 
 
 class RestoredCheckpoint(Value):
-    """A checkpoint whose files were restored."""
+    """A checkpoint with restored files."""
 
     record: CheckpointRecord
     state: EpisodeState
     saved_tree: str | None = None
-    """Previous tree on disk, which was saved."""
+    """The previous tree on disk, which was saved."""
     bring_back: str = ""
     """Command that restores the previous tree."""
     newest: EpisodeState | None = None
-    """State of the newest checkpoint, for a run that starts from the store alone."""
+    """State of the latest checkpoint, for a run that starts from the store alone."""
     known: tuple[CheckpointRecord, ...] = ()
-    """All checkpoints of the episode, in the same case; at most `RECENT_LIMIT`."""
+    """All of the episode's checkpoints for such a run, at most `RECENT_LIMIT`."""
     attempt: int = 1
 
 
 class ReconcileRequest(Value):
-    """Request of a run that was reset in Temporal."""
+    """Request from a run that was reset in Temporal."""
 
     scope: EpisodeScope
     expected_tree: str
     newest_known: int
-    """Number of the newest checkpoint that the run knows."""
+    """Number of the latest checkpoint that the run knows."""
 
 
 class ReconcileResult(Value):
-    """Leftovers of the discarded iterations."""
+    """Leftovers from the discarded iterations."""
 
     discarded: tuple[CheckpointRecord, ...] = ()
     saved_tree: str | None = None
@@ -112,7 +112,7 @@ class ReconcileResult(Value):
 
 
 class AmendRequest(Value):
-    """Changes to a request; empty fields are unchanged."""
+    """Changes to a request. Empty fields are not changed."""
 
     scope: EpisodeScope
     goal: str = ""
@@ -128,29 +128,29 @@ class CloseRequest(Value):
     outcome: EpisodeOutcome
     reason: str = ""
     expected_tree: str = ""
-    """Tree to restore; empty: keep the current files."""
+    """Tree to restore. If empty, the current files are kept."""
     snapshot: WorkflowSnapshot | None = None
-    """Final ledger row of the episode."""
+    """The episode's final ledger row."""
 
 
 class CloseResult(Value):
     """A released workspace."""
 
     drift: Drift | None = None
-    """Deviation from the expected tree; still on disk, or undone."""
+    """Deviation from the expected tree, which is either still on disk or was undone."""
 
 
 class WorkingTree(Protocol):
-    """An exclusively held working tree. Trees are git tree ids of all files that are not ignored."""
+    """An exclusively locked working tree. Trees are git tree ids of all files that are not ignored."""
 
     @property
     def root(self) -> Path:
-        """Top folder of the tree."""
+        """The tree's top folder."""
         ...
 
     @property
     def processes_ended(self) -> int:
-        """Number of processes of a dead holder that were killed when the tree was locked."""
+        """Number of a dead holder's processes that were killed when the tree was locked."""
         ...
 
     def snapshot(self) -> str:
@@ -158,32 +158,32 @@ class WorkingTree(Protocol):
         ...
 
     def restore(self, tree: str) -> None:
-        """Replace the files on disk by `tree`. Snapshot the current files before."""
+        """Replace the files on disk with `tree`. Call `snapshot` first to save the current files."""
 
     def ensure(self, expected: str, cause: DriftCause = DriftCause.OUTSIDE, *, step: str = "") -> Drift | None:
-        """Ensure that `expected` is on disk; `step` names the step whose changes are undone.
+        """Ensure that `expected` is on disk. `step` is the step whose changes are undone.
 
         Returns:
-            None if it was; otherwise the changes, which were saved under a ref and undone.
+            None if it was already there. Otherwise the changes, which were saved under a ref and undone.
         """
 
     def expect(self, expected: str) -> Drift | None:
-        """Ensure that `expected` is on disk, but undo no change of a person without asking.
+        """Ensure that `expected` is on disk, but do not undo anyone's changes without asking.
 
-        Tool caches, and leftovers of our own interrupted attempt, are undone as by `ensure`.
+        Tool caches and leftovers of our own interrupted attempt are undone, as by `ensure`.
 
         Returns:
-            None if nothing but caches differed; otherwise the changes, which were saved under a ref and undone.
+            None if only caches differed. Otherwise the changes, which were saved under a ref and undone.
 
         Raises:
             DriftError: somebody else changed files, and the settings require asking. Nothing was undone. Not retryable.
         """
 
     def settle(self, expected: str, answer: DriftAnswer) -> tuple[str, Drift | None]:
-        """Apply a person's decision about changes to `expected`; changes made since then are kept.
+        """Apply a person's decision about changes to `expected`. Changes made since then are kept.
 
         Returns:
-            The resulting tree, and the changes that were undone after saving them under a ref.
+            The resulting tree, and the changes that were undone after they had been saved under a ref.
         """
         ...
 
@@ -191,10 +191,10 @@ class WorkingTree(Protocol):
         """Keep a tree as `refs/tightloop/<episode>/<name>` in the project's own store. Idempotent."""
 
     def checkout(self, tree: str, folder: Path) -> None:
-        """Write all files of a tree into an empty folder: content, executable bit, symlinks.
+        """Write all files of a tree, including executable bits and symlinks, to an empty folder.
 
-        Only creates files and follows no symlink, so the folder may be anywhere. The tree's symlinks may lead out of
-        it; readers of the folder must handle that.
+        This only creates files and never follows symlinks, so the folder may be anywhere. The tree's symlinks may lead
+        out of the folder, and its readers must handle that.
 
         Raises:
             WorkspaceError: the folder is not empty.
@@ -202,34 +202,34 @@ class WorkingTree(Protocol):
         """
 
     def entries(self, tree: str) -> Mapping[bytes, Entry]:
-        """Return mode and blob id of all files and symlinks of a tree, by path (bytes as on disk).
+        """Return the mode and blob id of all files and symlinks in a tree, by path (bytes as on disk).
 
         Raises:
-            GitError: the tree is not in the store.
+            GitError: the store does not contain the tree.
         """
         ...
 
     def content(self, blob: str) -> bytes:
-        """Return the content of a file, or the target of a symlink, by its blob id.
+        """Return a file's content or a symlink's target by blob id.
 
         Raises:
-            GitError: it is not in the store.
+            GitError: the store does not contain it.
         """
         ...
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a file in chunks; decompressing a large one at once would block the process.
+        """Yield a file's content in chunks. Decompressing a large file in one go would block the process.
 
         Raises:
-            GitError: it is not in the store.
+            GitError: the store does not contain it.
         """
         ...
 
     def size(self, blob: str) -> int:
-        """Return the size of a file in bytes, without reading it.
+        """Return a file's size in bytes without reading the file.
 
         Raises:
-            GitError: it is not in the store.
+            GitError: the store does not contain it.
         """
         ...
 
@@ -238,7 +238,7 @@ class WorkingTree(Protocol):
 
 
 class Workspaces(Protocol):
-    """Working trees of this host."""
+    """This host's working trees."""
 
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
         """Check the workspace, claim it for the episode and create its worktree if requested.
@@ -247,10 +247,11 @@ class Workspaces(Protocol):
 
         Args:
             scope: the episode.
-            take_over: called with the id of another episode that holds the claim; True if that one has ended.
+            take_over: called with the id of another episode that holds the claim. Returns True if that episode has
+                ended.
 
         Returns:
-            Notes for the operator, as sentences (such as: ignored files are not covered).
+            Notes for the operator as sentences, for example that ignored files are not covered.
 
         Raises:
             NotARepositoryError: the workspace is not the top of a git working tree.
@@ -263,7 +264,7 @@ class Workspaces(Protocol):
         """Release the claim. Idempotent."""
 
     def hold(self, scope: EpisodeScope) -> AbstractContextManager[WorkingTree]:
-        """Lock the tree exclusively; kills leftover processes of a dead holder.
+        """Lock the tree exclusively, and kill leftover processes of a dead holder.
 
         Raises:
             WorkspaceLockedError: another attempt kept the lock for the whole waiting time. Retryable.
@@ -276,7 +277,7 @@ OpenEpisodes = Callable[[str], bool]
 
 
 def opened_key(opening: str) -> str:
-    """Return the key of the checkpoint created by opening an episode."""
+    """Return the key of the checkpoint that is created when an episode is opened."""
     return f"opened/{opening}"
 
 
@@ -293,7 +294,7 @@ def note_opening(ledger: Ledger, request: OpenRequest, call: Call) -> None:
 
 
 def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, call: Call) -> None:
-    """Record that a person's edits were kept, if there were any."""
+    """Record that a person's edits were kept, if any."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
     text = f"edits of a person were kept: {format_count(adopted.files_changed, 'file')}"
@@ -306,7 +307,7 @@ def note_restoration(ledger: Ledger, request: RestoreRequest, record: Checkpoint
 
 
 def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: Call) -> None:
-    """Record a reset of a run."""
+    """Record that a run was reset."""
     _note(
         ledger,
         request.scope,
@@ -318,7 +319,7 @@ def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: 
 
 
 def note_closing(ledger: Ledger, request: CloseRequest, call: Call) -> None:
-    """Record the outcome of an episode."""
+    """Record an episode's outcome."""
     text = f"{request.outcome.value}: {request.reason}"
     _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")
     if request.snapshot is not None:

@@ -1,4 +1,4 @@
-"""Scope of an episode on its host, and its ledger interface."""
+"""An episode's scope on its host, and the ledger interface."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,26 +21,26 @@ class EpisodeScope(Sparse):
 
     episode_id: str
     workspace: str
-    """Absolute path of the git working tree where the episode was started."""
+    """Absolute path of the git working tree in which the episode was started."""
     worktree: bool = False
-    """True if the episode works in its own git worktree."""
+    """Whether the episode works in its own git worktree."""
     request: ArtifactRef | None = None
-    """None only before the workspace is opened; see `stored_request`."""
+    """The stored request. None only before the workspace is opened. See `stored_request`."""
     home: str = ""
-    """Task queue of the host and state home that hold the workspace; empty if not known yet."""
+    """Task queue of the host and state home to which the workspace belongs. Empty if not known yet."""
     epoch: int = 0
-    """Epoch of the copies in the remote store, which determines the host that may continue. 0: no copies."""
+    """Epoch of the remote store's copies, which determines the host that may continue. 0 if there are no copies."""
     within: str = ""
-    """Id of the plan that holds the workspace and waits for this episode, which uses its claim and worktree."""
+    """Id of the plan that waits for this episode. The episode uses the plan's claim and worktree."""
     put_back: bool = False
-    """True if deviations from the expected tree are leftovers of this workflow's stopped or discarded work."""
+    """Whether deviations from the expected tree are leftovers of this workflow's stopped or discarded work."""
 
     @property
     def stored_request(self) -> ArtifactRef:
         """The stored `EpisodeRequest`.
 
         Raises:
-            ArtifactMissingError: it is not stored yet.
+            ArtifactMissingError: the request is not stored yet.
         """
         if self.request is None:
             raise ArtifactMissingError("the episode has no stored request: its workspace was never opened")
@@ -56,12 +56,12 @@ class FileChange(Value):
     """One changed file."""
 
     path: str
-    """Relative path; bytes that are not UTF-8 are escaped."""
+    """Relative path. Bytes that are not valid UTF-8 are escaped."""
     added: int = 0
     removed: int = 0
     binary: bool = False
     renamed_from: str = ""
-    """Previous path of a renamed file (at least half of its content is the same)."""
+    """Previous path of a renamed file, at least half of whose content is the same."""
 
     def __str__(self) -> str:
         path = f"{self.renamed_from} => {self.path}" if self.renamed_from else self.path
@@ -69,28 +69,30 @@ class FileChange(Value):
 
 
 class TreeDiff(Value):
-    """Difference of two trees."""
+    """Difference between two trees."""
 
     files: tuple[FileChange, ...] = ()
-    """At most 2 000; `files_changed` counts all."""
+    """Changed files, at most 2 000. `files_changed` counts all of them."""
     files_changed: int = 0
     lines_added: int = 0
     lines_removed: int = 0
     patch: bytes = Field(default=b"", repr=False)
-    """Unified diff of whole files, at most 2 MB, after a header that names both trees. It is either empty, or verified
-    by applying it to the base. It applies where the objects of both trees are available, because large binary files are
-    included by id only."""
+    """Unified diff of whole files, at most 2 MB, after a header that names both trees.
+
+    It is either empty or was verified by applying it to the base. It can be applied wherever the objects of both trees
+    are available, because large binary files are included only by id.
+    """
     approximate: bool = False
-    """A limit was reached: line counts are estimated, or the patch is missing or incomplete."""
+    """Whether a limit was reached, so that line counts are estimated or the patch is missing or incomplete."""
     note: str = ""
     """Reason for a coarser result than usual."""
 
 
 class Differ(Protocol):
-    """Compares trees within a time limit, for any input."""
+    """Compares trees within a time limit, whatever the input."""
 
     def compare(self, store: Path, base: str, tree: str) -> TreeDiff:
-        """Return the difference of two trees; `store` is the `store_folder` of their scope."""
+        """Return the difference between two trees. `store` is the `store_folder` of their scope."""
         ...
 
     def lines(self, store: Path, tree: str) -> int:
@@ -106,65 +108,65 @@ class Call:
     """
 
     run: str
-    """Run id of the workflow."""
+    """The workflow's run id."""
     scheduled: datetime
-    """Time of scheduling by the workflow; the same for all attempts."""
+    """Time at which the workflow scheduled the call, which is the same for all attempts."""
     started: datetime
-    """Start time of the attempt."""
+    """The attempt's start time."""
 
 
 def this_call() -> Call:
-    """Return the current call; only within an activity."""
+    """Return the current call. Only works within an activity."""
     info = activity.info()
     return Call(info.workflow_run_id or "", info.scheduled_time, info.started_time)
 
 
 class Ledger(Protocol):
-    """Queryable record of one project: checkpoints and the timeline."""
+    """A project's queryable record, which contains checkpoints and the timeline."""
 
     def record_checkpoint(self, episode_id: str, key: str, record: CheckpointRecord) -> CheckpointRecord:
         """Store a record under the next number of its episode, starting at 0.
 
-        Idempotent: the same key returns the first record.
+        Idempotent, as the same key returns the first record.
         """
         ...
 
     def adopt(self, records: Sequence[tuple[str, int, str, str]]) -> None:
-        """Add checkpoints recorded on another host, each as episode, number, key and JSON; existing ones are kept."""
+        """Add checkpoints recorded on another host, each as episode, number, key and JSON. Existing ones are kept."""
 
     def is_recorded(self, episode_id: str, key: str) -> bool:
         """Return whether a checkpoint is stored under this key."""
         ...
 
     def checkpoints(self, episode_id: str) -> tuple[CheckpointRecord, ...]:
-        """Return all checkpoints of an episode, by number."""
+        """Return all of an episode's checkpoints by number."""
         ...
 
     def add_event(self, event: TrailEvent) -> None:
         """Add a timeline entry, once per key."""
 
     def record(self, snapshot: WorkflowSnapshot) -> None:
-        """Store a workflow's snapshot; the newest wins."""
+        """Store a workflow's snapshot. The newest one wins."""
 
     def progress(self, workflow_id: str, *, iteration: int, checks: str, cost_usd: float, at: datetime) -> None:
-        """Update the progress of a recorded workflow, without a timeline entry."""
+        """Update a recorded workflow's progress without adding a timeline entry."""
 
     def add_metrics(self, measured: Iterable[Metric]) -> None:
-        """Store metrics of workflows; for the same kind and key the newer value wins."""
+        """Store workflow metrics. For the same kind and key, the newer value wins."""
 
     def record_steps(self, rows: Iterable[StepRow]) -> None:
-        """Store the current state of plan steps; older updates are dropped."""
+        """Store the current state of plan steps. Older updates are dropped."""
 
     def add_steps(self, rows: Iterable[StepRow]) -> None:
-        """Add the steps of an opened or revised plan; existing states are kept."""
+        """Add the steps of an opened or revised plan. Existing states are kept."""
 
     def close_steps(self, plan_id: str, statuses: Mapping[str, str], *, at: datetime) -> None:
-        """Store the final statuses of a plan's steps; unnamed steps were completed."""
+        """Store the final statuses of a plan's steps. Steps that are not listed were completed."""
 
     def events(self, episode_id: str) -> tuple[TrailEvent, ...]:
-        """Return the timeline of an episode, oldest first."""
+        """Return an episode's timeline, oldest entry first."""
         ...
 
 
 Ledgers = Callable[[Path], Ledger]
-"""Returns the ledger of the project in a workspace."""
+"""Returns the ledger of a workspace's project."""

@@ -30,10 +30,10 @@ _SECTION = re.compile(r'\s*\[\s*([A-Za-z0-9.-]+)\s*(?:"((?:[^"\\]|\\.)*)")?\s*\]
 
 
 class UserRepository:
-    """Git folder of a working tree."""
+    """A working tree's git folder."""
 
     def __init__(self, root: Path) -> None:
-        """Find the git folder of `root`.
+        """Find the git folder for `root`.
 
         Raises:
             NotARepositoryError: `root` is not the top of a git working tree.
@@ -44,7 +44,7 @@ class UserRepository:
         pointer = read_pointer(self.folder / "commondir")
         has_common = pointer and b"\0" not in pointer
         self.common = (self.folder / os.fsdecode(pointer)).resolve() if has_common else self.folder
-        """Git folder shared by all worktrees of a repository."""
+        """Git folder that all worktrees of a repository share."""
         real = root.resolve()
         for candidate in {self.folder, self.common}:
             # An agent may write anywhere in the tree except `.git`, so a git folder elsewhere in it is not trusted.
@@ -59,12 +59,12 @@ class UserRepository:
                 )
 
     def head(self) -> str:
-        """Return the branch (`refs/heads/...`) or commit that is checked out; "" if it cannot be read."""
+        """Return the checked-out branch (`refs/heads/...`) or commit, or "" if it cannot be read."""
         text = _read(self.folder / "HEAD", POINTER_BYTES).decode("utf-8", "replace").strip()
         return text.removeprefix("ref:").strip()
 
     def coverage(self, memory: "IndexMemory") -> Coverage:
-        """Return the coverage of snapshots beyond the tree's own `.gitignore` files."""
+        """Return what snapshots cover, as far as the tree's own `.gitignore` files do not determine it."""
         tracked, folders = memory.list_tracked_files(self)
         local = read_config(self.common / "config")
         folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")
@@ -79,13 +79,13 @@ class UserRepository:
 
 
 class IndexMemory:
-    """Caches the tracked files of a few repositories until their index changes; 50 000 files take 50 ms to read."""
+    """Caches the tracked files of a few repositories until their index changes. Reading 50 000 files takes 50 ms."""
 
     def __init__(self) -> None:
         self._held: LruCache[Path, _Indexes] = LruCache(REMEMBERED)
 
     def list_tracked_files(self, repository: UserRepository) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the files tracked by the index and those of submodules, and all their parent folders."""
+        """Return the files tracked by the index and by submodules, and all their parent folders."""
         indexes = self._held.get(repository.folder)
         if indexes is None or any(signature_of(path) != signature for path, signature in indexes.read.items()):
             read: dict[Path, Signature | None] = {}
@@ -96,7 +96,7 @@ class IndexMemory:
 
 
 def git_folder(root: Path) -> Path:
-    """Return the git folder of a working tree (for a linked worktree, not the common one).
+    """Return a working tree's git folder. For a linked worktree, this is not the common folder.
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.
@@ -112,7 +112,7 @@ def git_folder(root: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, str]:
-    """Return the settings in a git config file, the last value of each; keys in lower case except the middle part.
+    """Return the last value of each setting in a git config file. Keys are in lower case except for the middle part.
 
     Includes are not followed. A file that is too large or malformed has no settings.
     """
@@ -120,17 +120,17 @@ def read_config(path: Path) -> dict[str, str]:
 
 
 def read_pointer(path: Path) -> bytes:
-    """Return the single line of a file that refers to a path, or empty bytes."""
+    """Return the single line of a file that refers to a path, or empty bytes if there is none."""
     return _read(path, POINTER_BYTES).strip()
 
 
 def user_config(folder: Path) -> dict[str, str]:
-    """Return the settings of the system and the user, with includes for the git folder `folder`."""
+    """Return the system's and the user's settings, with includes that apply to the git folder `folder`."""
     return dict(_user_settings(folder))
 
 
 def is_trusted(folder: Path, root: Path) -> bool:
-    """Return whether a repository belongs to this user, or is listed in `safe.directory` (git-config(1))."""
+    """Return whether a repository belongs to this user or is listed in `safe.directory` (git-config(1))."""
     # Under sudo, git trusts the user who called it as well.
     users = {
         os.geteuid(),
@@ -235,7 +235,7 @@ def _list_tracked_paths(root: Path, folder: Path, read: dict[Path, Signature | N
 
 
 def _entries(index: Path) -> list[tuple[str, int]]:
-    """Return paths and modes in an index, including the shared one of a split index; empty if damaged."""
+    """Return the paths and modes in an index, including a split index's shared part. Empty if damaged."""
     content = _read(index, INDEX_BYTES)
     # The id length is not stored in the file: only the right one yields names in order.
     for digest_bytes in (20, 32):
@@ -253,7 +253,10 @@ def _entries(index: Path) -> list[tuple[str, int]]:
 
 
 def _parse_entries(content: bytes, digest_bytes: int) -> tuple[list[tuple[str, int]], int]:
-    """Parse the entries of an index, versions 2 to 4 (gitformat-index(5)); return them and their end."""
+    """Parse the entries of an index, versions 2 to 4 (gitformat-index(5)).
+
+    Return them and the position of their end.
+    """
     if content[:4] != b"DIRC":
         raise ValueError("not an index")
     version, count = struct.unpack_from(">II", content, 4)
@@ -302,7 +305,7 @@ class _Indexes:
 
 
 def _read(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file; empty if it is missing, or larger than `limit`."""
+    """Return a regular file's content, or empty bytes if it is missing or larger than `limit`."""
     try:
         # Checked before opening: opening a device can have side effects. O_NONBLOCK, as it may become a pipe now.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -330,7 +333,7 @@ LISTING_TIMEOUT = timedelta(seconds=30)
 
 
 def list_files(root: Path) -> Iterator[str]:
-    """Return the paths of files and symlinks below `root`; ignored ones only if git tracks them.
+    """Return the paths of files and symlinks below `root`. Ignored ones are included only if git tracks them.
 
     Raises:
         NotARepositoryError: `root` is not the top of a git working tree.

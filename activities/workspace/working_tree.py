@@ -1,4 +1,4 @@
-"""Working trees of this host, as git repositories."""
+"""This host's working trees, as git repositories."""
 
 import contextlib
 import os
@@ -51,11 +51,11 @@ READ_TIMEOUT = timedelta(minutes=10)
 RESTORE_ROUNDS = 3
 SHOWN_PATHS = 10
 SETTLED_ROWS = 1_000
-"""Number of files with new times but unchanged content above which the cache is rewritten."""
+"""Number of files with new times but unchanged content, above which the cache is rewritten."""
 
 
 class GitWorkingTree:
-    """A working tree that the caller holds exclusively."""
+    """A working tree that the caller has locked exclusively."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class GitWorkingTree:
         asks: bool = True,
         is_ours: bool = False,
     ) -> None:
-        """Work on the tree at `root` for an episode; the caller holds its lock.
+        """Work on the tree at `root` for an episode. The caller must hold its lock.
 
-        With `asks`, a person decides about files that somebody else changed; otherwise they are undone. `is_ours`:
-        deviations are leftovers of interrupted work.
+        With `asks`, a person decides about files that somebody else changed. Otherwise the changes are undone. With
+        `is_ours`, deviations are leftovers of interrupted work.
         """
         self.root = root
         self._episode = episode
@@ -90,12 +90,12 @@ class GitWorkingTree:
     def snapshot(self) -> str:
         """Return the tree id of the files on disk, byte for byte. Idempotent.
 
-        Covers files that are not ignored, that were covered before they were ignored, or that the user's repository
-        tracks although they are ignored. Nested repositories and submodules are covered as plain files, without their
-        `.git`.
+        The snapshot covers files that are not ignored, files that were covered before they were ignored, and files that
+        the user's repository tracks although they are ignored. Nested repositories and submodules are covered as plain
+        files, without their `.git`.
 
         Raises:
-            GitError: a file cannot be read, or it took too long. Retryable.
+            GitError: a file cannot be read, or the snapshot took too long. Retryable.
         """
         previous = self._cache.load() if self._known is None else self._known
         try:
@@ -110,10 +110,10 @@ class GitWorkingTree:
             return self._read(None)
 
     def restore(self, tree: str) -> None:
-        """Replace the files on disk by `tree`: content, executable bit, symlink targets. Idempotent.
+        """Replace the files on disk with `tree`, including content, executable bits and symlink targets. Idempotent.
 
-        Files that are ignored by the rules *of that tree* and not part of it are kept. Deleted files that were in no
-        snapshot before are kept under `refs/tightloop/<episode>/drift-<tree>`.
+        Files are kept if the rules *of that tree* ignore them and they are not part of it. Deleted files that were not
+        in any earlier snapshot are kept under `refs/tightloop/<episode>/drift-<tree>`.
 
         Raises:
             WorkspaceError: the tree is not in the store.
@@ -178,7 +178,7 @@ class GitWorkingTree:
         return self._store.size(blob)
 
     def own_process(self, pid: int) -> None:
-        """Record a child process, so that the next holder kills it with its descendants and its session."""
+        """Record a child process so that the next holder kills it with its descendants and its session."""
         self._processes.note(pid)
 
     def _read(self, previous: Folder | None) -> str:
@@ -198,7 +198,7 @@ class GitWorkingTree:
         return tree
 
     def _go_to(self, tree: str, actual: str) -> None:
-        """Restore `tree`; `actual` is on disk and was read last."""
+        """Restore `tree`. `actual` is the tree on disk, as last read."""
         if actual != tree and not self._store.holds(tree):
             raise WorkspaceError(
                 f"the store {self._store.folder} does not hold the tree {tree}. "
@@ -247,7 +247,7 @@ class GitWorkingTree:
     def _undo(
         self, expected: str, actual: str, changes: Sequence[TreeChange], cause: DriftCause, *, step: str = ""
     ) -> Drift:
-        """Save the current files, restore `expected`, and return the drift with the command to restore the changes."""
+        """Save the current files, restore `expected`, and return the drift with the command to get the changes back."""
         drift = describe_drift(self.root, expected, actual, changes, cause, store=self._store.folder, step=step)
         self._keep_drift(actual)
         self._go_to(expected, actual)
@@ -266,8 +266,8 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
     """Check that `workspace` is the top of a git working tree.
 
     Raises:
-        NotARepositoryError: it is not.
-        WorkspaceError: it cannot be used for another reason.
+        NotARepositoryError: it is not the top of a git working tree.
+        WorkspaceError: the workspace cannot be used for another reason.
     """
     if not workspace.is_absolute():
         raise WorkspaceError(f"the workspace '{workspace}' is not an absolute path: give the full path")
@@ -323,7 +323,7 @@ def _is_git_folder(folder: Path) -> bool:
 def notes_on(
     repository: UserRepository, coverage: Coverage, *, worktree: bool, timeout: timedelta = COMMAND_TIMEOUT
 ) -> tuple[str, ...]:
-    """Return notes for the operator on the coverage of checkpoints, as sentences."""
+    """Return notes for the operator on what checkpoints cover, as sentences."""
     ignored: list[str] = []
     walk = Walk(coverage, None, seconds=READ_TIMEOUT.total_seconds(), ignored=ignored.append)
     files = list(walk.run(str(repository.root), None).paths())
@@ -358,18 +358,18 @@ def _encode_paths(paths: list[str]) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class GitWorkspaces:
-    """Prepares working trees for episodes, and lends each to one holder at a time.
+    """Prepares working trees for episodes, and locks each for one holder at a time.
 
-    Snapshots are stored in the state home; the user's repository is unchanged, except for the list of worktrees if an
-    episode uses its own worktree.
+    Snapshots are stored in the state home. The user's repository is not changed, except that the worktree is added to
+    its list if an episode uses its own worktree.
     """
 
     lock_wait: timedelta = LOCK_WAIT
-    """Maximum wait for another holder."""
+    """Maximum time to wait for another holder."""
     timeout: timedelta = COMMAND_TIMEOUT
-    """Timeout of a git command that neither reads nor writes a whole tree."""
+    """Timeout for git commands that neither read nor write a whole tree."""
     asks: bool = True
-    """Ask a person about files that somebody else changed; otherwise they are saved and undone."""
+    """Whether to ask a person about files that somebody else changed. Otherwise the changes are saved and undone."""
     states: States = field(default_factory=lambda: States(REMEMBERED), repr=False, compare=False)
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
@@ -415,9 +415,9 @@ class GitWorkspaces:
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
-        """Release the claim. A worktree stays, because it holds the result. Idempotent.
+        """Release the claim. A worktree stays, because it contains the result. Idempotent.
 
-        An episode within a plan has no claim of its own; the plan's is kept.
+        An episode within a plan does not have its own claim. The plan's claim is kept.
         """
         if not scope.within:
             self._claims(scope).release(root_of(scope), scope.episode_id)
@@ -426,7 +426,7 @@ class GitWorkspaces:
     def hold(self, scope: EpisodeScope) -> Iterator[GitWorkingTree]:
         """Lock the tree exclusively.
 
-        Git processes inherit the lock, so one that outlives a killed holder is waited for as well.
+        Git processes inherit the lock, so the wait includes any that outlive a killed holder.
 
         Raises:
             NotARepositoryError: the workspace is no longer a git working tree.

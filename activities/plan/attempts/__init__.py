@@ -1,1 +1,1 @@
-"""One attempt of one step."""
+"""Runs a single attempt of a step."""

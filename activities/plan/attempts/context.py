@@ -1,4 +1,4 @@
-"""Dependencies of a step attempt, and cache keys for reusing earlier results."""
+"""A step attempt's dependencies, and cache keys for reusing earlier results."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ class AttemptPorts:
         return PlanCache(self.stores)
 
     def begin(self, request: RunStepRequest, loaded: LoadedPlan) -> Work:
-        """Start an attempt of the request's step. Call only inside an activity."""
+        """Start an attempt of the requested step. Call this only inside an activity."""
         workspace, step = Path(request.scope.workspace), loaded.step(request.step, request.template)
         store, records = self.stores(workspace), open_file_records(workspace)
         return Work(
@@ -52,9 +52,9 @@ _OF_NO_EFFECT = frozenset(
     {"description", "owner", "labels", "priority", "needs", "for_each", "effects", "assumptions", "risks",
      "watchdog", "estimate_s", "cache", "compensate", "timeout_s", "timebox_s", "retry", "on_failure", "on_success"}
 )  # fmt: skip
-"""Step fields that affect neither its action nor how its result is judged."""
+"""Step fields that affect neither the action nor the evaluation of its result."""
 _WITHOUT_TITLE = frozenset({Capability.NONE, Capability.SHELL, Capability.EDIT, Capability.HTTP, Capability.CHECKPOINT})
-"""All other capabilities show the title to a person or a model, or use it as a search query."""
+"""Capabilities that ignore the title. All others show it to a person or a model, or use it as a search query."""
 
 
 def is_cacheable(step: Step) -> bool:
@@ -70,10 +70,10 @@ def is_cacheable(step: Step) -> bool:
 
 
 def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
-    """Return whether fetched documents are within `max_age_s`; True for steps that fetch nothing.
+    """Return whether fetched documents are within `max_age_s`. Always True for steps that fetch nothing.
 
     Raises:
-        ArtifactMissingError: the document list is not in the store.
+        ArtifactMissingError: the store does not contain the document list.
     """
     if step.http is None or not step.http.urls:
         return True
@@ -87,7 +87,7 @@ def is_fresh(step: Step, old: StepRecord, store: ArtifactStore) -> bool:
 
 
 def hash_inputs(work: Work) -> str:
-    """Return the cache key of an attempt: the SHA-256 of its resolved inputs, action, tree and policy."""
+    """Return an attempt's cache key, which is the SHA-256 of its resolved inputs, action, tree and policy."""
     step, request = work.step, work.request
     written = step.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     # The title ranks the documents.

@@ -42,18 +42,21 @@ from tightloop.value.scrub import scrub
 
 
 def make_failure(reason: str, failure_class: FailureClass = FailureClass.LOGIC) -> StepFailure:
-    """Return a failure whose reason is scrubbed and short enough for the workflow history."""
+    """Return a failure with a scrubbed reason that is short enough for the workflow history."""
     # Scrub before truncating: a truncated secret no longer matches any pattern.
     return StepFailure(failure_class=failure_class, reason=abridge(scrub(reason), REASON_CHARACTERS))
 
 
 def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **found: Any) -> RunnerResult:
-    """Return a failed result; `found` sets further fields, such as outputs."""
+    """Return a failed result. `found` sets further fields such as outputs."""
     return RunnerResult(failure=make_failure(reason, failure_class), **found)
 
 
 def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
-    """Return a sentence about the first unmet expression, starting with `what`, or "". Prose is skipped."""
+    """Return a sentence about the first unmet expression, starting with `what`, or "" if all are met.
+
+    Prose is skipped.
+    """
     for rule in rules:
         # Nobody can evaluate prose; the step's summary counts these conditions as unchecked.
         if isinstance(rule, Prose):
@@ -68,7 +71,7 @@ def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> s
 
 
 def classify_failure(step: Step, failure: StepFailure | None, lookup: References) -> StepFailure | None:
-    """Return the failure under the first matching failure mode, or unchanged if no mode matches."""
+    """Return the failure with the first matching failure mode applied, or unchanged if none matches."""
     mode = next((mode for mode in step.failure_modes if _is_matching(mode, failure, lookup)), None)
     if mode is None:
         return failure
@@ -92,7 +95,7 @@ def _is_matching(mode: FailureMode, failure: StepFailure | None, lookup: Referen
 
 
 def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset[str]:
-    """Return the paths that the step itself is known to write: edited files, or a shell command's certain outputs."""
+    """Return the paths that the step is known to write: edited files, or a shell command's definite outputs."""
     if step.edit is not None:
         return frozenset(map(str, outputs.get("paths", ())))
     if step.shell is not None:
@@ -103,10 +106,10 @@ def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset
 def drop_own_drift(
     drift: Drift | None, after: str, changed: Collection[str], own_files: frozenset[str]
 ) -> Drift | None:
-    """Return the drift to report, or None if the step itself caused all of it.
+    """Return the drift to report, or None if the step caused all of it.
 
     Args:
-        drift: the changes that were undone.
+        drift: changes that were undone.
         after: the tree after the step.
         changed: paths that differ between that tree and the one before the step.
         own_files: paths written by the step; see `own_paths`.
@@ -117,14 +120,14 @@ def drop_own_drift(
 def replace_files(
     tree: WorkingTree, trees: Trees, store: Path, before: str, after: str, *, undone_step: str = ""
 ) -> Drift | None:
-    """Replace the files of `before`, which should be on disk, by those of `after`.
+    """Replace the files of `before`, which should be on disk, with the files of `after`.
 
-    Changes by others stay on disk, and the next step that writes asks about them. They are undone only if they overlap
-    the step's own lines.
+    Other people's changes stay on disk, and the next step that writes asks about them. They are undone only if they
+    overlap the lines that the step changed.
 
     Returns:
-        The undone changes that are not the caller's own. With `undone_step` this includes changes made while that step
-        ran, whose author is unknown.
+        The undone changes that the caller did not make. With `undone_step`, they include changes by unknown authors
+        made while that step ran.
     """
     drift, target = None, after
     try:
@@ -147,7 +150,7 @@ KEEP = Option(name="keep", pros=("the step runs again, and what it removes stays
 
 
 def check_step(work: Work) -> RunnerResult | None:
-    """Return a denial or an approval request according to the policy, or None if the step may run.
+    """Return a denial or an approval request as required by the policy, or None if the step may run.
 
     Raises:
         ReferenceMissingError: the action refers to a missing value.
@@ -161,7 +164,7 @@ def check_step(work: Work) -> RunnerResult | None:
 def _enforce_ruling(
     work: Work, ruling: Ruling, question: str, options: tuple[Option, ...], *, evidence: tuple[str, ...] = ()
 ) -> RunnerResult | None:
-    """Return a denial, or a question that has not been approved yet; None if allowed."""
+    """Return a denial or a question that has not been approved yet, or None if the action is allowed."""
     if ruling.verdict is Verdict.ALLOW:
         return None
     if ruling.verdict is Verdict.DENY:
@@ -181,17 +184,17 @@ def _enforce_ruling(
 
 
 def check_command(work: Work) -> str:
-    """Return the reason why the policy denies a compensation command, or "". It never asks for approval."""
+    """Return why the policy denies a compensation command, or "" if it does not. Never asks for approval."""
     ruling = judge(work.plan.policy, work.step, find_effects(work.step, {"run": work.command.inlined_text}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
 
 def check_deletions(work: Work, differ: Differ, base: str, before: str, after: str) -> RunnerResult | None:
-    """Return a denial or a question if the step removed too much, else None.
+    """Return a denial or a question if the step deleted too much, and None otherwise.
 
     Args:
-        work: the attempt; the files on disk match the tree `after`.
-        differ: compares the trees.
+        work: the attempt. The files on disk match the tree `after`.
+        differ: used to compare the trees.
         base: the plan's initial tree.
         before: the tree before the step.
         after: the tree after the step.
@@ -208,7 +211,7 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
 
 
 def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
-    """Return the deleted files and the net number of lost lines over all files."""
+    """Return the deleted files and the net number of deleted lines across all files."""
     # Regenerating a lock file loses thousands of lines and is no loss.
     files = [file for file in diff.files if not GENERATED.search(file.path)]
     # lexists: a link whose target is missing still exists.
@@ -218,7 +221,7 @@ def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
 
 
 def check_changes(plan: Plan, paths: tuple[str, ...]) -> str:
-    """Return the reason why the policy forbids changing these paths, or ""."""
+    """Return why the policy forbids changing these paths, or "" if it does not."""
     ruling = judge_changes(plan.policy, paths)
     return "" if ruling.verdict is Verdict.ALLOW else ruling.reason
 
@@ -331,9 +334,9 @@ class AttemptRunner:
         self._ports = ports
 
     def prepare(self, request: RunStepRequest, preview: Callable[[Work], str]) -> Work | StepResult:
-        """Return an attempt that is ready to run, or a result if there is nothing to run.
+        """Return an attempt that is ready to run, or a result if nothing needs to run.
 
-        Idempotent: returns the recorded result of an attempt that already ran.
+        Idempotent. If the attempt already ran, its recorded result is returned.
         """
         work = self._ports.begin(request, self._ports.plans.load(request.scope))
         if (earlier := _find_earlier_result(work)) is not None:
@@ -348,13 +351,13 @@ class AttemptRunner:
     def carry_out(self, work: Work, act: Act, *, left: str | None = None) -> StepResult:
         """Run an attempt that `prepare` returned.
 
-        `left` is the tree that child workflows produced; then changes by others cause no question here: they stay, and
-        the next step that writes asks about them.
+        `left` is the tree that child workflows produced. If it is set, other people's changes do not cause a question
+        here. They stay, and the next step that writes asks about them.
 
         Raises:
             CancelledError: the activity was cancelled.
-            DriftError: somebody else changed files; nothing was done. Not retryable.
-            WorkspaceLockedError: another attempt holds the tree. Retryable.
+            DriftError: somebody else changed files, so nothing was done. Not retryable.
+            WorkspaceLockedError: another attempt has locked the tree. Retryable.
         """
         if not work.step.tree_access.changes_tree:
             return write_record(work, _act(work, act))
@@ -395,7 +398,7 @@ class AttemptRunner:
         return work if stopped is None else write_record(work, stopped)
 
     def _reuse_result(self, work: Work) -> StepResult | None:
-        """Return the result of an earlier run with the same inputs, after restoring its tree on disk."""
+        """Restore the tree of an earlier run with the same inputs and return that run's result."""
         request, step = work.request, work.step
         if not is_cacheable(step):
             return None
@@ -431,9 +434,9 @@ class AttemptRunner:
     def _settle_tree(
         self, work: Work, run_result: RunnerResult, tree: WorkingTree, after: str, *, has_other_changes: bool = False
     ) -> StepResult:
-        """Keep the step's changes, or undo them if it failed or a person must approve its deletions first.
+        """Keep the step's changes, or undo them if the step failed or a person must first approve its deletions.
 
-        With `has_other_changes`, the disk may hold changes by others on top of the step's tree `after`.
+        With `has_other_changes`, the disk may contain other people's changes on top of the step's tree `after`.
         """
         before, store = work.before, store_folder_of(work.scope)
         paths = self._ports.trees.changed_paths(store, before, after) if after != before else ()
@@ -467,7 +470,7 @@ class AttemptRunner:
 
 
 def _record_reuse(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
-    """Record the result of an earlier run for this attempt."""
+    """Record an earlier run's result for this attempt."""
     # The earlier run paid for it; the budget must not be charged again.
     result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
     now = datetime.now(UTC)
@@ -477,7 +480,7 @@ def _record_reuse(work: Work, old: StepRecord, drift: Drift | None) -> StepResul
 
 
 def _find_earlier_result(work: Work) -> StepResult | None:
-    """Return the recorded result if this attempt already ran."""
+    """Return the recorded result if this attempt has already run."""
     request = work.request
     record = work.records.find_attempt(request.scope.episode_id, work.step.id, request.attempt)
     if record is None or record.undone or request.dry_run or record.inputs_sha256 == DRY_RUN:
@@ -488,7 +491,7 @@ def _find_earlier_result(work: Work) -> StepResult | None:
 
 
 def _act(work: Work, act: Act) -> RunnerResult:
-    """Run the action, check its contract and return the result with the step's outputs."""
+    """Run the action, check the step's contract and return the result with the step's outputs."""
     try:
         run_result = act(work)
     except _STEP_ERRORS as error:

@@ -1,4 +1,4 @@
-"""Tree comparison and merging, and protected files."""
+"""Compares and merges trees, and finds protected files."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from tightloop.safety.scope import fits
 PATCH_BYTES = 2 * 1024 * 1024
 PATCH_TIME = timedelta(seconds=30)
 MERGE_CONFLICTS = 127
-"""Highest exit code of `git merge-file` that is a conflict count; higher codes are errors, such as a binary file."""
+"""Highest exit code of `git merge-file` that is a conflict count. Higher codes mean errors, such as a binary file."""
 
 
 class GitTrees:
@@ -49,8 +49,8 @@ class GitTrees:
     def undo(self, store: Path, before: str, after: str, current: str) -> UndoResult:
         """Remove the change from `before` to `after` from `current`.
 
-        A path that is unchanged since the step returns to its previous content. If a later step changed other lines of
-        it, only the step's lines are reverted. Everything else is a conflict, and then no tree is written.
+        A path that has not changed since the step is restored to its previous content. If a later step changed other
+        lines, only the step's lines are reverted. Anything else is a conflict, in which case no tree is written.
 
         Raises:
             GitError: git failed, or a tree is not in the store. Retryable.
@@ -89,7 +89,7 @@ def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Ent
 
 
 def _inverse(store: TreeStore, change: TreeChange, now: Entry | None) -> Entry | None:
-    """Return the reverted entry of a file that changed again since the step, or None for a conflict."""
+    """Return the reverted entry for a file that has changed again since the step, or None if there is a conflict."""
     before, after = change.before, change.after
     if now is None or before is None or after is None:
         return None
@@ -127,19 +127,20 @@ LISTING_TIME = timedelta(seconds=20)
 
 
 def protect_lists(policy: Policy) -> tuple[tuple[str, ...], ...]:
-    """Return the `protect` patterns of a policy and all policies around it."""
+    """Return the `protect` patterns of a policy and all its enclosing policies."""
     return tuple(enclosing.protect for enclosing in enclosing_policies(policy))
 
 
 def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered: bool = False) -> frozenset[Path]:
     """Return existing ignored files and folders that no step may change.
 
-    Does not descend into ignored folders that are not protected themselves (`node_modules`): they may be huge.
+    Ignored folders that are not protected themselves, such as `node_modules`, are not searched because they may be
+    huge.
 
     Args:
-        root: top of the tree.
+        root: top folder of the tree.
         rules: lists of patterns.
-        covered: also return paths that snapshots cover.
+        covered: also return paths that are covered by snapshots.
     """
     names: list[str] = []
     coverage = UserRepository(root).coverage(IndexMemory())

@@ -1,1 +1,1 @@
-"""Step runners, one module per capability, and their helpers."""
+"""Step runners, with one module per capability, and their helpers."""

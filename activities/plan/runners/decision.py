@@ -18,13 +18,16 @@ SUMMARY_CHARACTERS = 200
 
 
 class DecisionRunner:
-    """Chooses the steps to start. Deterministic for the same records and beliefs, unless a model decides."""
+    """Chooses the steps to start.
+
+    Unless a model decides, the choice is deterministic for the same records and beliefs.
+    """
 
     def __init__(self, model: PlanModel) -> None:
         self._model = model
 
     def preview(self, work: Work) -> str:
-        """Return the rows of the decision, one per line."""
+        """Return the decision's rows, one per line."""
         action = work.action(DecisionAction)
         rows = [f"if {rule.when}: {', '.join(rule.to) or 'nothing'}" for rule in action.rules]
         rows += [f"if {name} is best supported: {', '.join(to)}" for name, to in action.hypotheses.items()]
@@ -32,7 +35,7 @@ class DecisionRunner:
         return "\n".join([*rows, f"otherwise: {', '.join(action.otherwise) or 'nothing'}"])
 
     def run(self, work: Work) -> RunnerResult:
-        """Decide. A person's answer takes precedence over rules, hypotheses and the model."""
+        """Make the decision. A person's answer takes precedence over rules, hypotheses and the model."""
         action = work.action(DecisionAction)
         options = action.options or _as_options(work, action)
         votes = count_votes(work.request.answers, 1, options)
@@ -85,7 +88,7 @@ def _describe_decision(work: Work) -> str:
 
 
 def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
-    """Return the hypotheses as options for a person, with the plan's confidence in each."""
+    """Return the hypotheses as options for a person, with the plan's confidence in each one."""
     beliefs = {belief.hypothesis: belief for belief in work.request.beliefs}
     statements = {hypothesis.id: hypothesis.statement for hypothesis in work.plan.hypotheses}
 
@@ -145,7 +148,7 @@ class CheckpointRunner:
         return f"save the tree as refs/tightloop/{work.scope.episode_id}/{_name(work)}"
 
     def run(self, work: Work) -> RunnerResult:
-        """Snapshot the tree and keep it. An existing checkpoint with the same name is moved."""
+        """Take a snapshot of the tree and keep it. An existing checkpoint with the same name is moved."""
         name = _name(work)
         if not _NAME.fullmatch(name):
             return fail_step(

@@ -22,30 +22,30 @@ PATCH_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Patch:
-    """A diff for one working tree."""
+    """A diff to apply to a working tree."""
 
     git: Git
     text: bytes
     paths: tuple[str, ...]
     applied: bool
-    """The files already contain the change."""
+    """Whether the files already contain the change."""
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Paths that applying the diff changes."""
+        """Paths that change when the diff is applied."""
         return () if self.applied else self.paths
 
     def check(self) -> None:
         """Check that the diff applies.
 
         Raises:
-            InvalidRequestError: it does not apply; the message names the first conflict.
+            InvalidRequestError: it does not apply. The message names the first conflict.
         """
         if not self.applied:
             _refuse(_apply_hunk(self.git, self.text, "--check"))
 
     def apply(self) -> None:
-        """Apply the diff. Raises like `check`, and then has changed nothing."""
+        """Apply the diff. Raises the same errors as `check`, in which case nothing was changed."""
         if not self.applied:
             _refuse(_apply_hunk(self.git, self.text))
 
@@ -54,7 +54,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
     """Parse a diff.
 
     Raises:
-        InvalidRequestError: it is not a diff, is too large, or changes a path that no step may touch.
+        InvalidRequestError: the text is not a diff, is too large, or changes a path that no step may touch.
     """
     if len(text) > PATCH_BYTES:
         raise InvalidRequestError(f"the diff has {len(text)} bytes, more than {PATCH_BYTES}. Split it")
@@ -93,14 +93,14 @@ _CRLF = b"\r\n"
 
 @dataclass
 class Draft:
-    """File contents before and after the edits; None for a missing file."""
+    """File contents before and after the edits. None means that the file is missing."""
 
     root: Path
     before: dict[str, bytes | None] = field(default_factory=dict)
     after: dict[str, bytes | None] = field(default_factory=dict)
 
     def content(self, path: str) -> bytes | None:
-        """Return the content of a file after all edits so far."""
+        """Return a file's content after all edits so far."""
         if path not in self.after:
             location = resolve_path(self.root, path)
             if location.is_symlink() or location.is_dir():
@@ -111,7 +111,7 @@ class Draft:
 
     @property
     def changes(self) -> Mapping[str, bytes | None]:
-        """Files whose content differs."""
+        """Files whose content has changed."""
         return {path: content for path, content in self.after.items() if content != self.before[path]}
 
     def diff(self) -> str:
@@ -119,7 +119,10 @@ class Draft:
         return "\n".join(_diff(path, self.before[path], content) for path, content in self.changes.items())
 
     def write(self) -> None:
-        """Write the changes to disk, keeping file modes. Not atomic: the caller reverts them on failure."""
+        """Write the changes to disk, preserving file modes.
+
+        This is not atomic; the caller reverts the changes on failure.
+        """
         for path, content in self.changes.items():
             location = resolve_path(self.root, path)
             if content is None:
@@ -135,7 +138,7 @@ class EditRunner:
     """Runs edit steps."""
 
     def preview(self, work: Work) -> str:
-        """Return the whole change as a unified diff."""
+        """Return the complete change as a unified diff."""
         draft, patch = _draft_changes(work)
         if patch is not None and not draft.changes:
             patch.check()
@@ -143,7 +146,7 @@ class EditRunner:
         return "\n".join(filter(None, parts)) or "nothing: the files are already right"
 
     def run(self, work: Work) -> RunnerResult:
-        """Apply the edits. Edits that are already in place are no failure."""
+        """Apply the edits. It is not a failure if edits are already in place."""
         if work.tree is None:
             return fail_step("an edit changes the tree: leave out 'access', or set it to 'writes'")
         draft, patch = _draft_changes(work)
@@ -206,10 +209,10 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
 
 
 def _replace_match(old: bytes, edit: FileEdit) -> bytes:
-    """Return the content with the single match replaced, or unchanged if already done.
+    """Return the content with the single match replaced, or unchanged if it was already replaced.
 
     Raises:
-        InvalidRequestError: the text does not occur, or occurs more than once.
+        InvalidRequestError: the text does not occur or occurs more than once.
     """
     # Git's heuristic for binary files: a zero byte within the first 8 000 bytes.
     if b"\0" in old[:8_000]:

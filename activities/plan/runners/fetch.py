@@ -1,4 +1,4 @@
-"""Steps that fetch web pages, their cache, and ranking of sources."""
+"""Steps that fetch web pages, their document cache, and source ranking."""
 
 import hashlib
 import html
@@ -28,20 +28,20 @@ from tightloop.plan.failing import FailureClass
 from tightloop.value import ArtifactRef, Value, format_count, shorten
 
 DOCUMENTS_LIMIT = 5_000
-"""Newest documents that a search reads."""
+"""Maximum number of documents that a search reads. The newest ones are used."""
 
 
 class CachedDocument(Value):
-    """Metadata of a cached document."""
+    """A cached document's metadata."""
 
     url: str
-    """URL as requested."""
+    """The requested URL."""
     final_url: str
     fetched_at: datetime
-    """Last time the server confirmed this content."""
+    """Last time that the server confirmed this content."""
     sha256: str
     media_type: str = ""
-    """Includes `charset` if the server sent it."""
+    """Media type, including `charset` if the server sent it."""
     size: int = 0
     title: str = ""
     etag: str = ""
@@ -49,18 +49,21 @@ class CachedDocument(Value):
 
 
 class WebCache:
-    """Document cache in `cache` of a project's state folder. Thread-safe; a damaged entry counts as missing."""
+    """Document cache in the `cache` folder of a project's state folder.
+
+    Thread-safe. Damaged entries count as missing.
+    """
 
     def __init__(self, state_folder: Path) -> None:
         self._folder = state_folder / "cache"
 
     def find(self, url: str) -> CachedDocument | None:
-        """Return the metadata of a URL if its content is present and intact."""
+        """Return a URL's metadata if its content is present and intact."""
         document = _read(self._entry(url))
         return document if document is not None and self.content(document) is not None else None
 
     def content(self, document: CachedDocument) -> bytes | None:
-        """Return the content, or None if it is missing or damaged."""
+        """Return a document's content, or None if it is missing or damaged."""
         try:
             content = self._content(document.sha256).read_bytes()
         except OSError:
@@ -68,14 +71,14 @@ class WebCache:
         return content if hashlib.sha256(content).hexdigest() == document.sha256 else None
 
     def put(self, document: CachedDocument, content: bytes | None = None) -> None:
-        """Store a document; without `content` only its metadata."""
+        """Store a document. Without `content`, only its metadata is stored."""
         # The content first, so that an entry never refers to a missing file.
         if content is not None:
             write_atomically(self._content(document.sha256), content)
         write_atomically(self._entry(document.url), document.model_dump_json(indent=1).encode())
 
     def all(self) -> Iterator[CachedDocument]:
-        """Return the newest `DOCUMENTS_LIMIT` documents, one per content, sorted by URL."""
+        """Return the newest `DOCUMENTS_LIMIT` documents without duplicate contents, sorted by URL."""
         documents = [document for path in self._folder.glob("urls/*.json") if (document := _read(path)) is not None]
         # The newest, with the URL as a tie-breaker, so that a search is repeatable.
         newest = sorted(documents, key=lambda document: (document.fetched_at, document.url))[-DOCUMENTS_LIMIT:]
@@ -109,15 +112,15 @@ _TEXTUAL = re.compile(r"text/|.*[/+](?:json|xml|yaml|javascript|toml|x-sh|x-pyth
 
 
 class Readable(NamedTuple):
-    """Human-readable content of a document."""
+    """A document's human-readable content."""
 
     title: str = ""
     text: str = ""
-    """Empty for non-text documents."""
+    """The document's text. Empty for non-text documents."""
 
 
 def readable(content: bytes, media_type: str) -> Readable:
-    """Return title and text of a document; never raises. `media_type` may include a `charset`."""
+    """Return a document's title and text. Never raises. `media_type` may include a `charset`."""
     bare = media_type.partition(";")[0].strip().lower()
     markup = "html" in bare or (not bare and content.lstrip()[:1] == b"<")
     if not markup and not _TEXTUAL.match(bare or "text/plain"):
@@ -150,9 +153,9 @@ def _first_line(text: str) -> str:
 
 
 def _words(text: str) -> tuple[str, str]:
-    """Return title and text of HTML.
+    """Return the title and text of an HTML page.
 
-    A custom scanner, because the standard library's parser takes quadratic time on malformed pages.
+    Uses a custom scanner, because the standard library's parser takes quadratic time on malformed pages.
     """
     folded = text.replace("\u0130", "I").lower()  # the only letter whose lower case has two characters
     parts: list[str] = []
@@ -186,7 +189,7 @@ def _after(text: str, sign: str, at: int) -> int:
 
 K1 = 1.5
 B = 0.75
-"""Usual parameters (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, section 3.4)."""
+"""The usual BM25 parameters (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, section 3.4)."""
 WORD_CHARACTERS = 60
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[^\d])(?=\d)")
@@ -201,13 +204,13 @@ PRIMARY = (
     "unicode.org",
     "ecma-international.org",
 )
-"""Hosts of standards, which are primary sources."""
+"""Hosts that publish standards, which are primary sources."""
 OFFICIAL = ("docs.", "developer.", "developers.", "spec.", "standards.", "man.", "wiki.")
-"""Host name prefixes of documentation sites."""
+"""Hostname prefixes of documentation sites."""
 
 
 def words(text: str) -> list[str]:
-    """Return the lower-case words of prose or code. `maxRetries` yields three: the whole and its two parts."""
+    """Return the lower-case words in prose or code. `maxRetries` yields three words: the whole and its two parts."""
     terms: list[str] = []
     for token in _WORD.findall(text):
         if len(token) > WORD_CHARACTERS:
@@ -220,7 +223,7 @@ def words(text: str) -> list[str]:
 
 
 class Scorer:
-    """BM25 scorer for one query over a given set of texts."""
+    """BM25 scorer for a query over a given set of texts."""
 
     def __init__(self, query: str, texts: Sequence[Counter[str]]) -> None:
         self._terms = sorted(set(words(query)))
@@ -235,7 +238,7 @@ class Scorer:
         }
 
     def score(self, text: Counter[str]) -> float:
-        """Return the relevance of a text; 0 if no word matches."""
+        """Return a text's relevance, which is 0 if no words match."""
         long = K1 * (1 - B + B * sum(text.values()) / (self._average or 1.0))
         return sum(
             weight * text[term] * (K1 + 1) / (text[term] + long)
@@ -253,10 +256,11 @@ class Source(NamedTuple):
 
 
 def source_score(source: Source, query: str) -> float:
-    """Return the quality of a source, from 0 to about 2.5: coverage of the query and origin.
+    """Return a source's quality, from 0 to about 2.5, based on its coverage of the query and its origin.
 
-    Coverage of the query by the text (up to 1) and by the title (up to 0.5), plus 0.6 for a host of standards, 0.4 for
-    one of documentation and 0.1 for https. A document without text scores by its origin only.
+    The score is the sum of the query's coverage by the text (up to 1) and by the title (up to 0.5), plus 0.6 for a
+    standards host, 0.4 for a documentation host and 0.1 for https. The score of a document without text depends only on
+    its origin.
     """
     terms = set(words(query))
     text_words, titled = set(words(source.text)), set(words(source.title))
@@ -277,9 +281,9 @@ def _origin(url: str) -> float:
 URLS_LIMIT = 200
 EXCERPT_CHARACTERS = 400
 TEXT_CHARACTERS = 20_000
-"""Limit for each document in the output `texts`."""
+"""Limit for each document in the `texts` output."""
 DOCUMENT_S = 60.0
-"""Timeout for one document."""
+"""Timeout per document."""
 
 STOPPED = make_failure("fetching was stopped", FailureClass.TRANSIENT)
 
@@ -295,23 +299,23 @@ class _FetchState:
     artifacts: dict[str, ArtifactRef] = field(default_factory=dict)
     requests: int = 0
     deadline: float = 0.0
-    """Monotonic end of the attempt's time limit."""
+    """End of the attempt's time limit on the monotonic clock."""
 
     def same_as(self, digest: str) -> str:
         return next((document["url"] for document in self.documents if document["sha256"] == digest), "")
 
 
 class FetchRunner:
-    """Fetches a step's documents one after another, skipping those cached by an earlier attempt."""
+    """Fetches a step's documents one after another, skipping any that an earlier attempt cached."""
 
     def preview(self, work: Work) -> str:
-        """List the URLs, each marked as cached or to fetch."""
+        """List the URLs, marking each one as cached or to be fetched."""
         cache, urls, _ = self._read_urls(work)
         cached_urls = {url for url in urls if _fresh(cache.find(url), work)}
         return "\n".join(f"{'cached' if url in cached_urls else 'fetch '} {url}" for url in urls)
 
     def run(self, work: Work) -> RunnerResult:
-        """Fetch the documents. Partial failures are listed in the output `failed`."""
+        """Fetch the documents. Partial failures are listed in the `failed` output."""
         cache, urls, problem = self._read_urls(work)
         command = f"fetch {format_count(len(urls), 'document')}: " + shorten(" ".join(urls), 1_000)
         if problem:

@@ -1,4 +1,4 @@
-"""Gate steps: checks and approvals."""
+"""Gate steps, which run checks and request approvals."""
 
 import json
 from dataclasses import dataclass, replace
@@ -33,16 +33,16 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of one gate check."""
+    """The result of one gate check."""
 
     name: str
     passed: bool | None
-    """None: a person decides."""
+    """Whether the check passed. None if a person decides."""
     detail: str = ""
     timed_out: bool = False
     artifact: ArtifactRef | None = None
     command: str = ""
-    """The resolved command, if the check has a separate name."""
+    """The resolved command if the check has a separate name."""
 
     def line(self) -> str:
         status = {True: "passed", False: "FAILED", None: "open"}[self.passed]
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> Outcome:
-    """Run a command in the sandbox if the policy allows it; it passes with exit code 0."""
+    """Run a command in the sandbox if the policy allows it. The check passes if the exit code is 0."""
     resolved = shell_command(command, work.lookup)
     # Judged as a shell step of its own, or commands in gates would escape the policy.
     step = Step(
@@ -87,7 +87,7 @@ def judge_invariant(work: Work, title: str, text: str) -> Outcome:
     """Evaluate an expression.
 
     Raises:
-        InvalidRequestError: it cannot be evaluated.
+        InvalidRequestError: the expression cannot be evaluated.
     """
     expression = parse_expression(text)
     if expression.holds(work.lookup):
@@ -141,7 +141,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Outcome:
-    """Check the change since a step ended, or since the plan began, against the review's bounds."""
+    """Check the change since a step ended, or since the plan began, against the review's limits."""
     base = find_base_tree(work.scope, review.since, work.records)
     if not base:
         problem = f"step '{review.since}' has no tree: it has not completed, or does not read it"
@@ -186,7 +186,7 @@ LINE_CHARACTERS = 200
 
 
 class GateRunner:
-    """Runs gate steps: passes, fails with the reason, or asks for approval."""
+    """Runs gate steps. A gate passes, fails with a reason, or asks for approval."""
 
     def __init__(self, runner: CheckRunner, differ: Differ) -> None:
         self._runner = runner
@@ -204,7 +204,7 @@ class GateRunner:
     def run(self, work: Work) -> RunnerResult:
         """Run all checks, then evaluate the approvals.
 
-        Checks run again after each answer, because an approval applies to the current tree.
+        The checks run again after each answer, because an approval applies to the current tree.
         """
         action = work.action(GateAction)
         outcomes: list[Outcome] = []
@@ -313,7 +313,7 @@ def _title(work: Work, check: GateCheck) -> str:
 
 
 def _resolve_command(work: Work, command: str) -> str:
-    """Return the command as it will run, or as written if it cannot be resolved."""
+    """Return the command as it will run, or as it is written if it cannot be resolved."""
     try:
         return shell_command(command, work.lookup).inlined_text if command else ""
     except InvalidRequestError:

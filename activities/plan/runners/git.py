@@ -1,4 +1,4 @@
-"""Git steps: branch, commit and pull request text."""
+"""Git steps, which create a branch, a commit and a pull request text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ STEPS_SHOWN = 100
 
 
 def pull_request_text(title: str, plan: Plan, records: Iterable[StepRecord], paths: tuple[str, ...]) -> str:
-    """Return Markdown with summary, rationale, step results, decisions, risks and files."""
+    """Return Markdown with the summary, rationale, step results, decisions, risks and files."""
     steps = {step.id: step for step in plan.steps}
     completed = [r for r in records if r.result.status is StepStatus.COMPLETED and not r.undone]
     # Milestones do nothing. Steps missing from the plan come from a template, or compensated another step.
@@ -54,7 +54,7 @@ _COMMITTED = re.compile(r"[0-9a-f]{40,64}")
 
 
 class GitRunner:
-    """Runs git steps in the order branch, commit, pull request text."""
+    """Runs git steps, first the branch, then the commit and finally the pull request text."""
 
     def preview(self, work: Work) -> str:
         action = _action(work)
@@ -67,7 +67,7 @@ class GitRunner:
         return "\n".join(parts) or "nothing"
 
     def run(self, work: Work) -> RunnerResult:
-        """Run the git step. An existing branch, or nothing to commit, is no failure."""
+        """Run the git step. It is not a failure if the branch exists or there is nothing to commit."""
         action = _action(work)
         outputs: dict[str, Any] = {}
         with user_git(UserRepository(work.root)) as git:
@@ -121,7 +121,7 @@ def _action(work: Work) -> GitAction:
 
 
 def _paths(paths: Any) -> Iterator[str]:
-    """Yield paths; a resolved reference may be a list of them."""
+    """Yield paths. A resolved reference may be a list of paths."""
     for path in paths:
         if isinstance(path, list | tuple):
             yield from _paths(path)
@@ -146,7 +146,7 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
 
 
 def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
-    """Commit; return True if the step's commit exists, False if there was nothing to commit."""
+    """Commit, and return True if the step's commit exists or False if there was nothing to commit."""
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
         return make_failure(f"{bad[0]!r} is not a path below the root of the tree")
     paths = ("--", *action.paths) if action.paths else ()
@@ -172,7 +172,7 @@ def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
 
 
 def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
-    """Reject files that need a filter program of the repository (such as git-lfs): such programs are never run."""
+    """Reject files that need a filter program from the repository, such as git-lfs. Such programs are never run."""
     if filtered := filtered_paths(git, paths):
         return make_failure(
             f"{format_paths(filtered, 3)}: .gitattributes names a filter, which is a program and is not run. "

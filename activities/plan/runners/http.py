@@ -1,4 +1,4 @@
-"""HTTP steps: one request to a host that the policy allows, or documents fetched into the cache."""
+"""HTTP steps, which either send one request to a host allowed by the policy or fetch documents into the cache."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TEXT_CHARACTERS = 1_000_000
 
 
 class HttpRunner:
-    """Sends a step's request and stores the response, or fetches its documents."""
+    """Sends a step's request and stores the response, or fetches the step's documents."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class HttpRunner:
         environ: Mapping[str, str] = os.environ,
         resolve: Resolve = system_addresses,
     ) -> None:
-        """Set the allowed hosts of each secret variable, the environment to read them from and a resolver."""
+        """Set the allowed hosts for each secret variable, the environment that contains the secrets, and a resolver."""
         self._secrets = secrets
         self._environ = environ
         self._resolve = resolve
         self._documents = FetchRunner()
 
     def preview(self, work: Work) -> str:
-        """Return the request line, without the values of secrets."""
+        """Return the request line without the secrets' values."""
         action = work.action(HttpAction)
         if action.urls:
             return self._documents.preview(work)
@@ -45,7 +45,7 @@ class HttpRunner:
         return f"{action.method.upper()} {work.resolve(action.url)}" + (f" with {names}" if names else "")
 
     def run(self, work: Work) -> RunnerResult:
-        """Send the request. Not idempotent: a retried activity sends it again."""
+        """Send the request. Not idempotent, as a retried activity sends it again."""
         action = work.action(HttpAction)
         if action.urls:
             return self._documents.run(work)

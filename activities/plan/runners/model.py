@@ -28,11 +28,11 @@ from tightloop.value import ArtifactRef, clip, shorten
 
 PROBLEMS_LIMIT = 8
 PROBLEM_CHARACTERS = 300
-"""The tail is kept, because messages start with the value."""
+"""Length limit of a problem. The tail is kept because messages start with the value."""
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return the problem of a schema itself, or ""."""
+    """Return the problem with the schema itself, or "" if it is valid."""
     try:
         _Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
@@ -43,7 +43,7 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 
 
 def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the schema violations of a value, one sentence each, at most `PROBLEMS_LIMIT`; empty if it is valid."""
+    """Return a value's schema violations as sentences, at most `PROBLEMS_LIMIT`. Empty if the value is valid."""
     if problem := schema_problem(schema):
         return (problem,)
     try:
@@ -59,7 +59,7 @@ def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema for strict mode: every property is required, and no others are allowed."""
+    """Return a schema for strict mode, in which every property is required and no others are allowed."""
     result: dict[str, Any] = {name: _strict(name, part) for name, part in schema.items()}
     if isinstance(schema.get("properties"), Mapping):
         result |= {"required": list(schema["properties"]), "additionalProperties": False}
@@ -91,15 +91,15 @@ _Validator: Any = extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
 
 PROMPTS = Path(__file__).parents[1] / "prompts"
 _AUTHOR_KEYS = ("plan.", "seed")
-"""References whose values are part of the plan itself."""
+"""Prefixes of references whose values are part of the plan itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelQuestion:
-    """Question to a model."""
+    """A question for a model."""
 
     prompt: str
-    """May contain references."""
+    """Prompt, which may contain references."""
     system: str = "step.md"
     schema: Mapping[str, Any]
     model: str = ""
@@ -108,13 +108,13 @@ class ModelQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRunnerResult(RunnerResult):
-    """Answer to a question; its fields are the outputs."""
+    """A model's answer, whose fields are the outputs."""
 
     model: str = ""
 
 
 class PlanModel:
-    """Asks the worker's model service on behalf of plan steps."""
+    """Sends plan steps' questions to the worker's model service."""
 
     def __init__(self, service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> None:
         self._service = service
@@ -129,9 +129,9 @@ class PlanModel:
         return self._prompts.render(name, **values)
 
     def prompt(self, work: Work, text: str) -> str:
-        """Return a prompt with its references resolved, within the workspace's prompt privacy.
+        """Return a prompt with its references resolved, as far as the workspace's prompt privacy allows.
 
-        At `summary` only numbers, booleans and values written by the plan's author are included.
+        At the `summary` level, only numbers, booleans and values written by the plan's author are included.
         """
         # The newline forces a text: a prompt that is a single reference would resolve to the raw value.
         if self._prompt_privacy_of(work.scope.workspace) is not PromptPrivacy.SUMMARY:
@@ -145,7 +145,7 @@ class PlanModel:
         return str(resolve(text + "\n", look_up_public)).rstrip("\n")
 
     def ask(self, work: Work, request: ModelQuestion) -> ModelRunnerResult:
-        """Ask until the answer matches the schema, a bounded number of times. Failures are returned, not raised."""
+        """Ask until the answer matches the schema or a limit is reached. Failures are returned, not raised."""
         prompt = self.prompt(work, request.prompt)
         problem = self._problem(prompt, request)
         if problem:
@@ -199,7 +199,7 @@ class PlanModel:
         return schema_problem(request.schema)
 
     def _chosen(self, work: Work, request: ModelQuestion) -> ModelService:
-        """Return the service with the step's model, token and time limits."""
+        """Return the service with the step's model, token limit and time limit."""
         bounds = (self._service.max_output_tokens, request.max_output_tokens, work.step.budget.max_tokens)
         return replace(
             self._service,
@@ -229,11 +229,11 @@ def _make_answer(exchange: Exchange[dict[str, Any]], artifacts: dict[str, Artifa
 
 PREVIEW_CHARACTERS = 4_000
 PLAIN = strict({"type": "object", "properties": {"text": {"type": "string"}}})
-"""Schema used if the step has none; the answer is the output `text`."""
+"""Schema to use if the step has none. The answer becomes the `text` output."""
 
 
 class ModelRunner:
-    """Runs model steps. The fields of the answer are the outputs."""
+    """Runs model steps. The answer's fields are the outputs."""
 
     def __init__(self, model: PlanModel) -> None:
         self._model = model
@@ -242,7 +242,7 @@ class ModelRunner:
         return shorten(self._model.prompt(work, work.action(ModelAction).prompt), PREVIEW_CHARACTERS)
 
     def run(self, work: Work) -> RunnerResult:
-        """Ask the model. Prompt, answer and full exchange are stored as artifacts."""
+        """Ask the model. The prompt, the answer and the full exchange are stored as artifacts."""
         action = work.action(ModelAction)
         answered = self._model.ask(
             work,

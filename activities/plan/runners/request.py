@@ -48,7 +48,7 @@ async def run_until(call: Coroutine[Any, Any, T], cancelled: Callable[[], bool],
 
 
 BODY_BYTES = 10_000_000
-"""Limit of a response body."""
+"""Size limit of a response body."""
 REDIRECTS = 5
 CONNECT_S = 10.0
 SILENCE_S = 30.0
@@ -64,12 +64,12 @@ _SECRET_IN_URL = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class WebError(Exception):
-    """A failed request. Data for the step's record, not a fault of the worker."""
+    """A failed request. It is recorded with the step and is not a fault in the worker."""
 
     def __init__(
         self, failure_class: FailureClass, reason: str, *, retry_after_s: float | None = None, requests: int = 0
     ) -> None:
-        """Keep the class and the scrubbed reason; `requests` is the number already sent."""
+        """Save the class and the scrubbed reason. `requests` is the number of requests already sent."""
         super().__init__(reason)
         self.failure = StepFailure(
             failure_class=failure_class,
@@ -81,18 +81,18 @@ class WebError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class WebRequest:
-    """HTTP request of a step."""
+    """A step's HTTP request."""
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict)
     secret_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Header -> value; dropped when a redirect leaves the origin."""
+    """Values by header name. Dropped when a redirect leaves the origin."""
     content: bytes | None = None
     network: tuple[str, ...] = ()
     """Allowed hosts."""
     accept: frozenset[int] = frozenset({200})
-    """Accepted statuses; a redirect status among them is not followed."""
+    """Accepted statuses. Redirects are not followed if their status is accepted."""
     limit_bytes: int = BODY_BYTES
     timeout_s: float = 60.0
     """Overall timeout, including redirects."""
@@ -105,20 +105,20 @@ class WebAnswer:
     """HTTP response."""
 
     url: str
-    """Final URL after redirects."""
+    """Final URL after any redirects."""
     status: int
     headers: Mapping[str, str]
-    """Lower-case names; without cookies."""
+    """Headers with lower-case names, without cookies."""
     body: bytes
     requests: int = 1
     """Number of requests sent, including redirects."""
 
 
 def send(request: WebRequest) -> WebAnswer:
-    """Send a request and follow redirects to allowed hosts. Do not call from a thread with an event loop.
+    """Send a request and follow redirects to allowed hosts. Do not call this from a thread with an event loop.
 
     Raises:
-        WebError: denied by the policy, timed out, too large, or an unaccepted status.
+        WebError: the policy denies the request, it timed out, the response is too large, or its status is not accepted.
     """
     return asyncio.run(_send(request))
 
@@ -283,5 +283,5 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 def _strip_query(url: str) -> str:
-    """Return a URL for messages, without its query, which may contain secrets."""
+    """Return a URL for use in messages, without its query, which may contain secrets."""
     return shorten(url.partition("?")[0], 200)

@@ -1,4 +1,4 @@
-"""Search steps: ranked passages from the project's text files and cached documents."""
+"""Search steps, which rank passages from the project's text files and cached documents."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,15 +21,15 @@ TOTAL_BYTES = 50_000_000
 PASSAGE_LINES = 15
 PASSAGE_CHARACTERS = 1_000
 LINE_CHARACTERS = 2_000
-"""Longer lines are truncated: they are usually generated."""
+"""Longer lines are truncated, as they are usually generated."""
 QUERY_CHARACTERS = 2_000
 
 
 class _Passage(NamedTuple):
     source: str
-    """Path below the root, or URL."""
+    """Path below the root, or a URL."""
     line: int
-    """Starts at 1."""
+    """Line number, starting at 1."""
     lines: tuple[str, ...]
     cached: bool
     title: str = ""
@@ -43,7 +43,7 @@ class SearchRunner:
         return f"search {action.where} for {work.resolve(action.query)!r}, at most {action.limit} hits"
 
     def run(self, work: Work) -> RunnerResult:
-        """Search. No hits is not a failure."""
+        """Run the search. Finding nothing is not a failure."""
         action = work.action(SearchAction)
         query = str(work.resolve(action.query))[:QUERY_CHARACTERS]
         if not words(query):
@@ -100,7 +100,7 @@ def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _text(path: Path) -> bytes | None:
-    """Return the content of a text file; None for a symlink (it may leave the tree), a large or a binary file."""
+    """Return a text file's content, or None if it is large, binary, or a symlink (which may lead out of the tree)."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_BYTES:
             return None

@@ -1,4 +1,4 @@
-"""Shell steps: a sandboxed command whose standard output is captured separately."""
+"""Shell steps, which run a sandboxed command and capture its standard output separately."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from tightloop.value import clip
 from tightloop.value.scrub import scrub
 
 STDOUT_BYTES = 4 * 1024 * 1024
-"""Bytes of standard output to keep, from its start."""
+"""Number of bytes to keep from the start of standard output."""
 TAIL_CHARACTERS = 300
 # Passed as arguments, so that folder and file are never parsed as part of the command.
 _WRAPPER = 'cd -- "$1" && exec /bin/sh -c "$2" >"$3"'
@@ -47,8 +47,8 @@ class ShellRunner:
         """Run the command.
 
         Raises:
-            SandboxUnavailableError: no sandbox works on this host. Not retryable: a person has to install one.
-            SettingsError: the sandbox settings name a missing path. Not retryable.
+            SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.
+            SettingsError: the sandbox settings refer to a missing path. Not retryable.
         """
         action, command = work.action(ShellAction), work.command
         folder = resolve_path(work.root, action.folder) if action.folder not in ("", ".") else work.root
@@ -80,14 +80,14 @@ class ShellRunner:
 
 
 def _as_output(stdout: bytes) -> str:
-    """Return the standard output; a single line loses its newline, like `$(...)` in a shell."""
+    """Return the standard output. If it is a single line, its newline is removed, as with `$(...)` in a shell."""
     text = stdout.decode("utf-8", "replace")
     return text[:-1] if text.find("\n") == len(text) - 1 else text
 
 
 @contextmanager
 def _receiver() -> Iterator[tuple[Path, int]]:
-    """Yield a file for standard output, and a descriptor to read it."""
+    """Yield a file for standard output and a descriptor for reading it."""
     with tempfile.TemporaryDirectory(prefix="tightloop-step-", ignore_cleanup_errors=True) as name:
         # Resolved: on macOS the temporary folder is a symlink, and sandbox-exec matches real paths.
         stdout_file = Path(name).resolve() / "stdout"
@@ -137,7 +137,7 @@ def _protected_paths(work: Work) -> frozenset[Path]:
 
 
 def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure | None:
-    """Remove ignored files that the command created although the policy protects them; return the failure, if any."""
+    """Remove ignored files that the command created although the policy protects them. Return the failure, if any."""
     # Ignored files are in no snapshot, so undoing the step would leave them behind.
     created = sorted(_protected_paths(work) - before)
     if not created:
@@ -149,7 +149,7 @@ def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure 
 
 
 def _judges_exit_code(step: Step) -> bool:
-    """Return whether the criteria refer to the exit code; otherwise it must be 0."""
+    """Return whether the criteria refer to the exit code. If they do not, it must be 0."""
     for rule in (criterion for criterion in step.expect if isinstance(criterion, str)):
         try:
             if {"exit_code", "outputs.exit_code"} & set(parse_expression(rule).references):
@@ -160,6 +160,6 @@ def _judges_exit_code(step: Step) -> bool:
 
 
 def _log(*outputs: bytes) -> str:
-    """Return the log for a person: standard output first, then everything else."""
+    """Return a human-readable log with standard output first, followed by everything else."""
     parts = [part.decode("utf-8", "replace") for part in outputs if part]
     return scrub("\n".join(part.rstrip("\n") for part in parts) + ("\n" if parts else ""))

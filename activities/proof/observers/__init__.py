@@ -1,1 +1,1 @@
-"""Observers that report the actions of test runners. They run in the project's own Python, of any version."""
+"""Observers that report the actions of test runners. They run in the project's own Python, whatever its version."""

@@ -1,9 +1,9 @@
-"""Reports the actions of Python test runners as JSON lines, appended to a file outside the tree.
+"""Reports the actions of Python test runners as JSON lines in a file outside the tree.
 
-A pytest plugin and a wrapper of unittest's runner. Its reports cannot be fully trusted, because the code under test
-runs in the same process, but they make cheating harder: every line has a nonce, errors are recorded before hooks of the
-project can rewrite them, and a canary, a test that must fail, goes through the same hooks. It works with any Python
-from 3.8 on, and imports little, because every Python of a check loads it.
+Consists of a pytest plugin and a wrapper around unittest's runner. Its reports cannot be fully trusted, because the
+code under test runs in the same process, but they make cheating harder: every line has a nonce, errors are recorded
+before hooks of the project can rewrite them, and a canary, a test that must fail, goes through the same hooks. It works
+with Python 3.8 and later, and has few imports, because every Python that a check starts loads it.
 
 PYTEST_DONT_REWRITE: it is imported before pytest, which would warn about that.
 """
@@ -14,14 +14,14 @@ import os
 import sys
 
 PLACE = "TIGHTLOOP_OBSERVE"
-"""Variable with the file and the nonce of the check."""
+"""Environment variable with the check's file and nonce."""
 CANARY = "tightloop-canary"
 WITHIN = "TIGHTLOOP_WITHIN"
-"""Set for processes started by a test session: sessions within tests are not those of the check."""
+"""Environment variable for processes started by a test session. Sessions within tests do not belong to the check."""
 
 
 class _Teller:
-    """Appends events to the file of the check."""
+    """Appends events to the check's file."""
 
     def __init__(self, target):
         self._path, _, self._nonce = target.rpartition(":")
@@ -54,7 +54,7 @@ _teller = None
 
 
 def begin():
-    """Report the start of this interpreter, and hook into the import of test runners."""
+    """Report that this interpreter started, and hook into the import of test runners."""
     global _teller
     target = os.environ.get(PLACE, "")
     if not target or _teller is not None:
@@ -105,7 +105,7 @@ def _watch_exits(teller):
 
 
 class _WhenUnittestIsImported:
-    """Wraps the runner of unittest once it is imported."""
+    """Wraps unittest's runner when it is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "unittest.runner":
@@ -196,7 +196,7 @@ def _unittest_canary_fails():
 
 
 def pytest_configure(config):
-    """Start a session; one within a test, or a late one, reports nothing."""
+    """Start a session. Sessions that run within a test or start late report nothing."""
     import pytest
 
     if _teller is None:
@@ -218,7 +218,7 @@ def _make_session(pytest, teller, is_part):
     hook = getattr(pytest, "hookimpl")
 
     class Session:
-        """Reports one session. A pytest-xdist worker leaves this to its controller."""
+        """Reports one session. A pytest-xdist worker leaves reporting to its controller."""
 
         def __init__(self):
             self.name = teller.session("pytest") if not is_part else ""
@@ -226,7 +226,7 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
-            """Record the error of a test before any hook of the project sees it."""
+            """Record a test's error before any of the project's hooks see it."""
             outcome = yield
             error = outcome.excinfo
             skips = (pytest.skip.Exception, pytest.xfail.Exception)
@@ -236,7 +236,7 @@ def _make_session(pytest, teller, is_part):
                 teller.tell("raw", s=self.name, id=item.nodeid)
 
         def pytest_runtest_logreport(self, report):
-            """Report a result."""
+            """Report a test result."""
             if is_part:
                 return
             result = report.outcome
@@ -252,7 +252,7 @@ def _make_session(pytest, teller, is_part):
 
         @hook(trylast=True)
         def pytest_sessionfinish(self, session, exitstatus):
-            """Run the canary, and report the end."""
+            """Run the canary and report the end of the session."""
             if is_part:
                 return
             teller.tell("canary", s=self.name, failed=_pytest_canary_fails(pytest, session))

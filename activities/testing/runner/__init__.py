@@ -1,1 +1,4 @@
-"""Test runner for the project's own Python, of any version: runs tests on a tree, and with mutants of it."""
+"""Test runner for the project's own Python, whatever its version.
+
+It runs tests on a tree and on mutants of the tree.
+"""

@@ -1,8 +1,8 @@
 """Schedules tests and mutants, and prints the results as JSON lines.
 
-It reads its orders from standard input and imports nothing of the project: pytest sessions, which do, are children of
-this process, and each run of a test is a child of its session. The nonce and the pipe to the worker stay here. Works
-with any Python from 3.8 on.
+It reads its orders from standard input and does not import the project. Pytest sessions, which do, are children of this
+process, and each test run is a child of its session. The nonce and the pipe to the worker stay in this process. Works
+with Python 3.8 and later.
 """
 
 import json
@@ -44,21 +44,21 @@ class _Teller:
         sys.stdout.flush()
 
     def forget(self):
-        """Clear the nonce in a child."""
+        """Clear the nonce in a child process."""
         self._nonce = ""
 
 
 class _Gate:
-    """Runs every test alone, twice, and then the mutants of the lines that it executes."""
+    """Runs every test alone, twice, and then on mutants of the lines that it executes."""
 
     def __init__(self, orders, teller):
         self._orders, self._teller = orders, teller
         self._end = time.monotonic() + orders["total_s"]
         self._proved = set()
-        """Functions that have killed a mutant."""
+        """Test functions that have killed a mutant."""
         self._loaded = []
         self._green = {}
-        """Passed tests: node id to the first result."""
+        """First results of passing tests, by node id."""
 
     def run(self):
         session = self._open(None)
@@ -105,7 +105,7 @@ class _Gate:
         return session
 
     def _plain(self, session):
-        """Run every test alone; without a mutant, each result must be reproduced."""
+        """Run every test alone. Without a mutant, each result must be reproducible."""
         # A flaky test could otherwise pass here and kill a mutant by chance.
         repeats = 2
         for item in session.found["items"]:
@@ -122,7 +122,7 @@ class _Gate:
                         break
 
     def _try(self, session, mutant):
-        """Run the tests that execute the lines of a mutant; False if it needs its own session."""
+        """Run the tests that execute a mutant's lines. Return False if the mutant needs its own session."""
         lines, concerned = set(mutant["lines"]), []
         for item in session.found["items"]:
             green = self._green.get(item["id"], {"lines": {}})
@@ -131,7 +131,7 @@ class _Gate:
         return self._kill(session, mutant, concerned)
 
     def _kill(self, session, mutant, items):
-        """Run the tests that can kill a mutant; False if the mutant cannot be swapped in."""
+        """Run the tests that can kill a mutant. Return False if the mutant cannot be swapped in."""
         items = [item for item in items if item["id"] in self._green and item["function"] not in self._orders["exempt"]]
         if not items:
             self._teller.tell("unreached", mutant=mutant["id"])
@@ -163,7 +163,7 @@ class _Gate:
         return True
 
     def _kills(self, result, green, function):
-        """Return whether a passing test fails by its own assertion.
+        """Return whether a passing test now fails by its own assertion.
 
         Mirrors `can_fail` in tightloop/testing, which decides.
         """
@@ -174,7 +174,7 @@ class _Gate:
         return result["line"] in self._orders["expecting"].get(function, ()) and result["line"] in green["raised"]
 
     def _try_whole(self, mutant):
-        """Try a mutant of code that runs at import, in a session that imports it."""
+        """Try a mutant of code that runs at import time, in a session that imports it."""
         session = self._open(mutant)
         if session is None:
             self._teller.tell("broken", mutant=mutant["id"])

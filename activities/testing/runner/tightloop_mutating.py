@@ -1,6 +1,6 @@
-"""Applies mutants in memory: to loaded functions, or to modules when they are imported.
+"""Applies mutants in memory, either to loaded functions or to modules when they are imported.
 
-No file is written: a mutant replaces one piece of a file's text by another.
+No files are written. A mutant replaces one piece of a file's text with another.
 """
 
 import dis
@@ -12,7 +12,7 @@ import types
 
 
 class Changing:
-    """Source files below a folder, with mutants."""
+    """Source files below a folder, with mutants applied."""
 
     def __init__(self, root):
         self._root = root
@@ -20,7 +20,7 @@ class Changing:
         self._functions = {}
 
     def executable(self, path):
-        """Return the line numbers of a file that contain code."""
+        """Return the numbers of the lines in a file that contain code."""
         try:
             code = compile(self._source(path), path, "exec", dont_inherit=True)
         except (OSError, SyntaxError, ValueError):
@@ -33,7 +33,7 @@ class Changing:
         return sorted(lines)
 
     def note_functions(self, paths):
-        """Find the loaded functions of some files, once for all children."""
+        """Find the loaded functions of some files, once for all child processes."""
         local_paths = {}
         # Not by module attributes: decorators, closures and tables hold functions that none of them names.
         for function in gc.get_objects():
@@ -51,7 +51,7 @@ class Changing:
         sys.meta_path.insert(0, _Finder(path, self._mutate_source(mutant)))
 
     def swap(self, mutant):
-        """Apply the mutant to the functions of a loaded module; False if there are none to change."""
+        """Apply the mutant to a loaded module's functions. Return False if there are none to change."""
         # Even for a loaded module: a test may reload it.
         self.overlay(mutant)
         if not any(
@@ -91,7 +91,7 @@ class Changing:
 
 
 class _Finder:
-    """Finds a module as usual, and replaces its code."""
+    """Finds a module as usual and replaces its code."""
 
     def __init__(self, path, source):
         self._path, self._source = path, source

@@ -1,4 +1,4 @@
-"""Setup of pytest and hypothesis: preloading, options and determinism."""
+"""Sets up pytest and hypothesis, with preloading, options and determinism."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ _OF_XDIST, _OF_COVERAGE = ["-n", "0"], ["--no-cov"]
 
 
 def plugins():
-    """Return the modules of the plugins that pytest loads automatically."""
+    """Return the modules of plugins that pytest loads automatically."""
     from importlib.metadata import entry_points
 
     points = entry_points()
@@ -20,7 +20,7 @@ def plugins():
 
 
 def warm(names):
-    """Import libraries before further sessions, each of which would otherwise take as long as the first."""
+    """Import libraries before further sessions start, each of which would otherwise take as long as the first."""
     for name in names:
         if name not in sys.modules or name == LETTERS:
             try:
@@ -47,7 +47,7 @@ def arguments(tests):
 
 
 def calm_hypothesis(items):
-    """Make hypothesis draw the same examples in every run, store none and have no deadline."""
+    """Make hypothesis generate the same examples in every run, without storing them and without a deadline."""
     hypothesis = sys.modules.get("hypothesis")
     if hypothesis is None:
         return

@@ -1,4 +1,4 @@
-"""Recording of one test run: its outcome, executed lines, and exceptions that reach it."""
+"""Records one test run, including its outcome, the executed lines and the exceptions that reach the test."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ _HELPING = ("test", "tests", "testing", "conftest")
 
 
 class Watching:
-    """A trace function for the files of the tree."""
+    """A trace function for files in the tree."""
 
     def __init__(self, root, changed, test_files):
         self._roots = tuple({os.path.join(os.path.abspath(folder), "") for folder in (root, os.path.realpath(root))})
@@ -41,7 +41,7 @@ class Watching:
         return {path: sorted(lines) for path, lines in self._lines.items()}
 
     def taken_exceptions(self):
-        """Return the exceptions that reached the tests, and the lines where they left changed code."""
+        """Return the exceptions that reached the tests, and the lines at which they left changed code."""
         return sorted(self._exceptions), sorted(self._raised)
 
     def libraries(self):
@@ -54,7 +54,7 @@ class Watching:
         return names
 
     def judge(self, error):
-        """Classify a failure: whether it is an assertion, and in which role's code it was raised."""
+        """Classify a failure by whether it is an assertion and by the role of the code that raised it."""
         assertions = (AssertionError, pytest.fail.Exception)
         # A group of exceptions is judged by its first member.
         while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
@@ -71,7 +71,7 @@ class Watching:
         }
 
     def _place(self, error):
-        """Return the role of the code that failed, skipping libraries between it and the error."""
+        """Return the role of the code that failed, skipping any libraries between that code and the error."""
         for frame, _ in reversed(list(walk_tb(error.__traceback__))):
             code = frame.f_code
             role, path = self._role(code.co_filename)
@@ -169,7 +169,7 @@ class Recorder:
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item):
-        """Record the error of a test before any hook of the project sees it."""
+        """Record a test's error before any of the project's hooks see it."""
         outcome = yield
         error = outcome.excinfo
         if self._raised is not None:
@@ -182,7 +182,7 @@ class Recorder:
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item, call):
-        """Record the error of a `subTest`."""
+        """Record a `subTest` error."""
         if call.when == "call" and call.excinfo is not None and self._raised is None:
             self._raised = call.excinfo.value
         yield
@@ -210,7 +210,7 @@ class Recorder:
 
 
 def canaries_sing(session):
-    """Return whether a test that must fail fails, and one that must pass passes."""
+    """Return whether a test that must fail does fail, and one that must pass does pass."""
     from _pytest.runner import call_and_report
 
     class Canary(pytest.Item):

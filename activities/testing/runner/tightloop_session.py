@@ -1,8 +1,8 @@
-"""A pytest session that collects once; each test run is a forked child, so that nothing is left behind.
+"""A pytest session that collects once. Each test run is a forked child process, so that nothing is left behind.
 
-A report cannot be trusted completely, because the code under test runs in the same process. So errors are recorded
-before hooks of the project can rewrite them, two canaries go through the same hooks, and a run that reports twice is
-rejected.
+A report cannot be trusted completely, because the code under test runs in the same process. Therefore, errors are
+recorded before the project's hooks can rewrite them, two canaries go through the same hooks, and a run that reports
+twice is rejected.
 """
 
 import json
@@ -24,7 +24,7 @@ TAIL = 1500
 
 
 class Session:
-    """The controlling end of a session; the other end is `_Server`."""
+    """The controlling end of a session. The other end is `_Server`."""
 
     def __init__(self, orders, forget, mutant):
         self._orders = orders
@@ -46,14 +46,14 @@ class Session:
         os.close(answer_end)
 
     def collect(self, limit):
-        """Return the collected tests; without tests and with a problem if collecting failed."""
+        """Return the collected tests. If collection failed, the result has a problem and no tests."""
         answer = self._read(limit + COLLECT_GRACE_S)
         if answer is None:
             return {"items": [], "problems": [["", "collecting the tests took too long, or crashed Python"]]}
         return answer
 
     def runs_at_import(self, mutant):
-        """Return whether lines of the mutant run during collection."""
+        """Return whether any of the mutant's lines run during collection."""
         return bool(set(mutant["lines"]) & set(self.found["imported"].get(mutant["path"], ())))
 
     def run(self, index, mutant, limit):
@@ -65,7 +65,7 @@ class Session:
         return self._read(limit + COLLECT_GRACE_S) or nothing("crashed", limit)
 
     def close(self):
-        """Kill the session with its process group."""
+        """Kill the session and its process group."""
         for end in (self._orders_to, self._answers):
             os.close(end)
         # Both: a child that was stopped before its setsid leads no group yet.
@@ -89,7 +89,7 @@ class Session:
 
 
 class _Server:
-    """Collects tests, and forks a child for each run."""
+    """Collects tests and forks a child process for each run."""
 
     def __init__(self, orders, mutant, order_end, answer_end):
         self._orders, self._read_end, self._write_end = orders, order_end, answer_end
@@ -130,7 +130,7 @@ class _Server:
         self._problems.append([path, text[-TAIL:]])
 
     def loop(self, items):
-        """Report the collected tests, then run the requested ones."""
+        """Report the collected tests, and then run the requested ones."""
         self._watching.stop()
         self._collected = True
         self._items = items

@@ -1,4 +1,4 @@
-"""Entries of a tree."""
+"""Tree entries."""
 
 import stat
 from collections.abc import Iterable
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 REGULAR, EXECUTABLE, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o040000
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
-"""Id of the empty tree; git knows it without storing it."""
+"""Id of the empty tree, which git knows without storing it."""
 
 
 class Entry(NamedTuple):
-    """Named entry of a tree."""
+    """A named tree entry."""
 
     mode: int
-    """`REGULAR`, `EXECUTABLE`, `LINK`, or `FOLDER` in the listing of a single tree."""
+    """`REGULAR`, `EXECUTABLE`, `LINK`, or, in the listing of a single tree, `FOLDER`."""
     id: str
-    """40 hexadecimal digits."""
+    """Object id of 40 hexadecimal digits."""
 
 
 class TreeChange(NamedTuple):
-    """A path whose file differs between two trees; None: no file."""
+    """A path whose file differs between two trees. None means that there is no file."""
 
     path: bytes
     before: Entry | None
@@ -32,20 +32,20 @@ class TreeMerge:
     """Result of merging two trees."""
 
     tree: str = ""
-    """Empty if there are conflicts and no markers were requested."""
+    """Merged tree. Empty if there are conflicts and no markers were requested."""
     conflicts: tuple[str, ...] = ()
-    """Paths with overlapping changes on both sides, sorted."""
+    """Sorted paths with overlapping changes on both sides."""
     extra_paths: tuple[str, ...] = ()
-    """With markers: extra files that hold the other side of a conflict in non-text content."""
+    """With markers, extra files that contain the other side of conflicts in non-text content."""
 
 
 def decode_path(path: bytes) -> str:
-    """Return a path as text, with invalid UTF-8 escaped."""
+    """Return a path as text, escaping invalid UTF-8."""
     return path.decode("utf-8", "backslashreplace")
 
 
 def folders_above(path: bytes) -> list[bytes]:
-    """Return the parent folders of a file, outermost first."""
+    """Return a file's parent folders, outermost first."""
     parts = path.split(b"/")
     return [b"/".join(parts[:length]) for length in range(1, len(parts))]
 
@@ -60,7 +60,7 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def file_mode(mode: int) -> int:
-    """Return the tree mode of a file with these permissions."""
+    """Return the tree mode for a file with these permissions."""
     if stat.S_ISLNK(mode):
         return LINK
     return EXECUTABLE if mode & stat.S_IXUSR else REGULAR

@@ -24,11 +24,11 @@ from tightloop.host import private_folder
 
 TYPES = {"tree": 2, "blob": 3}
 FAR = 0x80000000
-"""Larger offsets are in a separate table."""
+"""Larger offsets are stored in a separate table."""
 
 
 class PackFile:
-    """A pack under construction; readable once it is finished."""
+    """A pack under construction, which becomes readable when it is finished."""
 
     def __init__(self, folder: Path, *, level: int) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class PackFile:
         self._size += len(record)
 
     def finish(self) -> None:
-        """Write header, checksum and index, durably."""
+        """Durably write the header, checksum and index."""
         self._file.seek(0)
         self._file.write(b"PACK" + struct.pack(">II", 2, len(self._rows)))
         self._file.flush()
@@ -115,10 +115,10 @@ def _close_durably(file: IO[bytes]) -> None:
 
 
 STREAMED_BYTES = 16 * 1024 * 1024
-"""Larger files are copied in chunks, so that memory stays flat, and stored as loose objects."""
+"""Larger files are copied in chunks, so that memory use stays constant, and are stored as loose objects."""
 PIECE_BYTES = 1 << 20
 LOOSE_OBJECTS, LOOSE_BYTES = 100, 4_000_000
-"""Limit of loose objects per snapshot; beyond it a pack is written, which is 4 times as fast (50 000 files)."""
+"""Limits of loose objects per snapshot. Above them a pack is written, which is 4 times as fast for 50 000 files."""
 # Speed before size: a snapshot follows every step, and `tightloop gc` frees most of them.
 COMPRESSION = 1
 DEPTH_LIMIT = 256
@@ -130,13 +130,13 @@ for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, Con
 
 
 class TreeStore:
-    """Objects and refs of one project. An instance serves one thread."""
+    """A project's objects and refs. Each instance must be used by only one thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def make(self) -> None:
-        """Create the store if it is missing. Idempotent, also for concurrent processes."""
+        """Create the store if it is missing. Idempotent, even for concurrent processes."""
         if (self.folder / "HEAD").exists():
             return
         for name in ("objects/pack", "objects/info", "refs", "states"):
@@ -150,7 +150,7 @@ class TreeStore:
         """The open store.
 
         Raises:
-            WorkspaceError: it is missing.
+            WorkspaceError: the store is missing.
         """
         if not (self.folder / "HEAD").exists():
             raise WorkspaceError(f"{self.folder} has no snapshots: nothing was recorded on this host yet")
@@ -159,17 +159,17 @@ class TreeStore:
             return pygit2.Repository(str(self.folder), flags)
 
     def holds(self, tree: str) -> bool:
-        """Return whether the tree exists; checks only its own object, not its contents."""
+        """Return whether the tree exists. Checks only its own object, not its contents."""
         try:
             return tree == EMPTY_TREE or self.repository.odb.read(tree)[0] == ObjectType.TREE
         except (KeyError, ValueError, pygit2.GitError):
             return False
 
     def read(self, blob: str) -> bytes:
-        """Return the content of an object.
+        """Return an object's content.
 
         Raises:
-            GitError: it is missing, or damaged.
+            GitError: the object is missing or damaged.
         """
         if blob == EMPTY_TREE:
             return b""
@@ -179,7 +179,7 @@ class TreeStore:
             raise GitError(f"the object {blob} cannot be read from {self.folder}: {error}") from error
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield the content of a file; a large loose one in chunks."""
+        """Yield a file's content. A large loose file is read in chunks."""
         path = self.folder / "objects" / blob[:2] / blob[2:]
         # The loose file may be small because it is compressed.
         if not path.exists() or self.size(blob) <= STREAMED_BYTES:
@@ -201,10 +201,10 @@ class TreeStore:
                 yield out
 
     def size(self, blob: str) -> int:
-        """Return the size of an object; a packed one is not read.
+        """Return an object's size. Packed objects are not read.
 
         Raises:
-            GitError: it is missing.
+            GitError: the object is missing.
         """
         try:
             return self.repository.odb.read_header(blob)[1]
@@ -212,7 +212,7 @@ class TreeStore:
             raise GitError(f"the object {blob} is not in {self.folder}: {error}") from error
 
     def entries(self, tree: str) -> dict[bytes, Entry]:
-        """Return the direct entries of a tree, by name."""
+        """Return a tree's direct entries by name."""
         data, position, entries = self.read(tree), 0, {}
         while position < len(data):
             end = data.index(b"\0", position)
@@ -222,7 +222,7 @@ class TreeStore:
         return entries
 
     def files(self, tree: str) -> dict[bytes, Entry]:
-        """Return all files and symlinks below a tree, by path."""
+        """Return all files and symlinks in a tree by path."""
         files: dict[bytes, Entry] = {}
         self._list(b"", tree, files)
         return dict(sorted(files.items()))
@@ -237,14 +237,11 @@ class TreeStore:
                 files[prefix + name] = entry
 
     def changes(self, before: str, after: str) -> list[TreeChange]:
-        """Return the differing paths, sorted.
-
-        A file that became a folder is one removed path and several added ones.
-        """
+        """Return the paths that differ, sorted. If a file became a folder, its path is removed and others are added."""
         return self.listed_changes(before, after)[0]
 
     def listed_changes(self, before: str, after: str, *, seconds: float = math.inf) -> tuple[list[TreeChange], bool]:
-        """Return the differing paths, sorted, and whether they are complete: False after a timeout."""
+        """Return the paths that differ, sorted, and whether they are complete, which is False after a timeout."""
         changes: list[TreeChange] = []
         complete = self._compare(b"", before, after, changes, time.monotonic() + seconds)
         return sorted(changes, key=itemgetter(0)), complete
@@ -270,7 +267,7 @@ class TreeStore:
         return True
 
     def replace_paths(self, tree: str, replacements: Mapping[bytes, Entry | None]) -> str:
-        """Return the tree with some paths replaced; None removes a path."""
+        """Return the tree with some paths replaced. None removes a path."""
         files: dict[bytes, Entry] = self.files(tree)
         for path, entry in replacements.items():
             if entry is None:
@@ -282,7 +279,7 @@ class TreeStore:
 
     @contextlib.contextmanager
     def adding(self) -> Iterator["ObjectSink"]:
-        """Add objects; they become visible when the block ends without an error."""
+        """Add objects, which become visible when the block ends without an error."""
         with translated_errors(self.folder):
             sink = ObjectSink(self.folder, self.repository)
             try:
@@ -316,7 +313,7 @@ class ObjectSink:
         self._pack: PackFile | None = None
 
     def add(self, kind: str, content: bytes) -> bytes:
-        """Add a `blob` or a `tree`; return its 20-byte id."""
+        """Add a `blob` or a `tree` and return its 20-byte id."""
         name = hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)), usedforsecurity=False)
         name.update(content)
         digest = name.digest()
@@ -338,7 +335,7 @@ class ObjectSink:
         return digest
 
     def add_file(self, descriptor: int, size: int) -> bytes | None:
-        """Add a large file in chunks; return its id, or None if it changed while it was read."""
+        """Add a large file in chunks. Return its id, or None if it changed while being read."""
         head = b"blob %d\0" % size
         digest = hashlib.sha1(head, usedforsecurity=False)
         packer = zlib.compressobj(COMPRESSION)
@@ -380,19 +377,19 @@ class ObjectSink:
 
 
 def tree_content(rows: Iterable[tuple[bytes, int, bytes]]) -> bytes:
-    """Return the content of a tree object from names, modes and ids, in git's order."""
+    """Return a tree object's content from names, modes and ids, in git's order."""
     ordered = sorted(rows, key=lambda row: row[0] + b"/" if row[1] == FOLDER else row[0])
     return b"".join(b"%o %s\0%s" % (mode, name, digest) for name, mode, digest in ordered)
 
 
 def valid_name(name: bytes) -> bool:
-    """Return whether a name may be written: it must not leave the folder or be a git folder."""
+    """Return whether a name may be written. It must not lead out of the folder or be a git folder."""
     return bool(name) and b"/" not in name and b"\0" not in name and name.lower() not in (b".", b"..", b".git")
 
 
 @contextlib.contextmanager
 def translated_errors(folder: Path) -> Iterator[None]:
-    """Translate errors of the operating system and of libgit2.
+    """Translate operating system and libgit2 errors.
 
     Raises:
         StorageFullError: the disk is full.

@@ -1,6 +1,6 @@
-"""Ignore rules as in git (gitignore(5)), in time linear in the rule and the path.
+"""Ignore rules as in git (gitignore(5)), matched in time linear in the rule and the path.
 
-No text of the repository becomes a backtracking expression: parts between asterisks are matched once, from the left.
+The repository's text never becomes a backtracking expression. Parts between asterisks are matched once, from the left.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 RULES_BYTES = 1_000_000
-"""Limit of one rules file; git's own is 100 MB."""
+"""Size limit of one rules file. Git's own limit is 100 MB."""
 
 _CLASSES = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": " \\t", "cntrl": "\\x00-\\x1f\\x7f", "digit": "0-9",
@@ -17,25 +17,25 @@ _CLASSES = {
 }  # fmt: skip
 _SPECIAL = re.compile(r"[*?\[\\]")
 _DEEP = None
-"""In a rule split at its slashes: `**`, any number of folders."""
+"""In a rule that is split at its slashes, `**`, which matches any number of folders."""
 
 Test = Callable[[str], bool]
 
 
 class _Rule(NamedTuple):
     ignores: bool
-    """False: `!`, a file that is covered again."""
+    """Whether the rule ignores files. False for `!` rules, which cover files again."""
     folders_only: bool
     name: Test | None
-    """Matches the last path component; None: the rule matches the whole path."""
+    """Matches the last path component. If None, the rule matches the whole path."""
     parts: tuple[Test | None, ...] = ()
 
 
 class RuleList:
-    """Rules of one file."""
+    """The rules in one file."""
 
     def __init__(self, base: str, content: bytes, *, folded: bool = False) -> None:
-        """Parse rules for paths below `base` (empty, or ending with `/`); `folded`: ignore case."""
+        """Parse rules for paths below `base`, which is empty or ends with `/`. With `folded`, case is ignored."""
         self.base = base
         # Latin-1: one character per byte, as in `as_bytes_text`.
         text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
@@ -47,7 +47,7 @@ class RuleList:
         return bool(self._rules)
 
     def verdict(self, path: str, name: str, *, folder: bool) -> bool | None:
-        """Return whether a path (including the base, as of `as_bytes_text`) is ignored; None if no rule matches."""
+        """Return whether a path (with base, in the form of `as_bytes_text`) is ignored, or None if no rule matches."""
         parts: list[str] | None = None
         for rule in self._rules:
             if rule.folders_only and not folder:
@@ -64,17 +64,17 @@ class RuleList:
 
 
 class Rules:
-    """All rule lists that apply in a folder."""
+    """All rule lists that apply to a folder."""
 
     def __init__(self, lists: Iterable[RuleList] = ()) -> None:
         self._lists = tuple(rule_list for rule_list in lists if rule_list)[::-1]
 
     def within(self, rule_list: RuleList) -> "Rules":
-        """Return these rules combined with those of a file deeper in the tree."""
+        """Return these rules combined with the rules of a file deeper in the tree."""
         return Rules((*self._lists[::-1], rule_list)) if rule_list else self
 
     def ignores(self, path: str, name: str, *, folder: bool) -> bool:
-        """Return whether a path is ignored; the caller ensures that none of its folders is."""
+        """Return whether a path is ignored. The caller must ensure that none of its folders is ignored."""
         if not self._lists:
             return False
         path, name = as_bytes_text(path), as_bytes_text(name)
@@ -86,7 +86,7 @@ class Rules:
 
 
 def as_bytes_text(name: str) -> str:
-    """Return a name with one character per byte, which is what git's `?` matches."""
+    """Return a name with one character per byte, as git's `?` matches a byte."""
     return name if name.isascii() else name.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
@@ -111,7 +111,7 @@ def _rule(line: str, folded: bool) -> _Rule | None:
 
 
 def _cut(line: str) -> list[str]:
-    """Split a rule at its slashes, except those in bracket classes, which match no slash."""
+    """Split a rule at its slashes, except for slashes in bracket classes, which never match a slash."""
     parts, begin, position = [], 0, 0
     while position < len(line):
         if line[position] == "/":
@@ -151,7 +151,7 @@ def _test(glob: str, folded: bool) -> Test:
 
 
 def _expression(glob: str) -> str | None:
-    """Translate a glob without slashes; None if git lets it match nothing."""
+    """Translate a glob without slashes. Return None if it never matches anything in git."""
     chunks, chunk, position = [], "", 0
     while position < len(glob):
         character = glob[position]
@@ -181,7 +181,7 @@ def _expression(glob: str) -> str | None:
 
 
 def _class(glob: str, position: int) -> tuple[str | None, int]:
-    """Translate the class after `[`; return the expression and the position after it."""
+    """Translate the class after `[`, and return the expression and the position after the class."""
     negated = glob[position : position + 1] in ("!", "^")
     position += negated
     begin, items = position, ""
@@ -205,13 +205,13 @@ def _class(glob: str, position: int) -> tuple[str | None, int]:
 
 
 def _member(glob: str, position: int) -> tuple[str, int]:
-    """Return a character of a class and the next position; past the end for a trailing backslash."""
+    """Return a class's character and the next position, which is past the end for a trailing backslash."""
     position += glob[position] == "\\"
     return glob[position : position + 1], position + 1
 
 
 def _fits(tests: tuple[Test | None, ...], names: list[str]) -> bool:
-    """Match path components by tracking all alternatives at once."""
+    """Match path components by tracking all alternatives simultaneously."""
     reached = _with_deep({0}, tests)
     for name in names:
         following = set()

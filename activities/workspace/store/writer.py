@@ -1,4 +1,4 @@
-"""Writing, comparing and merging of trees."""
+"""Writes, compares and merges trees."""
 
 import contextlib
 import os
@@ -43,10 +43,10 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TreeWriter:
-    """Writes below one open folder without following symlinks."""
+    """Writes files below one open folder without following symlinks."""
 
     def __init__(self, store: TreeStore, root: str) -> None:
-        """Open `root`, the only path in which symlinks are followed; release it with `close`."""
+        """Open `root`, the only path in which symlinks are followed. Release it with `close`."""
         self._store = store
         self._open: list[tuple[bytes, int]] = []
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -56,7 +56,7 @@ class TreeWriter:
         os.close(self._root)
 
     def apply(self, changes: Iterable[TreeChange]) -> None:
-        """Apply changes to the files; anything in the way of a new file is deleted.
+        """Apply changes to the files. Anything in the way of a new file is deleted.
 
         Raises:
             GitError: an object is missing, or a name must not be written.
@@ -121,7 +121,7 @@ class TreeWriter:
         return self._open[-1][1] if self._open else self._root
 
     def _enter(self, folders: list[bytes], *, make: bool) -> bool:
-        """Change to a folder, creating it if `make`; return False if it does not exist."""
+        """Change to a folder, creating it if `make` is set. Return False if it does not exist."""
         common = 0
         while common < min(len(folders), len(self._open)) and self._open[common][0] == folders[common]:
             common += 1
@@ -149,7 +149,7 @@ class TreeWriter:
 
 
 DIGITS = 16
-"""Digits of tree ids in a command."""
+"""Number of digits of tree ids in a command."""
 
 
 def describe_drift(
@@ -162,9 +162,9 @@ def describe_drift(
     store: Path | None = None,
     step: str = "",
 ) -> Drift:
-    """Return the drift report before changes are undone; tool caches are left out.
+    """Return the drift report before changes are undone. Tool caches are left out.
 
-    With a `store` the changes are about to be undone, and the report has the command that restores them.
+    With a `store`, the changes are about to be undone, and the report contains the command that restores them.
     """
     listed = [change for change in changes if not is_cache(decode_path(change.path))]
     # The drift of checks is part of each result, and that of failed steps of every attempt.
@@ -201,12 +201,12 @@ def describe_drift(
 def undone_changes(
     changes: Sequence[TreeChange], present: Mapping[bytes, Entry], asked_paths: set[bytes], answer: DriftAnswer
 ) -> tuple[list[TreeChange], dict[bytes, Entry | None]]:
-    """Return the changes that a person wants undone, and the target entry of each path.
+    """Return the changes that a person wants undone, and the target entry for each path.
 
     Args:
         changes: from the workflow's last tree to the files on disk.
         present: the files on disk.
-        asked_paths: paths that the question was about; all others changed later, and are kept.
+        asked_paths: paths that the question was about. All others changed later and are kept.
         answer: the person's decision.
     """
     undone = [
@@ -235,7 +235,7 @@ def _changed_at(root: Path, change: TreeChange) -> datetime | None:
 
 
 THEIRS = ".theirs"
-"""Suffix of the extra file with the other side, if no text can hold both."""
+"""Suffix of the extra file that contains the other side if one text cannot contain both."""
 TEXT_BYTES = 5_000_000
 """Larger files are not merged line by line."""
 
@@ -248,10 +248,10 @@ class _Conflict(NamedTuple):
 
 
 def merge_trees(store: TreeStore, base: str, ours: str, theirs: str, *, markers: bool = False) -> TreeMerge:
-    """Merge the changes from `base` to `theirs` into `ours`; with `markers`, conflicts go into the files.
+    """Merge the changes from `base` to `theirs` into `ours`. With `markers`, conflicts are written into the files.
 
     Raises:
-        GitError: a tree is not in the store, or cannot be merged. Retryable.
+        GitError: a tree is not in the store or cannot be merged. Retryable.
     """
     if theirs in (base, ours):
         return TreeMerge(tree=ours)
@@ -312,7 +312,7 @@ def _with_markers(
 
 
 def _text(store: TreeStore, conflict: _Conflict) -> bytes | None:
-    """Return both sides in one text; None if they are not text."""
+    """Return both sides in one text, or None if they are not text."""
     sides = [side for side in (conflict.base, conflict.ours, conflict.theirs) if side is not None]
     if any(side.mode not in (REGULAR, EXECUTABLE) or store.size(str(side.id)) > TEXT_BYTES for side in sides):
         return None
@@ -345,10 +345,13 @@ def _label(side: pygit2.IndexEntry | None) -> bytes:
 
 
 class PackedTrees:
-    """Trees as git pack files, for a store on another host; reads no working tree."""
+    """Packs trees as git pack files for a store on another host. Working trees are not read."""
 
     def pack(self, scope: EpisodeScope, tree: str, known_tree: str) -> dict[str, bytes]:
-        """Return pack and index by file name, with the objects of a tree that `known_tree` lacks; empty if none."""
+        """Return a pack and its index by file name, with a tree's objects that `known_tree` lacks.
+
+        Empty if there are none.
+        """
         store = TreeStore(store_folder_of(scope))
         object_ids: dict[str, None] = {}
         _collect(store, tree, known_tree or EMPTY_TREE, object_ids)
@@ -363,7 +366,7 @@ class PackedTrees:
             return {path.name: path.read_bytes() for path in sorted(Path(folder).glob("pack-*"))}
 
     def unpack(self, scope: EpisodeScope, files: dict[str, bytes]) -> None:
-        """Add the files of a pack to this host's store. Idempotent."""
+        """Add a pack's files to this host's store. Idempotent."""
         open_state_home()
         store = TreeStore(store_folder_of(scope))
         store.make()
@@ -375,7 +378,7 @@ class PackedTrees:
         """Create the workspace folder as an empty git repository if nothing exists there.
 
         Raises:
-            WorkspaceError: it cannot be created.
+            WorkspaceError: the folder cannot be created.
         """
         workspace = Path(scope.workspace)
         if os.path.lexists(workspace):
@@ -391,7 +394,7 @@ class PackedTrees:
 
 
 def _collect(store: TreeStore, tree: str, known_tree: str, object_ids: dict[str, None]) -> None:
-    """Collect the objects below a tree that are not at the same path of a known one."""
+    """Collect a tree's objects that are not at the same path in a known tree."""
     if tree in (known_tree, EMPTY_TREE) or tree in object_ids:
         return
     if not store.holds(tree):
