@@ -1,4 +1,4 @@
-"""Permissions of an executor, and crash handling."""
+"""Permissions of an executor, and how crashes are handled."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ ALLOW, DENY = "allow", "deny"
 ANSWER, SKIP = "answer", "skip"
 DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
 IN_A_WINDOW = frozenset({"cursor-gui"})
-"""Executors that only observe: their agent continues without them, and may report its own result."""
+"""Executors that only observe. Their agents continue without them and can report their own results."""
 _PERMISSION = (
     Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration"),
     Option(name=DENY, effect="the agent may not do it, and learns that it was denied"),
@@ -43,32 +43,35 @@ _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
 def permission_question(title: str, detail: str, fingerprint: str) -> Question:
-    """Return an agent's request for permission; the same fingerprint is not asked again."""
+    """Return a question for an agent's permission request. Requests with the same fingerprint are only asked once."""
     return executor_question(QuestionKind.PERMISSION, title, detail, _PERMISSION).evolve(fingerprint=fingerprint)
 
 
 def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
-    """Return an agent's request for information; the same fingerprint is not asked again."""
+    """Return a question for an agent's request for information.
+
+    Requests with the same fingerprint are only asked once.
+    """
     return executor_question(QuestionKind.CLARIFICATION, title, detail, _CLARIFICATION).evolve(fingerprint=fingerprint)
 
 
 def work_question(title: str, detail: str = "") -> Question:
     """Return the question that lets a person do the work.
 
-    It has no default, so that a bare `resume` cannot claim success.
+    It does not have a default, so that a plain `resume` cannot claim success.
     """
     return executor_question(QuestionKind.WORK, title, detail, _WORK)
 
 
 def report_question() -> Question:
-    """Return the question through which an agent in a window reports while the executor watches it."""
+    """Return the question through which an agent in a window can report while the executor is watching it."""
     question = work_question("the agent in the window is working and reports its end itself; or answer when it is done")
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
 
 
 def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
-    """Return a question about a delivery, with the lines of `detail` as evidence."""
+    """Return a question about a delivery. The lines of `detail` become its evidence."""
     evidence = evidence_of(detail)
     return Question(
         id="", kind=kind, title=title, evidence=evidence, options=options, blocks="the episode", by="the executor"
@@ -76,7 +79,7 @@ def executor_question(kind: QuestionKind, title: str, detail: str, options: tupl
 
 
 def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
-    """Return the report on work that a person did, from their answer and the resulting tree."""
+    """Return the report on work that a person did, based on the person's answer and the resulting tree."""
     # The tree decides, because people also answer `done` without having changed a file.
     default_status = ExecutorStatus.COMPLETED if tree != report.new_tree else ExecutorStatus.NO_CHANGE
     reported = report.evolve(status=_STATUS_OF.get(answer.option, default_status), question=None, new_tree=tree)
@@ -87,7 +90,10 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
-    """Return the report on a delivery whose agent reported before its executor noticed; `tree` is the result."""
+    """Return the report on a delivery whose agent reported before its executor noticed the end.
+
+    `tree` is the result.
+    """
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
     answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
@@ -101,30 +107,30 @@ READING = frozenset({"read", "search", "think"})
 
 
 class PermissionRequest(Value):
-    """Action for which an agent requests permission."""
+    """Action that an agent requests permission for."""
 
     kind: str
-    """Kind as in the Agent Client Protocol.
+    """Kind of the action, as defined by the Agent Client Protocol.
 
-    `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`, `fetch`, `switch_mode` or `other`.
+    One of `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`, `fetch`, `switch_mode` and `other`.
     """
     title: str
-    """One line for a person, such as `rm -rf build`."""
+    """Description for a person, such as `rm -rf build`. It is a single line."""
     command: str = ""
     paths: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
-        """Id that is equal for repeated requests."""
+        """ID that is the same for repeated requests."""
         # Sorted, because an agent may list the same paths in another order.
         text = json.dumps([self.kind, self.command or self.title, sorted(self.paths)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants: Iterable[Grant] = ()) -> Verdict:
-    """Return the verdict: an earlier answer by a person wins, then the mode, then the rule.
+    """Return the verdict. A person's earlier answer takes precedence, followed by the mode and then the rule.
 
-    Reading is always allowed; `read_only` denies everything else.
+    Reading is always allowed. `read_only` denies everything else.
     """
     # First, because the person's decision overrides the rule.
     for grant in grants:
@@ -140,7 +146,9 @@ def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants
 RETRY, VERIFY = OnCrash.RETRY.value, OnCrash.VERIFY.value
 WORKER_DIED = "the worker died during the delivery"
 MOST_CLAIMS = 5
-"""Maximum number of starts of a delivery; one that kills its worker each time would loop forever."""
+"""Maximum number of times that a delivery is started. Without it, a delivery that kills its worker each time would be
+repeated forever.
+"""
 _OPTIONS = (
     Option(
         name=VERIFY,
@@ -159,23 +167,23 @@ class Crash(Value):
     """Facts about a delivery that was interrupted."""
 
     cause: str = WORKER_DIED
-    """Cause, as far as it is known."""
+    """Cause of the crash, as far as it is known."""
     moved: bool
-    """True if the working tree differs from the initial tree of the delivery."""
+    """True if the working tree is different from the delivery's initial tree."""
     effects_outside: str = ""
-    """Declared side effects outside the working tree; empty: none."""
+    """Declared side effects outside the working tree. It is empty if there are none."""
     processes_ended: int = 0
-    """Number of processes that were still running and were killed."""
+    """Number of processes that were still running and had to be killed."""
     claims: int = 1
-    """Number of times that it was started."""
+    """Number of times that the delivery has been started."""
     session: str = ""
-    """Session of an agent that can be resumed."""
+    """Agent session that can be resumed."""
     can_tell: bool = False
-    """True if the executor keeps records that could have shown its end."""
+    """True if the executor keeps records that would have shown how the delivery ended."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Facts, one sentence each."""
+        """The facts, with one sentence for each."""
         ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
         running = f"killed {ended} that still ran" if self.processes_ended else "no process was left"
         records_text = "its records have no end" if self.can_tell else "it left no report"
@@ -191,7 +199,7 @@ class Crash(Value):
 def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
     """Return the reaction to a crash.
 
-    A delivery is repeated without asking only if it left no trace in the tree and has no effects outside it.
+    A delivery is only repeated without asking if it left no trace in the tree and has no effects outside it.
     """
     match policy:
         case OnCrash.ASK | OnCrash.VERIFY:
@@ -204,18 +212,24 @@ def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
 
 
 def explain_crash(crash: Crash) -> str:
-    """Return an explanation for the planner and for people; constant per cause, so that repeats are recognised."""
+    """Return an explanation for the planner and for people.
+
+    It is the same for each cause, so that repeated crashes are recognised.
+    """
     moved, *_ = crash.sentences
     return f"{crash.cause}, and it was not delivered again; {moved}"
 
 
 def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
-    """Return the report on a delivery that a person does not want to repeat."""
+    """Return the report on a delivery that a person decided not to repeat."""
     return report.evolve(status=ExecutorStatus.OUTCOME_UNKNOWN, question=None, new_tree=tree)
 
 
 def crash_question(crash: Crash, title: str) -> Question:
-    """Return the question to a person; a bare `resume` verifies, because repeating effects needs an explicit answer."""
+    """Return the question for a person.
+
+    A plain `resume` verifies, because repeating the effects requires an explicit answer.
+    """
     question_text = f"{crash.cause}: {title}. Deliver it again?"
     return executor_question(QuestionKind.CRASH, question_text, "\n".join(crash.sentences), _OPTIONS).evolve(
         default=VERIFY
@@ -223,7 +237,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
-    """Return the question about an unconfirmed hand-off; a bare `resume` verifies."""
+    """Return the question about a hand-off that was not confirmed. A plain `resume` verifies."""
     question_text = f"{reason}. Check the chat: hand the plan over again? {title}"
     return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _OPTIONS).evolve(
         default=VERIFY

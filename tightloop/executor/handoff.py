@@ -1,4 +1,4 @@
-"""Rules of a hand-off to an editor's chat: message, target window, and next step by observation."""
+"""Rules for a hand-off to an editor's chat: the message, the target window, and the next step for each observation."""
 
 import hashlib
 import itertools
@@ -11,15 +11,15 @@ from tightloop.value import Value
 
 MARKER = re.compile(r"\[tightloop handoff ([\w.:-]{1,120}/\d{1,9}/[0-9a-f]{8})\]")
 ACK_S = 1.5
-"""An agent that accepts a prompt runs its hook at once; measured with VS Code: 0.3 to 0.9 s."""
+"""Time within which an agent that accepts a prompt runs its hook. With VS Code, 0.3 to 0.9 s were measured."""
 PATIENCE_S = 20.0
-"""Maximum wait for an unconfirmed prompt before a person is asked, in seconds."""
+"""Maximum time in seconds to wait for the confirmation of a prompt before a person is asked."""
 MOST_ENTERS = 3
 
 _REMOTE = re.compile(r"\[(SSH|WSL|(Attached )?Container|Dev Container|Codespaces|Tunnel)\b[^\]]*\]", re.IGNORECASE)
-"""Suffix that an editor adds to the project name if the folder is on another machine."""
+"""Suffix that an editor adds to the project name if the folder is on a different machine."""
 _MARKS = "●•* "
-"""Prefixes that an editor adds to the title of an unsaved file."""
+"""Prefixes that an editor adds to the title of a file that has not been saved."""
 _CHARACTERS: dict[int, str | None] = {
     **dict.fromkeys([*range(9), *range(11, 32), 0x7F, 0xFEFF]),
     **dict.fromkeys([0xA0, 0x2007, 0x202F], " "),
@@ -30,11 +30,11 @@ class HandOffState(StrEnum):
     """State of a hand-off in its ledger."""
 
     PREPARED = "prepared"
-    """Enter was not pressed, so it may be restarted."""
+    """Enter has not been pressed, so the hand-off may be restarted."""
     ENTER = "enter"
-    """Enter may have been pressed, so it is never pasted again."""
+    """Enter may have been pressed, so the text is never pasted again."""
     ACKED = "acked"
-    """The agent confirmed it."""
+    """The agent has confirmed the hand-off."""
 
 
 class HandOffEnd(StrEnum):
@@ -44,19 +44,20 @@ class HandOffEnd(StrEnum):
     REFUSED = "refused"
     """Nothing was submitted."""
     WRONG_WINDOW = "wrong_window"
-    """Submitted in a window with another or an unknown folder; the hook refused it before the agent saw it."""
+    """The text was submitted in a window whose folder is wrong or unknown. The hook refused it before the agent saw it.
+    """
     NOT_TAKEN = "not_taken"
-    """The text is in the box, but the agent does not accept it."""
+    """The text is in the chat box, but the agent does not accept it."""
     AMBIGUOUS = "ambiguous"
-    """Enter was pressed, but there is no sign whether the agent has it."""
+    """Enter was pressed, but nothing shows whether the agent received the text."""
     CANCELLED = "cancelled"
 
 
 class Message(Value):
-    """Text of one hand-off."""
+    """Text of a hand-off."""
 
     id: str
-    """`<episode>/<iteration>/<8 hex digits>`."""
+    """ID in the form `<episode>/<iteration>/<8 hex digits>`."""
     text: str
 
     @property
@@ -76,36 +77,36 @@ class Receipt(Value):
 
 
 class HandOffResult(Value):
-    """End of an attempt, with its reason."""
+    """End of a hand-off attempt, with the reason."""
 
     end: HandOffEnd
     reason: str = ""
-    """Sentence for a person: observation and advice."""
+    """Sentence for a person, which describes what was observed and what to do."""
     retryable: bool = False
     """True if waiting may help."""
     receipt: Receipt | None = None
 
 
 class Target(Value):
-    """The only window, and the only box in it, that may be operated."""
+    """The only window that may be operated, and the only box in it."""
 
     apps: tuple[str, ...]
-    """Bundle ids on macOS, window classes on X11."""
+    """Bundle IDs on macOS, window classes on X11."""
     title: str
-    """Regular expression for the title; `{project}` is the name of the project folder.
+    """Regular expression for the title, in which `{project}` stands for the name of the project folder.
 
-    Folder names are not unique, so it only narrows the search; the hook decides by `root`.
+    Folder names are not unique, so the title only narrows the search. The hook decides by `root`.
     """
     project: str
     root: str
-    """Absolute path of the folder that the window must have open."""
+    """Absolute path of the folder that must be open in the window."""
     box: str
     """Regular expression for the accessible name of the chat box."""
     chat_key: str
-    """Chord that focuses the box; it may be a toggle."""
+    """Key combination that focuses the chat box. It may be a toggle."""
 
     def matches(self, app: str, title: str) -> bool:
-        """Return whether program and title of a window both match."""
+        """Return whether the program and the title of a window both match."""
         # File systems compose or decompose names, and editors show either form.
         window_title, project = (unicodedata.normalize("NFC", text) for text in (title.lstrip(_MARKS), self.project))
         if app not in self.apps or _REMOTE.search(window_title):
@@ -124,14 +125,14 @@ class BoxState(StrEnum):
 
     EMPTY = "empty"
     OURS = "ours"
-    """Exactly the text of this hand-off."""
+    """The box contains exactly the text of this hand-off."""
     LEFTOVER = "leftover"
-    """Exactly the text of an earlier hand-off, or several copies of one."""
+    """The box contains exactly the text of an earlier hand-off, or several copies of it."""
     FOREIGN = "foreign"
 
 
 class NextStep(StrEnum):
-    """Next step after Enter may have been pressed."""
+    """Next step when Enter may have been pressed."""
 
     DONE = "done"
     PRESS = "press"
@@ -146,26 +147,27 @@ def digest(text: str) -> str:
 
 
 def handoff_id(key: str, episode_id: str, iteration: int) -> str:
-    """Return the hand-off id of a delivery; equal for equal keys."""
+    """Return the ID of a delivery's hand-off. Equal keys have equal IDs."""
     # Only characters that `MARKER` accepts; the hash of the key keeps shortened ids apart.
     episode = re.sub(r"[^\w.:-]", "-", episode_id, flags=re.ASCII)[:100] or "episode"
     return f"{episode}/{iteration}/{digest(key)[:8]}"
 
 
 def episode_of(identity: str) -> str:
-    """Return the episode of a hand-off."""
+    """Return the episode to which a hand-off belongs."""
     return identity.partition("/")[0]
 
 
 def marker(identity: str) -> str:
-    """Return the marker of a hand-off in its text."""
+    """Return the marker that identifies a hand-off in its text."""
     return f"[tightloop handoff {identity}]"
 
 
 def normalise(text: str) -> str:
-    """Return the text in the form in which a chat box returns it: LF, no NBSP, NFC, no control characters.
+    """Return a text in the form in which a chat box returns it.
 
-    Chromium turns CRLF into LF and NBSP into a space; after this the comparison with the pasted text is exact.
+    The form has LF line ends, no NBSP and no control characters, and is in NFC. Chromium converts CRLF to LF and NBSP
+    to a space. After normalisation, the text can be compared exactly with the pasted text.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return unicodedata.normalize("NFC", lines.translate(_CHARACTERS)).rstrip("\n")
@@ -177,13 +179,16 @@ def inline_message(identity: str, prompt: str) -> Message:
 
 
 def file_message(identity: str, path: str, content: str) -> Message:
-    """Return one short line with the path and hash of the prompt file, which no size or character can break."""
+    """Return a single short line with the path and hash of the prompt file.
+
+    Neither the size nor the characters of the prompt can break it.
+    """
     text = f"{marker(identity)} Read {path} (sha256 {digest(content)[:16]}) and carry it out to its end."
     return Message(id=identity, text=text)
 
 
 def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState:
-    """Classify the box by its whole content."""
+    """Classify the chat box by its whole content."""
     content = normalise(text)
     if not content.strip():
         return BoxState.EMPTY
@@ -198,15 +203,15 @@ def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState
 def after_enter(
     box: BoxState | None, *, acked: bool, enters: int, waited_s: float, guarded: bool, patience_s: float = PATIENCE_S
 ) -> NextStep:
-    """Return the next step after Enter may have been pressed; the text is never pasted again.
+    """Return the next step when Enter may have been pressed. The text is never pasted again.
 
     Args:
-        box: content of the box; None: not inspected, or not visible.
-        acked: the agent confirmed the text.
-        enters: number of times Enter was pressed; 1 after a crash, because it may have been.
-        waited_s: seconds since the last one.
-        guarded: the agent's side refuses a hand-off that it already has.
-        patience_s: maximum wait for an undecidable state.
+        box: content of the box. None if it was not inspected or is not visible.
+        acked: whether the agent has confirmed the text.
+        enters: number of times that Enter was pressed. After a crash it is 1, because Enter may have been pressed.
+        waited_s: seconds since Enter was last pressed.
+        guarded: whether the agent's side refuses a hand-off that it has already received.
+        patience_s: maximum time in seconds to wait if the state cannot be determined.
     """
     if acked:
         return NextStep.DONE

@@ -1,4 +1,4 @@
-"""Limits of agents and providers: kinds, and rules to detect them in output."""
+"""Limits of agents and providers: their kinds, and rules that detect them in output."""
 
 import itertools
 import json
@@ -17,11 +17,13 @@ from tightloop.executor.reset_time import Clock, find_wait, read_wait
 from tightloop.value import Value, shorten
 
 LONGEST_UNASKED_WAIT = timedelta(hours=6)
-"""Beyond this wait a person is asked at once; longer than any 5-hour window of a subscription."""
+"""Longest wait without asking a person. If a wait is longer, a person is asked immediately. It is longer than any
+5-hour window of a subscription.
+"""
 
 
 class LimitKind(StrEnum):
-    """Kind of a limit."""
+    """Kind of limit."""
 
     TOOL_CALL_LIMIT = "tool_call_limit"
     RATE_LIMITED = "rate_limited"
@@ -34,15 +36,15 @@ class LimitKind(StrEnum):
 
 
 class LimitSource(StrEnum):
-    """Source of the detected kind."""
+    """Source from which the kind was detected."""
 
     TEXT = "text"
     TYPED = "typed"
     HEADER = "header"
     SCREEN = "screen"
-    """Notice in a window; a repository can quote one."""
+    """Notice in a window. Files in a repository can contain the same text."""
     REPORT = "report"
-    """Report by the agent itself."""
+    """Report from the agent itself."""
 
 
 class LimitAction(StrEnum):
@@ -51,26 +53,26 @@ class LimitAction(StrEnum):
     WAIT = "wait"
     """Back off, then continue."""
     PERSON = "person"
-    """Waiting does not help, or takes too long."""
+    """Ask a person, because waiting does not help or takes too long."""
     REPLAN = "replan"
-    """The same order would fail again; a smaller one is needed."""
+    """Create a new plan, because the same order would fail again. A smaller order is needed."""
 
 
 class LimitSignal(Value):
-    """Output of a stopped agent or provider; unknown parts are omitted."""
+    """Output of an agent or provider that has stopped. Unknown parts are omitted."""
 
     text: str = ""
-    """Status lines, newest last; never model prose or tool output."""
+    """Status lines, newest last. They never contain text from the model or output from tools."""
     status_code: int | None = None
     error_type: str = ""
     error_code: str = ""
     body: Any = None
-    """Decoded JSON of the error."""
+    """Error as decoded JSON."""
     headers: Mapping[str, str] = Field(default_factory=dict)
 
 
 def choose_action(limit: LimitHit) -> LimitAction:
-    """Return the reaction to a limit. Unknown kinds wait; strikes are counted elsewhere."""
+    """Return the reaction to a limit. For unknown kinds, the reaction is to wait. Strikes are counted elsewhere."""
     # An exhausted window without a reset time: the end of the wait would be unknown.
     far = limit.retry_after is not None and limit.retry_after > LONGEST_UNASKED_WAIT
     exhausted = limit.kind == LimitKind.USAGE_EXHAUSTED and limit.retry_after is None
@@ -80,7 +82,7 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 
 def explain(limit: LimitHit) -> str:
-    """Return a sentence for a person: the limit, then the advice."""
+    """Return a sentence for a person, which describes the limit and then gives advice."""
     reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no text"
     if limit.kind == LimitKind.AUTH:
         return (
@@ -100,7 +102,7 @@ def explain(limit: LimitHit) -> str:
 EVIDENCE_CHARACTERS = 200
 LINE_CHARACTERS = 1_000
 MAXIMUM_NODES = 400
-"""Maximum number of JSON nodes read per error, which bounds the cost of a hostile body."""
+"""Maximum number of JSON nodes to read per error. It limits the cost of processing a hostile body."""
 MAXIMUM_DEPTH = 12
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
@@ -123,7 +125,7 @@ _CODEX_WINDOWS = ("primary", "secondary")
 
 
 class Phrases:
-    """The compiled phrase file."""
+    """The compiled file of phrases."""
 
     def __init__(self) -> None:
         # Deferred import: callers that detect nothing do not pay for it.
@@ -154,7 +156,7 @@ phrases = cache(Phrases)
 
 
 class Match(NamedTuple):
-    """Recognised limit with its evidence."""
+    """Limit that was recognised, with its evidence."""
 
     kind: LimitKind
     confidence: float
@@ -162,7 +164,10 @@ class Match(NamedTuple):
 
 
 def normalise(text: str) -> str:
-    """Return one line with plain quotes, dashes, dots and spaces, without colours and frames. Idempotent."""
+    """Return a text as one line with plain quotes, dashes, dots and spaces, and without colours and frames.
+
+    This is idempotent.
+    """
     return " ".join(_ANSI.sub("", text).translate(_CHARACTERS).split())
 
 
@@ -180,7 +185,7 @@ def decode(text: str) -> dict[str, Any] | None:
 
 
 def match_phrase(text: str, *, anchored: bool) -> Match | None:
-    """Return the first phrase that matches at the start of a text (`anchored`) or anywhere in it."""
+    """Return the first phrase that matches anywhere in a text, or only at its start if `anchored` is set."""
     for kind, confidence, pattern in phrases().texts:
         if match := pattern.match(text) if anchored else pattern.search(text):
             return Match(kind, confidence, match[0])
@@ -188,7 +193,7 @@ def match_phrase(text: str, *, anchored: bool) -> Match | None:
 
 
 def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitSource) -> LimitHit:
-    """Return the hit with bounded evidence."""
+    """Return the hit. The length of its evidence is limited."""
     return LimitHit(
         kind=match.kind.value,
         retry_after=wait,
@@ -200,7 +205,7 @@ def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitS
 
 
 class Facts:
-    """Facts from the fields of an error, at any depth of its body."""
+    """Facts from the fields of an error, at any depth in its body."""
 
     def __init__(self, headers: Mapping[str, Any] | None = None) -> None:
         self.codes: list[str] = []
@@ -213,7 +218,7 @@ class Facts:
         self._nodes_left = MAXIMUM_NODES
 
     def collect(self, value: object, field: str = "", depth: int = 0) -> None:
-        """Collect the facts of a value, recursively."""
+        """Collect the facts in a value recursively."""
         # Foreign fields quote tool calls or results, where any text can occur.
         self._nodes_left -= 1
         if self._nodes_left < 0 or depth > MAXIMUM_DEPTH or field in phrases().fields["foreign"]:
@@ -256,7 +261,7 @@ class Facts:
             self.statuses.append(int(value))
 
     def find_limit(self, clock: Clock, source: LimitSource = LimitSource.TYPED) -> LimitHit | None:
-        """Return the limit shown by the facts: typed codes first, then texts, statuses and headers."""
+        """Return the limit that the facts show. Typed codes are considered first, then texts, statuses and headers."""
         codes = phrases().codes
         coded = [Match(codes[squeezed], 1.0, code) for code in self.codes if (squeezed := _squeeze(code)) in codes]
         certain = next((match for match in coded if match.kind is not LimitKind.UNKNOWN), None)
@@ -314,7 +319,7 @@ def _full_windows(headers: Mapping[str, str]) -> list[str]:
 
 
 def _reset_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield name and value of each reset header, and whether its quota is used up."""
+    """Yield the name and value of each reset header, and whether its quota has been used up."""
     for name, value in headers.items():
         if match := _RESET_HEADER.fullmatch(name):
             left = f"{match[1]}-remaining-{match[2]}".rstrip("-") if match[1] else f"{match[3]}-{match[4]}-remaining"
@@ -339,10 +344,10 @@ def _header_wait(headers: Mapping[str, str], clock: Clock) -> timedelta | None:
 
 
 TEXT_CHARACTERS = 64_000
-"""Maximum length of the searched end of a text."""
+"""Maximum length of the part that is searched, at the end of a text."""
 TEXT_LINES = 50
 WRAPPED_LINES = 6
-"""Maximum number of lines over which a screen wraps one status text."""
+"""Maximum number of lines across which a screen wraps a status text."""
 MAXIMUM_LABELS = 8
 
 _QUOTED = re.compile(r"[\"'](\w{4,40})[\"']")
@@ -350,12 +355,12 @@ _ERROR_EVENTS = frozenset({"error", "turn.failed", "session.error"})
 
 
 def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = None) -> LimitHit | None:
-    """Return the limit that a signal reports, or None. Never raises.
+    """Return the limit that a signal reports, or None. This function never raises.
 
     Args:
-        signal: the output; a string is treated as status lines.
-        now: time of the output; UTC if it has no zone.
-        zone: zone of times without one; default: that of `now`.
+        signal: the output. A string is treated as status lines.
+        now: time of the output. If it has no time zone, UTC is assumed.
+        zone: time zone for times without one. The default is the zone of `now`.
     """
     limit_signal = LimitSignal(text=signal) if isinstance(signal, str) else signal
     aware = now if now.tzinfo else now.replace(tzinfo=UTC)
@@ -384,7 +389,7 @@ def detect(signal: str | LimitSignal, *, now: datetime, zone: tzinfo | None = No
 
 
 def _read_event(lines: Sequence[str], clock: Clock) -> LimitHit | None:
-    """Parse one event of an agent, or an error printed over several lines."""
+    """Parse an event from an agent, or an error that was printed on several lines."""
     event = decode(lines[0]) or decode("\n".join(lines))
     if event is None or not _is_error(event):
         return None
@@ -415,7 +420,7 @@ def _is_error(event: Mapping[str, Any]) -> bool:
 
 
 def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
-    """Match the start of the first line; the next lines may continue it."""
+    """Match the start of the first line. The text may continue on the next lines."""
     if not lines[0].strip():
         return None
     data = phrases()
@@ -440,7 +445,10 @@ def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
 
 
 def _find_starts(text: str) -> Iterator[int]:
-    """Return the possible starts of a status text, the start and after each label; the last is the most specific."""
+    """Return the positions at which a status text may start: its beginning, and after each label.
+
+    The last position is the most specific.
+    """
     data = phrases()
 
     def skip_decoration(position: int) -> int:

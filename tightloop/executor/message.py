@@ -1,7 +1,7 @@
-"""The Reflexion-Aligned Template: the two Markdown messages between planner and executor.
+"""The Reflexion-Aligned Template, which defines the two Markdown messages between planner and executor.
 
-A plan message (A_n) holds the next steps, a plan request (PR-A_n+1) their result. Rendering and parsing are inverse.
-The template is that of the seed "Plan-Execu Tight Loop".
+A plan message (A_n) contains the next steps, and a plan request (PR-A_n+1) contains their result. Rendering and parsing
+are inverse operations. The template is taken from the seed "Plan-Execu Tight Loop".
 """
 
 import json
@@ -50,11 +50,11 @@ __all__ = [
 
 
 class PlannedStep(Value):
-    """One step of a plan."""
+    """A step of a plan."""
 
     title: Text
     run: tuple[Annotated[str, AfterValidator(lambda word: word.encode("utf-8", "replace").decode("utf-8"))], ...] = ()
-    """Program and arguments if the step is a command. Never passed to a shell."""
+    """Program and arguments, if the step is a command. They are never passed to a shell."""
 
     @model_validator(mode="before")
     @classmethod
@@ -73,7 +73,7 @@ _drop_empty = AfterValidator(lambda steps: tuple(step for step in steps if step.
 
 
 class PlanMessage(Value):
-    """A_n: message from the planner to the executor."""
+    """A_n, the message from the planner to the executor."""
 
     project: Text = ""
     goal: Text = ""
@@ -82,26 +82,26 @@ class PlanMessage(Value):
     context: Text = ""
     steps: Annotated[tuple[PlannedStep, ...], _drop_empty] = ()
     scope: Items = ()
-    """Paths or globs that the plan expects to change; empty: not announced."""
+    """Paths or glob patterns that the plan expects to change. It is empty if they were not announced."""
     final: bool = False
-    """Claim that the goal is met after this plan. The checks decide, not the claim."""
+    """Claim that the goal will be met after this plan. The checks decide whether this is true."""
     reflection: Reflection = Reflection.model_construct()
     alignment: Alignment = Alignment.model_construct()
 
 
 class PlanRequestMessage(Value):
-    """PR-A_n+1: report on a plan, and request for the next one."""
+    """PR-A_n+1, the report on a plan and the request for the next one."""
 
     project: Text = ""
     goal: Text = ""
     iteration: int = 0
     outcome: Text = ""
-    """Status of the executor, such as `completed`."""
+    """Status reported by the executor, such as `completed`."""
     report: Text = ""
     changes: Items = ()
     checks: Items = ()
     history: Items = ()
-    """One line per recent iteration, oldest first."""
+    """One line for each recent iteration, oldest first."""
     questions: Items = ()
     reflection: Reflection = Reflection.model_construct()
     alignment: Alignment = Alignment.model_construct()
@@ -113,7 +113,9 @@ _NEEDED: Mapping[Section, str] = {
     Section.PROJECT: "the name of the project",
     Section.CURRENT_GOAL: "the goal in one sentence",
 }
-"""Sections that no message may leave empty, with their content; the two closing sections are checked separately."""
+"""Sections that must not be empty in any message, with a description of their content. The two closing sections are
+checked separately.
+"""
 _STEPS_NEEDED = "at least one step, a line starting with '- '"
 
 
@@ -226,7 +228,7 @@ _PARTS: Mapping[Section, _Part] = {
     Section.REFLECTION: _Part("reflection", render_reflection, parse_reflection),
     Section.ALIGNMENT_CHECK: _Part("alignment", render_alignment, parse_alignment),
 }
-"""In template order; a message has the sections of its fields."""
+"""Parts in the order of the template. A message contains the sections of its fields."""
 
 
 def _render(message: Value) -> str:
@@ -237,12 +239,12 @@ def _render(message: Value) -> str:
 
 
 def render_plan(message: PlanMessage) -> str:
-    """Return the Markdown of a plan message."""
+    """Return a plan message as Markdown."""
     return _render(message)
 
 
 def render_plan_request(message: PlanRequestMessage) -> str:
-    """Return the Markdown of a plan request."""
+    """Return a plan request as Markdown."""
     return _render(message)
 
 
@@ -250,7 +252,7 @@ def parse_plan(text: str) -> PlanMessage:
     """Parse a plan message.
 
     Raises:
-        MessageError: a required section is missing or invalid; the message names it with an example.
+        MessageError: a required section is missing or invalid. The message names it and shows an example.
     """
     sections = split_sections(text)
     # A plan that claims to be done may have nothing left to do.
@@ -262,7 +264,7 @@ def parse_plan_request(text: str) -> PlanRequestMessage:
     """Parse a plan request.
 
     Raises:
-        MessageError: a required section is missing or invalid; the message names it with an example.
+        MessageError: a required section is missing or invalid. The message names it and shows an example.
     """
     needed = {**_NEEDED, Section.OUTCOME: "how the work ended, such as completed"}
     return _parse(PlanRequestMessage, split_sections(text), needed, REQUEST_EXAMPLE)

@@ -1,4 +1,4 @@
-"""Executor models: choice, work order, report."""
+"""Models for executors: choice, work order and report."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -15,22 +15,22 @@ from tightloop.value import ArtifactRef, CallerInput, Value
 
 
 class Usage(Value):
-    """Usage of one model call. `None` means not reported, which is not zero."""
+    """Usage of one model call. `None` means that the value was not reported, which is not the same as zero."""
 
     input_tokens: int | None = None
     cached_tokens: int | None = None
-    """Part of `input_tokens` that the provider served from its cache."""
+    """Number of `input_tokens` that the provider served from its cache."""
     output_tokens: int | None = None
     cost_usd: float | None = None
 
     @property
     def known(self) -> bool:
-        """True if tokens were reported."""
+        """True if token counts were reported."""
         return self.input_tokens is not None and self.output_tokens is not None
 
 
 def total(usages: Iterable[Usage]) -> Usage:
-    """Return the sum; a field is unknown if any of the calls did not report it."""
+    """Return the sum. A field is unknown if any of the calls did not report it."""
     all_usages = tuple(usages)
     values = {name: [getattr(usage, name) for usage in all_usages] for name in Usage.model_fields}
     return Usage(**{name: None if None in column else sum(column) for name, column in values.items()})
@@ -39,58 +39,55 @@ def total(usages: Iterable[Usage]) -> Usage:
 SUMMARY_CHARACTERS = 500
 DENIED_LINES, DENIED_CHARACTERS = 10, 120
 EPISODE_VARIABLE = "TIGHTLOOP_EPISODE"
-"""Environment variable with the id of the episode that an agent's processes work for."""
+"""Environment variable that contains the ID of the episode for which an agent's processes work."""
 # As the three strikes, from the seed "Plan-Execu Tight Loop".
 BACKOFF_FIRST = timedelta(milliseconds=800)
 BACKOFF_LONGEST = timedelta(seconds=60)
 LIMIT_STRIKES = 3
-"""Consecutive limits before a person is asked."""
+"""Number of consecutive limits after which a person is asked."""
 
 
 class AgentMode(StrEnum):
-    """Access of an agent to this host."""
+    """An agent's access to this host."""
 
     READ_ONLY = "read_only"
     WORKSPACE = "workspace"
-    """Write access to the working tree and the agent's home only."""
+    """Write access only to the working tree and the agent's home."""
     FULL = "full"
-    """No sandbox. Only for a disposable host."""
+    """No sandbox. Only use this on a disposable host."""
 
 
 class OnCrash(StrEnum):
-    """Reaction to a delivery that was interrupted without a trace of its end."""
+    """Reaction to a delivery that was interrupted and left no record of its end."""
 
     ASK = "ask"
-    """A person decides."""
+    """Let a person decide."""
     RETRY = "retry"
-    """Deliver again if no file changed and the executor declares no effects outside the tree; otherwise as `verify`."""
+    """Deliver again if no file has changed and the executor declares no effects outside the tree. Otherwise, behave
+    like `verify`.
+    """
     VERIFY = "verify"
-    """Do not deliver again: the checks run on the files on disk, and the next plan learns of it."""
+    """Do not deliver again. The checks run on the current files, and the next plan takes the result into account."""
 
 
 class ExecutorChoice(CallerInput):
-    """Executor for the work, with its configuration.
-
-    A plain string is the name: `"codex"`.
-    """
+    """Executor for the work, with its configuration. A plain string, such as `"codex"`, is treated as the name."""
 
     name: str = "command"
     fallback: tuple[str, ...] = ()
-    """Executors to try, in this order, if one is unavailable (not installed, no key)."""
+    """Executors to try in this order if one is unavailable because it is not installed or has no API key."""
     model: str = ""
-    """Model for an agent; empty: that of its settings. A fallback always uses its own."""
+    """Model for an agent. If empty, the model from the agent's settings is used. A fallback always uses its own model.
+    """
     mode: AgentMode = AgentMode.WORKSPACE
     permissions: Verdict = Verdict.ALLOW
-    """Answer to an agent's permission requests, within `mode`.
-
-    With `ask` the delivery ends, the episode waits for a person, and it continues from there with the answer.
+    """Response to an agent's permission requests, within the limits of `mode`. With `ask`, the delivery ends, and the
+    episode waits for a person. It then continues from that point with the person's answer.
     """
     on_crash: OnCrash = OnCrash.RETRY
     options: dict[str, Any] = Field(default_factory=dict)
-    """Adapter options.
-
-    `command`: `argv`, a template with `{plan_file}` and `{workspace}`; without it, the plan's own `run` steps are
-    executed. `scripted`: `steps`, see `activities/executor/scripted.py`.
+    """Options of the adapter. `command` accepts `argv`, a template with `{plan_file}` and `{workspace}`. Without it,
+    the `run` steps of the plan are executed. `scripted` accepts `steps`, see `activities/executor/scripted.py`.
     """
     wall_limit_s: float = 3600.0
     # Agents print nothing during a long command, and some nothing while they wait for their provider, so minutes of
@@ -99,9 +96,9 @@ class ExecutorChoice(CallerInput):
     """Maximum time without output, in seconds."""
     # Codex has no turn limit: an endless loop of tool calls made 109 requests in 20 s until it was killed.
     max_events: int = 20_000
-    """Maximum number of events per delivery; an agent that exceeds it is considered looping and is stopped."""
+    """Maximum number of events per delivery. An agent that exceeds it is assumed to be looping and is stopped."""
     max_model_calls: int | None = None
-    """Maximum number of model calls per delivery; enforced by the model gateway."""
+    """Maximum number of model calls per delivery. The model gateway enforces it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +107,7 @@ class ExecutorChoice(CallerInput):
 
 
 class ResumeToken(Value):
-    """State that an executor needs to resume. Sessions are files on one host."""
+    """State that an executor needs to resume its work. Sessions are files on a single host."""
 
     adapter: str
     session_id: str
@@ -119,35 +116,37 @@ class ResumeToken(Value):
 
 
 class Grant(Value):
-    """A person's answer to an agent's request."""
+    """A person's response to an agent's request."""
 
     fingerprint: str
     """Fingerprint of the request; see `tightloop/executor/asking.py`."""
     allowed: bool
     text: str = ""
-    """Comment of the person, or the reply to a clarifying question."""
+    """Comment by the person, or the reply to a clarifying question."""
 
 
 class WorkOrder(Value):
-    """One delivery to an executor; stored as an artifact, referenced by its key."""
+    """One delivery to an executor. It is stored as an artifact and referenced by its key."""
 
     key: str
-    """Unique per delivery: episode, run, iteration and try. The outbox delivers a key once."""
+    """Key that is unique for each delivery. It identifies the episode, run, iteration and attempt. The outbox delivers
+    each key once.
+    """
     episode_id: str
     iteration: int
     root: str
     """Absolute path of the working tree."""
     plan: PlanMessage
     prompt: str
-    """The rendered plan message."""
+    """The plan message as Markdown."""
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
-    """Permissions that a person granted or denied in this iteration."""
+    """Permissions that a person has granted or denied in this iteration."""
 
 
 class ExecutorStatus(StrEnum):
-    """Known end of a delivery."""
+    """Final status of a delivery, if known."""
 
     COMPLETED = "completed"
     NO_CHANGE = "no_change"
@@ -155,24 +154,29 @@ class ExecutorStatus(StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     FATAL = "fatal"
-    """Cannot work as configured (program missing, bad key); retrying is useless."""
+    """The executor cannot work with this configuration, for example because a program is missing or a key is invalid.
+    Retrying does not help.
+    """
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """The delivery was interrupted: its result is unknown, and it was not delivered again."""
+    """The delivery was interrupted. Its result is unknown, and it was not repeated."""
     NEEDS_PERSON = "needs_person"
-    """A person has to act or decide first; see `question`."""
+    """A person has to act or decide first. See `question`."""
     PAUSED = "paused"
-    """Stopped between two of its own steps on request; the next delivery continues from there."""
+    """The executor was asked to pause and stopped between two of its own steps. The next delivery continues from there.
+    """
     DELEGATED = "delegated"
-    """Claimed for an executor that is a workflow; the episode starts it and concludes the delivery."""
+    """The delivery was claimed for an executor that is a workflow. The episode starts this workflow and completes the
+    delivery.
+    """
 
 
 SUCCESSES = frozenset({ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE})
 
 
 class ErrorKind(StrEnum):
-    """Known cause of a failed delivery."""
+    """Cause of a failed delivery, if known."""
 
     AUTH = "auth"
     QUOTA = "quota"
@@ -188,15 +192,15 @@ class ErrorKind(StrEnum):
     OFFLINE = "offline"
     TIMEOUT = "timeout"
     BUDGET = "budget"
-    """Stopped after too many events or model calls."""
+    """The executor was stopped after too many events or model calls."""
 
 
 class EventKind(StrEnum):
-    """Kinds of agent events, common to all agents."""
+    """Kinds of events that are common to all agents."""
 
     STARTED = "started"
     SESSION = "session"
-    """The session id is known, so it can be resumed from here."""
+    """The session ID is known. From now on, the session can be resumed."""
     MESSAGE = "message"
     TOOL_START = "tool_start"
     TOOL_END = "tool_end"
@@ -208,7 +212,7 @@ class EventKind(StrEnum):
     WARNING = "warning"
     FINISHED = "finished"
     UNKNOWN = "unknown"
-    """Event unknown to this version: kept in the transcript, never an error."""
+    """The event is unknown to this version. It is kept in the transcript and never treated as an error."""
 
 
 class ExecutorEvent(Value):
@@ -216,14 +220,14 @@ class ExecutorEvent(Value):
 
     kind: EventKind
     text: str = ""
-    """Model prose or tool output, at most 500 characters; never searched for limits."""
+    """Text from the model or output from a tool, at most 500 characters. It is never searched for limits."""
     session_id: str = ""
     exit_code: int | None = None
-    """Exit code of an ended tool."""
+    """Exit code of a tool that has ended."""
 
 
 class Progress(Value):
-    """Progress of a delivery: its heartbeat details, read by the next attempt after a crash."""
+    """Progress of a delivery, stored in its heartbeat details. After a crash, the next attempt reads it."""
 
     events: int = 0
     """Number of events so far."""
@@ -237,63 +241,67 @@ class LimitHit(Value):
 
     kind: str = "rate_limited"
     retry_after: timedelta | None = None
-    """Delay requested by the provider; overrides our own backoff."""
+    """Delay that the provider requested. It takes precedence over our own backoff."""
     evidence: str = ""
     source: str = ""
-    """Source of the kind, see `LimitSource`; empty: unknown."""
+    """Source of the kind, see `LimitSource`. It is empty if unknown."""
     confidence: float = 1.0
-    """From 0 to 1."""
+    """Confidence from 0 to 1."""
     monthly: bool = False
     """True if a monthly quota is used up."""
 
 
 class ExecutorResult(Value):
-    """Result of a delivery, as reported by the executor and seen by the workflow."""
+    """Result of a delivery, as reported by the executor and as seen by the workflow."""
 
     status: ExecutorStatus
     summary: str = ""
-    """Summary by the executor, at most `SUMMARY_CHARACTERS`."""
+    """The executor's summary, at most `SUMMARY_CHARACTERS` long."""
     exit_code: int | None = None
     usage: Usage | None = None
-    """`None` if no model was involved; a `Usage` of `None`s if one was and did not report."""
+    """Token usage. `None` means that no model was used. If a model was used but did not report its usage, the fields of
+    `Usage` are `None`.
+    """
     limit: LimitHit | None = None
     resume: ResumeToken | None = None
     error: str = ""
     error_kind: ErrorKind | None = None
     denied: tuple[str, ...] = ()
-    """Denied permissions, at most `DENIED_LINES` of `DENIED_CHARACTERS`."""
+    """Denied permission requests, at most `DENIED_LINES` lines of `DENIED_CHARACTERS` characters."""
     question: Question | None = None
     model: str = ""
-    """Model that was used, if its name is known."""
+    """Name of the model that was used, if it is known."""
     bandit_findings: int | None = None
-    """New Bandit findings in the change; None: not measured."""
+    """Number of new Bandit findings in the change, or None if they were not counted."""
     coverage: float | None = None
-    """Share of the changed executable lines covered by tests that can fail, 0 to 1; None: not measured."""
+    """Fraction of the changed executable lines that are covered by tests that can fail, from 0 to 1. None if it was not
+    measured.
+    """
     versions: dict[str, str] = Field(default_factory=dict)
-    """Versions of the agent and the sandbox: `{"codex": "0.169.0", "fence": "own"}`."""
+    """Versions of the agent and the sandbox, such as `{"codex": "0.169.0", "fence": "own"}`."""
     cpu_s: float | None = None
-    """CPU time of its processes on this host, in seconds; None: not measured."""
+    """CPU time that its processes used on this host, in seconds. None if it was not measured."""
 
 
 class ExecutorOutcome(ExecutorResult):
-    """Return value of an adapter; the outbox stores it before anything else happens."""
+    """Return value of an adapter. The outbox stores it before anything else happens."""
 
     transcript: bytes = b""
-    """Bounded output of the run, for the artifact store."""
+    """Output of the run, truncated to a maximum size, for the artifact store."""
 
 
 class ExecutorReport(ExecutorResult):
-    """Report on a delivery. The tree is authoritative about the work, not this text."""
+    """Report on a delivery. The tree, not this text, is the authority on the work done."""
 
     key: str
     transcript: ArtifactRef | None = None
     executor: str = ""
-    """Fallback executor that did the work; empty: the requested one."""
+    """Name of the fallback executor that did the work. It is empty if the requested executor did it."""
     passed_over: tuple[str, ...] = ()
-    """Reasons that the preceding executors were unavailable, one sentence each."""
+    """Reasons why the executors before it were unavailable, with one sentence for each."""
     new_tree: str = ""
     drift: Drift | None = None
-    """Drift found instead of the expected tree; it was saved and undone."""
+    """Drift that was found instead of the expected tree. The drift was saved and undone."""
     attempt: int = 1
 
     @property
@@ -303,9 +311,9 @@ class ExecutorReport(ExecutorResult):
 
 
 def backoff(strike: int, limit: LimitHit | None = None) -> timedelta:
-    """Return the wait after the `strike`-th consecutive limit (from 1): min(2^(n-1) * 0.8 s, 60 s).
+    """Return the wait after the `strike`-th consecutive limit, counted from 1: min(2^(n-1) * 0.8 s, 60 s).
 
-    A delay given by the provider overrides it; a negative one becomes zero.
+    A delay requested by the provider takes precedence. Negative delays are treated as zero.
     """
     if limit is not None and limit.retry_after is not None:
         return max(limit.retry_after, timedelta())

@@ -24,7 +24,7 @@ class FilePath(Document):
 
 
 class Orphan(Document):
-    """Process that leaves session, parent and environment, and edits the tree later."""
+    """Process that detaches from its session, parent and environment, and edits the tree later."""
 
     path: str
     text: str = "late"
@@ -47,28 +47,28 @@ Paths = Annotated[tuple[FilePath, ...], BeforeValidator(_as_list)]
 
 
 class ScriptStep(Document):
-    """One iteration: the actions in field order, then the end."""
+    """One iteration: the actions in the order of the fields, followed by the end."""
 
     write: Texts = ()
     append: Texts = ()
     delete: Paths = ()
-    """Files or folders; missing ones are ignored."""
+    """Files or folders to delete. Missing ones are ignored."""
     run: tuple[str, ...] = ()
-    """Program and arguments. The exit code is recorded and does not change the end."""
+    """Program and arguments to run. The exit code is recorded but does not affect the end of the iteration."""
     orphan: Orphan | None = None
     stall: str | None = None
-    """Start a program that prints this text (may be empty) and then waits until it is killed."""
+    """Start a program that prints this text, which may be empty, and then waits until it is killed."""
     sleep: float = Field(default=0.0, ge=0)
-    """Seconds."""
+    """Time to sleep, in seconds."""
     crash: bool | Literal["before"] = False
-    """Kill the worker's process after (or before) the actions, once per delivery."""
+    """Kill the worker's process once per delivery, after the actions or, with `before`, before them."""
     hang: bool = False
-    """Do nothing after the actions until cancellation or the wall limit."""
+    """Do nothing after the actions until the delivery is cancelled or reaches the wall limit."""
     status: ExecutorStatus = ExecutorStatus.COMPLETED
     summary: str = ""
     error: str = ""
     limit_tries: int = Field(default=0, ge=0)
-    """Number of tries of the iteration that first end with `limit_hit`, before any action."""
+    """Number of tries of the iteration that end with `limit_hit` before any action is performed."""
     retry_after_s: float | None = Field(default=None, ge=0)
     evidence: str = ""
     usage: ScriptedUsage | None = None
@@ -84,25 +84,26 @@ class Script(Document):
 
 
 class CommandOptions(Document):
-    """Options of `command`; the person who starts the episode is responsible for it."""
+    """Options of `command`. The person who starts the episode is responsible for the command."""
 
     argv: tuple[str, ...] = ()
-    """Template of a single command for the whole plan."""
+    """Template of a single command that processes the whole plan."""
     stdin: bool = False
-    """Also pass the plan on standard input."""
+    """Also pass the plan to the command's standard input."""
     network: tuple[str, ...] = ()
-    """Additional allowed hosts in the syntax of `sandbox.network`, such as that of its model."""
+    """Additional allowed hosts, in the syntax of `sandbox.network`, such as the host of the command's model provider.
+    """
     read: tuple[str, ...] = ()
-    """Additional readable absolute paths, such as its login folder."""
+    """Additional absolute paths that the command may read, such as the folder that contains its login."""
     write: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    """Worker environment variables to pass on, such as that of its key."""
+    """Worker environment variables to pass to the command, such as the one that contains its API key."""
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables to pass on.
+        """Return the environment variables to pass to the command.
 
         Raises:
-            ExecutorError: the worker does not have one of them.
+            ExecutorError: one of the variables is not set in the worker's environment.
         """
         missing = [name for name in self.environment if name not in environ]
         if missing:
@@ -117,36 +118,36 @@ class AcpOptions(Document):
     """Options of `acp`."""
 
     argv: tuple[str, ...] = ()
-    """Complete command line; the person who starts the episode is responsible for it."""
+    """Complete command line. The person who starts the episode is responsible for it."""
 
 
 class ClaudeOptions(Document):
     """Options of `claude`."""
 
     max_turns: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of model calls per delivery; the smaller of this and `max_model_calls` applies."""
+    """Maximum number of model calls per delivery. The lower of this and `max_model_calls` applies."""
     max_budget_usd: Annotated[float, Field(gt=0)] | None = None
-    """Cost limit by Claude Code's own price list; it notices only after the call that exceeds it."""
+    """Cost limit in USD, based on Claude Code's own price list. Claude Code only notices that the limit is exceeded
+    after the call that exceeds it.
+    """
 
 
 class CodexOptions(Document):
     """Options of `codex`."""
 
     network: bool = False
-    """Let the commands that it runs reach the hosts of `sandbox.network`.
-
-    Codex's own sandbox could only give them the host's full network, so it is turned off and replaced by the sandbox
-    used for other agents.
+    """Allow the commands that Codex runs to access the hosts in `sandbox.network`. Codex's own sandbox could only give
+    them full access to the host's network, so it is disabled and replaced by the sandbox that other agents use.
     """
     effort: str = ""
-    """`model_reasoning_effort`, such as `low`, `medium` or `high`; empty: default of the model."""
+    """Value of `model_reasoning_effort`, such as `low`, `medium` or `high`. If empty, the model's default is used."""
 
 
 class CursorGuiOptions(Document):
     """Options of `cursor-gui`."""
 
     inline: bool = False
-    """Paste the whole plan instead of one line with the path of its file."""
+    """Paste the whole plan. By default, a single line with the path of the plan file is pasted."""
 
 
 _NONE = ("coder", "person", "cursor", "codex-acp", "copilot", "cursor-acp", "gemini", "opencode")
@@ -159,13 +160,13 @@ OPTIONS: Mapping[str, type[Document]] = {
     "scripted": Script,
     **dict.fromkeys(_NONE, Document),
 }
-"""Option models by executor name."""
+"""Models of the options, by executor name."""
 _NEAR = 0.7
-"""Similarity above which an unknown name is treated as a typo; others may be a worker's own executors."""
+"""Similarity above which an unknown name is considered a typo. Other names may be the worker's own executors."""
 
 
 def choice_problem(choice: ExecutorChoice) -> str:
-    """Return the fault in the names and options of a choice, with the closest valid name, or ""."""
+    """Return the problem with the names and options of a choice, including the closest valid name, or ""."""
     # Deferred import: viewers of episodes choose no executor.
     from difflib import get_close_matches
 
@@ -184,7 +185,7 @@ def choice_problem(choice: ExecutorChoice) -> str:
 
 
 def option_problem(error: ValidationError, model: type[Document], name: str) -> str:
-    """Return the fault in the options of an executor."""
+    """Return the problem with the options of an executor."""
     first = error.errors(include_url=False)[0]
     if first["type"] != "extra_forbidden":
         return f"the options of the executor {name} are wrong: {first_problem(error)}"

@@ -1,4 +1,4 @@
-"""Parser for the end of a limit in status texts, fields and headers."""
+"""Parser that determines when a limit ends from status texts, fields and headers."""
 
 import re
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -7,13 +7,13 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 LONGEST_WAIT = timedelta(days=31)
-"""A reset beyond a billing month is a misread number."""
+"""Longest plausible wait. If a reset is more than a billing month away, the number was misread."""
 CLOCK_SLACK = timedelta(minutes=2)
-"""A time of day that passed less than this ago means now, not tomorrow: agents drop the seconds."""
+"""A time of day that passed less than this long ago means now rather than tomorrow, because agents omit the seconds."""
 EPOCH_FROM = 1e9
-"""Smaller numbers are seconds from now; larger ones are Unix seconds (this is 2001)."""
+"""Smaller numbers are seconds from now. Larger numbers are Unix timestamps in seconds (this value is in 2001)."""
 EPOCH_MS_FROM = 1e11
-"""Larger numbers are Unix milliseconds (this is 1973)."""
+"""Larger numbers are Unix timestamps in milliseconds (this value is in 1973)."""
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0, "mo": 2_592_000.0}
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
@@ -50,13 +50,13 @@ _ISO = _compile(r"(\d{4}-\d\d-\d\d)[T\s]?(\d\d:\d\d(?::\d\d)?)(?:\.\d+)?\s*(Z|[+
 
 
 class Clock(NamedTuple):
-    """Time of a message, and the zone for times in it that have none."""
+    """Time of a message, and the time zone for times in it that do not specify one."""
 
     now: datetime
     zone: tzinfo
 
     def wait_until(self, moment: datetime) -> timedelta:
-        """Return the time until `moment`, at most `LONGEST_WAIT`; zero if it has passed."""
+        """Return the time until `moment`, at most `LONGEST_WAIT`. It is zero if the moment has passed."""
         aware = moment if moment.tzinfo else moment.replace(tzinfo=self.zone)
         # Within one zone Python subtracts wall clock times; UTC yields elapsed time.
         return _bound((aware.astimezone(UTC) - self.now.astimezone(UTC)).total_seconds())
@@ -78,7 +78,10 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:
-    """Parse a header or field: a number of `unit` seconds, `6m0s`, RFC 3339 or an RFC 9110 date."""
+    """Parse a header or field.
+
+    The value is a number of `unit` seconds, a duration such as `6m0s`, an RFC 3339 time or an RFC 9110 date.
+    """
     # Bounded before the patterns run, because the sender controls it.
     text = str(value)[:80].strip()
     if _NUMBER.fullmatch(text):
@@ -99,10 +102,10 @@ def _bound(seconds: float) -> timedelta:
 
 
 def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
-    """Parse the time at `position`, in any supported form.
+    """Parse the time at `position`, in any of the supported forms.
 
     Raises:
-        ValueError, OverflowError: it resembles a time but is invalid, such as 25:00.
+        ValueError, OverflowError: the text looks like a time but is invalid, such as 25:00.
     """
     # The most specific form first: the start of a date also matches a lone number.
     if match := _ISO.match(text, position):
@@ -121,7 +124,7 @@ def _read_time_at(text: str, position: int, clock: Clock) -> timedelta | None:
 
 
 def _read_number(number: float, clock: Clock) -> timedelta:
-    """Convert seconds from now, or a Unix time in seconds or milliseconds."""
+    """Convert a number to a time. The number is in seconds from now, or a Unix timestamp in seconds or milliseconds."""
     if number < EPOCH_FROM:
         return _bound(number)
     return _bound((number if number < EPOCH_MS_FROM else number / 1000) - clock.now.timestamp())
@@ -142,7 +145,7 @@ def _read_iso(match: re.Match[str], clock: Clock) -> timedelta:
 
 
 def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
-    """Parse a date; without a year it is today or the next such day."""
+    """Parse a date. Without a year, it is today or the next such day."""
     hour, minute = _read_time_of_day(match)
     zone = _read_zone(match, clock)
     local_now = clock.now.astimezone(zone)
@@ -156,7 +159,7 @@ def _read_date(match: re.Match[str], clock: Clock) -> timedelta:
 
 
 def _read_time_of_day(match: re.Match[str]) -> tuple[int, int]:
-    """Return hour and minute; midnight if there is no time."""
+    """Return the hour and minute. If no time is given, it is midnight."""
     if match["h24"]:
         return int(match["h24"]), int(match["m24"])
     if not match["h"]:

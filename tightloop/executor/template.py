@@ -12,7 +12,7 @@ from tightloop.value import Value
 
 
 class Section(StrEnum):
-    """Section headers of the template."""
+    """Headers of the sections in the template."""
 
     PROJECT = "📂 PROJECT"
     CURRENT_GOAL = "🗺️ CURRENT GOAL"
@@ -33,10 +33,10 @@ class Section(StrEnum):
 
 
 INLINE = frozenset({Section.ITERATION, Section.CLAIM, Section.ALIGNMENT_CHECK})
-"""One-line sections, written on the line of their header."""
+"""Sections of a single line, which is written next to the header."""
 
 CONTINUATION = 4
-"""Indentation of the continuation lines of a list item."""
+"""Number of spaces by which the continuation lines of a list item are indented."""
 
 _HEADER = re.compile(r"^(?:#{1,6} |\*\*)?\[(?P<name>[^\]]{1,40})\](?:\*\*)?:?(?:\s+(?P<rest>.*))?$")
 _BULLET = re.compile(r"^(?P<indent>[ \t]*)(?:[-*•]|\d{1,3}[.)])(?: +(?P<text>.*))?$")
@@ -45,7 +45,7 @@ _BY_LETTERS = {_NOT_IN_NAMES.sub("", section.value): section for section in Sect
 
 
 def with_line_feeds(text: str) -> str:
-    """Return `text` with LF line ends only, and encodable as UTF-8."""
+    """Return `text` with LF line ends only, in a form that can be encoded as UTF-8."""
     return text.replace("\r\n", "\n").replace("\r", "\n").encode("utf-8", "replace").decode("utf-8")
 
 
@@ -54,16 +54,16 @@ def _strip(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_strip)]
-"""Text without outer white space, with LF line ends only."""
+"""Text without leading or trailing white space, with LF line ends only."""
 Items = Annotated[tuple[str, ...], AfterValidator(lambda items: tuple(filter(None, map(_strip, items))))]
-"""Non-empty texts."""
+"""Texts that are not empty."""
 
 
 def header_of(line: str) -> tuple[Section, str] | None:
-    """Return the section opened by `line` and the rest after the header, or None.
+    """Return the section that starts on `line` and the rest of the line after the header, or None.
 
-    Models drop the emoji or its variation selector, so only letters are compared. Without an emoji the name must be in
-    capitals, because `[project]` may be a line of a TOML file.
+    Models sometimes drop the emoji or its variation selector, so only letters are compared. Without an emoji, the name
+    must be in capital letters, because `[project]` may be a line of a TOML file.
     """
     match = _HEADER.match(line)
     if match is None:
@@ -80,7 +80,7 @@ def _is_header(line: str) -> bool:
 
 
 def escape_lines(text: str, special: Callable[[str], bool]) -> str:
-    """Escape each special line by a backslash; already escaped lines get another one."""
+    """Escape each special line with a backslash. Lines that are already escaped get another backslash."""
     return "\n".join("\\" + line if special(line.lstrip("\\")) else line for line in text.split("\n"))
 
 
@@ -92,7 +92,7 @@ def unescape_lines(text: str, special: Callable[[str], bool]) -> str:
 
 
 def render_sections(parts: Iterable[tuple[Section, str]]) -> str:
-    """Return the non-empty sections with their headers."""
+    """Return the sections that are not empty, with their headers."""
     return "".join(
         f"[{section.value}] {body}\n\n"
         if section in INLINE
@@ -103,7 +103,7 @@ def render_sections(parts: Iterable[tuple[Section, str]]) -> str:
 
 
 def split_sections(text: str) -> dict[Section, str]:
-    """Split a message at its headers; text before the first header is ignored."""
+    """Split a message at its headers. Text before the first header is ignored."""
     sections: dict[Section, list[str]] = {}
     current: list[str] | None = None
     # Editors on Windows start a file with a byte order mark, which would hide the first header.
@@ -120,7 +120,7 @@ def split_sections(text: str) -> dict[Section, str]:
 
 
 def render_items(items: Iterable[str], *, indent: int = 0) -> str:
-    """Return a bullet list; items must not be empty or start with white space."""
+    """Return a bullet list. Items must not be empty and must not start with white space."""
     bullet, further = " " * indent + "- ", " " * (indent + CONTINUATION)
     lines: list[str] = []
     for item in items:
@@ -131,7 +131,7 @@ def render_items(items: Iterable[str], *, indent: int = 0) -> str:
 
 
 def parse_items(body: str) -> tuple[str, ...]:
-    """Parse a list; the first bullet sets the indentation. Numbers and stars count as bullets too."""
+    """Parse a list. The first bullet determines the indentation. Numbers and asterisks are also accepted as bullets."""
     items: list[list[str]] = []
     indent: int | None = None
     for line in body.split("\n"):
@@ -148,12 +148,12 @@ def parse_items(body: str) -> tuple[str, ...]:
 
 
 def quote_text(text: str) -> str:
-    """Return `text` on one line, as JSON."""
+    """Return `text` as JSON on a single line."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def unquote_text(text: str) -> str:
-    """Reverse `quote_text`; text without quotes is returned unchanged."""
+    """Reverse `quote_text`. A text without quotes is returned unchanged."""
     value = read_json(text)
     if isinstance(value, str):
         return value
@@ -163,7 +163,7 @@ def unquote_text(text: str) -> str:
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text, or None if it is invalid."""
+    """Return the value of a JSON text, or None if the text is invalid."""
     try:
         # Not strict: models put raw line breaks into strings.
         return json.loads(text, strict=False)
@@ -179,14 +179,14 @@ class Reflection(Value):
 
 
 class Alignment(Value):
-    """The author's verdict on whether the work is right to do."""
+    """The author's verdict on whether the work is the right thing to do."""
 
     answer: Literal["yes", "no"] = "yes"
     rationale: Text = ""
 
 
 def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[str, ...]:
-    """Return the faults of the two closing sections, as sentences."""
+    """Return the problems with the two closing sections, as sentences."""
     problems: list[str] = []
     if not reflection.diagnosis:
         problems.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
@@ -209,7 +209,7 @@ def render_reflection(reflection: Reflection) -> str:
 
 
 def parse_reflection(body: str) -> Reflection:
-    """Parse the body of the section, or a JSON object instead of it; missing parts stay empty."""
+    """Parse the body of the section. It may also be a JSON object. Missing parts are left empty."""
     # Models put JSON into a code block.
     whole = read_json(re.sub(r"^\s*```\w*\n|```\s*$", "", body))
     if isinstance(whole, dict):
@@ -233,7 +233,7 @@ _ANSWER = re.compile(
 
 
 def render_alignment(alignment: Alignment) -> str:
-    """Return the one line of the section."""
+    """Return the single line of the section."""
     why = alignment.rationale
     if "\n" in why or unquote_text(why) != why:
         why = quote_text(why)
@@ -241,7 +241,10 @@ def render_alignment(alignment: Alignment) -> str:
 
 
 def parse_alignment(body: str) -> Alignment | None:
-    """Parse the answer, or return None. Also strips the end of a code block around the whole message."""
+    """Parse the answer, or return None if it is invalid.
+
+    If the message is enclosed in a code block, the end of the block is removed too.
+    """
     match = _ANSWER.match(re.sub(r"\n```\s*$", "", body.strip()))
     if match is None:
         return None

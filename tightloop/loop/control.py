@@ -1,4 +1,4 @@
-"""Updates of a project plan, and its details for Temporal's UI."""
+"""Updates of a project plan, and the details that Temporal's UI shows."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ class DispatchCommand(Document):
 
     # pydantic's union keeps True as a bool; a field of type int would read it as 1.
     parallel: int | bool | None = None
-    """Maximum number of concurrent tasks; true or None: as requested at the start; false: 1."""
+    """Maximum number of concurrent tasks. True or None uses the value from the request, and false means 1."""
     by: str = "operator"
 
 
@@ -35,7 +35,7 @@ class CancelCommand(Document):
 
 
 def read_dispatch(value: Any) -> DispatchCommand:
-    """Parse the argument of `dispatch`: nothing, or an object.
+    """Parse the argument of `dispatch`: an object or nothing.
 
     Raises:
         InvalidRequestError: a field is unknown or out of range.
@@ -48,7 +48,7 @@ def read_dispatch(value: Any) -> DispatchCommand:
 
 
 def read_verify(value: Any) -> VerifyCommand:
-    """Parse the argument of `verify`: nothing, or an object.
+    """Parse the argument of `verify`: an object or nothing.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid.
@@ -58,7 +58,7 @@ def read_verify(value: Any) -> VerifyCommand:
 
 
 def read_cancel(value: Any) -> CancelCommand:
-    """Parse the argument of the update `cancel`: nothing, the reason, or an object.
+    """Parse the argument of the update `cancel`: the reason, an object, or nothing.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid.
@@ -85,7 +85,7 @@ TEXT_SHOWN = 120
 
 
 def loop_details(status: LoopStatus) -> str:
-    """Return the current details as Markdown."""
+    """Return the current details in Markdown."""
     lines = [f"**{status.list_status}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'open problems'}", ""]
     for question in status.questions:
         lines += [f"**{question.id} waits for an answer** ({question.kind.value}): {question.title}", ""]
@@ -108,13 +108,13 @@ def loop_details(status: LoopStatus) -> str:
 
 
 def counts_of(status: LoopStatus) -> str:
-    """Return task counts by state, such as `COMPLETE 3, RUNNING 1`."""
+    """Return the number of tasks by state, such as `COMPLETE 3, RUNNING 1`."""
     counts = Counter(task.state.value for task in status.tasks)
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def task_line(task: LoopTask) -> str:
-    """Return the Markdown list item of a task."""
+    """Return a Markdown list item that describes a task."""
     needs = f" after {', '.join(task.dependencies)}" if task.dependencies else ""
     run = f" `{task.run_id}`" if task.run_id else ""
     why = f": {task.message}" if task.message else ""

@@ -1,4 +1,4 @@
-"""Gates of a project plan: detection, result parsing and cost estimate."""
+"""Gates of a project plan: detection, parsing of results, and cost estimates."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tightloop.loop.model import MESSAGE_CHARACTERS, GateCheck, LoopStatus, Task
 from tightloop.value import Value, clip, format_count, shorten
 
 WITHIN_LIMIT = 30
-"""Maximum number of listed checks within a gate; failed ones come first."""
+"""Maximum number of checks to list for a gate. Failed checks come first."""
 NAME_CHARACTERS = 200
 XML_BYTES = 2_000_000
 _TAP = re.compile(
@@ -31,7 +31,7 @@ _PROBLEMS = tuple(
         rf"^{_PLACE}: error: (?P<said>[^\n]*?) {{1,2}}\[(?P<rule>[a-z-]+)\]$",
     )
 )
-"""Diagnostics of tsc (plain, pretty), ruff (concise, full) and mypy, one per match."""
+"""Diagnostics of tsc (plain and pretty), ruff (concise and full) and mypy. Each match is one diagnostic."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _JUNIT = re.compile(r"--junit-?xml[= ](\S+)")
 
@@ -43,12 +43,12 @@ def gate_name(check: Check) -> str:
 
 
 def running(check: Check) -> GateCheck:
-    """Return the interim result of a running gate."""
+    """Return the interim result of a gate that is still running."""
     return GateCheck(name=gate_name(check), passed=False, running=True)
 
 
 def report_file(check: Check) -> str:
-    """Return the JUnit XML file that a gate's command writes; empty if none."""
+    """Return the JUnit XML file that a gate's command writes. The result is empty if it does not write one."""
     match = _JUNIT.search(check.run)
     return match[1].strip("'\"") if match else ""
 
@@ -56,13 +56,13 @@ def report_file(check: Check) -> str:
 def read_gate(check: Check, result: CheckResult, output: str, report: str = "") -> tuple[GateCheck, ...]:
     """Parse the result of a gate, followed by the checks found in its output.
 
-    Only the exit code decides whether it passed.
+    Only the exit code determines whether the gate passed.
 
     Args:
         check: the gate.
-        result: of its command.
-        output: complete output.
-        report: JUnit XML that it wrote.
+        result: result of its command.
+        output: complete output of the command.
+        report: JUnit XML that the command wrote.
     """
     name = gate_name(check)
     inner_checks = tuple(_find_checks(name, result, output, report))
@@ -99,7 +99,7 @@ def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
 
 
 def _find_checks(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
-    """Yield the checks in the output: those of its reports, otherwise the diagnostics or the failing tests."""
+    """Yield the checks in an output: those in its reports or, if there are none, its diagnostics or failed tests."""
     reported = [case for text in (report, *_documents(output)) for case in _junit(name, text)]
     # Only with a version or plan line: a line that begins with "ok" is also ordinary English.
     if _TAP_PLAN.search(output):
@@ -120,7 +120,7 @@ def _find_checks(name: str, result: CheckResult, output: str, report: str) -> It
 
 
 def _documents(output: str) -> Iterator[str]:
-    """Yield the XML documents in an output; scripts may print several."""
+    """Yield the XML documents in an output. Scripts may print more than one."""
     for part in output.split("<?xml")[1:]:
         # Up to the last end tag: the script may print more after the document, which the parser would refuse.
         yield f"<?xml{part[: part.find('>', part.rfind('</')) + 1]}"
@@ -170,9 +170,9 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
 
 
 READ_FILES = ("package.json", "pyproject.toml", "setup.cfg", "mypy.ini", ".mypy.ini")
-"""Files of the root folder that determine the gates."""
+"""Files in the root folder that determine the gates."""
 NODE_TIER0 = ("gate:ui", "gate:task")
-"""Parts of `gate:tier0`; used separately if that script does not exist."""
+"""Parts of `gate:tier0`. They are used separately if there is no such script."""
 NODE_GATES = ("gate:web", "gate:agent", "gate:spec")
 NODE_PLAIN = ("lint", "test")
 GATE_TIMEOUT_S = 1_800.0
@@ -180,7 +180,7 @@ _TESTS = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test)\.py$")
 
 
 def detect_gates(paths: Collection[str], texts: Mapping[str, str]) -> tuple[Check, ...]:
-    """Return the gates of a project in order; empty for an unknown project type.
+    """Return the gates of a project in order. The result is empty if the project type is unknown.
 
     Args:
         paths: all files of the tree.
@@ -228,23 +228,25 @@ def _has_mypy(texts: Mapping[str, str]) -> bool:
 
 
 class Estimate(Value):
-    """Upper bounds of the total spending of a plan's tasks; None means unbounded or unknown."""
+    """Upper limits for the total spending of a plan's tasks. None means unlimited or unknown."""
 
     runs: int = 0
-    """Tasks that are not dispatched yet; each becomes an episode. A conflict adds one."""
+    """Number of tasks that have not been dispatched yet. Each of them becomes an episode. A conflict adds one more
+    task.
+    """
     at_once: int = 0
-    """Tasks without dependencies."""
+    """Number of tasks without dependencies."""
     parallel: int | None = None
     """Maximum number of concurrent tasks."""
     executor: str = ""
-    """Executor name; empty for plans made before it was recorded."""
+    """Name of the executor. It is empty for plans created before it was recorded."""
     is_bounded: bool = False
-    """True if the plan has a budget for its tasks."""
+    """True if the plan's tasks have a budget."""
     iterations: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
     wall_time: timedelta | None = None
-    """Working time, summed over the tasks."""
+    """Total working time of all tasks."""
     checks: tuple[str, ...] = ()
     """Commands of all definitions of done, without duplicates."""
 

@@ -22,27 +22,27 @@ from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, for
 from tightloop.value.scrub import scrub
 
 CONFLICT = "conflict"
-"""Output name of a step whose result could not be merged."""
+"""Name of the output of a step whose result could not be merged."""
 # Without the `=======` in the middle: it also underlines headings in Markdown and reStructuredText.
 MARKER = "^(<{7}|>{7})( |$)"
-"""Conflict marker line of git, as a `grep -E` pattern."""
+"""Git's conflict marker lines, as a `grep -E` pattern."""
 
 
 class Conflict(Value):
-    """Conflict between a task's changes and changes merged meanwhile."""
+    """Conflict between the changes of a task and changes that have been merged in the meantime."""
 
     base: str
-    """Tree that the task started from."""
+    """Tree that the task started with."""
     tree: str
-    """Tree of the task's result, which is kept."""
+    """Tree with the task's result, which is kept."""
     paths: tuple[str, ...] = ()
     """Files that both sides changed in the same places."""
     beside: tuple[str, ...] = ()
-    """Extra files with the task's version, for files that cannot contain both as text."""
+    """Additional files that contain the task's version of files that cannot contain both versions as text."""
 
     @property
     def check(self) -> Check:
-        """Check that the conflict is resolved: neither conflict markers nor extra files remain."""
+        """Check that the conflict is resolved, which means that no conflict markers or additional files are left."""
         tests = [f"test ! -e {shlex.quote(path)}" for path in self.beside]
         if self.paths:
             # Deleting a file resolves its conflict too.
@@ -53,28 +53,28 @@ class Conflict(Value):
 
 RIGHT_LOOP_INPUT = '{"workspace": "/home/me/project", "goal": "Add rate limits to the API"}'
 TASKS_LIMIT = 100
-"""Maximum number of tasks in a plan, not counting those that resolve conflicts."""
+"""Maximum number of tasks in a plan, excluding tasks that resolve conflicts."""
 PARALLEL_LIMIT = 50
 GOAL_CHARACTERS = 20_000
 DESCRIPTION_CHARACTERS = 4_000
 MESSAGE_CHARACTERS = 600
 PACKET_ID = re.compile(r"pkt_[0-9a-f]{16}")
 PLAN_GENERATION = "plan_generation"
-"""Name of the check that reports why there is no plan."""
+"""Name of the check that reports why a plan could not be created."""
 
 
 class LoopState(StrEnum):
     """State of a project plan."""
 
     DRAFT = "DRAFT"
-    """Planned, not dispatched."""
+    """The plan has been created but not dispatched."""
     DISPATCHING = "DISPATCHING"
     RUNNING = "RUNNING"
-    """Tasks run, or all of them have ended and `verify` is possible."""
+    """Tasks are running, or all tasks have ended and `verify` can be called."""
     VERIFYING = "VERIFYING"
     VERIFIED = "VERIFIED"
     FAILED = "FAILED"
-    """Planning failed, or a gate did not pass."""
+    """Planning failed or a gate did not pass."""
     CANCELLED = "CANCELLED"
 
 
@@ -83,13 +83,13 @@ class TaskState(StrEnum):
 
     CREATED = "CREATED"
     QUEUED = "QUEUED"
-    """Dispatched; waits for its dependencies or for a free slot."""
+    """The task has been dispatched and is waiting for its dependencies or a free slot."""
     RUNNING = "RUNNING"
     AWAITING_RESPONSE = "AWAITING_RESPONSE"
-    """Its run waits for a person."""
+    """The task's run is waiting for a person."""
     COMPLETE = "COMPLETE"
     ERROR = "ERROR"
-    """It failed, or could not start."""
+    """The task failed or could not be started."""
     CANCELLED = "CANCELLED"
 
     @property
@@ -99,64 +99,64 @@ class TaskState(StrEnum):
 
 
 class CheckState(Value):
-    """State of a project check at inspection time."""
+    """State of a project check at the time of the inspection."""
 
     run: str
     """Command."""
     passed: bool | None = None
-    """None if it was not run or timed out."""
+    """True if the check passed. None if it was not run or timed out."""
     summary: str = ""
-    """Summary from its output, such as `3 failed, 20 passed`; bounded."""
+    """Summary of its output, such as `3 failed, 20 passed`. The length is limited."""
     duration_s: float = 0.0
 
 
 class Packet(Value):
-    """Project context for a planner, bounded and content-addressed."""
+    """Context about a project for a planner. Its size is limited, and its ID depends on its content."""
 
     packet_id: str = ""
-    """`pkt_` and the first 16 hex digits of the SHA-256 of the content."""
+    """ID, which consists of `pkt_` and the first 16 hex digits of the SHA-256 of the content."""
     project: str = ""
     source: str = ""
-    """Id of the inspected episode; empty if the project itself was inspected."""
+    """ID of the inspected episode. It is empty if the project itself was inspected."""
     goal: str = ""
     structure: tuple[str, ...] = ()
-    """Top-level folders and files with their sizes, largest first; bounded."""
+    """Top-level folders and files with their sizes, largest first. The number of entries is limited."""
     checks: tuple[CheckState, ...] = ()
     history: tuple[str, ...] = ()
-    """Subjects of the last commits."""
+    """Subjects of the most recent commits."""
     failures: tuple[str, ...] = ()
-    """Open problems: failing checks and the outcomes of earlier episodes."""
+    """Open problems: failed checks and the outcomes of earlier episodes."""
     files: int = 0
     lines: int = 0
     tree: str = ""
-    """Id of the inspected working tree."""
+    """ID of the inspected working tree."""
     at: datetime | None = None
 
 
 class LoopTask(Value):
-    """Goal of one episode, which runs in a worktree of its own."""
+    """Goal of an episode that runs in its own worktree."""
 
     task_id: str
-    """`ptask_<n>`, unique within its plan."""
+    """ID `ptask_<n>`, which is unique within the plan."""
     description: str
     priority: int = 1
-    """1 starts first."""
+    """Priority. Tasks with priority 1 start first."""
     dependencies: tuple[str, ...] = ()
-    """Ids of tasks that must complete first."""
+    """IDs of the tasks that must complete first."""
     definition_of_done: tuple[Check, ...] = ()
     state: TaskState = TaskState.CREATED
     run_id: str = ""
-    """Workflow id of its episode, set at dispatch."""
+    """Workflow ID of the task's episode. It is set when the task is dispatched."""
     conflict_of: str = ""
-    """Task whose conflict this one resolves; empty for other tasks."""
+    """ID of the task whose conflict this task resolves. It is empty for other tasks."""
     conflict: Conflict | None = None
-    """Conflict to resolve; the start of the task's worktree."""
+    """Conflict to resolve. The task's worktree starts with it."""
     message: str = ""
-    """Explanation of the state, if it needs one."""
+    """Explanation of the state, if one is needed."""
 
 
 class GateCheck(Value):
-    """Result of a gate, or of one check within it."""
+    """Result of a gate, or of a check within a gate."""
 
     name: str
     """Name, such as `gate:pytest` or `plan_generation`."""
@@ -164,10 +164,10 @@ class GateCheck(Value):
     message: str = ""
     duration_ms: int = 0
     running: bool = False
-    """True while it runs; `passed` is not meaningful then."""
+    """True while the check is running. Until it has ended, `passed` has no meaning."""
     output: ArtifactRef | None = None
     within: bool = False
-    """True for a check within the preceding gate."""
+    """True if this check belongs to the preceding gate."""
 
 
 class GateResult(Value):
@@ -183,30 +183,30 @@ class LoopRequest(CallerInput):
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
     goal: str = ""
-    """Goal of the plan; empty: the open problems of the packet."""
+    """Goal of the plan. If empty, the plan addresses the open problems in the packet."""
     episode: str = ""
     """Finished episode to inspect instead of the project."""
     packet_id: str = ""
-    """Existing packet to use; it must belong to this project."""
+    """ID of an existing packet to use. It must belong to this project."""
     model: str = ""
-    """Planning model; empty for the one in the settings."""
+    """Model to use for planning. If empty, the model from the settings is used."""
     planner: str = "auto"
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     gates: tuple[Check, ...] = ()
-    """Gates; empty for those in the settings, or detected ones."""
+    """Gates of the project. If empty, the gates are taken from the settings or detected."""
     budget: Budget = Budget.model_construct()
-    """Budget per task."""
+    """Budget for each task."""
     parallel: int = 4
     """Maximum number of concurrent tasks."""
     pause_timeout: Duration = timedelta(days=30)
-    """Maximum wait for a person: for `dispatch`, `verify` or an answer."""
+    """Maximum time to wait for a person, who has to call `dispatch` or `verify` or answer a question."""
     queues: Queues = Queues.model_construct()
 
     def check(self) -> None:
         """Validate the request.
 
         Raises:
-            InvalidRequestError: names the first invalid field.
+            InvalidRequestError: a field is invalid. The message names the first one.
         """
         check_run(self.workspace, self.pause_timeout, {"parallel": self.parallel})
         if problem := next(self._problems(), ""):
@@ -228,36 +228,36 @@ class LoopStatus(RunStatus):
     """Snapshot of a project plan."""
 
     plan_id: str = ""
-    """Workflow id, `plan_<uuid>`."""
+    """Workflow ID, in the form `plan_<uuid>`."""
     project: str = ""
     goal: str = ""
     run_id: str = ""
-    """Inspected episode, if any."""
+    """ID of the inspected episode, if there is one."""
     packet_id: str = ""
     packet: ArtifactRef | None = None
     status: LoopState = LoopState.DRAFT  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     tasks: tuple[LoopTask, ...] = ()
     parallel: int = 0
-    """Maximum number of concurrent tasks; 0 for plans made before it was recorded."""
+    """Maximum number of concurrent tasks. It is 0 for plans created before it was recorded."""
     executor: str = ""
-    """Executor of the tasks."""
+    """Executor for the tasks."""
     budget: Budget | None = None
-    """Budget per task."""
+    """Budget for each task."""
     verify_run_id: str = ""
     gate_result: GateResult | None = None
     children: tuple[ChildWait, ...] = ()
-    """Open questions of its runs; the answer goes to `workflow_id`."""
+    """Open questions of the plan's runs. Send answers to `workflow_id`."""
     created_at: datetime | None = None
     updated_at: datetime | None = None
     executed_at: datetime | None = None
     """Time of the `dispatch` update."""
     completed_at: datetime | None = None
-    """Time when the last task ended."""
+    """Time at which the last task ended."""
     verified_at: datetime | None = None
 
     @property
     def possible(self) -> tuple[str, ...]:
-        """Updates that the current state accepts."""
+        """Updates that are possible in the current state."""
         if self.status is LoopState.DRAFT:
             # Planning is still in progress if there are no tasks.
             return ("dispatch", "cancel") if self.tasks else ("cancel",)
@@ -269,12 +269,12 @@ class LoopStatus(RunStatus):
 
     @property
     def id(self) -> str:
-        """Workflow id."""
+        """Workflow ID."""
         return self.plan_id
 
     @property
     def list_status(self) -> str:
-        """Status for lists."""
+        """Status to show in lists."""
         # A closed plan is never paused, even if its last snapshot still holds unanswered questions.
         if self.status in CLOSED or not self.questions:
             return self.status.value.lower()
@@ -289,7 +289,7 @@ class LoopStatus(RunStatus):
         return self.list_status == "paused" or bool(may_start) or bool(self.children and not running)
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
-        """Return this snapshot, completed with the outcome; fields missing in `result` are kept."""
+        """Return this snapshot, completed with the outcome. Fields that are missing in `result` are kept."""
         del status  # the outcome is the state already
         assert isinstance(result, LoopResult)
         return self.evolve(
@@ -320,7 +320,7 @@ FAILURE_CHARACTERS = 1_500
 
 
 def packet_id_of(packet: Packet) -> str:
-    """Return the id of a packet: a hash of its content, excluding times."""
+    """Return the ID of a packet, which is a hash of its content without times."""
     # Times differ between two inspections of the same tree.
     content = packet.evolve(
         packet_id="", at=None, checks=tuple(check.evolve(duration_s=0.0) for check in packet.checks)
@@ -329,7 +329,7 @@ def packet_id_of(packet: Packet) -> str:
 
 
 def sealed_packet(packet: Packet) -> Packet:
-    """Return a packet bounded, scrubbed and with its id."""
+    """Return a scrubbed packet with limited size and its ID."""
     # Scrubbed and cut first: the id is the hash of what is stored, and must not depend on a secret.
     bounded = packet.evolve(
         structure=_lines(packet.structure, STRUCTURE_LIMIT),
@@ -350,7 +350,7 @@ def _shorten_summary(check: CheckState) -> CheckState:
 
 
 def structure_of(sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """List top-level folders and files with their sizes in bytes, largest first."""
+    """List the top-level folders and files with their sizes in bytes, largest first."""
     folders: dict[str, tuple[int, int]] = {}
     for path, size in sizes.items():
         top, _, rest = path.partition("/")
@@ -369,10 +369,10 @@ CLOSED = frozenset({LoopState.VERIFIED, LoopState.FAILED, LoopState.CANCELLED})
 
 
 def check_possible(status: LoopStatus, update: str) -> None:
-    """Reject an update that the state does not allow.
+    """Reject an update that is not possible in the current state.
 
     Raises:
-        InvalidRequestError: names the state and the updates it allows.
+        InvalidRequestError: the update is not possible. The message names the state and the possible updates.
     """
     possible = status.possible
     # Cancelling must be possible in a pause too; every other update waits until the questions are answered.
@@ -400,7 +400,7 @@ def _why(status: LoopStatus) -> str:
 
 
 def failing_gates(result: GateResult) -> str:
-    """Return a sentence with the gates that did not pass."""
+    """Return a sentence that lists the gates that did not pass."""
     failed = [check.name for check in result.checks if not check.passed and not check.running and not check.within]
     return f"{', '.join(failed)} did not pass" if failed else "no gate has run"
 

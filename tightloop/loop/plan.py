@@ -1,4 +1,4 @@
-"""Plan of a project: tasks and steps, automatic revisions, and the state that its workflow carries along."""
+"""Plan of a project: its tasks and steps, automatic revisions, and the state that its workflow carries over."""
 
 import contextlib
 import re
@@ -36,12 +36,12 @@ _LINTS = re.compile(r"\b(?:lint|ruff|eslint|flake8|pylint|stylelint|clippy)\b")
 
 
 def task_id(number: int) -> str:
-    """Return the id of a task, numbered from 1."""
+    """Return the ID of a task. Tasks are numbered from 1."""
     return f"ptask_{number}"
 
 
 def stage_of(command: str) -> int:
-    """Return the order in which a check is fixed: formatters (2) after linters (1) after the rest (0)."""
+    """Return the stage in which a check is fixed: 2 for formatters, 1 for linters, and 0 for everything else."""
     # Formatters come last, because a later fix may undo an earlier one. They are tested first, because `ruff format`
     # also matches the linters.
     if _FORMATS.search(command):
@@ -50,10 +50,10 @@ def stage_of(command: str) -> int:
 
 
 def tasks_by_rules(packet: Packet, checks: Iterable[Check]) -> tuple[LoopTask, ...]:
-    """Derive the tasks of a packet without a model; empty if there is nothing to do.
+    """Derive tasks from a packet without a model. The result is empty if there is nothing to do.
 
-    A goal becomes one task, with all checks as its definition of done. Without a goal, each failing check becomes a
-    task; linters and formatters depend on the tasks of earlier stages.
+    If there is a goal, it becomes a single task, with all checks as its definition of done. If there is no goal, each
+    failed check becomes a task. The tasks for linters and formatters depend on the tasks of earlier stages.
     """
     checks_by_command = {check.run: check for check in checks}
     if packet.goal:
@@ -86,7 +86,7 @@ def _fix(state: CheckState, check: Check, failing: list[CheckState], ids: Mappin
 
 
 def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
-    """Return the first problem of tasks written by a planner; empty if they are valid."""
+    """Return the first problem with tasks that a planner wrote. The result is empty if the tasks are valid."""
     ids = [task.task_id for task in tasks]
     if len(tasks) > TASKS_LIMIT:
         return f"the plan has {len(tasks)} tasks; the maximum is {TASKS_LIMIT}"
@@ -110,12 +110,12 @@ INSPECT, DECOMPOSE, DISPATCH, VERIFY, FIND_GATES, GATES = (
     "inspect", "decompose", "dispatch", "verify", "find-gates", "gate-*",
 )  # fmt: skip
 GATE_STEP = GATES.removesuffix("*")
-"""Prefix of the steps that run a gate."""
+"""Prefix of the IDs of steps that run a gate."""
 COMMANDS = frozenset({DISPATCH, VERIFY})
-"""Steps that wait for a person; each is released by the update of the same name."""
+"""Steps that wait for a person. Each is released by the update with the same name."""
 TITLE_CHARACTERS = 120
 CONFLICTS_LIMIT = 20
-"""Maximum depth of conflicts that resolve conflicts."""
+"""Maximum length of a chain of conflicts that arise while resolving a conflict."""
 CHECKS_LIMIT = 300
 """Maximum number of gates and checks in the status."""
 INSPECT_S = 2_400.0
@@ -211,7 +211,7 @@ def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
 
 
 def with_resolution(plan: Plan, task: LoopTask) -> Plan:
-    """Add a task that resolves the conflict of another one and thereby recovers it."""
+    """Add a task that resolves another task's conflict. If it completes, the other task is recovered."""
     # `recovers` is on by default, so the dependents of the conflicting task wait for this one.
     alternate = OnFailure(to=task.task_id)
     steps = tuple(step.evolve(on_failure=alternate) if step.id == task.conflict_of else step for step in plan.steps)
@@ -219,10 +219,10 @@ def with_resolution(plan: Plan, task: LoopTask) -> Plan:
 
 
 def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> LoopTask:
-    """Create the task that resolves the conflict of another one.
+    """Create the task that resolves another task's conflict.
 
     Raises:
-        InvalidRequestError: `CONFLICTS_LIMIT` is reached.
+        InvalidRequestError: `CONFLICTS_LIMIT` has been reached.
     """
     tasks_by_id = {task.task_id: task for task in tasks}
     task = tasks_by_id[failed]
@@ -304,31 +304,31 @@ def _literal(value: Any) -> Any:
 
 
 class ProjectNote(Value):
-    """Findings of one step of a project's plan. Each step sets its own fields."""
+    """Findings of one step of a project plan. Each step only sets its own fields."""
 
     project: str = ""
     goal: str = ""
     packet_id: str = ""
     packet: ArtifactRef | None = None
     gate_names: tuple[str, ...] | None = None
-    """Gate names in order."""
+    """Names of the gates, in order."""
     checks: tuple[GateCheck, ...] = ()
-    """Gate result, followed by the checks within it."""
+    """Result of a gate, followed by the results of the checks within it."""
 
 
 class ProjectFacts(Value):
-    """State of a project plan beyond its graph and step statuses."""
+    """State of a project plan in addition to its graph and step statuses."""
 
     project: str = ""
     goal: str = ""
     packet_id: str = ""
     packet: ArtifactRef | None = None
     tasks: tuple[LoopTask, ...] = ()
-    """Tasks as planned; their current state is derived from the step statuses."""
+    """Tasks as planned. Their current state is derived from the statuses of the steps."""
     parallel: int = 0
     """Maximum number of concurrent tasks."""
     gate_names: tuple[str, ...] | None = None
-    """Gate names; None until the gates are found."""
+    """Names of the gates. None until the gates have been determined."""
     gates: dict[str, tuple[GateCheck, ...]] = Field(default_factory=dict)
     """Gate results by step."""
     created_at: datetime | None = None
@@ -340,10 +340,10 @@ class ProjectFacts(Value):
     verify_asked_at: datetime | None = None
     verified_at: datetime | None = None
     has_left: bool = False
-    """True while the workspace is released because the plan waits for a person."""
+    """True while the workspace is released because the plan is waiting for a person."""
 
     def with_note(self, step: str, note: ProjectNote) -> "ProjectFacts":
-        """Return the facts updated with a step's findings."""
+        """Return the facts, updated with the findings of a step."""
         count = sum(map(len, self.gates.values()))
         # Every gate keeps at least its own result.
         checks = note.checks[: max(CHECKS_LIMIT - count, 1)]
@@ -358,16 +358,16 @@ class ProjectFacts(Value):
 
 
 class ProjectInput(LoopInput):
-    """Input of the workflow, also when it continues as new."""
+    """Input of the workflow. It is also used when the workflow continues as new."""
 
     progress: PlanProgress | None = None
-    """Plan progress of the previous run."""
+    """Progress of the plan in the previous run."""
     facts: ProjectFacts | None = None
-    """Facts of the previous run."""
+    """Facts from the previous run."""
 
     @property
     def plan(self) -> PlanInput:
-        """Input for the plan workflow; its text stays empty if the request is invalid."""
+        """Input for the plan workflow. The text of the plan is empty if the request is invalid."""
         text = ""
         # Once opened, the plan is stored and its text is not needed again.
         if self.progress is None and not self.problem:

@@ -1,4 +1,4 @@
-"""Projection of a plan's status and events to the state model of the project loop."""
+"""Maps the status and the events of a plan to the state model of the project loop."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ _TASK_STATES = {
     StepStatus.SKIPPED: TaskState.CANCELLED,
     StepStatus.ABANDONED: TaskState.CANCELLED,
 }
-"""Task state by step status; the task is queued for all other statuses."""
+"""Task state by step status. For all other statuses, the task is queued."""
 Lines = Mapping[str, StepLine]
 
 
@@ -44,10 +44,10 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
     """Return the status of a project plan.
 
     Args:
-        plan: status of the underlying plan.
-        request: original request.
-        facts: additional state of its workflow.
-        lines: steps by id, including those expanded from templates.
+        plan: status of the underlying plan workflow.
+        request: the original request.
+        facts: additional state of the project plan's workflow.
+        lines: steps by ID, including steps that were expanded from templates.
     """
     state = _CLOSED.get(plan.status) or _state(facts, lines)
     tasks: tuple[LoopTask, ...] = ()
@@ -189,11 +189,11 @@ _OF_TASKS = {
 _OF_GATES = {"started": "gate_running", "completed": "gate_passed", "failed": "gate_failed"}
 _OF_ENDS = {"COMPLETED": "plan_verified", "CANCELLED": "plan_cancelled"}
 _SILENT = frozenset({("waits", DISPATCH), ("completed", VERIFY)})
-"""Events that other timeline lines already report."""
+"""Events that are already reported by other lines of the timeline."""
 
 
 def event_name(event: str, step: str, detail: str, facts: ProjectFacts) -> str:
-    """Return the timeline event name of a plan event; empty to skip the event."""
+    """Return the timeline event name for a plan event. The result is empty if the event should be skipped."""
     if (event, step) in _SILENT or (event == "started" and step in COMMANDS):
         return ""
     if event == "answered" and not step and detail.startswith("resume"):

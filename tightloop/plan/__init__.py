@@ -1,1 +1,4 @@
-"""Plans as graphs: the document, its rules, its scheduler. Pure: no I/O, no clock."""
+"""Plans as graphs: the document, its rules and its scheduler.
+
+This package is pure: it performs no I/O and does not read the clock.
+"""

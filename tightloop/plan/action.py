@@ -1,4 +1,4 @@
-"""Actions of a step: one model per capability. Text may hold references such as `${collect.sources}`."""
+"""Actions of a step, with one model per capability. Texts may contain references such as `${collect.sources}`."""
 
 from typing import Any
 
@@ -9,235 +9,249 @@ from tightloop.episode.check import Check
 from tightloop.value import Document
 
 TREE_PATTERN = r"^[0-9a-f]{40}$"
-"""Id of a git tree."""
+"""ID of a git tree."""
 
 
 class ShellAction(Document):
-    """Run a command in the sandbox. References in it are quoted for the shell."""
+    """Run a command in the sandbox. References in the command are quoted for the shell."""
 
     run: str
-    """Script for `/bin/sh`. A reference is quoted; a list becomes one word per item, or JSON within quotes."""
+    """Script for `/bin/sh`. References are quoted. A list becomes one word per item, or JSON if the reference is inside
+    quotes.
+    """
     environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables for the command; it inherits none from the worker."""
+    """Environment variables for the command. It does not inherit any variables from the worker."""
     folder: str = ""
     """Working directory, relative to the root of the tree."""
 
 
 class FileEdit(Document):
-    """Change of one file: exactly one of `search`, `content` and `delete`."""
+    """Change to one file. Set exactly one of `search`, `content` and `delete`."""
 
     path: str
     """Path relative to the root of the tree."""
     search: str = ""
-    """Text to find. It must occur exactly once, unless `replace` is already in the file."""
+    """Text to search for. It must occur exactly once, unless the file already contains `replace`."""
     replace: str = ""
-    """Replacement for `search`."""
+    """Text that replaces `search`."""
     content: str | None = None
     """Complete new content of the file."""
     delete: bool = False
-    """Remove the file. Not an error if it is already gone."""
+    """Remove the file. It is not an error if the file does not exist."""
 
 
 class EditAction(Document):
-    """File changes: search and replace, whole files, or a unified diff. All or nothing; idempotent."""
+    """File changes: search and replace, whole files, or a unified diff.
+
+    Either all changes are applied or none, and the action is idempotent.
+    """
 
     files: tuple[FileEdit, ...] = ()
-    """Changes per file; use either this or `diff`."""
+    """Changes per file. Set either this or `diff`."""
     diff: str = ""
-    """Unified diff with paths relative to the root, as `git diff` prints it, or a single reference to one.
-
-    References inside a diff are not replaced: `${x}` there is file content.
+    """Unified diff with paths relative to the root, as printed by `git diff`, or a single reference to such a diff.
+    References inside a diff are not resolved: `${x}` is treated as file content.
     """
 
 
 class GitAction(Document):
-    """Git operations, in this order: branch, commit, pull request text."""
+    """Git operations, performed in this order: branch, commit, pull request text."""
 
     branch: str = ""
-    """Branch to check out; created from HEAD if it does not exist."""
+    """Branch to check out. If it does not exist, it is created from HEAD."""
     commit: str = ""
-    """Commit message; may hold `${step}`, `${title}`, `${kind}` and `${plan}`.
-
-    An empty commit is skipped without an error.
+    """Commit message. It may contain `${step}`, `${title}`, `${kind}` and `${plan}`. If there is nothing to commit, the
+    commit is skipped without an error.
     """
     paths: tuple[str, ...] = ()
-    """Paths to commit; empty: everything that is not ignored."""
+    """Paths to commit. If empty, all files that are not ignored are committed."""
     pull_request: str = ""
-    """Pull request title. The text is generated from the steps of the plan and becomes the output `pull_request`."""
+    """Pull request title. The text of the pull request is generated from the steps of the plan and becomes the output
+    `pull_request`.
+    """
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class HttpAction(Document):
-    """HTTP requests to hosts that the policy allows: `url` for one response, or `urls` for documents."""
+    """HTTP requests to hosts that the policy allows. Use `url` for a single response, or `urls` for documents."""
 
     url: str = ""
-    """URL of a single request with `method`; results: `status`, `url`, `headers`, `body`, `size` and `json`."""
+    """URL of a single request that uses `method`. The results are `status`, `url`, `headers`, `body`, `size` and
+    `json`.
+    """
     method: str = "GET"
     """HTTP method of the request to `url`."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Headers of the request to `url`."""
     secret_headers: dict[str, str] = Field(default_factory=dict)
-    """Header -> environment variable of the worker with its value; `plans.secrets` limits the hosts that may get it."""
+    """Mapping of header names to the worker's environment variables that contain the values. `plans.secrets` limits the
+    hosts to which each variable may be sent.
+    """
     body: Any = None
-    """Request body: text is sent unchanged, anything else as JSON."""
+    """Request body. Text is sent unchanged, and any other value is sent as JSON."""
     expect_status: tuple[int, ...] = (200, 201, 202, 204)
-    """Accepted status codes; any other fails the step."""
+    """Accepted status codes. With any other status code, the step fails."""
     urls: str | tuple[str, ...] = ()
-    """URLs to fetch into the document cache, or a reference to a list of them.
-
-    Results: `documents` (each with time, hash and origin), `texts`, `duplicates` and `failed`.
+    """URLs to fetch into the document cache, or a reference to a list of URLs. The results are `documents` (each with
+    its time, hash and origin), `texts`, `duplicates` and `failed`.
     """
     max_age_s: float = Field(default=86_400.0, ge=0)
-    """Reuse a cached copy up to this age, in seconds."""
+    """Maximum age of a cached copy that may be reused, in seconds."""
     at_least: int = Field(default=1, ge=0)
-    """Minimum number of documents for the step to succeed."""
+    """Minimum number of documents that are required for the step to succeed."""
 
 
 class SearchAction(Document):
-    """Ranked passages from the project and from cached documents. Result: `hits` (list)."""
+    """Search for passages in the project and in cached documents. The result is `hits`, a ranked list."""
 
     query: str
-    """Search words, not a pattern."""
+    """Words to search for. Patterns are not supported."""
     where: str = Field(default="both", pattern="^(project|cache|both)$")
-    """Source to search: the tree (`project`), the fetched documents (`cache`), or both."""
+    """Source to search: the tree (`project`), the fetched documents (`cache`), or `both`."""
     paths: tuple[str, ...] = ()
-    """Glob patterns relative to the root; empty: all text files that are not ignored."""
+    """Glob patterns relative to the root. If empty, all text files that are not ignored are searched."""
     limit: int = Field(default=10, ge=1, le=200)
-    """Maximum number of passages."""
+    """Maximum number of passages to return."""
 
 
 class ModelAction(Document):
-    """A single question to a model. With a schema, the reply is validated JSON and its fields become results."""
+    """A single question to a model.
+
+    If there is a schema, the response is validated as JSON, and its fields become results.
+    """
 
     prompt: str
-    """Prompt text."""
+    """Text of the prompt."""
     # pydantic's models have a method `schema`, hence the underscore and the alias; also in `GateCheck`.
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    """JSON schema of the reply; it must describe an object."""
+    """JSON schema of the response. It must describe an object."""
     model: str = ""
-    """Model to ask; default: the first of the planner's models."""
+    """Model to ask. The default is the planner's first model."""
     max_output_tokens: int | None = None
-    """Limit of output tokens; default: the planner's."""
+    """Maximum number of output tokens. The default is the planner's limit."""
 
 
 class DiffReview(Document):
-    """Limits for the change since a step, or since the start of the plan."""
+    """Limits for the changes since a step, or since the start of the plan."""
 
     since: str = ""
-    """Id of the step to compare with; empty: the start of the plan."""
+    """ID of the step to compare with. If empty, the start of the plan is used."""
     max_files: int | None = None
     """Maximum number of changed files."""
     max_lines: int | None = None
-    """Maximum number of added and removed lines."""
+    """Maximum number of added and removed lines, taken together."""
     only: tuple[str, ...] = ()
-    """Glob patterns; every changed path must match at least one."""
+    """Glob patterns. Every changed path must match at least one of them."""
     never: tuple[str, ...] = ()
-    """Glob patterns; no changed path may match any."""
+    """Glob patterns. No changed path may match any of them."""
 
 
 class GateCheck(Document):
-    """One automatic check of a gate: exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`."""
+    """An automatic check of a gate. Set exactly one of `command`, `invariant`, `artifact`, `diff` and `prose`."""
 
     name: str = ""
-    """Name shown to people; default: the check itself."""
+    """Name to show to people. The default is the check itself."""
     command: str = ""
-    """Shell command; passes with exit code 0 in the sandbox."""
+    """Shell command. The check passes if the command exits with code 0 in the sandbox."""
     invariant: str = ""
-    """Expression that must hold."""
+    """Expression that must be true."""
     artifact: str = ""
-    """`${step.output}` to validate against `schema`, or with claims to count by `confirmations`."""
+    """Reference `${step.output}` to a value that is validated against `schema`, or whose claims are counted for
+    `confirmations`.
+    """
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     """JSON schema for `artifact`."""
     confirmations: int = 0
-    """Minimum number of sources on different hosts (or reproducible tests) for each claim in `artifact`."""
+    """Minimum number of sources on different hosts (or of reproducible tests) for each claim in `artifact`."""
     diff: DiffReview | None = None
     prose: str = ""
-    """Condition that only a person can check: the gate asks for approval."""
+    """Condition that only a person can check. The gate asks for approval."""
 
 
 class Option(Document):
-    """One answer a person can choose, with its pros and cons."""
+    """An answer that a person can choose, with its pros and cons."""
 
     name: str
-    """Text that selects the option; unique."""
+    """Text that selects the option. It must be unique."""
     pros: tuple[str, ...] = ()
-    """Arguments for it; for readers."""
+    """Arguments for the option. For information only."""
     cons: tuple[str, ...] = ()
-    """Arguments against it; for readers."""
+    """Arguments against the option. For information only."""
     cost: str = ""
-    """Expected cost; for readers."""
+    """Expected cost. For information only."""
     to: tuple[str, ...] = ()
-    """Steps that start only if this option is chosen."""
+    """Steps that only start if this option is chosen."""
 
 
 class Approval(Document):
     """Approval by a person."""
 
     role: str = ""
-    """Role that should decide; shown to people and checked by `approve --role`."""
+    """Role that should decide. It is shown to people and checked by `approve --role`."""
     count: int = Field(default=1, ge=1, le=10)
-    """Number of different people who must approve."""
+    """Number of different people who have to approve."""
     question: str = ""
-    """Question to ask; default: whether the plan may continue."""
+    """Question to ask. By default, the question is whether the plan may continue."""
     options: tuple[Option, ...] = ()
-    """Options to choose from; default: approve or reject."""
+    """Options to choose from. The default options are to approve or reject."""
 
 
 class GateAction(Document):
-    """Checks, followed by an approval if one is configured. A closed gate is a failure of class `policy`."""
+    """Checks, optionally followed by an approval. If a gate does not open, this is a failure of class `policy`."""
 
     checks: tuple[GateCheck, ...] = ()
-    """Checks that must all pass."""
+    """Checks, all of which must pass."""
     approval: Approval | None = None
-    """Approval to request once the checks pass."""
+    """Approval to request after all checks have passed."""
     window: str = ""
-    """Name of an approval window; gates with the same window are approved together."""
+    """Name of an approval window. Gates with the same window are approved together."""
     evidence: tuple[str, ...] = ()
-    """References shown to the approver."""
+    """References to show to the approver."""
 
 
 class Rule(Document):
     """Row of a decision table."""
 
     when: str
-    """Expression; the first row that holds decides."""
+    """Condition of this row, as an expression. The first row whose condition is true decides."""
     to: tuple[str, ...] = ()
-    """Steps to start; the steps of all other rows are skipped."""
+    """Steps to start. The steps of all other rows are skipped."""
     note: str = ""
-    """Name of this path, for readers."""
+    """Name of this path. For information only."""
 
 
 class DecisionAction(Document):
-    """Choose one of several paths: by rules, by the best supported hypothesis, or by a model.
+    """Choose one of several paths by rules, by the best supported hypothesis, or by asking a model.
 
-    `${id.chosen}` is the list of ids of the started steps, `${id.option}` the name of the option or hypothesis.
+    `${id.chosen}` is the list of IDs of the steps that are started, and `${id.option}` is the name of the chosen option
+    or hypothesis.
     """
 
     rules: tuple[Rule, ...] = ()
-    """Decision table; the first row that holds decides."""
+    """Decision table. The first row whose condition is true decides."""
     otherwise: tuple[str, ...] = ()
-    """Steps to start if nothing else decides."""
+    """Steps to start if no path is chosen in another way."""
     hypotheses: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Hypothesis -> steps to start if it is the best supported one."""
+    """Mapping of hypotheses to the steps to start if that hypothesis is the best supported one."""
     min_confidence: float = Field(default=0.6, ge=0, le=1)
-    """Minimum confidence. Below it, or on a tie, no hypothesis is chosen."""
+    """Minimum confidence. If the confidence is lower, or if there is a tie, no hypothesis is chosen."""
     question: str = ""
-    """Question for a model, asked together with `options`."""
+    """Question to ask a model. Requires `options`."""
     options: tuple[Option, ...] = ()
-    """Options for the model to choose from."""
+    """Options that the model can choose from."""
 
 
 class CheckpointAction(Document):
-    """Save the tree and the outputs under a name."""
+    """Save the tree and the outputs as a named checkpoint."""
 
     name: str = ""
-    """Checkpoint name; default: the step id."""
+    """Name of the checkpoint. The default is the ID of the step."""
 
 
 class MergeStart(Document):
-    """A change that failed to merge, as input for the episode that resolves the conflict."""
+    """A change that could not be merged. It is the input of the episode that resolves the conflict."""
 
     base: str = Field(pattern=TREE_PATTERN)
     """Tree before the change."""
@@ -246,23 +260,21 @@ class MergeStart(Document):
 
 
 class EpisodeAction(Document):
-    """Run a child episode: a coding agent works on a goal until the checks pass."""
+    """Run a child episode, in which a coding agent works on a goal until the checks pass."""
 
     goal: str
-    """Goal that must be reached."""
+    """Goal of the episode."""
     definition_of_done: tuple[Check, ...] = ()
-    """Commands that must pass; default: those of the plan."""
+    """Commands that must pass. The default is the plan's definition of done."""
     executor: str = ""
-    """Executor; default: from the worker's settings."""
+    """Executor to use. The default is taken from the worker's settings."""
     planner: str = ""
-    """Planner; default: from the worker's settings."""
+    """Planner to use. The default is taken from the worker's settings."""
     budget: Budget | None = None
-    """Budget; default: from the settings."""
+    """Budget of the episode. The default is taken from the settings."""
     worktree: bool = False
-    """Work in a separate git worktree, in parallel with other such steps.
-
-    The worktree starts from the current files. Changes are merged (three-way) in plan order; a conflict fails the step
-    and its tree is kept.
+    """Work in a separate git worktree, in parallel with other steps that do so. The worktree starts with the current
+    files. Changes are merged (three-way) in plan order. If there is a conflict, the step fails and its tree is kept.
     """
     merge: MergeStart | None = None
-    """With `worktree`: start with this change merged in and its conflicts between markers."""
+    """Start with this change merged in, with conflict markers around its conflicts. Requires `worktree`."""

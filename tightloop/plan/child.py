@@ -16,7 +16,7 @@ from tightloop.value import ArtifactRef, Sparse, Value
 
 # A history holds thousands of results, and Temporal terminates it at 50 MB.
 REASON_CHARACTERS = 500
-"""Maximum length of a failure reason in the history; the record holds the full text."""
+"""Maximum length of a failure reason in the history. The record contains the full text."""
 
 
 class StepStatus(StrEnum):
@@ -25,36 +25,36 @@ class StepStatus(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
     WAITING = "waiting"
-    """Waiting for a person."""
+    """The step is waiting for a person."""
     COMPLETED = "completed"
     SKIPPED = "skipped"
     FAILED = "failed"
     RECOVERED = "recovered"
-    """Failed, and its alternate completed the work."""
+    """The step failed, and its alternate completed the work."""
     BLOCKED = "blocked"
-    """A step it needs has failed or is itself blocked."""
+    """A step that this step needs has failed or is blocked."""
     COMPENSATED = "compensated"
-    """Completed and rolled back."""
+    """The step completed and was rolled back."""
     ABANDONED = "abandoned"
-    """Never ran, because the plan ended or was changed."""
+    """The step never ran because the plan ended or was changed."""
 
 
 class StepFailure(Value):
-    """Failure of an attempt. A failing step is data, not an exception."""
+    """Failure of an attempt. Failed steps are represented as data, not as exceptions."""
 
     failure_class: FailureClass
     reason: str
-    """Scrubbed reason, at most `REASON_CHARACTERS`."""
+    """Scrubbed failure reason, at most `REASON_CHARACTERS` long."""
     mode: str = ""
-    """Name of the matching failure mode; empty if none matched."""
+    """Name of the failure mode that matched. It is empty if none matched."""
     recover: Recovery | None = None
     """Recovery that the failure mode requests."""
     retry_after_s: float | None = None
-    """Delay requested by the service before the next attempt, in seconds."""
+    """Delay in seconds that the service requested before the next attempt."""
 
 
 class EvidenceNote(Value):
-    """Evidence for or against a hypothesis, found by a step."""
+    """Evidence for or against a hypothesis that a step found."""
 
     hypothesis: str
     verdict: str
@@ -62,69 +62,69 @@ class EvidenceNote(Value):
     strength: str = "moderate"
     step: str = ""
     note: str = ""
-    """Explanation, at most 200 characters."""
+    """Explanation of at most 200 characters."""
 
 
 class Belief(Value):
-    """Confidence of the plan in a hypothesis."""
+    """The plan's confidence in a hypothesis."""
 
     hypothesis: str
     confidence: float
-    """0 to 1."""
+    """Confidence from 0 to 1."""
     evidence: int = 0
-    """Number of notes counted so far."""
+    """Number of pieces of evidence that have been counted so far."""
 
 
 class StepResult(Sparse):
-    """Result of an attempt as seen by the workflow. Bounded to a few kB."""
+    """Result of an attempt, as seen by the workflow. Its size is limited to a few kB."""
 
     status: StepStatus
     """COMPLETED, SKIPPED, FAILED or WAITING."""
     tree: str = ""
-    """Tree after the step; empty if the step did not inspect it."""
+    """Tree after the step. It is empty if the step did not inspect the tree."""
     failure: StepFailure | None = None
     chosen: tuple[str, ...] | None = None
-    """Steps started by a decision or an answered gate; None: not a decision."""
+    """Steps that a decision or an answered gate starts. None if the step is not a decision."""
     counts: dict[str, int] = Field(default_factory=dict)
     """Lengths of the outputs that are lists."""
     evidence: tuple[EvidenceNote, ...] = ()
     question: Question | None = None
-    """Question to a person; set if the status is WAITING."""
+    """Question for a person. It is set if the status is WAITING."""
     usage: Usage | None = None
     api_calls: int = 0
     reused: bool = False
-    """True if an earlier result with the same inputs was reused and nothing ran."""
+    """True if nothing was run because an earlier result with the same inputs was reused."""
     drift: Drift | None = None
-    """Drift found instead of the expected tree; it was saved and undone."""
+    """Drift that was found instead of the expected tree. The drift was saved and undone."""
     summary: str = ""
-    """One line for people, at most 200 characters."""
+    """Summary for people: one line of at most 200 characters."""
     note: dict[str, Any] | None = None
-    """`ProjectNote` with the findings of a step in a project's plan."""
+    """`ProjectNote` with a step's findings, if the step belongs to a project plan."""
     record: str = ""
-    """sha256 of the stored `StepRecord`; empty for a milestone."""
+    """SHA-256 of the stored `StepRecord`. It is empty for a milestone."""
 
 
 class StepRecord(Value):
-    """Full record of one attempt: evidence, re-run marker, and the source of output values."""
+    """Full record of an attempt. It provides the evidence, the values of outputs, and the marker for later runs."""
 
     plan_id: str
     revision: int
     step: str
     attempt: int
     run: str = ""
-    """Workflow run that made the attempt; attempt numbers repeat across runs of the same plan."""
+    """Workflow run that made the attempt. Attempt numbers are repeated in other runs of the same plan."""
     inputs_sha256: str
-    """Hash of the step definition, its resolved inputs and, if the step reads or writes the tree, the tree before it.
-
+    """Hash of the step's definition, its resolved inputs and, if the step reads or writes the tree, the tree before the
+    step.
     """
     inputs: dict[str, Any] = Field(default_factory=dict)
     command: str = ""
-    """Action in the form a person would write it."""
+    """The action in the form in which a person would write it."""
     result: StepResult
     outputs: dict[str, Any] = Field(default_factory=dict)
-    """Values of at most 64 kB each; larger ones are `{"artifact": {...}}`."""
+    """Output values of at most 64 kB each. Larger values are stored as `{"artifact": {...}}`."""
     artifacts: dict[str, ArtifactRef] = Field(default_factory=dict)
-    """Artifacts by name: logs, patches, documents, prompts and replies."""
+    """Artifacts by name: logs, patches, documents, prompts and responses."""
     tree_before: str = ""
     tree_after: str = ""
     answers: tuple[Answer, ...] = ()
@@ -134,25 +134,27 @@ class StepRecord(Value):
     host: str = ""
     seed: int = 0
     undone: bool = False
-    """True if compensated; a re-run does not reuse it."""
+    """True if the attempt was compensated. A later run does not reuse its result."""
 
 
 CHILD_NAME_CHARACTERS = 180
-"""Maximum length of a child's id: it becomes part of a git ref, whose file name is limited to 255 bytes."""
+"""Maximum length of a child's ID. The ID becomes part of a git ref, whose file name is limited to 255 bytes."""
 # Dots separate the parts of an id, so a part must not contain one.
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
-"""Characters not allowed in a part of an id: git forbids them in a ref, or they are the separator."""
+"""Characters that are not allowed in a part of an ID, because git does not allow them in refs or because they separate
+the parts.
+"""
 # `\Z`, because `$` also matches before a final line break.
 _MARKED = re.compile(r"-[0-9a-f]{12}\Z")
-"""Hash suffix added by `_part`."""
+"""Hash suffix that `_part` appends."""
 
 
 def child_id(plan_id: str, step: str, attempt: int, alternative: str = "") -> str:
-    """Return the workflow id of a child: `<plan>.<step>.<attempt>`, plus `.<alternative>` for a branch.
+    """Return the workflow ID of a child: `<plan>.<step>.<attempt>`, followed by `.<alternative>` for a branch.
 
-    The id is unique per step, attempt and alternative of a plan. Names of letters, digits, `-` and `_` are kept; in
-    others, characters that git forbids in a ref are replaced and a hash is appended. An id that is too long is cut and
-    ends with a hash of the whole.
+    The ID is unique for each step, attempt and alternative of a plan. Names that consist of letters, digits, `-` and
+    `_` are used unchanged. In other names, characters that git does not allow in refs are replaced, and a hash is
+    appended. If an ID is too long, it is truncated and ends with a hash of the full ID.
     """
     parts = [plan_id, _part(step), str(attempt), *([_part(alternative)] if alternative else [])]
     whole = ".".join(parts)

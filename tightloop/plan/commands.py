@@ -1,4 +1,4 @@
-"""Policy checks for commands and network access of steps."""
+"""Policy checks for the commands and network access of steps."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +23,14 @@ _GIT_WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespac
 def judge_command(
     command: str, rules: Sequence[CommandRule], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Ruling:
-    """Return the strictest ruling over all simple commands of a script and its environment variables.
+    """Return the strictest ruling on all simple commands of a script and its environment variables.
 
-    For each simple command, including substitutions and scripts passed to a shell, the first matching rule decides.
-    Programs are compared by the last part of their path. A command without a matching rule is checked against the
-    built-in rules (`tightloop/safety/commands/rules.py`) for destruction, publishing and secrets. Cost rules do not
-    apply, because a step has its own time limit. A script that cannot be parsed requires approval.
-
-    A variable is judged as the command `env NAME=value`, unless its name is known to be harmless. A rule that allows a
-    program does not cover a call that `exceeds` it if another rule matches.
+    For each simple command, including substitutions and scripts passed to a shell, the first rule that matches decides.
+    Only the last part of a program's path is compared. If no rule matches, the command is checked against the built-in
+    rules (`tightloop/safety/commands/rules.py`) for destruction, publishing and secrets. Cost rules are not applied,
+    because every step has its own time limit. Scripts that cannot be parsed require approval. A variable is treated
+    like the command `env NAME=value`, unless its name is known to be harmless. If a rule allows a program but the call
+    `exceeds` the rule, the rule is not applied to the call if another rule matches.
     """
     text = plain(command)
     allowed: list[Call] = []
@@ -69,9 +68,9 @@ def judge_command(
 
 
 def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
-    """Return the ruling on the simple commands of a script without a placeholder of a reference.
+    """Return the ruling on those simple commands in a script that do not contain a placeholder for a reference.
 
-    Commands with references are judged when the step starts; the rest cannot change by then.
+    Commands with references are checked when the step starts. The other commands cannot change before then.
     """
     reading = read_scripts(plain(command))
     known_calls = [
@@ -93,7 +92,10 @@ def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
 
 
 def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
-    """Return the first matching rule; an `allow` that is narrower than the call yields to a later rule."""
+    """Return the first rule that matches.
+
+    If an `allow` rule is narrower than the call, a later rule takes precedence.
+    """
     matching = (rule for rule in rules if _matches(rule, call))
     first = next(matching, None)
     if first is None or first.verdict is not Verdict.ALLOW:
@@ -173,7 +175,7 @@ class Host(NamedTuple):
     """Target host of a request."""
 
     name: str
-    """Lower case, without brackets."""
+    """Host name in lower case, without brackets."""
     port: int
 
     @property
@@ -186,13 +188,13 @@ class HostRuling(NamedTuple):
     """Ruling on a request to a host."""
 
     refusal: str = ""
-    """Refusal with the rule that caused it; empty if allowed."""
+    """Reason for the refusal, with the rule that caused it. It is empty if the request is allowed."""
     private: bool = False
-    """True if the name may resolve to a private address, because host and port are listed."""
+    """True if the name may resolve to a private address because this host and port are listed."""
 
 
 def host_of(url: str) -> Host | None:
-    """Return the host and port of a URL, or None if it is not an http(s) address."""
+    """Return the host and port of a URL, or None if it is not an http or https URL."""
     try:
         parts = urlsplit(url)
         # `urlsplit` itself accepts an invalid port; only this attribute raises.
@@ -207,7 +209,7 @@ def host_of(url: str) -> Host | None:
 
 
 def find_entry_fault(entry: str) -> tuple[str, str] | None:
-    """Return the fault of a `Policy.network` entry and its correction, or None if the entry is valid."""
+    """Return the problem with a `Policy.network` entry and how to correct it, or None if the entry is valid."""
     text = entry.strip()
     if "://" in text:
         host = host_of(text)
@@ -228,8 +230,9 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
 def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     """Return the ruling on a request to a URL.
 
-    `example.org` allows that host on the default ports, `*.example.org` its subdomains, and `host:port` exactly that
-    endpoint, which alone may be a private address. `network` holds the entries of `Policy.network`.
+    `example.org` allows this host on the default ports, `*.example.org` allows its subdomains, and `host:port` allows
+    exactly this endpoint. Only `host:port` may be a private address. `network` contains the entries of
+    `Policy.network`.
     """
     host = host_of(url)
     excerpt = url[:200]
@@ -257,10 +260,11 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
 
 
 def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iterable[str]]) -> str:
-    """Return the reason not to send these worker variables to a URL, or "".
+    """Return the reason why these worker variables must not be sent to a URL, or "".
 
-    `secrets` is the setting `plans.secrets`: variable -> hosts in the syntax of `Policy.network`. A host without a port
-    gets secrets over https only; `host:port` is matched exactly, for local services.
+    `secrets` is the setting `plans.secrets`, which maps variables to hosts in the syntax of `Policy.network`. Secrets
+    are sent to a host without a port only over https. `host:port` must match exactly and is intended for local
+    services.
     """
     host = host_of(url)
     if host is None:
@@ -288,7 +292,7 @@ def _fits(name: str, rule: str) -> bool:
 
 
 def independent_hosts(sources: Iterable[object]) -> frozenset[str]:
-    """Return the distinct hosts of sources: URLs, or mappings with `url`. A `www.` prefix is ignored."""
+    """Return the distinct hosts of sources. A source is a URL or a mapping with a `url`. A `www.` prefix is ignored."""
     hosts: set[str] = set()
     for source in sources:
         url = source.get("url", "") if isinstance(source, dict) else source

@@ -1,4 +1,4 @@
-"""Messages to a plan, and its current details."""
+"""Messages to a plan, and the plan's current details."""
 
 import json
 from typing import Any
@@ -14,12 +14,12 @@ from tightloop.wording import counts_line
 NAME_CHARACTERS = 80
 TEXT_CHARACTERS = 2_000
 AMOUNT_LIMIT = 10**12
-"""Maximum of a single top-up; larger numbers do not fit the views and stores."""
+"""Maximum amount of a single top-up. Larger numbers do not fit into the views and stores."""
 TOP_UP_EXAMPLE = '{"cost_usd": 2.5} or {"attempts": 100, "wall_minutes": 60}'
 
 
 class ReplanCommand(Document):
-    """Arguments of `replan`: a new plan text, or none to ask a planner."""
+    """Arguments of `replan`: a new plan text. Without a text, a planner is asked."""
 
     source: str = ""
     rationale: str = ""
@@ -34,7 +34,7 @@ class StepCommand(Document):
 
 
 class PlanTopUp(Amounts):
-    """Amounts to add to the budget of a plan. An unset bound stays unset."""
+    """Amounts to add to the budget of a plan. Limits that are not set stay unlimited."""
 
     wall_minutes: float = 0.0
     cost_usd: float = 0.0
@@ -63,10 +63,10 @@ def _rename_alias(value: Any, *others: str, to: str) -> Any:
 
 
 def read_replan(value: Any) -> ReplanCommand:
-    """Parse the argument of `replan`: the new text, or an object; without a text a planner is asked.
+    """Parse the argument of `replan`: the new text, or an object. Without a text, a planner is asked.
 
     Raises:
-        InvalidRequestError: the argument is missing, a field is misspelt, or the text is too large for a message.
+        InvalidRequestError: the argument is missing, a field is misspelled, or the text is too large for a message.
     """
     if value is None:
         raise InvalidRequestError('replan: the argument is missing. To ask a planner, send: {"rationale": "why"}')
@@ -90,10 +90,10 @@ def read_replan(value: Any) -> ReplanCommand:
 
 
 def read_step_word(value: Any) -> StepCommand:
-    """Parse the argument of `run_step`: a step id, or an object.
+    """Parse the argument of `run_step`: the ID of a step, or an object.
 
     Raises:
-        InvalidRequestError: no step is named.
+        InvalidRequestError: the argument does not name a step.
     """
     value = {"step": value} if isinstance(value, str) else _rename_alias(value or {}, "id", "name", to="step")
     command = read_argument(value, StepCommand, what="run_step", example='"build" or {"step": "build", "by": "ada"}')
@@ -105,9 +105,9 @@ def read_step_word(value: Any) -> StepCommand:
 def raise_exhausted_bounds(
     budget: PlanBudget, stated: PlanBudget, spent: PlanSpent, *, depth: int = 1, fan_out: int = 0
 ) -> PlanBudget:
-    """Return the budget with each exhausted bound raised by its stated amount.
+    """Return the budget, with each exhausted limit raised to allow the stated amount.
 
-    `depth` of the plan and `fan_out`, the number of steps a template expands to, are always allowed.
+    The plan's `depth` and its `fan_out`, which is the number of steps that a template expands to, are always allowed.
     """
     raised: dict[str, Any] = {
         # `or 1`: a stated bound of 0 would stay exhausted after every answer.
@@ -126,7 +126,7 @@ def read_plan_top_up(value: Any) -> PlanTopUp:
     """Parse the argument of `top_up`.
 
     Raises:
-        InvalidRequestError: a field is misspelt, negative or too large, or no amount is given.
+        InvalidRequestError: a field is misspelled, negative or too large, or no amount is given.
     """
     addition = read_amounts(value, PlanTopUp, example=TOP_UP_EXAMPLE)
     if any(amount > AMOUNT_LIMIT for amount in addition.amounts.values()):
@@ -144,9 +144,9 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
     """Return the current details of a plan as Markdown.
 
     Args:
-        status: the snapshot.
-        budget: including top-ups.
-        pausing: a pause was requested while steps are still running.
+        status: snapshot of the plan.
+        budget: budget, including top-ups.
+        pausing: whether a pause was requested while steps are still running.
     """
     label = "pausing" if pausing and status.running else status.status
     lines = [f"**{label}** · {status.phase.value} · revision {status.revision} · {status.title}", ""]
@@ -176,7 +176,7 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
 
 
 def spent_line(spent: PlanSpent, budget: PlanBudget) -> str:
-    """Return usage against the budget, such as `attempts 12/20000, cost USD 0.5/2`."""
+    """Return the usage and the budget, such as `attempts 12/20000, cost USD 0.5/2`."""
 
     def of(used: float, limit: float | None) -> str:
         return f"{used:g}" if limit is None else f"{used:g}/{limit:g}"

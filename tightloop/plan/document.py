@@ -1,4 +1,4 @@
-"""The plan document, and the stored form of a plan in the state folder of its project."""
+"""The plan document, and the form in which a plan is stored in its project's state folder."""
 
 import hashlib
 import re
@@ -17,155 +17,162 @@ from tightloop.value import ArtifactRef, Document, Value
 
 
 class CommandRule(Document):
-    """Rule for commands that match a word pattern."""
+    """Rule for commands that match a pattern of words."""
 
     match: str
-    """Word pattern; `*` matches one word, `**` any number: `git push **`."""
+    """Pattern of words, such as `git push **`. `*` matches one word, and `**` matches any number of words."""
     verdict: Verdict = Verdict.DENY
-    """Verdict on a matching command; the first matching rule decides."""
+    """Verdict for matching commands. The first rule that matches decides."""
     reason: str = ""
-    """Explanation, shown with a refusal or a question."""
+    """Explanation to show when the command is refused or a person is asked."""
 
 
 class Deletions(Document):
-    """Deletions since the start of the plan above which the next deleting step needs a person."""
+    """Deletions since the start of the plan above which the next step that deletes something needs approval."""
 
     files: int = Field(default=25, ge=1)
-    """Removed files."""
+    """Number of removed files."""
     lines: int = Field(default=500, ge=1)
-    """Removed lines."""
+    """Number of removed lines."""
     share: float = Field(default=0.5, ge=0, le=1)
-    """Share of all lines; it must be reached together with `lines`."""
+    """Removed lines as a fraction of all lines. The limit only applies if `lines` is reached too."""
 
 
 class Policy(Document):
-    """Allowed paths, commands and hosts. Every action is judged before it runs; a refusal names its rule."""
+    """Allowed paths, commands and hosts.
+
+    Every action is checked before it runs, and every refusal names the rule that caused it.
+    """
 
     write: tuple[str, ...] = ("**",)
-    """Glob patterns of the paths that steps may change, relative to the root."""
+    """Glob patterns for the paths that steps may change, relative to the root."""
     # Git runs hooks from `.git`.
     protect: tuple[str, ...] = (".git/**", "**/.env", "**/*.pem", "**/id_rsa*")
-    """Glob patterns of paths that no step may change; overrides `write`."""
+    """Glob patterns for paths that no step may change. They take precedence over `write`."""
     commands: tuple[CommandRule, ...] = ()
-    """Command rules; they take precedence over the built-in ones."""
+    """Rules for commands. They take precedence over the built-in rules."""
     network: tuple[str, ...] = ()
-    """Hosts that `http` may request (`*.example.org`, `127.0.0.1:8080`); empty: none."""
+    """Hosts that `http` steps may send requests to, such as `*.example.org` or `127.0.0.1:8080`. If empty, no hosts are
+    allowed.
+    """
     shell_network: bool = False
-    """Give shell steps network access, if the sandbox settings also allow it."""
+    """Allow shell steps to access the network. The sandbox settings must allow it as well."""
     # Matched against kind, capability and labels, so that one word covers all three.
     approve: tuple[str, ...] = ("deploy",)
-    """Step kinds, capabilities or labels that need an approval before they start."""
+    """Step kinds, capabilities or labels that need approval. A matching step does not start before it is approved."""
     deletions: Deletions | None = None
-    """Deletion limits; None: unlimited. Plans written by a model use the limits of `alignment`."""
+    """Limits for deletions. If null, deletions are not limited. Plans written by a model use the limits from
+    `alignment`.
+    """
     within: "Policy | None" = None
-    """Enclosing policy; an action must pass both. Set for subplans and for plans written by a model."""
+    """Enclosing policy. Actions must satisfy both policies. It is set for subplans and for plans written by a model."""
 
 
 # Temporal fails the task of a workflow with more than 2 000 pending activities and retries it forever; the workflow
 # starts only `max_parallel` of these at once. Measured up to this width: docs/reference/figures.md, Plans.
 FAN_OUT_LIMIT = 2_500
-"""Hard limit on the steps of one template, regardless of the budget."""
+"""Hard limit for the number of steps per template, regardless of the budget."""
 
 
 class Hypothesis(Document):
     """A statement that evidence can support or refute."""
 
     id: str
-    """Name for `evidence`, `decision` and `${hypotheses.<id>}`."""
+    """Name to use in `evidence`, `decision` and `${hypotheses.<id>}`."""
     statement: str = ""
-    """The claim, for readers."""
+    """The claim itself. For information only."""
     prior: float = Field(default=0.5, gt=0, lt=1)
-    """Probability before any evidence."""
+    """Probability before any evidence is taken into account."""
 
 
 class ArtifactDeclaration(Document):
-    """Named output of the plan; `tightloop export ID --out FILE.json` puts its value into `account.artifacts`."""
+    """Named output of the plan. `tightloop export ID --out FILE.json` writes its value to `account.artifacts`."""
 
     name: str
-    """Name in the account of the plan."""
+    """Name in the plan's account."""
     from_step: str
-    """Id of the step that produces it."""
+    """ID of the step that produces the output."""
     output: str = ""
-    """Name of the step's output; empty: same as `name`."""
+    """Name of the output in that step. If empty, it is the same as `name`."""
     type: str = "file"
-    """Type for readers, such as `list[url]`."""
+    """Type, such as `list[url]`. For information only."""
 
 
 class PlanBudget(Document):
-    """Circuit breakers. None: unlimited, unless the field has a default."""
+    """Circuit breakers of a plan. If a field is null, it is unlimited. Some fields have a default."""
 
     max_wall_s: float | None = Field(default=None, gt=0)
-    """Working time in seconds, excluding waits for people."""
+    """Maximum working time in seconds, excluding the time spent waiting for people."""
     max_cost_usd: float | None = Field(default=None, ge=0)
-    """Cost of all model calls, at the configured prices."""
+    """Maximum cost of all model calls in USD, based on the configured prices."""
     max_tokens: int | None = Field(default=None, ge=0)
-    """Tokens of all model calls."""
+    """Maximum number of tokens for all model calls."""
     max_api_calls: int | None = Field(default=None, ge=0)
-    """Model calls and `http` requests."""
+    """Maximum number of model calls and `http` requests."""
     # Recorded histories hold `max_steps`; plan texts with that name are refused.
     max_attempts: int = Field(default=20_000, ge=1, validation_alias=AliasChoices("max_attempts", "max_steps"))
-    """Step attempts of all kinds; at least the number of steps."""
+    """Maximum number of step attempts of all kinds. It must not be less than the number of steps."""
     max_depth: int = Field(default=4, ge=1, le=16)
-    """Nesting depth of plans, including this one."""
+    """Maximum nesting depth of plans, including this plan."""
     max_fan_out: int = Field(default=100, ge=1, le=FAN_OUT_LIMIT)
     """Maximum number of steps per template."""
     max_revisions: int = Field(default=10, ge=1)
-    """Revisions of the plan, including the first."""
+    """Maximum number of plan revisions, including the first version."""
 
 
 class OnPlanFailure(StrEnum):
-    """Reaction to a failure that no step recovers from."""
+    """Reaction to a failed step from which no other step recovers."""
 
     ASK = "ask"
     """Finish all independent steps, then wait for a person."""
     FAIL = "fail"
-    """Finish all independent steps, then end as failed; files stay as they are."""
+    """Finish all independent steps, then end as failed. The files are left as they are."""
     COMPENSATE = "compensate"
-    """Stop, roll back everything possible in reverse order, and end as failed."""
+    """Stop, roll back as much as possible in reverse order, and end as failed."""
 
 
 class Plan(Document):
     """A directed acyclic graph of steps."""
 
     id: str = Field(pattern=ID_PATTERN)
-    """Plan id; default: the file name."""
+    """ID of the plan. The default is the file name."""
     title: str = ""
-    """Short title for readers."""
+    """Short title. For information only."""
     description: str = ""
-    """For readers."""
+    """Description. For information only."""
     owner: str = ""
-    """Responsible person, for readers."""
+    """Person who is responsible. For information only."""
     created_at: str = ""
-    """For readers."""
+    """Time of creation. For information only."""
     labels: tuple[str, ...] = ()
-    """For readers."""
+    """Labels. For information only."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Default inputs, read as `${plan.<name>}`; a request may override them."""
+    """Default values of the inputs, which are available as `${plan.<name>}`. A request may override them."""
     assumptions: tuple[str, ...] = ()
-    """Assumptions in prose."""
+    """Assumptions, written as prose."""
     risks: tuple[str, ...] = ()
-    """Risks in prose."""
+    """Risks, written as prose."""
     steps: tuple[Step, ...] = ()
-    """Steps; at least one."""
+    """Steps of the plan. At least one is required."""
     artifacts: tuple[ArtifactDeclaration, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()
     memory: tuple[str, ...] = ()
     """Keys of the memory facts that the plan reads or writes."""
     definition_of_done: tuple[Check, ...] = ()
-    """Commands that must pass after the last step for the plan to complete."""
+    """Commands that must pass after the last step. Otherwise the plan does not complete."""
     on_failure: OnPlanFailure = OnPlanFailure.ASK
-    """Reaction to a failure that no step recovers from."""
+    """Reaction to a failed step from which no other step recovers."""
     # More than 100 events buffered during one workflow task make the server fail it; then the run is replayed.
     max_parallel: int = Field(default=8, ge=1, le=100)
-    """Maximum number of steps running at the same time."""
+    """Maximum number of steps that run at the same time."""
     budget: PlanBudget = PlanBudget.model_construct()
     policy: Policy = Policy.model_construct()
     seed: int = 0
-    """Seed for random behaviour in steps; `TIGHTLOOP_SEED` in a shell step."""
+    """Seed for random behaviour in steps. Shell steps receive it as `TIGHTLOOP_SEED`."""
 
 
 DRY_RUN = "dry-run"
-"""Placeholder for the inputs hash in records of a dry run."""
+"""Placeholder for the hash of the inputs in the records of a dry run."""
 # A file name may have 255 bytes; suffixes and the names of temporary files need some of them.
 LONGEST_NAME = 120
 # Lower case only: ids that differ in case would be the same file on macOS and Windows.
@@ -173,7 +180,10 @@ _PLAIN = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def file_name(identity: str) -> str:
-    """Return a file and git ref name that is unique per id, also on case-insensitive file systems."""
+    """Return a file name that is also a valid git ref name.
+
+    It is unique per ID, even on case-insensitive file systems.
+    """
     fits = _PLAIN.fullmatch(identity) and len(identity) <= LONGEST_NAME
     # Git rejects refs that contain `..` or end in `.` or `.lock`.
     if fits and ".." not in identity and not identity.endswith((".", ".lock")):
@@ -189,26 +199,26 @@ class StoredPlan(Value):
     revision: int = 1
     plan: Plan
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Inputs of the plan merged with those of the request, which take precedence."""
+    """Inputs of the plan, merged with the inputs of the request. The request takes precedence."""
     source: str = ""
-    """Original plan text."""
+    """Original text of the plan."""
     file: str = ""
-    """Path of the plan file, if the text was read from one."""
+    """Path of the plan file, if the text was read from a file."""
     rationale: str = ""
     by: str = ""
     diff: str = ""
     """Human-readable difference from the previous revision."""
     previous: ArtifactRef | None = None
     exchange: ArtifactRef | None = None
-    """Prompts and replies of the model that wrote it."""
+    """Prompts and responses of the model that wrote the plan."""
     prompts_sha256: str = ""
     """Version of the prompts."""
 
     @property
     def words(self) -> str:
-        """Text that a person wrote about the work: titles, descriptions and goals, one per line.
+        """Text about the work that was written by a person: titles, descriptions and goals, one per line.
 
-        Empty for revisions written by a model.
+        It is empty for revisions written by a model.
         """
         # A model must not announce its own test changes.
         if self.exchange is not None or self.prompts_sha256:
@@ -219,12 +229,12 @@ class StoredPlan(Value):
         return "\n".join(line for line in lines if line)
 
     def content(self) -> bytes:
-        """Return the JSON to store, with the field names of a plan file."""
+        """Return the JSON to store. It uses the field names of plan files."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True).encode()
 
 
 class PlanArchive(Value):
-    """Account of a finished plan; readable without tightloop."""
+    """Account of a finished plan, which can be read without tightloop."""
 
     plan_id: str
     title: str = ""
@@ -236,18 +246,18 @@ class PlanArchive(Value):
     counts: dict[str, int] = Field(default_factory=dict)
     """Number of steps by status."""
     statuses: dict[str, str] = Field(default_factory=dict)
-    """Status of each step that did not complete."""
+    """Status of every step that did not complete."""
     revisions: tuple[ArtifactRef, ...] = ()
-    """`StoredPlan`s, oldest first."""
+    """All `StoredPlan` revisions, oldest first."""
     records: ArtifactRef | None = None
-    """All `StepRecord`s as JSON lines, in order of completion."""
+    """All `StepRecord` entries as JSON lines, in order of completion."""
     answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
     """Answers from people, by step."""
     checks: ArtifactRef | None = None
-    """Final `CheckReport` of the definition of done."""
+    """Final `CheckReport` for the definition of done."""
     artifacts: dict[str, Any] = Field(default_factory=dict)
-    """Declared outputs by name: the value, `{"artifact": {...}}`, or `{"missing": reason}`."""
+    """Declared outputs by name. The value is the output itself, `{"artifact": {...}}`, or `{"missing": reason}`."""
     hand_off: ArtifactRef | None = None
-    """Markdown summary: completed work, open work, next steps."""
+    """Summary in Markdown: completed work, open work and next steps."""
     postmortem: ArtifactRef | None = None
-    """Markdown report of failures and their consequences; None if nothing failed."""
+    """Report in Markdown on failures and their consequences, or None if nothing failed."""

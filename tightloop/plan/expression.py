@@ -24,7 +24,7 @@ from tightloop.plan.reference import (
 )
 
 MARKS_LIMIT = 200
-"""Maximum number of references and strings in one expression."""
+"""Maximum number of references and strings in an expression."""
 # A letter, so that `ast` accepts marks as names, and one that no one types. `ast` counts columns in bytes; it has two.
 MARK = "\u01c3"
 
@@ -34,33 +34,36 @@ _ESCAPED = {"n": "\n", "t": "\t"}
 
 
 class Mark(NamedTuple):
-    """Original of a `MARK` name in `Source.text`."""
+    """Original text of a `MARK` name in `Source.text`."""
 
     value: str
-    """Reference as `${name}`, or the value of a string literal, which may hold references."""
+    """Reference as `${name}`, or the value of a string literal, which may contain references."""
     is_reference: bool
-    """True for a reference, False for a string literal."""
+    """True for a reference, false for a string literal."""
     size: int
-    """Number of characters in the original."""
+    """Number of characters in the original text."""
 
 
 class Source(NamedTuple):
-    """An expression in which references and strings are replaced by `MARK`s of the same length."""
+    """An expression in which each reference and string is replaced by a `MARK` of the same length."""
 
     text: str
-    """Expression on one line, without surrounding blanks."""
+    """Expression on a single line, without leading and trailing blanks."""
     marks: Mapping[int, Mark]
-    """Marks by their column in the original, counted from 1."""
+    """Marks by their column in the original text, counted from 1."""
     indent: int
-    """Leading blanks in the original."""
+    """Number of leading blanks in the original text."""
 
     def column(self, node: ast.AST) -> int:
-        """Return the column of a node in the original, counted from 1."""
+        """Return the column of a node in the original text, counted from 1."""
         at = getattr(node, "col_offset", 0)
         return self.indent + len(self.text.encode()[:at].decode(errors="ignore")) + 1
 
     def mark(self, node: ast.AST) -> Mark | None:
-        """Return the mark of a name; None for other names and for adjacent marks without an operator."""
+        """Return the mark of a name.
+
+        The result is None for other names, and for adjacent marks that are not separated by an operator.
+        """
         candidate = self.marks.get(self.column(node)) if isinstance(node, ast.Name) and MARK in node.id else None
         return candidate if candidate and isinstance(node, ast.Name) and candidate.size == len(node.id) else None
 
@@ -69,7 +72,7 @@ def insert_marks(text: str) -> Source:
     """Replace references and strings by marks.
 
     Raises:
-        ExpressionError: a reference or string is unterminated or malformed.
+        ExpressionError: a reference or string is not terminated or is malformed.
     """
     # A null byte would make `ast.parse` raise a ValueError without a position.
     if MARK in text or "\0" in text:
@@ -101,7 +104,7 @@ def insert_marks(text: str) -> Source:
 
 
 def _pieces(text: str, before: int) -> tuple[Segment, ...]:
-    """Split part of an expression; error columns are offset by `before` characters."""
+    """Split part of an expression. The columns in errors are offset by `before` characters."""
     try:
         return split_segments(text)
     except ExpressionError as error:
@@ -132,11 +135,11 @@ def tree_of(source: Source) -> ast.expr:
 # Python integers are unbounded: `9 ** 9 ** 9` alone would exhaust the memory.
 NUMBER_LIMIT = 10**100
 RESULT_ITEMS = 100_000
-"""Maximum number of characters or items in the result of an operator."""
+"""Maximum number of characters or items in an operator's result."""
 POWER_LIMIT = 64
 NAMES: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 LAZY = {"exists": 1, "default": 2}
-"""Functions that take an unevaluated reference -> number of arguments."""
+"""Functions that take a reference without evaluating it, with their number of arguments."""
 _AS_NUMBER = "use number(...) to convert a text"
 
 COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -161,7 +164,7 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 class Evaluation:
-    """One evaluation. It has a method for every node type that `parse_expression` accepts."""
+    """Evaluation of an expression. There is a method for each node type that `parse_expression` accepts."""
 
     def __init__(self, lookup: Lookup, source: Source) -> None:
         self._lookup = lookup
@@ -171,7 +174,7 @@ class Evaluation:
         """Return the value of a node.
 
         Raises:
-            ExpressionError: the operand types do not match.
+            ExpressionError: the types of the operands do not match.
             ReferenceMissingError: raised by the lookup.
         """
         # Safe, because `parse_expression` accepts only the node types in `_ALLOWED`.
@@ -321,19 +324,19 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class Expression:
-    """A parsed and validated expression. It can be evaluated repeatedly."""
+    """A parsed and validated expression, which can be evaluated repeatedly."""
 
     text: str
     references: tuple[str, ...]
-    """Distinct references, without `${` and `}`."""
+    """Distinct references without `${` and `}`."""
     _tree: ast.expr
     _source: Source
 
     def evaluate(self, lookup: Lookup) -> Any:
-        """Return the value of the expression, as JSON.
+        """Return the value of the expression as JSON.
 
         Raises:
-            ExpressionError: a type mismatch, such as comparing a string with a number.
+            ExpressionError: types do not match, for example if a string is compared with a number.
             ReferenceMissingError: raised by `lookup` for a reference that is evaluated.
         """
         try:
@@ -343,7 +346,7 @@ class Expression:
             raise ExpressionError("a value is nested too deeply", 1, "refer to a part of it") from None
 
     def holds(self, lookup: Lookup) -> bool:
-        """Return the truth value. Raises the same errors as `evaluate`."""
+        """Return whether the expression is true. It raises the same errors as `evaluate`."""
         return bool(self.evaluate(lookup))
 
 
@@ -351,7 +354,7 @@ def parse_expression(text: str) -> Expression:
     """Parse and validate an expression.
 
     Raises:
-        ExpressionError: with column and suggestion.
+        ExpressionError: the expression is invalid. The error contains the column and a suggestion.
     """
     if len(text) > EXPRESSION_CHARACTERS:
         raise ExpressionError(

@@ -1,4 +1,4 @@
-"""Failure modes of a step and the reactions to them."""
+"""Failure modes of a step, and the reactions to them."""
 
 from enum import StrEnum
 
@@ -8,14 +8,14 @@ from tightloop.value import Document
 
 
 class FailureClass(StrEnum):
-    """Class of a failure; it determines the default reaction."""
+    """Class of a failure, which determines the default reaction."""
 
     TRANSIENT = "transient"
-    """A retry may succeed: a timeout, a network error, a busy service."""
+    """A retry may succeed. Examples are a timeout, a network error or a busy service."""
     LOGIC = "logic"
-    """The work is wrong; the same attempt would fail again."""
+    """The work is wrong. Another attempt would fail in the same way."""
     POLICY = "policy"
-    """Refused by a rule or a person."""
+    """The step was refused by a rule or a person."""
 
 
 class Recovery(StrEnum):
@@ -23,7 +23,7 @@ class Recovery(StrEnum):
 
     RETRY = "retry"
     ALTERNATE = "alternate"
-    """Another step does the work; see `Step.on_failure`."""
+    """Let another step do the work. See `Step.on_failure`."""
     REPLAN = "replan"
     ASK = "ask"
     ABORT = "abort"
@@ -32,60 +32,60 @@ class Recovery(StrEnum):
 
 
 class Retry(Document):
-    """Retries of transient failures. The wait after attempt n is initial * factor^(n-1), at most maximum."""
+    """Retries after transient failures. The wait after attempt n is initial * factor^(n-1), up to the maximum."""
 
     attempts: int = Field(default=3, ge=1, le=50)
-    """Total number of attempts, including the first."""
+    """Maximum number of attempts, including the first one."""
     initial_s: float = Field(default=1.0, ge=0)
     """Wait before the second attempt, in seconds."""
     # An infinite factor times an initial wait of 0 s would be NaN.
     factor: float = Field(default=2.0, ge=1, allow_inf_nan=False)
-    """Growth factor of the wait after each attempt."""
+    """Factor by which the wait grows after each attempt."""
     maximum_s: float = Field(default=60.0, ge=0)
     """Maximum wait, in seconds."""
 
 
 class Watchdog(Document):
-    """Reaction to a slow step: an alert, a pause, or cancellation."""
+    """Reaction to a slow step: raise an alert, pause the plan or cancel the step."""
 
     after_s: float = Field(gt=0)
-    """Seconds since the start of the attempt."""
+    """Time since the start of the attempt, in seconds."""
     escalate: str = Field(default="alert", pattern="^(alert|pause|cancel)$")
-    """Reaction; `cancel` ends the attempt as a failure."""
+    """Reaction. `cancel` ends the attempt as a failure."""
 
 
 class FailureMode(Document):
-    """A known failure, its detection and its reaction."""
+    """A known failure, with an expression that detects it and the reaction to it."""
 
     name: str
-    """Name shown with the failure."""
+    """Name to show with the failure."""
     detect: str = ""
-    """Expression over the step's own outputs, such as `"${exit_code} == 5"`; empty: any failure."""
+    """Expression that uses the step's own outputs, such as `"${exit_code} == 5"`. If empty, any failure matches."""
     failure_class: FailureClass = FailureClass.LOGIC
-    """`transient` is retried, `policy` never goes to a planner."""
+    """Class of the failure. `transient` failures are retried, and `policy` failures are never passed to a planner."""
     recover: Recovery = Recovery.ASK
     """Reaction to the failure."""
     advice: str = ""
-    """Advice in prose for a person or a planner."""
+    """Advice for a person or a planner, written as prose."""
 
 
 class OnFailure(Document):
-    """Step to start after this one has failed for good."""
+    """Step to start if this step fails and is not retried any more."""
 
     to: str
-    """Id of the step."""
+    """ID of the step to start."""
     recovers: bool = True
-    """If that step completes, this one counts as recovered and its dependents continue."""
+    """If that step completes, treat this step as recovered and continue with its dependents."""
     compensate: tuple[str, ...] = ()
-    """Steps to compensate first, always latest first; may include this step."""
+    """Steps to compensate first, in reverse order of completion. The list may include this step."""
 
 
 class Compensation(Document):
-    """Compensation of a step. By default, exactly the file changes of the step are undone."""
+    """Compensation of a step. By default, only the file changes of the step are undone."""
 
     run: str = ""
-    """Shell command; empty: undo the file changes."""
+    """Shell command. If empty, the file changes are undone."""
     step: str = ""
-    """Id of a step of kind `compensation`."""
+    """ID of a step of kind `compensation`."""
     none: bool = False
-    """No compensation is possible or needed."""
+    """Do not compensate the step because it is not possible or not necessary."""

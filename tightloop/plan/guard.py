@@ -1,4 +1,4 @@
-"""Policy and budget rules that a plan must satisfy before and during its run."""
+"""Policy and budget rules that a plan must satisfy before and while it runs."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from tightloop.value import format_count
 
 PATHS_SHOWN = 5
 _HEADER = re.compile(r"^--- ([^\"\n]+)\n\+\+\+ ([^\"\n]+)\n@@", re.MULTILINE)
-"""File header in a diff that lacks git headers."""
+"""File header in a diff that does not have git headers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepEffects:
-    """Known effects of a step, determined before it starts."""
+    """Effects of a step that are known before it starts."""
 
     paths: tuple[str, ...] = ()
-    """Files to change, relative to the root."""
+    """Files that the step changes, relative to the root."""
     commands: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the commands."""
@@ -37,7 +37,7 @@ class StepEffects:
 def find_effects(step: Step, action: Mapping[str, Any]) -> StepEffects:
     """Return the effects of a step.
 
-    `action` holds the fields of its action with references resolved and commands quoted for the shell.
+    `action` contains the fields of the step's action. References are resolved, and commands are quoted for the shell.
     """
     if step.capability is Capability.SHELL:
         environment = {str(name): str(value) for name, value in dict(action.get("environment", {})).items()}
@@ -59,7 +59,8 @@ def find_effects(step: Step, action: Mapping[str, Any]) -> StepEffects:
 def judge(policy: Policy, step: Step, acts: StepEffects) -> Ruling:
     """Return the strictest ruling of a policy and its enclosing policies on a step that is about to start.
 
-    Fetched documents are judged one by one on request, so that a refused one does not stop the others.
+    Fetched documents are checked one by one when they are requested, so that one refused document does not stop the
+    others.
     """
     policies = tuple(enclosing_policies(policy))
     # First, because matching takes time in proportion to the patterns.
@@ -72,8 +73,8 @@ def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Rul
     """Return the ruling on a command before the plan runs, as far as it does not depend on references.
 
     Args:
-        policy: of the plan.
-        command: with a placeholder for each reference.
+        policy: policy of the plan.
+        command: command with a placeholder for each reference.
         folder: working directory relative to the root, with the same placeholders.
     """
     is_known = PLACEHOLDER not in command
@@ -90,7 +91,7 @@ def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Rul
 
 
 def judge_changes(policy: Policy, paths: Iterable[str]) -> Ruling:
-    """Return the ruling of a policy and its enclosing policies on changed paths."""
+    """Return the ruling of a policy and its enclosing policies on a list of changed paths."""
     changed, policies = tuple(paths), tuple(enclosing_policies(policy))
     return find_excess_of(policies) or strictest(
         verdict for enclosing in policies for verdict in _of_paths(enclosing, changed)
@@ -101,9 +102,9 @@ def judge_deletions(policy: Policy, deleted_files: Sequence[str], lines: int, li
     """Return the ruling of a policy and its enclosing policies on the deletions so far.
 
     Args:
-        policy: may have limits.
-        deleted_files: files removed since the start of the plan.
-        lines: lines lost in these and other files.
+        policy: policy, which may have limits.
+        deleted_files: number of files removed since the start of the plan.
+        lines: number of lines removed, in these and other files.
         lines_before: total number of lines at the start.
     """
     share = lines / lines_before if lines_before > 0 else 0.0
@@ -136,7 +137,7 @@ def pattern_lists(policy: Policy) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def tighten_policy(policy: Policy, bound: Policy) -> Policy:
-    """Return the intersection of two policies. Rules of `policy` that allow commands are dropped."""
+    """Return the intersection of two policies. Rules in `policy` that allow commands are dropped."""
     if policy == bound:
         return bound
     outer = bound if policy.within is None else tighten_policy(policy.within, bound)
@@ -154,7 +155,7 @@ def tighten_policy(policy: Policy, bound: Policy) -> Policy:
 
 
 def enclosing_policies(policy: Policy) -> Iterator[Policy]:
-    """Yield a policy and its enclosing policies, innermost first."""
+    """Yield a policy and its enclosing policies, starting with the innermost."""
     current: Policy | None = policy
     while current is not None:
         yield current
@@ -183,7 +184,7 @@ def _verdicts(policy: Policy, step: Step, acts: StepEffects) -> Iterator[Ruling]
 
 
 def _outside_folders(policy: Policy, paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths except for folders whose files may be written."""
+    """Return the paths, except for folders whose files may be written."""
     return tuple(path for path in paths if not fits(policy.write, f"{path}/any"))
 
 
@@ -225,7 +226,7 @@ def _list_patch_paths(diff: str) -> tuple[str, ...]:
 
 
 def _lists(network: tuple[str, ...], entry: str) -> bool:
-    """Return whether every host of an entry is covered by a list."""
+    """Return whether a list covers every host of an entry."""
     name = entry.strip().lower()
     rules = [rule.strip().lower() for rule in network]
     # `*.example.org` covers default ports only, so it does not match an entry with a port.
@@ -233,26 +234,26 @@ def _lists(network: tuple[str, ...], entry: str) -> bool:
 
 
 def cap_budget(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -> PlanBudget:
-    """Return the budget capped at this cost and number of tokens."""
+    """Return the budget, limited to this cost and this number of tokens."""
     return budget.evolve(max_cost_usd=least(budget.max_cost_usd, cost_usd), max_tokens=least(budget.max_tokens, tokens))
 
 
 def narrowest(budget: PlanBudget, bound: PlanBudget) -> PlanBudget:
-    """Return the lower limit of each field."""
+    """Return a budget with the lower limit for each field."""
     fields = PlanBudget.model_fields
     return PlanBudget(**{name: least(getattr(budget, name), getattr(bound, name)) for name in fields})
 
 
 def least(first: Any, second: Any) -> Any:
-    """Return the smaller of two limits; None means unlimited."""
+    """Return the lower of two limits. None means unlimited."""
     limits = [value for value in (first, second) if value is not None]
     return min(limits) if limits else None
 
 
 def merge_stated_limits(new: PlanBudget, before: PlanBudget) -> PlanBudget:
-    """Return the limits of a revision: those stated in its text, and the previous ones for the rest.
+    """Return the limits of a revision: the limits that its text states, and the previous limits for all other fields.
 
-    Only an explicit `max_tokens: null` lifts a limit; leaving it out does not.
+    Only an explicit `max_tokens: null` removes a limit. Omitting the field does not.
     """
     return before.evolve(**{name: getattr(new, name) for name in new.model_fields_set})
 
@@ -260,14 +261,14 @@ def merge_stated_limits(new: PlanBudget, before: PlanBudget) -> PlanBudget:
 def carry_over_bounds(in_force: PlanBudget, before: PlanBudget, after: PlanBudget, *, by_person: bool) -> PlanBudget:
     """Return the limits that apply after a new revision.
 
-    A limit that the revision does not change keeps its current value, including top-ups. A changed limit takes the new
-    value, but a planner's text can only lower limits.
+    If the revision does not change a limit, its current value is kept, including top-ups. If it changes a limit, the
+    new value is used, but a planner's text can only lower limits.
 
     Args:
         in_force: current limits, including top-ups.
         before: limits stated by the previous revision.
         after: limits stated by the new revision.
-        by_person: the text was written by a person, not by a planner.
+        by_person: whether the text was written by a person rather than by a planner.
     """
     # Compared with the previous text instead of the current limits, which may include top-ups.
     changed = {name: getattr(after, name) for name in _different(before, after)}
@@ -293,14 +294,14 @@ def _format_bound(bound: float | None) -> str:
 
 
 UNREVIEWED = "unreviewed"
-"""Label of a step that a model added to a person's plan; it needs an approval."""
+"""Label of a step that a model added to a person's plan. The step needs approval."""
 # The effects of these cannot be judged from the plan text.
 _REACHES_OUT = frozenset({Capability.HTTP, Capability.EPISODE})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caution:
-    """Limits from the settings for plans written by a model."""
+    """Limits for plans written by a model, taken from the settings."""
 
     policy: Policy
     budget: PlanBudget
@@ -310,13 +311,13 @@ class Caution:
 def policy_for(
     allowed: tuple[str, ...], *, write: tuple[str, ...], network: tuple[str, ...], deletions: Deletions
 ) -> Policy:
-    """Return a policy under which a person approves every command that no pattern allows.
+    """Return a policy that requires a person's approval for every command that is not allowed by a pattern.
 
     Args:
-        allowed: patterns over the words of a command, such as `git diff **`.
-        write: globs of the paths that steps may change.
-        network: hosts that `http` may request.
-        deletions: limit for all steps together.
+        allowed: patterns that match the words of a command, such as `git diff **`.
+        write: glob patterns for the paths that steps may change.
+        network: hosts that `http` steps may send requests to.
+        deletions: deletion limits for all steps together.
     """
     rules = tuple(CommandRule(match=match, verdict=Verdict.ALLOW) for match in allowed)
     # Goes last, because the first matching rule decides.
@@ -325,7 +326,7 @@ def policy_for(
 
 
 def apply_policy(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
-    """Return a model's plan with the policy of `old`, or with the hosts from the settings for a first plan."""
+    """Return a model's plan with the policy of `old`. For a first plan, use the hosts from the settings."""
     if old is not None:
         return plan.evolve(policy=old.policy)
     hosts = plan.policy.network or caution.policy.network
@@ -333,15 +334,15 @@ def apply_policy(plan: Plan, old: Plan | None, caution: Caution) -> Plan:
 
 
 def confine_plan(plan: Plan, caution: Caution) -> Plan:
-    """Return a model's plan restricted to the policy and the budget of the settings."""
+    """Return a model's plan, restricted to the policy and the budget from the settings."""
     budget = narrowest(plan.budget, caution.budget)
     return plan.evolve(policy=tighten_policy(plan.policy, caution.policy), budget=budget)
 
 
 def confine_revision(plan: Plan, old: Plan, caution: Caution) -> Plan:
-    """Return a model's revision: the constraints of the old plan stay, and new risky steps need an approval.
+    """Return a model's revision. The constraints of the old plan still apply, and new risky steps need approval.
 
-    Policy, budget, definition of done, inputs, hypotheses and `on_failure` are those of the old plan.
+    The policy, budget, definition of done, inputs, hypotheses and `on_failure` are taken from the old plan.
     """
     old_steps = {step.id: step for step in old.steps}
     # A plan inside the policy of the settings is checked against it at every step anyway.
@@ -373,7 +374,7 @@ def confine_revision(plan: Plan, old: Plan, caution: Caution) -> Plan:
 
 
 def label_risky_step(step: Step, caution: Caution) -> Step:
-    """Return a model's step with a label if a person has to approve it; nested steps are labelled too."""
+    """Return a model's step, labelled if it needs a person's approval. Nested steps are labelled too."""
     changes: dict[str, Any] = {}
     if step.subplan is not None:
         inner = tuple(label_risky_step(nested, caution) for nested in step.subplan.steps)
@@ -393,9 +394,9 @@ def label_risky_step(step: Step, caution: Caution) -> Step:
 
 
 def find_objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str, ...]:
-    """Return the objections to a model's plan, one sentence each, addressed to the model.
+    """Return the objections to a model's plan. Each objection is a sentence addressed to the model.
 
-    Steps unchanged since `old`, the previous revision, are not checked.
+    Steps that have not changed since `old`, the previous revision, are not checked.
     """
     old_steps = {step.id: step for step in old.steps} if old is not None else {}
     steps = walk(step for step in plan.steps if step != old_steps.get(step.id))
@@ -412,7 +413,7 @@ def find_objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str
 
 
 def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
-    """Return the gates that a model's revision changes or bypasses, one sentence each."""
+    """Return a sentence for each gate that a model's revision changes or bypasses."""
     steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
     problems = [
         f"step '{gate.id}' is a gate set by a person: leave it unchanged"

@@ -26,11 +26,11 @@ class Doubt(Value):
     tree: str
     title: str
     accepted_by: str = ""
-    """Person who accepted the findings; empty if none."""
+    """Person who accepted the findings. It is empty if they have not been accepted."""
 
 
 class PlanProgress(Value):
-    """Progress of a plan, carried from one workflow run to the next. The graph is stored separately."""
+    """Progress of a plan, which is carried over from one workflow run to the next. The graph is stored separately."""
 
     plan: ArtifactRef | None = None
     revision: int = 1
@@ -38,47 +38,47 @@ class PlanProgress(Value):
     base_tree: str = ""
     tree: str = ""
     schedule: ScheduleState = ScheduleState.model_construct()
-    """Schedule at the start of this run; updated by `save`."""
+    """Schedule at the start of this run. It is updated by `save`."""
     undo: tuple[UndoEntry, ...] = ()
     """Attempts to undo, in order of completion."""
     first_starts: dict[str, datetime] = Field(default_factory=dict)
-    """Start of the first attempt, for unsettled steps with a time box."""
+    """Start time of the first attempt, for unsettled steps with a time box."""
     due: dict[str, datetime] = Field(default_factory=dict)
-    """Start of the next attempt, for steps that back off."""
+    """Start time of the next attempt, for steps that are backing off."""
     earlier: dict[str, int] = Field(default_factory=dict)
-    """Attempts of a step before a person restarted it; they no longer count."""
+    """Number of attempts of a step before a person restarted it. They do not count any more."""
     failures: dict[str, StepFailure] = Field(default_factory=dict)
-    """Last failure of steps that have not completed since; at most `FAILURES_LIMIT`."""
+    """Last failure of each step that has not completed since then, at most `FAILURES_LIMIT`."""
     replans: dict[str, int] = Field(default_factory=dict)
     """Number of planner calls per step."""
     wanted: tuple[str, ...] = ()
-    """Steps that a person requested to start next, even while paused."""
+    """Steps that a person asked to start next. They start even if the plan is paused."""
     step_spent: dict[str, tuple[float, int]] = Field(default_factory=dict)
-    """USD and tokens spent by unsettled steps that have a budget."""
+    """Cost in USD and number of tokens spent so far by unsettled steps that have a budget."""
     answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
-    """Answers about steps that are still waiting, or running with the answer."""
+    """Answers for steps that are still waiting, or that are running with the answer."""
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent.model_construct()
     budget: PlanBudget = PlanBudget.model_construct()
-    """Budget including top-ups."""
+    """Budget, including top-ups."""
     runs: int = 1
-    """Number of workflow runs so far, including this one."""
+    """Number of workflow runs so far, including this run."""
     beginning: ArtifactRef | None = None
-    """Stored `Beginning` to compare the delivered tree with; None without a definition of done."""
+    """Stored `Beginning`, with which the delivered tree is compared. None if there is no definition of done."""
     proof_within: ArtifactRef | None = None
-    """Proof by the last child workflow that proved its tree."""
+    """Proof from the last child workflow that proved its tree."""
     proof: ArtifactRef | None = None
     """Latest proof of the plan."""
     doubted: Doubt | None = None
     """Findings against the proof."""
     reason: str = ""
-    """Failure reason of a plan that compensates before it ends."""
+    """Failure reason of a plan that compensates its steps before it ends."""
     adopt: bool = False
-    """True if edits made by a person during a pause still have to be kept."""
+    """True if edits that a person made during a pause have not been adopted yet."""
     drift: DriftAnswer | None = None
-    """Decision about a drift that is not carried out yet."""
+    """Decision about a drift that has not been carried out yet."""
     put_back: bool = False
-    """True if the files on disk are leftovers of stopped or discarded work; they are restored without asking."""
+    """True if the files on disk are left over from stopped or discarded work. They are restored without asking."""
 
     def begin(self, budget: PlanBudget, hypotheses: tuple[Hypothesis, ...]) -> Self:
         """Set the budget and the hypotheses when the plan is opened."""
@@ -92,13 +92,13 @@ class PlanProgress(Value):
         return self.evolve(beliefs=(*self.beliefs, *new))
 
     def count_attempt(self, result: StepResult) -> Self:
-        """Count an attempt with its usage and evidence."""
+        """Count an attempt, with its usage and evidence."""
         spent = self.spent.with_usage(result.usage, result.api_calls)
         spent = spent.evolve(attempts=spent.attempts + 1)
         return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
     def count_usage(self, usage: Usage | None, api_calls: int) -> Self:
-        """Add model usage of the plan itself."""
+        """Count the plan's own model usage."""
         return self.evolve(spent=self.spent.with_usage(usage, api_calls))
 
     def add_work(self, time: timedelta) -> Self:
@@ -106,7 +106,7 @@ class PlanProgress(Value):
         return self.evolve(spent=self.spent.evolve(wall_time=self.spent.wall_time + time))
 
     def note_answers(self, step: str, answers: tuple[Answer, ...]) -> Self:
-        """Keep the answers about a step for its next attempt."""
+        """Keep the answers for a step until its next attempt."""
         return self.evolve(answers={**self.answers, step: answers})
 
     def note_failure(self, step: str, failure: StepFailure) -> Self:
@@ -120,7 +120,7 @@ class PlanProgress(Value):
         return self.evolve(failures={**failures, step: failure}, answers=answers)
 
     def settle(self, *steps: str, spent: bool = True) -> Self:
-        """Drop the temporary entries of the steps and, by default, their spending."""
+        """Delete the temporary entries of the steps and, by default, their spending."""
         settled_steps = frozenset(steps)
         notes_by_field = {name: getattr(self, name) for name in (*_UNDER_WAY, *(("step_spent",) if spent else ()))}
         changed = {
@@ -132,7 +132,7 @@ class PlanProgress(Value):
         return self.evolve(**changed) if changed else self
 
     def charge(self, step: str, result: StepResult) -> Self:
-        """Add the usage of an attempt to its step in `step_spent`."""
+        """Add the usage of an attempt to its step's entry in `step_spent`."""
         cost, tokens = self.step_spent.get(step, (0.0, 0))
         if result.usage is not None:
             cost += result.usage.cost_usd or 0.0
@@ -140,7 +140,7 @@ class PlanProgress(Value):
         return self.evolve(step_spent={**self.step_spent, step: (cost, tokens)})
 
     def remove_undo(self, entry: UndoEntry) -> Self:
-        """Remove an undone entry."""
+        """Remove an entry that has been undone."""
         # Compensation runs backwards, so it is almost always the last entry; avoids comparing thousands.
         if self.undo and self.undo[-1] == entry:
             return self.evolve(undo=self.undo[:-1])
@@ -148,7 +148,7 @@ class PlanProgress(Value):
 
 
 class PlanInput(PlanRequest, RunInput):
-    """Input of a run: a request, with the progress of the previous Temporal run if there was one."""
+    """Input of a run: a request and, if there was a previous Temporal run, its progress."""
 
     progress: PlanProgress | None = None
 
@@ -157,5 +157,5 @@ class PlanInput(PlanRequest, RunInput):
 
     @property
     def title(self) -> str:
-        """Text to recognise the plan by before it has been read."""
+        """Text that identifies the plan before it has been read."""
         return self.goal or self.file or "a plan"

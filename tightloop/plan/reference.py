@@ -1,4 +1,4 @@
-"""References in text, such as `${collect.sources}`, and the functions of expressions."""
+"""References in texts, such as `${collect.sources}`, and the functions that expressions can use."""
 
 import functools
 import json
@@ -14,7 +14,9 @@ from tightloop.safety.commands.effects import PLACEHOLDER, QuotingContext, Shell
 from tightloop.value import format_count, shorten
 
 Lookup = Callable[[str], Any]
-"""Returns the value of a reference, given without `${` and `}`; raises `ReferenceMissingError`."""
+"""Function that returns the value of a reference, which is given without `${` and `}`. It raises
+`ReferenceMissingError` if there is none.
+"""
 
 REFERENCE_CHARACTERS = 300
 # A `*` selects all instances of a template: `${look-*.answer}` is the list of their answers.
@@ -31,10 +33,10 @@ class Segment(NamedTuple):
 
 
 def split_segments(text: str) -> tuple[Segment, ...]:
-    """Split a text into literals and references.
+    """Split a text into literal texts and references.
 
     Raises:
-        ExpressionError: a `${` is unterminated, or its content is not a reference.
+        ExpressionError: a `${` is not terminated, or its content is not a reference.
     """
     parts: list[Segment] = []
     for part in scan(text):
@@ -45,7 +47,7 @@ def split_segments(text: str) -> tuple[Segment, ...]:
 
 
 def scan(text: str) -> Iterator[Segment | ExpressionError]:
-    """Yield the parts of a text, with an error for each malformed reference."""
+    """Yield the parts of a text, and an error for each malformed reference."""
     at = 0
     while (opening := _OPENING.search(text, at)) is not None:
         start, end = opening.span()
@@ -65,7 +67,7 @@ def scan(text: str) -> Iterator[Segment | ExpressionError]:
 
 
 def _parse_reference(text: str, start: int, end: int) -> Segment | ExpressionError:
-    """Return the reference between `${` at `start` and `}` before `end`; `end` is 0 if the `}` is missing."""
+    """Return the reference between `${` at `start` and `}` before `end`. If the `}` is missing, `end` is 0."""
     literal = "write $${ for a literal ${ or a shell variable"
     if end == 0:
         return ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
@@ -80,16 +82,16 @@ def _parse_reference(text: str, start: int, end: int) -> Segment | ExpressionErr
 
 
 def is_one_reference(text: str) -> bool:
-    """Return whether a text consists of a single reference, so that it resolves to the value itself."""
+    """Return whether a text consists of a single reference. In this case it resolves to the value itself."""
     # `${a}${b}` also begins and ends like a single reference, hence the test for a `}` before the end.
     return text.strip().startswith("${") and "}" not in text.strip()[:-1] and text.strip().endswith("}")
 
 
 def find_references(value: Any) -> tuple[str, ...]:
-    """Return the distinct references in a text, list or mapping, in order of occurrence.
+    """Return the distinct references in a text, list or mapping, in the order in which they occur.
 
     Raises:
-        ExpressionError: a reference is malformed; the column is relative to its text.
+        ExpressionError: a reference is malformed. The column is relative to its text.
     """
     return tuple(dict.fromkeys(_within(value)))
 
@@ -107,11 +109,11 @@ def _within(value: Any) -> Iterable[str]:
 
 
 def resolve(value: Any, lookup: Lookup, quote: Callable[[str], str] | None = None) -> Any:
-    """Return a value with all its references resolved.
+    """Return a value with all of its references resolved.
 
-    A text that consists of a single reference becomes the value itself; inside other text, values are formatted by
-    `as_text`. With `quote`, the result of a text is always text, with each value quoted; a list of scalars becomes
-    several quoted words.
+    A text that consists of a single reference becomes the value itself. In other texts, values are formatted by
+    `as_text`. If `quote` is set, the result of a text is always text in which each value is quoted, and a list of
+    scalars becomes several quoted words.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -146,7 +148,7 @@ def _plain(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return the text form of a value: text unchanged, "" for null, JSON for anything else."""
+    """Return the text form of a value: texts are unchanged, null becomes "", and anything else becomes JSON."""
     if isinstance(value, str):
         return value
     # Not escaped to ASCII: the text goes into prompts, files and commands that people read.
@@ -154,19 +156,19 @@ def as_text(value: Any) -> str:
 
 
 def head_of(name: str, known_ids: Container[str]) -> str:
-    """Return the longest known id at the start of a reference (ids may contain dots), or ""."""
+    """Return the longest known ID at the start of a reference, or "". IDs may contain dots."""
     parts = name.split(".")
     heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return next((head for head in heads if head in known_ids), "")
 
 
 def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the step, template or reserved word of a reference, and the names after it.
+    """Return the step, template or reserved word at the start of a reference, and the names that follow it.
 
-    Step ids may contain dots; the longest matching id wins.
+    Step IDs may contain dots. The longest ID that matches is used.
 
     Raises:
-        ReferenceMissingError: it names neither a step nor a reserved word.
+        ReferenceMissingError: the reference names neither a step nor a reserved word.
     """
     if head := head_of(name, frozenset(steps)) or head_of(name, RESERVED_IDS):
         path = name[len(head) + 1 :]
@@ -178,12 +180,14 @@ def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ..
 
 
 def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
-    """Return the value at a path: a field of a mapping, an item of a list, or a field of all items of a list.
+    """Return the value at a path.
+
+    Each name selects a field of a mapping, an item of a list, or a field of all items of a list.
 
     Args:
-        value: JSON.
-        path: names; a number is an index into a list, from 0.
-        name: the whole reference, for the message.
+        value: the value, as JSON.
+        path: names. A number is the index of an item in a list, starting with 0.
+        name: the whole reference, for the error message.
 
     Raises:
         ReferenceMissingError: there is no value at the path.
@@ -210,13 +214,13 @@ def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
 
 REGEX_CHARACTERS = 500
 SEARCHED_CHARACTERS = 10_000
-"""Number of leading characters that `matches` searches."""
+"""Number of characters at the start of a text that `matches` searches."""
 # `float` accepts any number of digits; no command prints numbers as long as this.
 NUMBER_CHARACTERS = 100
 
 
 class FunctionError(ValueError):
-    """Wrong type of argument; the message is a sentence without a full stop."""
+    """Argument of the wrong type. The message is a sentence without a full stop."""
 
 
 def _length(value: Any) -> int:
@@ -261,7 +265,7 @@ def _round(value: Any, digits: Any = 0) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Parse a number from text such as command output."""
+    """Parse a number from a text, such as the output of a command."""
     if is_number(value):
         return value
     text = value.strip() if isinstance(value, str) else ""
@@ -282,7 +286,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _matches(value: Any, pattern: Any) -> bool:
-    """Return whether the pattern occurs. Linear in the text; look-around is not supported."""
+    """Return whether the pattern occurs in the text. The time is linear in the text. Look-around is not supported."""
     # pydantic has no search function, but a text is valid if its pattern occurs anywhere in it.
     return pattern_of(_text("matches", pattern)).isinstance_python(_text("matches", value)[:SEARCHED_CHARACTERS])
 
@@ -293,7 +297,7 @@ def pattern_of(pattern: str) -> SchemaValidator:
     """Compile a pattern.
 
     Raises:
-        FunctionError: it is too long or malformed.
+        FunctionError: the pattern is too long or malformed.
     """
     if len(pattern) > REGEX_CHARACTERS:
         raise FunctionError(f"a pattern may have at most {REGEX_CHARACTERS} characters; this one has {len(pattern)}")
@@ -306,13 +310,13 @@ def pattern_of(pattern: str) -> SchemaValidator:
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a value is a number; booleans are not."""
+    """Return whether a value is a number. Booleans are not numbers."""
     # bool is a subclass of int.
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def kind(value: Any) -> str:
-    """Return the name of a value's type, for messages."""
+    """Return the name of a value's type for use in messages."""
     if value is None:
         return "null"
     # Before the numbers, because bool is a subclass of int.
@@ -339,30 +343,30 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[..., Any]]] = {
     "trim": (1, 1, lambda value: _text("trim", value).strip()),
     "matches": (2, 2, _matches),
 }
-"""Name -> minimum and maximum number of arguments, and implementation. The evaluation handles `exists` and `default`.
-
+"""Minimum and maximum number of arguments, and the implementation, by name. `exists` and `default` are handled by the
+evaluation.
 """
 
 
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
-"""Excludes `010`, which shells read as octal 8."""
+"""Pattern of whole numbers. It excludes `010`, which shells read as the octal number 8."""
 LARGEST = 2**63
-"""Shell arithmetic has 64 bits."""
+"""Limit for shell arithmetic, which uses 64 bits."""
 # Not after another `$`: `$${` is a literal `${`.
 _START = re.compile(r"(?<!\$)\$\{")
 
 
 class CommandSegment(NamedTuple):
-    """A part of a command with its shell context."""
+    """A part of a command, with its shell context."""
 
     piece: Segment
     context: ShellContext
     offset: int = 0
-    """Start of a reference in the text."""
+    """Start of a reference within the text."""
 
 
 def place_references(text: str) -> tuple[CommandSegment, ...]:
-    """Split a command into literals and references, each with its shell context.
+    """Split a command into literal texts and references, each with its shell context.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -378,7 +382,7 @@ def place_references(text: str) -> tuple[CommandSegment, ...]:
 
 
 def with_placeholders(text: str) -> str:
-    """Return a command with a placeholder word for each reference.
+    """Return a command in which each reference is replaced by a placeholder word.
 
     Raises:
         ExpressionError: a reference is malformed.
@@ -387,7 +391,7 @@ def with_placeholders(text: str) -> str:
 
 
 def find_place_faults(placed: Iterable[CommandSegment]) -> Iterator[tuple[CommandSegment, str, str]]:
-    """Yield the references that a shell would not expand, each with the fault and its correction."""
+    """Yield the references that a shell would not expand, each with the problem and how to correct it."""
     for part in placed:
         if part.piece.is_reference and part.context.context is QuotingContext.LITERAL:
             message = f"a reference is inside a here-document whose delimiter {part.context.delimiter} is quoted, "
@@ -395,7 +399,7 @@ def find_place_faults(placed: Iterable[CommandSegment]) -> Iterator[tuple[Comman
 
 
 def as_operand(value: Any) -> str | None:
-    """Return a value as an operand of shell arithmetic, or None if it is not a 64-bit integer."""
+    """Return a value as an operand for shell arithmetic, or None if it is not a 64-bit integer."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not _WHOLE.fullmatch(text := text.strip()) or abs(int(text)) >= LARGEST:
         return None
@@ -404,11 +408,11 @@ def as_operand(value: Any) -> str | None:
 
 
 def operand(reference: str, value: Any) -> str:
-    """Return the value of a reference as an operand of shell arithmetic.
+    """Return the value of a reference as an operand for shell arithmetic.
 
     Raises:
-        InvalidRequestError: it is not an integer. A shell would read it as a variable name, and some shells execute
-            its value.
+        InvalidRequestError: the value is not an integer. A shell would treat it as the name of a variable, and some
+            shells execute the value of that variable.
     """
     if (text := as_operand(value)) is None:
         message, hint = not_a_number(reference, value)
@@ -417,6 +421,6 @@ def operand(reference: str, value: Any) -> str:
 
 
 def not_a_number(reference: str, value: Any) -> tuple[str, str]:
-    """Return the fault of a value in arithmetic, and its correction."""
+    """Return the problem with a value in arithmetic, and how to correct it."""
     message = f"'${{{reference}}}' is {shorten(repr(value), 60)} where shell arithmetic needs a whole number"
     return message, "Give a whole number without leading zeros, or put the reference outside of `$(( ))`"

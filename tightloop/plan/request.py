@@ -20,7 +20,7 @@ from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size
 
 RIGHT_PLAN_INPUT = '{"workspace": "/home/me/project", "file": "plans/refactor.yaml"}'
 SOURCE_BYTES = 1_000_000
-"""Maximum size of a plan text in a message; Temporal rejects messages of 2 MB."""
+"""Maximum size of a plan text in a message. Temporal rejects messages larger than 2 MB."""
 # Inputs are part of the workflow's input, which is repeated in the history of every Temporal run.
 INPUT_CHARACTERS = 64_000
 
@@ -31,7 +31,7 @@ class PlanOutcome(StrEnum):
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     COMPENSATED = "COMPENSATED"
-    """Failed, and everything that could be undone was."""
+    """The plan failed, and everything that can be undone has been undone."""
     CANCELLED = "CANCELLED"
 
 
@@ -42,53 +42,55 @@ class PlanPhase(StrEnum):
     RUNNING = "RUNNING"
     COMPENSATING = "COMPENSATING"
     VERIFYING = "VERIFYING"
-    """Running the definition of done."""
+    """The definition of done is running."""
     PROVING = "PROVING"
-    """Running it outside the working tree, for the proof."""
+    """The definition of done is running outside the working tree, for the proof."""
     REPLANNING = "REPLANNING"
     CLOSED = "CLOSED"
 
 
 class PlanRequest(CallerInput):
-    """A plan to run: its text, or the path of its file on the workspace's host."""
+    """A plan to run, given as text or as the path of a file on the workspace's host."""
 
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
     source: str = ""
-    """Plan text as YAML, JSON or DSL; at most 1 MB."""
+    """Text of the plan in YAML, JSON or DSL format, at most 1 MB."""
     file: str = ""
-    """Path of the plan file, absolute or relative to the workspace; for plans of any size."""
+    """Path of the plan file, either absolute or relative to the workspace. The plan may have any size."""
     inputs: dict[str, Any] = Field(default_factory=dict)
     """Overrides for `Plan.inputs`."""
     worktree: bool = False
-    """Work in a separate git worktree."""
+    """Run the plan in a separate git worktree."""
     goal: str = ""
-    """Goal for a planner that writes the plan if there is no source or file (needs the flag `agent_planning`)."""
+    """Goal for a planner, which writes the plan if there is no source or file. Requires the setting `agent_planning`.
+    """
     max_parallel: int | None = None
     allow: tuple[ProofRule, ...] = ()
-    """Proof findings to accept without asking, such as `tests_changed`; also applies to nested episodes and plans."""
+    """Proof findings to accept without asking, such as `tests_changed`. This also applies to nested episodes and plans.
+    """
     dry_run: bool = False
-    """Show the effect of each step without changing anything."""
+    """Show what each step would do, without changing anything."""
     pause_timeout: Duration = timedelta(days=30)
     queues: Queues = Queues.model_construct()
     executor: ExecutorChoice | None = None
-    """Executor of episode steps that name none; None: from the settings."""
+    """Executor of episode steps that do not specify one. If null, it is taken from the settings."""
     depth: int = 1
-    """1 for a top-level plan, plus one per enclosing plan."""
+    """Nesting depth: 1 for a top-level plan, plus one for each enclosing plan."""
     within: str = ""
-    """Id of the plan that holds the workspace and waits for this one."""
+    """ID of the enclosing plan, which owns the workspace and waits for this plan."""
     base_tree: str = ""
-    """Initial tree of a nested plan; empty: the current files."""
+    """Initial tree of a nested plan. If empty, the plan starts with the current files."""
     # 3.3 events per step: a run stays below the 4 096 events from which Temporal suggests a new one, and its replay
     # takes 1.1 s of CPU time (docs/reference/figures.md, Plans).
     attempts_per_run: int = 1_000
-    """Continue as new after this many step attempts."""
+    """Number of step attempts after which the workflow continues as new."""
 
     def check(self) -> None:
         """Validate the request.
 
         Raises:
-            InvalidRequestError: with a sentence about the first invalid field.
+            InvalidRequestError: a field is invalid. The message describes the first one.
         """
         # Checked here and not in the model: an undecodable request would make the workflow task fail forever.
         counts = {"attempts_per_run": self.attempts_per_run, "depth": self.depth}
@@ -112,17 +114,17 @@ class PlanSpent(Value):
     """Resources that a plan has used so far."""
 
     attempts: int = 0
-    """Step attempts."""
+    """Number of step attempts."""
     api_calls: int = 0
     tokens: int = 0
     cost_usd: float = 0.0
     unpriced_calls: int = 0
     wall_time: timedelta = timedelta()
-    """Working time without pauses."""
+    """Working time, excluding pauses."""
     revisions: int = 1
 
     def by_bound(self) -> dict[str, float]:
-        """Return the usage that counts against each bound of `PlanBudget`, by field name."""
+        """Return the usage that counts towards each limit in `PlanBudget`, by field name."""
         return {
             "max_wall_s": self.wall_time.total_seconds(),
             "max_cost_usd": self.cost_usd,
@@ -132,7 +134,7 @@ class PlanSpent(Value):
         }
 
     def with_usage(self, usage: Usage | None, api_calls: int) -> "PlanSpent":
-        """Return the sum of this and the usage of one step."""
+        """Return the sum of this usage and the usage of one step."""
         if usage is None:
             return self.evolve(api_calls=self.api_calls + api_calls)
         return self.evolve(
@@ -155,11 +157,11 @@ class PlanResult(RunResult):
     record: ArtifactRef | None = None
     """Stored account of the plan (`PlanArchive`), including the values of its `artifacts`."""
     outputs: dict[str, Any] = Field(default_factory=dict)
-    """For a subplan, the lengths of its lists; the values are in its records."""
+    """Lengths of the output lists, for subplans only. The values are stored in the subplan's records."""
 
 
 class StepLine(Value):
-    """Entry of a step listing."""
+    """Entry in a list of steps."""
 
     id: str
     status: StepStatus
@@ -178,7 +180,10 @@ class StepPage(Value):
 
 
 class PlanStatus(RunStatus):
-    """Snapshot of a plan; at most 100 steps per list. Questions that block a single step do not stop the others."""
+    """Snapshot of a plan, with at most 100 steps per list.
+
+    A question that blocks a single step does not stop the other steps.
+    """
 
     plan_id: str = ""
     run_id: str = ""
@@ -194,14 +199,14 @@ class PlanStatus(RunStatus):
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent.model_construct()
     drifts: tuple[Drift, ...] = ()
-    """Files that changed outside the plan while it ran, the reaction, and the way to restore them."""
+    """Files that changed outside the plan while it was running, how the plan reacted, and how to restore them."""
     proof: ArtifactRef | None = None
-    """Latest proof."""
+    """Latest proof of the plan."""
     outcome: PlanOutcome | None = None
 
     @property
     def id(self) -> str:
-        """Workflow id."""
+        """Workflow ID."""
         return self.plan_id
 
     @property
@@ -213,7 +218,7 @@ class PlanStatus(RunStatus):
         return self.list_status == "paused" or (some and all(line.id in waiting for line in self.running))
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
-        """Return the final snapshot; `result` may contain less than this snapshot."""
+        """Return the final snapshot. `result` may contain less than this snapshot."""
         assert isinstance(result, PlanResult)
         return self.evolve(
             status=status,

@@ -1,4 +1,4 @@
-"""A step and its contract: needs, action, outputs, failure modes and follow-ups."""
+"""A step and its contract: needs, action, outputs, failure modes and follow-up steps."""
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -25,20 +25,20 @@ from tightloop.value import Document
 # Step ids become parts of child workflow ids, which become parts of git refs (`plan/child.py`).
 ID_CHARACTERS = 200
 ID_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{ID_CHARACTERS - 1}}}(\*)?$"
-"""Pattern of a step id. One that ends with `*` is a template with one instance per item of `for_each`."""
+"""Pattern of a step ID. If the ID ends with `*`, the step is a template with one instance per item of `for_each`."""
 RESERVED_IDS = frozenset({"inputs", "plan", "item", "outputs", "hypotheses", "seed", "exit_code", "status"})
-"""First words of a reference that do not name a step."""
+"""Words that do not name a step when they are the first word of a reference."""
 
 
 class StepKind(StrEnum):
-    """Purpose of a step. Its implementation is given by the capability."""
+    """Purpose of a step. The capability determines how it is implemented."""
 
     TOOL = "tool"
     MODEL = "model"
     DECISION = "decision"
     CHECKPOINT = "checkpoint"
     COMPENSATION = "compensation"
-    """Only started to compensate another step."""
+    """Step that is only started to compensate another step."""
     GATE = "gate"
     SUBPLAN = "subplan"
     BRANCH = "branch"
@@ -54,10 +54,10 @@ class StepKind(StrEnum):
 
 
 class Capability(StrEnum):
-    """Implementation of a step; selects the runner."""
+    """Implementation of a step, which determines the runner."""
 
     NONE = "none"
-    """Milestone without an action that others wait for."""
+    """Milestone without an action. Other steps can wait for it."""
     SHELL = "shell"
     EDIT = "edit"
     GIT = "git"
@@ -71,27 +71,27 @@ class Capability(StrEnum):
     SUBPLAN = "subplan"
     BRANCH = "branch"
     PROJECT = "project"
-    """Project step that is not a task."""
+    """Step of a project that is not a task."""
 
 
 ACTIONS = tuple(capability for capability in Capability if capability is not Capability.NONE)
-"""Each is also the name of the `Step` field that holds the action."""
+"""Capabilities that have an action. Each one is also the name of the `Step` field that contains the action."""
 CHILDREN = frozenset({Capability.EPISODE, Capability.SUBPLAN, Capability.BRANCH})
 """Capabilities that start child workflows."""
 
 
 class Access(StrEnum):
-    """Access to the working tree. Writers run alone; readers and merging steps run together."""
+    """Access to the working tree. Steps that write run alone. Steps that read or merge can run together."""
 
     NONE = "none"
     READS = "reads"
     WRITES = "writes"
     MERGES = "merges"
-    """Works in a separate worktree; its changes are merged when it ends."""
+    """The step works in a separate worktree. Its changes are merged when it ends."""
 
     @property
     def changes_tree(self) -> bool:
-        """True if the tree may change."""
+        """True if the step may change the tree."""
         return self in (Access.WRITES, Access.MERGES)
 
 
@@ -106,98 +106,109 @@ _READERS = frozenset({Capability.SEARCH, Capability.GATE})
 
 
 class Join(StrEnum):
-    """Start condition of a step with several needs."""
+    """Condition for starting a step that has several needs."""
 
     ALL = "all"
-    """All needs completed; a skipped need skips this step too."""
+    """Start if all needs have completed. If a need is skipped, this step is skipped too."""
     ANY = "any"
-    """Every need is settled, none failed, and at least one completed: joins exclusive paths."""
+    """Start if all needs are settled, none of them has failed and at least one has completed. Use it to join exclusive
+    paths.
+    """
     SETTLED = "settled"
-    """Every need has ended in any way: completed, skipped, failed for good, or blocked by a failed step."""
+    """Start if all needs have ended in any way: completed, skipped, failed without further retries, or blocked by a
+    failed step.
+    """
 
 
 class Prose(Document):
-    """Unchecked condition, kept for people and reported as unchecked."""
+    """Condition for people, written as `prose:`. It is not checked, and reports list it as unchecked."""
 
     prose: str
-    """Condition in prose."""
+    """The condition, written as prose."""
 
 
 class EvidenceRule(Document):
-    """Evidence for or against a hypothesis from the end of this step."""
+    """Evidence for or against a hypothesis that results when this step ends."""
 
     hypothesis: str
-    """Id of the hypothesis."""
+    """ID of the hypothesis."""
     when: str = ""
-    """Expression; empty: the step completed."""
+    """Expression that decides whether the rule applies. If empty, the rule applies if the step completes."""
     verdict: str = Field(default="supports", pattern="^(supports|refutes|neutral)$")
-    """Direction in which it changes the odds."""
+    """Effect of the evidence: it supports or refutes the hypothesis, or is neutral."""
     strength: str = Field(default="moderate", pattern="^(weak|moderate|strong)$")
-    """Weight of the evidence: a factor of 1.5, 3 or 10."""
+    """Strength of the evidence. `weak`, `moderate` and `strong` change the odds by a factor of 1.5, 3 and 10."""
     note: str = ""
-    """Explanation for readers."""
+    """Explanation. For information only."""
 
 
 class StepBudget(Document):
-    """Budget of one step, within that of the plan."""
+    """Budget of one step, within the budget of the plan."""
 
     max_cost_usd: float | None = Field(default=None, ge=0)
-    """Total cost over all attempts."""
+    """Maximum cost of all attempts in USD."""
     max_tokens: int | None = Field(default=None, ge=0)
-    """Total tokens over all attempts."""
+    """Maximum number of tokens for all attempts."""
 
 
 class SubplanAction(Document):
-    """Nested plan: a child workflow on the same tree."""
+    """Nested plan, which runs as a child workflow on the same tree."""
 
     steps: "tuple[Step, ...]" = ()
-    """Steps of the nested plan; use either this or `file`."""
+    """Steps of the nested plan. Set either this or `file`."""
     file: str = ""
-    """Path of a plan file from the root of the tree, regardless of the outer plan's location; instead of `steps`."""
+    """Path of a plan file, relative to the root of the tree, regardless of where the outer plan is located. Set either
+    this or `steps`.
+    """
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Inputs, read as `${plan.<name>}` inside; a file accepts only inputs that it declares."""
+    """Inputs, which the nested plan reads as `${plan.<name>}`. A plan file only accepts the inputs that it declares."""
     max_parallel: int = Field(default=4, ge=1, le=100)
-    """Maximum number of steps running at the same time."""
+    """Maximum number of steps that run at the same time."""
 
 
 class Alternative(Document):
     """One alternative of a branch."""
 
     name: str
-    """Name, unique among the alternatives."""
+    """Name of the alternative. It must be unique."""
     note: str = ""
-    """Description for readers."""
+    """Description. For information only."""
     steps: "tuple[Step, ...]" = ()
-    """Steps to run in its worktree."""
+    """Steps to run in the alternative's worktree."""
 
 
 class BranchAction(Document):
-    """Try alternatives in separate worktrees and keep the best one that passes the checks."""
+    """Try several alternatives in separate worktrees, and keep the best one that passes the checks."""
 
     alternatives: tuple[Alternative, ...] = ()
-    """Alternatives; at least two."""
+    """Alternatives to try. At least two are required."""
     checks: tuple[Check, ...] = ()
-    """Checks that every candidate must pass."""
+    """Checks that every alternative must pass."""
     score: str = ""
-    """Shell command that prints a number; higher is better. Empty: the smallest change wins."""
+    """Shell command that prints a number. The alternative with the highest number wins. If empty, the smallest change
+    wins.
+    """
     max_cost_usd: float | None = Field(default=None, ge=0)
-    """Cost limit for all alternatives together."""
+    """Maximum cost of all alternatives together, in USD."""
 
 
 class ProjectAction(Document):
-    """Project step that is not a task: inspection, decomposition, gates. Written by `tightloop loop`."""
+    """Step of a project that is not a task, such as an inspection, a decomposition or a gate.
+
+    `tightloop loop` creates these steps.
+    """
 
     stage: str = Field(default="inspect", pattern="^(inspect|decompose|dispatch|verify|find_gates|gate)$")
     """Stage of the project."""
     given: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the stage."""
+    """Arguments for the stage."""
 
 
 class Choice(NamedTuple):
-    """Path that a decision or a gate can take."""
+    """Path that a decision or a gate can select."""
 
     path: tuple[str | int, ...]
-    """Location of the field that names the targets."""
+    """Location of the field that lists the steps to start."""
     label: str
     to: tuple[str, ...]
 
@@ -206,59 +217,58 @@ class InnerSteps(NamedTuple):
     """Steps of a subplan or of an alternative."""
 
     path: tuple[str | int, ...]
-    """Location of the field that holds them."""
+    """Location of the field that contains the steps."""
     title: str
-    """Name of the alternative; empty for a subplan."""
+    """Name of the alternative, or empty for a subplan."""
     steps: "tuple[Step, ...]"
 
 
 class Step(Document):
-    """One unit of work with its contract. It has at most one action; without one it is a milestone."""
+    """A unit of work with its contract. It has at most one action. A step without an action is a milestone."""
 
     id: str = Field(pattern=ID_PATTERN)
-    """Unique id within its list; a trailing `*` makes it a template.
-
-    References reserve `inputs`, `plan`, `item`, `outputs`, `hypotheses`, `seed`, `exit_code` and `status`, so they
-    cannot be ids.
+    """ID of the step. It must be unique within its list. If it ends with `*`, the step is a template. The words
+    `inputs`, `plan`, `item`, `outputs`, `hypotheses`, `seed`, `exit_code` and `status` are reserved for references and
+    cannot be IDs.
     """
     title: str = ""
     """Title for readers and for the models that do the work."""
     description: str = ""
     """Description for readers and for the models that do the work."""
     kind: StepKind = StepKind.TOOL
-    """Purpose of the step; `policy.approve` may name it."""
+    """Purpose of the step. `policy.approve` can refer to it."""
     owner: str = ""
-    """Responsible person, for readers."""
+    """Person who is responsible. For information only."""
     labels: tuple[str, ...] = ()
-    """Labels that `policy.approve` may name."""
+    """Labels. `policy.approve` can refer to them."""
     priority: int = 0
-    """Among ready steps, a higher priority starts first."""
+    """Priority. If several steps are ready, the one with the highest priority starts first."""
     needs: tuple[str, ...] = ()
-    """Ids of the steps to wait for; a template `name-*` means all its instances."""
+    """IDs of the steps to wait for. A template `name-*` stands for all of its instances."""
     join: Join = Join.ALL
-    """Outcomes of `needs` that are sufficient to start."""
+    """Outcomes of the `needs` steps that are required for this step to start."""
     when: str = ""
-    """Expression over inputs and outputs of `needs`; if false, the step is skipped."""
+    """Expression over the inputs and the outputs of the `needs` steps. If it is false, the step is skipped."""
     for_each: str | tuple[Any, ...] | None = None
-    """`${step.output}` that is a list, or the items themselves; requires an id that ends with `*`."""
+    """Reference `${step.output}` to a list, or the items themselves. The ID of the step must end with `*`."""
     inputs: dict[str, Any] = Field(default_factory=dict)
-    """Input values; text may hold references such as `${collect.sources}`."""
+    """Input values. Texts may contain references such as `${collect.sources}`."""
     outputs: dict[str, str] = Field(default_factory=dict)
-    """Output name -> source: `stdout`, `json` or `json.<field>` (of stdout), `file:<path>`, `json:<path>`, or a result.
-
+    """Mapping of output names to sources. A source is `stdout`, `json` or `json.<field>` (stdout parsed as JSON),
+    `file:<path>`, `json:<path>`, or the name of a result.
     """
     preconditions: tuple[str | Prose, ...] = ()
-    """Expressions that must hold before the action, or `prose:`."""
+    """Conditions that must be true before the action: expressions, or `prose:`."""
     expect: tuple[str | Prose, ...] = ()
-    """Success criteria: expressions that must hold afterwards, or `prose:`."""
+    """Conditions that must be true after the action for the step to succeed: expressions, or `prose:`."""
     effects: tuple[str, ...] = ()
-    """Effects in prose."""
+    """Effects, written as prose."""
     assumptions: tuple[str, ...] = ()
-    """Assumptions in prose."""
+    """Assumptions, written as prose."""
     risks: tuple[str, ...] = ()
-    """Risks in prose."""
+    """Risks, written as prose."""
     access: Access | None = None
-    """Access to the tree; default: that of the capability."""
+    """Access to the tree. The default depends on the capability."""
 
     shell: ShellAction | None = None
     edit: EditAction | None = None
@@ -275,24 +285,24 @@ class Step(Document):
     project: ProjectAction | None = None
 
     on_success: tuple[str, ...] = ()
-    """Steps that start only if this one completes (conditional edges, in addition to `needs`)."""
+    """Steps that only start if this step completes. These are conditional edges, in addition to `needs`."""
     on_failure: OnFailure | None = None
     failure_modes: tuple[FailureMode, ...] = ()
     # model_construct here and below: an instance would build pydantic's validator while modules are imported.
     retry: Retry = Retry.model_construct()
     # `validation/step.py` keeps it finite: `timedelta` and Temporal have no infinite durations.
     timeout_s: float = Field(default=600.0, gt=0)
-    """Time limit of one attempt, in seconds."""
+    """Time limit for one attempt, in seconds."""
     timebox_s: float | None = Field(default=None, gt=0)
-    """Time limit of all attempts together, in seconds."""
+    """Time limit for all attempts together, in seconds."""
     watchdog: Watchdog | None = None
     estimate_s: float = Field(default=1.0, ge=0)
-    """Expected duration in seconds; determines the critical path."""
+    """Expected duration in seconds. It is used to determine the critical path."""
     budget: StepBudget = StepBudget.model_construct()
     compensate: Compensation | None = None
     evidence: tuple[EvidenceRule, ...] = ()
     cache: bool = True
-    """Let a re-run of the plan reuse the result if the inputs are unchanged."""
+    """Let a later run of the plan reuse the result if the inputs have not changed."""
 
     @property
     def capability(self) -> Capability:
@@ -301,7 +311,7 @@ class Step(Document):
 
     @property
     def tree_access(self) -> Access:
-        """Access to the working tree, explicit or by capability."""
+        """Access to the working tree, which is either set explicitly or derived from the capability."""
         if self.access is not None:
             return self.access
         if self.episode is not None and self.episode.worktree:
@@ -334,7 +344,7 @@ class Step(Document):
 
 
 def walk(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield steps and all steps nested in them, depth first."""
+    """Yield all steps and the steps nested in them, depth first."""
     for step in steps:
         yield step
         for nested in step.inner():

@@ -1,1 +1,1 @@
-"""Parts shared by all kinds of runs: questions, commands, timeline and the state that survives a restore."""
+"""Parts that all kinds of runs share: questions, commands, the timeline, and the state that is kept after a restore."""

@@ -1,6 +1,7 @@
 """Arguments of commands.
 
-Temporal's Web UI sends one JSON value and has no form, so every command accepts plain text, an object, or nothing.
+Temporal's Web UI sends a single JSON value and does not provide a form. Therefore, every command accepts plain text, an
+object, or nothing.
 """
 
 import math
@@ -16,26 +17,28 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Remark(Document):
-    """Reason or message with its author."""
+    """Reason or message, with its author."""
 
     text: str = ""
     by: str = "operator"
     resumes: bool = True
-    """For messages to the planner: end a pause that needs no decision, and plan once more before the run ends."""
+    """For messages to the planner: end a pause that does not require a decision, and plan once more before the run
+    ends.
+    """
 
 
 class Amounts(Document):
-    """Amounts to add to a budget. Subclasses define the bounds of their kind of run."""
+    """Amounts to add to a budget. Each kind of run defines its limits in a subclass."""
 
     by: str = "operator"
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Return the amounts by name, including zeros."""
+        """Return the amounts by name, including those that are zero."""
         return self.model_dump(exclude={"by"})
 
     def __str__(self) -> str:
-        """Return amounts and author, such as `2 iterations, 2.5 cost_usd (by ada)`."""
+        """Return the amounts and the author, such as `2 iterations, 2.5 cost_usd (by ada)`."""
         added = ", ".join(f"{amount:g} {name}" for name, amount in self.amounts.items() if amount)
         return f"{added} (by {shorten(self.by, 80)})"
 
@@ -47,7 +50,7 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
     """Parse the argument of the command `what`.
 
     Raises:
-        InvalidRequestError: a field is unknown or invalid; the message names the first one and shows the example.
+        InvalidRequestError: a field is unknown or invalid. The message names the first one and shows the example.
     """
     try:
         return kind.model_validate(value)
@@ -58,7 +61,7 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
 
 
 def read_text(value: Any) -> Remark:
-    """Parse a text, or an object with `text`, `by` and `resumes`.
+    """Parse a text, or an object with the fields `text`, `by` and `resumes`.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid.
@@ -79,7 +82,7 @@ def read_text(value: Any) -> Remark:
 
 
 def read_remark(value: Any) -> Remark:
-    """Parse the argument of a signal. Never fails, because a signal has no reply."""
+    """Parse the argument of a signal. This never fails, because a signal cannot return an error."""
     try:
         return read_text(value)
     except InvalidRequestError:
@@ -87,7 +90,7 @@ def read_remark(value: Any) -> Remark:
 
 
 def read_amounts(value: Any, kind: type[A], *, example: str) -> A:
-    """Parse the argument of `top_up`; the fields of `kind` are the bounds that can be raised.
+    """Parse the argument of `top_up`. The fields of `kind` are the limits that can be raised.
 
     Raises:
         InvalidRequestError: a field is unknown, negative or not a number, or all amounts are 0.

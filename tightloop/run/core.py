@@ -1,4 +1,4 @@
-"""State shared by all kinds of runs: kernel state that a restore keeps, timeline, status and result."""
+"""State that all kinds of runs share: kernel state that is kept after a restore, timeline, status and result."""
 
 from abc import abstractmethod
 from collections import deque
@@ -16,7 +16,7 @@ from tightloop.value import ArtifactRef, CallerInput, Value, first_problem, unkn
 from tightloop.wording import work_text
 
 LINES_LIMIT = 1_000
-"""Maximum number of lines in memory. A run of 50 iterations writes about 150 lines of 500 bytes."""
+"""Maximum number of lines in memory. A run with 50 iterations writes about 150 lines of 500 bytes."""
 PAGE_LINES = 200
 OWN = -1
 """Page cursor for the first line that this Temporal run wrote itself."""
@@ -27,26 +27,28 @@ class TimelineLine(Value):
 
     at: datetime
     kind: str
-    """`opened`, `iteration`, `completed`, `paused`, `limit`, `restored`, `reset`, `drift`, `closed` ..."""
+    """Kind of event: `opened`, `iteration`, `completed`, `paused`, `limit`, `restored`, `reset`, `drift`, `closed` and
+    others.
+    """
     step: str = ""
-    """Step of a plan; empty for an event of the whole run."""
+    """Step of a plan. It is empty for events of the whole run."""
     text: str = ""
 
 
 class TimelinePage(Value):
-    """Page of the lines of one Temporal run, numbered from 0."""
+    """Page of timeline lines of one Temporal run. Lines are numbered from 0."""
 
     lines: tuple[TimelineLine, ...] = ()
     start: int = 0
-    """Number of the first of `lines`."""
+    """Number of the first line in `lines`."""
     oldest: int = 0
-    """Number of the oldest line still in memory."""
+    """Number of the oldest line that is still in memory."""
     end: int = 0
-    """Number of lines written so far."""
+    """Number of lines that have been written so far."""
 
 
 class RunTimeline:
-    """Timeline of one Temporal run, bounded."""
+    """Timeline of one Temporal run. The number of lines is limited."""
 
     def __init__(self, limit: int = LINES_LIMIT) -> None:
         self._lines: deque[TimelineLine] = deque(maxlen=limit)
@@ -54,16 +56,16 @@ class RunTimeline:
         self._end = self._own = 0
 
     def add(self, line: TimelineLine) -> None:
-        """Append a line; drop the oldest one at the limit."""
+        """Append a line. If the limit is reached, drop the oldest line."""
         self._lines.append(line)
         self._end += 1
 
     def begin_own(self) -> None:
-        """Mark a reset: the lines so far belong to the run that this one was reset from."""
+        """Mark a reset. All lines so far belong to the run from which this run was reset."""
         self._own = self._end
 
     def page(self, after: int) -> TimelinePage:
-        """Return the lines after the first `after` ones, or after `OWN`; an out-of-range number is clamped."""
+        """Return the lines after the first `after` lines, or after `OWN`. Numbers that are out of range are clamped."""
         oldest = self._end - len(self._lines)
         # Clamped instead of refused: a cursor may belong to a previous Temporal run, or point at lines already dropped.
         start = min(max(self._own if after == OWN else after, oldest), self._end)
@@ -76,57 +78,57 @@ PROBLEM_CHARACTERS = 400
 
 
 class Work(Value):
-    """Running work, for a person who checks whether the run is alive."""
+    """Work in progress, shown to people who want to check whether the run is still alive."""
 
     what: str = ""
     """Description, such as `check 2 of 3: pytest -q`."""
     since: datetime | None = None
     limit_s: float = 0.0
-    """Time limit; 0 if unknown."""
+    """Time limit in seconds, or 0 if it is unknown."""
     spent_s: float = 0.0
-    """Seconds of the limit used by previous attempts."""
+    """Time in seconds that previous attempts have used. It counts towards the limit."""
     attempt: int = 1
     attempts: int = 0
-    """Maximum number of attempts; 0 if unknown."""
+    """Maximum number of attempts, or 0 if it is unknown."""
     problem: str = ""
-    """Failure of the previous attempt."""
+    """Reason why the previous attempt failed."""
     answer_problem: str = ""
-    """Error in the last model response."""
+    """Error in the model's last response."""
     next_attempt: datetime | None = None
-    """Time of the next attempt while the run waits for it."""
+    """Time of the next attempt, while the run is waiting for it."""
     ends_early: bool = False
-    """True if a pause may interrupt the work; only its time is lost."""
+    """True if a pause may interrupt the work. Only the time spent on the work is lost."""
 
     def describe(self, now: datetime | None = None) -> str:
-        """Describe the work, with its age if `now` is given, otherwise with its start time."""
+        """Describe the work. If `now` is given, include the work's age, otherwise its start time."""
         return work_text(self, now)
 
 
 def wait_for_worker(since: datetime, queue: str) -> str:
-    """Return the `waits_for` text of a step: task queue and start of the wait."""
+    """Return the `waits_for` text of a step, which contains the task queue and when the wait started."""
     return f"a worker with a free slot on task queue {queue!r} since {since:%Y-%m-%d %H:%M:%S} UTC"
 
 
 class RunCore(Value):
-    """Kernel state of a run. Restoring a checkpoint replaces the policy state and keeps this."""
+    """Kernel state of a run. Restoring a checkpoint replaces the policy state but keeps the kernel state."""
 
     questions: Questions = Questions.model_construct()
     pause: Question | None = None
-    """Requested pause that has not started yet."""
+    """Pause that was requested but has not started yet."""
     cancel: str | None = None
-    """Reason of a person's cancellation."""
+    """Reason that a person gave when cancelling the run."""
     timeline: tuple[TimelineLine, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    """File changes found on disk that the run did not make; the last `DRIFTS_KEPT`."""
+    """File changes on disk that were not made by the run. The last `DRIFTS_KEPT` are kept."""
 
 
 def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
-    """Append a timeline line and keep the last `lines`."""
+    """Append a line to the timeline and keep the last `lines` lines."""
     return core.evolve(timeline=(*core.timeline, line)[-lines:])
 
 
 def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, ...]]:
-    """Record a drift. Return the new state and the lines to log, which are empty for a known drift."""
+    """Record a drift. Return the new state and the lines to log. If the drift is already known, there are no lines."""
     if drift is None:
         return core, ()
     # Compared with the drifts before this one is added; afterwards every drift would look like a repetition.
@@ -135,20 +137,20 @@ def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, 
 
 
 class RunInput(CallerInput):
-    """Input common to all runs, besides the request."""
+    """Input that all runs have in common, in addition to the request."""
 
     core: RunCore | None = None
-    """State carried over from the previous Temporal run."""
+    """State that was carried over from the previous Temporal run."""
     replace: bool = False
-    """True if a run with this id may have ended before; its leftovers are taken over."""
+    """True if an earlier run with this ID may have ended. This run takes over what the earlier run left behind."""
     heard: MessageLog = MessageLog.model_construct()
-    """Messages that previous Temporal runs have processed."""
+    """Messages that have been processed by previous Temporal runs."""
     sealed_as: Seal | None = None
-    """Seal of the input. Set by the converter; a sent value is overwritten."""
+    """Seal of the input. It is set by the converter, which overwrites any value that was sent."""
     problem: str = ""
-    """Parse error of the input. The workflow fails with it instead of hanging."""
+    """Error that occurred while parsing the input. It makes the workflow fail instead of hang."""
     unknown: str = ""
-    """Warning about an unknown field in a hand-written input."""
+    """Warning about an unknown field in an input that was written by hand."""
 
     workflow_type: ClassVar[str]
     right_input: ClassVar[str] = "{}"
@@ -161,12 +163,12 @@ class RunInput(CallerInput):
 
     @property
     def executor_name(self) -> str:
-        """Executor name shown in lists; empty if each step has its own."""
+        """Name of the executor to show in lists. It is empty if each step has its own executor."""
         return ""
 
     @property
     def goes_on(self) -> bool:
-        """True if the id was used before."""
+        """True if the ID has been used before."""
         return self.replace
 
     @model_validator(mode="wrap")
@@ -186,44 +188,49 @@ class RunInput(CallerInput):
 
 
 REFUSED = "refused"
-"""`TightloopStatus` of a run rejected at its start: it hides no earlier run, and its id stays free."""
+"""`TightloopStatus` of a run that was rejected when it started. It does not hide an earlier run, and its ID can be used
+again.
+"""
 
 
 class RunResult(Value):
-    """Result of a run. Each kind defines its outcomes and adds its own fields."""
+    """Result of a run. Each kind of run defines its outcomes and adds its own fields."""
 
     outcome: str
     reason: str = ""
     tree: str = ""
-    """Last tree that the run made or checked."""
+    """Last tree that the run created or checked."""
     proof: ArtifactRef | None = None
     """Reference to the stored `Proof`, if there is one."""
 
 
 class RunStatus(Value):
-    """Snapshot of a run for people and programs. Each kind adds its own fields."""
+    """Snapshot of a run for people and programs. Each kind of run adds its own fields."""
 
     status: str = "running"
-    """`running`, `paused` or the outcome; Temporal adds `terminated` and `timed_out`."""
+    """Status: `running`, `paused` or the outcome of the run. Temporal adds `terminated` and `timed_out`."""
     as_of: datetime | None = None
-    """Snapshot time if no worker answers and the data comes from storage; None means now."""
+    """Time of the snapshot, if no worker responds and the data is read from storage. None means that the data is
+    current.
+    """
     workspace: str = ""
     questions: tuple[Question, ...] = ()
     """Open questions, oldest first."""
     waits_for: str = ""
-    """Task queue on which a step waits for a worker or a free slot, and the start of the wait."""
+    """Task queue on which a step is waiting for a worker or a free slot, and the time since when it has been waiting.
+    """
     tree: str = ""
     reason: str = ""
-    """Reason of the outcome."""
+    """Reason for the outcome."""
 
     @property
     @abstractmethod
     def id(self) -> str:
-        """Workflow id."""
+        """Workflow ID."""
 
     @property
     def list_status(self) -> str:
-        """Status for lists: one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+        """Status to show in lists, which is one of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
         return self.status
 
     @property
@@ -236,6 +243,6 @@ class RunStatus(Value):
         """Return this snapshot, completed with the outcome of the run.
 
         Args:
-            result: as recorded by the run or by Temporal.
+            result: result as recorded by the run or by Temporal.
             status: one of `CLOSED_STATUSES`.
         """

@@ -1,7 +1,7 @@
-"""Questions: the single model for everything that waits for a person, and the rules for answers.
+"""Questions: the common model for everything that waits for a person, and the rules for answers.
 
-Status, details, alerts and the update `answer` of episodes and plans use the same object.
-Free text never decides: an answer names an option.
+The status, details, alerts and the update `answer` of episodes and plans all use the same object. Free text never makes
+a decision: an answer always names an option.
 """
 
 import json
@@ -25,7 +25,7 @@ TELL_THE_PLANNER = "To send the planner a message, use respond"
 
 
 class QuestionKind(StrEnum):
-    """Reason why a workflow waits for a person."""
+    """Reason why a workflow is waiting for a person."""
 
     OPERATOR = "operator"
     """A person requested a pause."""
@@ -37,22 +37,22 @@ class QuestionKind(StrEnum):
     DEVIATION = "deviation"
     ALIGNMENT = "alignment"
     PROOF = "proof"
-    """The checks are green, but proof findings contradict them."""
+    """The checks passed, but findings of the proof contradict them."""
     PLANNER_GAVE_UP = "planner_gave_up"
     PERMISSION = "permission"
-    """An agent asks for approval before an action."""
+    """An agent asks for permission to perform an action."""
     WORK = "work"
-    """The person is the executor."""
+    """The executor is a person, who has to do the work."""
     CRASH = "crash"
-    """A delivery was interrupted, for example by the death of a worker, and may be partly done."""
+    """A delivery was interrupted, for example because a worker died, and may be partly done."""
     DRIFT = "drift"
-    """Files changed outside a pause, not by the run."""
+    """Files were changed outside a pause, but not by the run."""
     GATE = "gate"
     POLICY = "policy"
-    """The plan's policy requires a person's approval before a step acts."""
+    """The plan's policy requires that a person approves a step before it acts."""
     FAILED_STEP = "failed_step"
     UNMET = "unmet"
-    """All steps are done, but the definition of done is not met."""
+    """All steps are done, but the definition of done has not been met."""
     CLARIFICATION = "clarification"
 
 
@@ -61,70 +61,74 @@ class Option(Value):
 
     name: str
     effect: str = ""
-    """Consequence of choosing it, in one sentence."""
+    """Consequence of choosing the option, in one sentence."""
     pros: str = ""
     cons: str = ""
     cost: str = ""
     at_once: bool = False
-    """True if one person can choose it alone even when the question needs several people."""
+    """True if a single person can choose the option, even if several people normally have to agree."""
     takes_paths: bool = False
-    """True if the answer's text selects files; without a text it applies to all `paths` of the question."""
+    """True if the text of the answer selects files. Without a text, the answer applies to all `paths` of the question.
+    """
 
 
 class Answer(Value):
-    """Choice of a person."""
+    """A person's choice."""
 
     question: str
-    """Id of the question."""
+    """ID of the question."""
     option: str
-    """Name of an option."""
+    """Name of the chosen option."""
     text: str = ""
-    """Remark or report for the planner and for people; never decides."""
+    """Comment or report for the planner and for people. It never makes a decision."""
     paths: tuple[str, ...] = ()
-    """Selected files and patterns of an option with `takes_paths`; empty for all. The note of a `resume` selects none.
+    """Files and patterns that were selected for an option with `takes_paths`. If empty, all are selected. The note of a
+    `resume` does not select any.
     """
     by: str = "operator"
     at: datetime | None = None
 
 
 class Question(Value):
-    """Decision or report that a run waits for."""
+    """Decision or report that a run is waiting for."""
 
     id: str
-    """Id, unique within the workflow and never reused, such as `q3`."""
+    """ID, such as `q3`. It is unique within the workflow and never reused."""
     kind: QuestionKind
     title: str
-    """Question text, one line of at most 600 characters."""
+    """Text of the question: one line of at most 600 characters."""
     evidence: tuple[str, ...] = ()
-    """Supporting lines; at most 20 lines of 300 characters."""
+    """Supporting information, at most 20 lines of 300 characters each."""
     options: tuple[Option, ...]
     default: str = ""
-    """Option chosen by a plain `resume`; empty if a person has to decide."""
+    """Option that a plain `resume` chooses. It is empty if a person has to decide."""
     blocks: str = ""
-    """Blocked part: `the episode` or a step; empty if everything continues meanwhile."""
+    """Blocked part of the run: `the episode` or a step. It is empty if everything else continues."""
     by: str = "tightloop"
     """Author of the question."""
     since: datetime | None = None
     role: str = ""
-    """Role required to answer; empty for anyone."""
+    """Role that is required to answer. If empty, anyone can answer."""
     count: int = 1
     """Number of different people who have to agree."""
     step: str = ""
-    """Plan step that the question belongs to."""
+    """Plan step to which the question belongs."""
     window: str = ""
-    """Review window; its questions are answered together."""
+    """Review window. All questions of a window are answered together."""
     fingerprint: str = ""
-    """Fingerprint of an agent's request, so that it is asked once; for a drift, the tree that was found."""
+    """Fingerprint of an agent's request, which ensures that it is only asked once. For a drift, it is the tree that was
+    found.
+    """
     paths: tuple[str, ...] = ()
-    """Files that an answer's text may select."""
+    """Files that the text of an answer may select."""
     answers: tuple[Answer, ...] = ()
-    """Answers so far if several people have to agree."""
+    """Answers so far, if several people have to agree."""
     command: str = ""
-    """Update that answers it instead of `answer`: `dispatch` or `verify` of a project plan."""
+    """Update that answers the question instead of `answer`: `dispatch` or `verify` of a project plan."""
 
     @property
     def bounded(self) -> "Question":
-        """Copy with a one-line title and all texts within their bounds."""
+        """Copy of the question with a title of one line. The lengths of all texts are limited."""
         return self.evolve(
             title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without text",
             evidence=tuple(shorten(line, EVIDENCE_CHARACTERS) for line in self.evidence[:EVIDENCE_LINES]),
@@ -132,7 +136,7 @@ class Question(Value):
 
     @property
     def needs_person(self) -> bool:
-        """True if a person has to act; an agent's report arrives without one."""
+        """True if a person has to act. An agent's report does not need a person."""
         return not self.command and (bool(self.blocks) or self.kind is not QuestionKind.WORK)
 
     @property
@@ -141,17 +145,17 @@ class Question(Value):
         return tuple(option.name for option in self.options)
 
     def json_for(self, option: str) -> str:
-        """Return the JSON argument of the update `answer` for an option."""
+        """Return the JSON argument of the update `answer` that chooses an option."""
         return json.dumps({"question": self.id, "option": option})
 
     @property
     def example(self) -> str:
-        """JSON argument of the update `answer` with the first option."""
+        """JSON argument of the update `answer` that chooses the first option."""
         return self.json_for(self.names[0])
 
     @property
     def chosen(self) -> str:
-        """Agreed option; empty while more people have to agree."""
+        """Option that was agreed on. It is empty while more people have to agree."""
         last = self.answers[-1].option if self.answers else ""
         # Distinct names: two answers of one person are one vote.
         people = {answer.by for answer in self.answers if answer.option == last}
@@ -160,7 +164,7 @@ class Question(Value):
 
 
 def read_paths(question: Question, text: str) -> tuple[str, ...]:
-    """Split an answer's text into paths and patterns; a single path may contain spaces."""
+    """Split the text of an answer into paths and patterns. If there is just one path, it may contain spaces."""
     if text in question.paths:
         return (text,)
     try:
@@ -171,7 +175,7 @@ def read_paths(question: Question, text: str) -> tuple[str, ...]:
 
 
 def evidence_of(text: str) -> tuple[str, ...]:
-    """Split a text into evidence lines; long lines become several, so that no part of a line is hidden."""
+    """Split a text into lines of evidence. Long lines are split too, so that no part of a line is hidden."""
     lines = [line for line in text.splitlines() if line.strip()]
     return tuple(piece for line in lines for piece in split(line, EVIDENCE_CHARACTERS))[:EVIDENCE_LINES]
 
@@ -180,7 +184,8 @@ class AnswerCommand(Document):
     """Argument of the update `answer`."""
 
     question: str = ""
-    """Id, step, or window (for all of its questions); empty for the only question, or the only window, with the option.
+    """ID, step or window of the question. A window selects all of its questions. It may be empty if there is only one
+    question, or only one window, that has the option.
     """
     option: str = ""
     text: str = ""
@@ -192,22 +197,22 @@ Answers = tuple[tuple[Question, Answer], ...]
 
 
 class Questions(Value):
-    """Open questions of a run, oldest first. Ids are never reused, not even by a later run."""
+    """Open questions of a run, oldest first. IDs are never reused, not even in a later run."""
 
     waiting: tuple[Question, ...] = ()
     asked: int = 0
-    """Number of questions asked so far; numbers the next one."""
+    """Number of questions asked so far. It determines the number of the next question."""
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
         """Return the open questions of these kinds."""
         return tuple(question for question in self.waiting if question.kind in kinds)
 
     def is_open(self, question_id: str) -> bool:
-        """Return whether a question still waits for an answer."""
+        """Return whether a question is still open."""
         return any(question.id == question_id for question in self.waiting)
 
     def defaults(self, text: str = "", by: str = "operator") -> Answers:
-        """Return the default answer of every question that has one."""
+        """Return the default answers of all questions that have one."""
         return tuple(
             (question, Answer(question=question.id, option=question.default, text=text, by=by))
             for question in self.waiting
@@ -215,7 +220,7 @@ class Questions(Value):
         )
 
     def open(self, question: Question, now: datetime) -> tuple["Questions", Question]:
-        """Add a question. Also return it with its id, its time and bounded texts."""
+        """Add a question. Also return it with its ID and time, and with the lengths of its texts limited."""
         # Numbered by all questions ever asked, so that a late answer to `q3` never reaches another question.
         number = self.asked + 1
         opened = question.bounded.evolve(id=f"q{number}", since=now)
@@ -227,7 +232,7 @@ class Questions(Value):
         return self.evolve(waiting=left) if len(left) < len(self.waiting) else self
 
     def answer(self, answers: Answers, now: datetime) -> tuple["Questions", Answers]:
-        """Record answers. Also return the updated questions; those with a `chosen` option are closed."""
+        """Record answers. Also return the updated questions. Questions with a `chosen` option are closed."""
         accepted = []
         waiting = {question.id: question for question in self.waiting}
         for question, new_answer in answers:
@@ -241,7 +246,7 @@ class Questions(Value):
 
 
 def is_paused(waiting: Iterable[Question]) -> bool:
-    """Return whether some work cannot continue without an answer."""
+    """Return whether any work cannot continue without an answer."""
     return any(question.blocks for question in waiting)
 
 
@@ -249,7 +254,7 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
     """Parse the argument of the update `answer`: the name of an option, `option: text`, or an object.
 
     Raises:
-        InvalidRequestError: a field is unknown or invalid; the message shows the example.
+        InvalidRequestError: a field is unknown or invalid. The message shows the example.
     """
     # Temporal's Web UI accepts any JSON; a plain string is the shortest to type there.
     if isinstance(value, str):
@@ -263,16 +268,16 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
 
 
 def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER) -> Answers:
-    """Match a command to the questions that it answers.
+    """Find the questions that a command answers.
 
     Args:
-        command: sent by a person.
+        command: command sent by a person.
         waiting: open questions.
-        otherwise: advice for the error when no question is open.
+        otherwise: advice to add to the error if no question is open.
 
     Raises:
         InvalidRequestError: no question is open, the question is unknown or ambiguous, the option does not exist, or
-            the answer of this person cannot count; the message shows a valid answer.
+            this person's answer cannot count. The message shows a valid answer.
     """
     option_name = command.option.strip().lower()
     answered: list[tuple[Question, Answer]] = []
@@ -297,7 +302,7 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
 
 
 def _check_answer(question: Question, answer: Answer) -> None:
-    """Reject an unknown option and an answer that cannot count."""
+    """Reject an unknown option, or an answer that cannot count."""
     option = next((option for option in question.options if option.name == answer.option), None)
     if option is None:
         raise InvalidRequestError(
@@ -322,7 +327,10 @@ def _check_answer(question: Question, answer: Answer) -> None:
 
 
 def _with_paths(question: Question, answer: Answer) -> Answer:
-    """Add the selected paths if the option takes paths; reject a text that matches none of the question's files."""
+    """Add the selected paths if the option takes paths.
+
+    Reject a text that does not match any of the question's files.
+    """
     if not any(option.takes_paths for option in question.options if option.name == answer.option):
         return answer
     paths = read_paths(question, answer.text)
@@ -338,10 +346,10 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
 
 
 def _find_questions(name: str, option: str, questions: tuple[Question, ...], otherwise: str) -> tuple[Question, ...]:
-    """Find questions by id, step or window; without a name, those that have the option.
+    """Find questions by ID, step or window. Without a name, find the questions that have the option.
 
     Raises:
-        InvalidRequestError: no match, or several that are not in one window.
+        InvalidRequestError: no question matches, or several questions match that do not belong to the same window.
     """
     if not questions:
         raise InvalidRequestError(f"answer: no question is open. {otherwise}")
@@ -362,14 +370,16 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
 
 # Notes to the outer plan are sent as a signal at each change and stay in its history, hence the bounds.
 WAITS_LIMIT = 20
-"""Maximum number of questions that a workflow forwards, including those of its descendants."""
+"""Maximum number of questions that a workflow forwards, including the questions of its descendants."""
 
 
 NOTE_CHARACTERS = 300
 
 
 NOTE_EVIDENCE_LINES = 3
-"""Lines forwarded; the details of the asking workflow have the rest."""
+"""Number of lines of evidence that are forwarded. The remaining lines are shown in the details of the workflow that
+asks the question.
+"""
 
 
 OPTIONS_LIMIT = 12
@@ -380,52 +390,52 @@ CHILD_WAITS = "child_waits"
 
 
 class ChildWait(Value):
-    """Open question of a child workflow or of one of its descendants."""
+    """Open question of a child workflow or one of its descendants."""
 
     workflow_id: str
     """Workflow that receives the answer."""
     question: Question
-    """The question, bounded; evidence may be cut."""
+    """The question, with limited size. Some of its evidence may be omitted."""
     step: str = ""
-    """Plan step that shows it."""
+    """Plan step that shows the question."""
 
     @property
     def where(self) -> str:
-        """Asking workflow and step, such as `nightly.build.1 at release`."""
+        """Workflow and step that ask the question, such as `nightly.build.1 at release`."""
         return f"{self.workflow_id} at {self.question.step}" if self.question.step else self.workflow_id
 
     @property
     def what(self) -> str:
-        """Kind and title, such as `gate: may it continue?`."""
+        """Kind and title of the question, such as `gate: may it continue?`."""
         return f"{self.question.kind.value}: {' '.join(self.question.title.split())}"
 
     @property
     def command(self) -> str:
-        """Command that shows the ways to answer."""
+        """Command that shows how to answer."""
         return f"tightloop status {self.workflow_id}"
 
 
 class ChildNote(Value):
-    """Open questions of a child workflow, for its parent plan."""
+    """Open questions of a child workflow, sent to its parent plan."""
 
     workflow_id: str
     """Workflow that the step started."""
     waits: tuple[ChildWait, ...] = ()
-    """All open questions there; empty if none is left."""
+    """All open questions of that workflow. It is empty if no questions are left."""
 
 
 def waits_of(workflow_id: str, questions: Iterable[Question]) -> tuple[ChildWait, ...]:
-    """Return the questions of a workflow in the form for its parent plan, bounded."""
+    """Return the questions of a workflow in the form that is sent to its parent plan, with limited size."""
     return tuple(_shorten_wait(ChildWait(workflow_id=workflow_id, question=question)) for question in questions)[
         :WAITS_LIMIT
     ]
 
 
 def read_child_note(value: Any) -> ChildNote:
-    """Read the argument of `child_waits`, bounded.
+    """Parse the argument of `child_waits`, and limit its size.
 
     Raises:
-        InvalidRequestError: it is not a note.
+        InvalidRequestError: the argument is not a note.
     """
     try:
         note = ChildNote.model_validate(value)

@@ -1,7 +1,7 @@
 """Settings of the whole system: defaults, bounds and parsing.
 
-A YAML document comes first, then environment variables `TIGHTLOOP_<SECTION>__<FIELD>`. An unknown or out-of-bounds
-setting is rejected with a sentence that names it and the allowed values.
+A YAML document is read first, then the environment variables `TIGHTLOOP_<SECTION>__<FIELD>`. If a setting is unknown or
+out of bounds, it is rejected with a sentence that names the setting and its allowed values.
 """
 
 from tightloop.settings.execution import (

@@ -1,4 +1,4 @@
-"""Settings of execution, planning and the coder."""
+"""Settings for execution, planning and the coder."""
 
 import posixpath
 from collections.abc import Iterable
@@ -24,45 +24,54 @@ if TYPE_CHECKING:
 
 
 class AgentSettings(Section):
-    """Start and model connection of a coding agent, on the hosts with these settings."""
+    """Startup options and model connection of a coding agent. They apply to the hosts that use these settings."""
 
     program: str = ""
-    """Program name or absolute path; empty: the agent's usual name, looked up in PATH."""
+    """Program name or absolute path. If empty, the agent's usual program is looked up in PATH."""
     arguments: tuple[str, ...] = ()
     """Extra command-line arguments."""
     model: str = ""
-    """Model name as the agent expects it; empty: the agent's default."""
+    """Model name in the form that the agent expects. If empty, the agent's default is used."""
     base_url: str = ""
-    """Base URL of the model provider; empty: the agent's default."""
+    """Base URL of the model provider. If empty, the agent's default is used."""
     api_key_env: str = ""
-    """Name of the worker's environment variable that holds the key; empty: the agent's usual one."""
+    """Name of the worker's environment variable that contains the API key. If empty, the agent's usual variable is
+    used.
+    """
     login: bool = False
-    """Use the existing login of the worker's user instead of a key: the login file is copied into the agent's home,
-    where
-    the agent's tools can read it.
+    """Use the existing login of the worker's user instead of an API key. The login file is copied to the agent's home,
+    where the agent's tools can read it.
     """
     gateway: bool = True
-    """Route the agent's model calls through a loopback gateway, so that the agent never has the key."""
+    """Route the agent's model calls through a gateway on the loopback interface, so that the agent never sees the API
+    key.
+    """
     environment: tuple[str, ...] = ()
-    """Names of additional environment variables of the worker that the agent and its commands can see."""
+    """Names of additional worker environment variables to pass to the agent and its commands."""
 
 
 class AgentSSettings(Section):
-    """Simular's Agent S, which finds the chat box in a screenshot of the window if `chat_key` does not focus it.
+    """Simular's Agent S, which locates the chat box in a screenshot of the window if `chat_key` does not focus it.
 
-    It only returns a position to click; the focus is verified as always.
+    It only returns the position to click. The focus is verified afterwards, as usual.
     """
 
     python: str = ""
-    """Python of an environment with the package `gui-agents`, set up as in docs/macos.md. Empty: not used."""
+    """Python interpreter of an environment with the package `gui-agents`, set up as described in docs/macos.md. If
+    empty, Agent S is not used.
+    """
     model: str = ""
-    """Grounding model, such as UI-TARS, at a service with OpenAI's Chat Completions API."""
+    """Grounding model, such as UI-TARS, served through OpenAI's Chat Completions API."""
     base_url: str = ""
-    """Base URL of the service; empty: OpenAI."""
+    """Base URL of the service. If empty, OpenAI is used."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Name of the worker's environment variable that holds the key; leave it unset if the service needs no key."""
+    """Name of the worker's environment variable that contains the API key. Leave the variable unset if the service does
+    not need a key.
+    """
     grid: tuple[Count, Count] | None = None
-    """Width and height of the coordinate grid of the model's answers; null: pixels of the screenshot."""
+    """Width and height of the coordinate grid that the model uses in its responses. If null, coordinates are screenshot
+    pixels.
+    """
 
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
@@ -72,42 +81,42 @@ class AgentSSettings(Section):
 
 
 class WindowSettings(Section):
-    """Editor window that the executor `cursor-gui` may control, on the hosts with these settings."""
+    """Editor window that the `cursor-gui` executor may control. It applies to the hosts that use these settings."""
 
     driver: Literal["auto", "mac", "applescript", "x11"] = "auto"
-    """Window driver. `auto`: `mac` if its libraries are installed, else `applescript`; `x11` on Linux."""
+    """Window driver. On macOS, `auto` selects `mac` if its libraries are installed, otherwise `applescript`. On Linux,
+    it selects `x11`.
+    """
     apps: tuple[str, ...] = ("com.todesktop.230313mzl4w4u92", "Cursor")
-    """Programs whose windows match: bundle ids on macOS, window classes on X11."""
+    """Programs whose windows match, given as bundle IDs on macOS and as window classes on X11."""
     title: Pattern = r"^({project}( [-–—] Cursor)?|.+ [-–—] {project}( [-–—] [^-–—]+){0,2})( ⟦[^⟧]*⟧)?$"
-    """Regular expression for the window title; `{project}` is replaced by the name of the workspace's folder. If no
-    window
-    of `apps` matches, nothing is touched. The default expects the project after the file name and before profile and
-    program. Windows of remote folders never match.
+    """Regular expression that the window title must match. `{project}` is replaced by the name of the workspace folder.
+    If no window of `apps` matches, no window is touched. The default expects the project name after the file name and
+    before the profile and program names. Windows with remote folders never match.
     """
     allow_unknown_roots: bool = False
-    """Also deliver to an editor that does not report its open folder, or that runs no hook. Then only the title
-    prevents
-    delivery to another folder of the same name.
+    """Also deliver to an editor that does not report which folder is open, or that does not run hooks. In this case,
+    only the title prevents a delivery to another folder with the same name.
     """
     box: Pattern = r"^(chat input\b|composer input\b|add a follow-up|plan, )"
-    """Regular expression for the accessible name of the chat box, case-insensitive."""
+    """Regular expression that matches the accessible name of the chat box. It is case-insensitive."""
     chat_key: Annotated[str, Field(pattern=r"^[a-z0-9]+(\+[a-z0-9]+)*$")] = "mod+l"
-    """Key combination that focuses the chat box; `mod` is Command on macOS, Control elsewhere."""
+    """Key combination that focuses the chat box. `mod` is Command on macOS and Control elsewhere."""
     agent_s: AgentSSettings = Field(default_factory=AgentSSettings)
-    """Fallback that finds the chat box in a screenshot; the screenshot leaves this host."""
+    """Fallback that locates the chat box in a screenshot. The screenshot leaves this host."""
     transcripts: str = "~/.cursor/projects"
     """Folder in which the editor stores its agent's conversations."""
 
 
 class ExecutorSettings(Section):
-    """Default executor, and limits of executors."""
+    """Default executor and executor limits."""
 
     default: str = Field(default="command", min_length=1)
-    """Executor of requests that name none: `command`, `person`, or an agent."""
+    """Executor for requests that do not specify one: `command`, `person`, or the name of an agent."""
     fallback: tuple[str, ...] = ()
-    """Executors to try in order if the chosen one is not installed or has no key."""
+    """Executors to try in order if the selected one is not installed or has no API key."""
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
-    """Agent settings by executor name: `codex`, `claude`, `opencode`, `gemini` ..."""
+    """Agent settings by executor name, such as `codex`, `claude`, `opencode` or `gemini`."""
     programs: tuple[str, ...] = (
         "ruff",
         "black",
@@ -123,21 +132,21 @@ class ExecutorSettings(Section):
         "clang-format",
         "shfmt",
     )
-    """Programs that the `command` executor may run from plan steps: formatters and linters.
-    Interpreters, shells, package managers and test runners would let a plan run anything.
+    """Programs that the `command` executor may run from plan steps. Only list formatters and linters here:
+    interpreters, shells, package managers and test runners would allow a plan to run anything.
     """
     argv: tuple[str, ...] = ()
-    """Command template that receives the whole plan, with `{plan_file}` and `{workspace}`. Empty: the plan's steps are
-    run instead.
+    """Command template that receives the whole plan. The placeholders are `{plan_file}` and `{workspace}`. If empty,
+    the steps of the plan are run instead.
     """
     wall_limit_s: Seconds = 3600.0
     """Maximum duration of one delivery."""
     idle_limit_s: Seconds = 900.0
-    """Maximum time without output."""
+    """Maximum time without output before a delivery is stopped."""
     on_crash: Literal["ask", "retry", "verify"] = "retry"
-    """Handling of an interrupted delivery with unknown outcome, for example after a worker died.
-    `retry`: deliver again if no file changed and the executor has no effects outside the working tree, otherwise as
-    `verify`. `verify`: never deliver again, check the current files. `ask`: a person decides.
+    """Handling of an interrupted delivery whose outcome is unknown, for example after a worker crash. `retry` delivers
+    again if no file has changed and the executor has no effects outside the working tree. Otherwise, it behaves like
+    `verify`. `verify` never delivers again and checks the current files instead. `ask` lets a person decide.
     """
 
 
@@ -145,33 +154,37 @@ class WorkspaceSettings(Section):
     """Working tree of an episode or a plan."""
 
     drift: Literal["ask", "undo"] = "ask"
-    """Handling of file changes that others make outside a pause. `ask`: stop and ask a person. `undo`: save and undo
-    them; the status and the result name the files and the command that restores them.
+    """Handling of file changes that others make while the run is not paused. `ask` stops the run and asks a person.
+    `undo` saves the changes and reverts them. The status and the result then list the files and the command that
+    restores them.
     """
 
 
 class SandboxSettings(Section):
-    """Sandbox for the commands of plans and of definitions of done."""
+    """Sandbox for the commands of plans and definitions of done."""
 
     backend: Literal["auto", "docker", "bubblewrap", "sandbox-exec"] = "auto"
-    """`auto`: docker if `image` is set, else bubblewrap (Linux) or sandbox-exec (macOS)."""
+    """Sandbox backend. `auto` selects `docker` if `image` is set, otherwise `bubblewrap` on Linux or `sandbox-exec` on
+    macOS.
+    """
     unsafe_local: bool = False
-    """Run commands without a sandbox if none is available. Otherwise nothing runs then."""
+    """Run commands without a sandbox if none is available. By default, commands are not run in this case."""
     image: str = ""
-    """Docker image with the project's tools."""
+    """Docker image that contains the project's tools."""
     network: tuple[HostRule, ...] = ()
-    """Hosts that commands and agents may reach, besides an agent's model: `example.org`, `*.example.org` (its
-    subdomains), `host:port` (only that port, even if private or on this host), `*` (every public host). Empty: none.
+    """Hosts that commands and agents may connect to, in addition to the agent's model provider. Entries have the form
+    `example.org`, `*.example.org` (subdomains of example.org), `host:port` (only this port, even if the host is private
+    or is this machine) or `*` (all public hosts). If empty, no hosts are allowed.
     """
     cores: Annotated[float, Field(gt=0, le=256)] = 1.0
-    """CPU cores per command."""
+    """Number of CPU cores per command."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
-    """Memory limit of a command, including its child processes."""
+    """Memory limit per command in MB, including its child processes."""
     processes: Annotated[int, Field(ge=8)] = 256
-    """Maximum number of concurrent processes and threads of a command."""
+    """Maximum number of concurrent processes and threads per command."""
     disk_mb: Annotated[int, Field(ge=64)] = 8192
-    """Maximum data that one command, or one delivery to an agent, may add to the working tree and other writable
-    folders.
+    """Maximum amount of data in MB that a command, or a delivery to an agent, may add to the working tree and other
+    writable folders.
     """
     read: tuple[str, ...] = ()
     """Additional absolute paths that commands may read."""
@@ -180,60 +193,60 @@ class SandboxSettings(Section):
 
 
 class RoleSettings(Section):
-    """Overrides for one role of the coder; omitted fields keep the values of the role's file."""
+    """Overrides for one coder role. Omitted fields keep the values from the role's file."""
 
     tools: tuple[str, ...] = ()
-    """Tool names, in the order shown to the model; `finish` is always included."""
+    """Tool names, in the order in which the model sees them. `finish` is always included."""
     models: tuple[str, ...] = ()
-    """Model names in order of preference; the first one that the service offers is used."""
+    """Model names in order of preference. The first one that the service offers is used."""
     temperature: Temperature | None = None
-    """Sampling temperature; ignored for models without it."""
+    """Sampling temperature. It is ignored for models that do not support it."""
     top_p: TopP | None = None
-    """Nucleus sampling threshold; ignored for models without it."""
+    """Nucleus sampling threshold. It is ignored for models that do not support it."""
     max_output_tokens: Positive | None = None
-    """Maximum output tokens per response."""
+    """Maximum number of output tokens per response."""
     max_turns: Positive | None = None
-    """Maximum model responses per task of the role."""
+    """Maximum number of model responses per task of this role."""
 
 
 class CoderSettings(Section):
-    """Built-in coder: models and bounds."""
+    """Models and limits of the built-in coder."""
 
     base_url: str = ""
-    """Base URL of an OpenAI-compatible service; empty: that of `planner`."""
+    """Base URL of an OpenAI-compatible service. If empty, the value from `planner` is used."""
     api_key_env: str = ""
-    """Name of the environment variable that holds the key, never the key itself. Empty: that of `planner` if `base_url`
-    is
-    empty too; otherwise no key is sent.
+    """Name of the environment variable that contains the API key. Do not enter the key itself. If both this and
+    `base_url` are empty, the value from `planner` is used. If only this is empty, no key is sent.
     """
     api: Literal["auto", "responses", "chat"] = "auto"
-    """`auto`: that of `planner` if `base_url` is empty; else `responses` for OpenAI itself and `chat` for other
-    services.
+    """API to use. If `base_url` is empty, `auto` uses the value from `planner`. Otherwise, it selects `responses` for
+    OpenAI and `chat` for other services.
     """
     models: tuple[str, ...] = ()
-    """Models in order of preference; the next one is used if one is rejected or unavailable. Empty: those of `planner`.
+    """Models in order of preference. If a model is rejected or unavailable, the next one is used. If empty, the models
+    from `planner` are used.
     """
     timeout_s: Annotated[float, Field(gt=0, le=840)] = 600.0
-    """Time limit of one complete response."""
+    """Time limit for a complete response."""
     # Reasoning models send nothing while they think, at services that do not stream their thoughts.
     silence_s: Seconds = 120.0
-    """Maximum pause within a response."""
+    """Maximum pause while a response is being received."""
     max_turns: Count = 60
-    """Maximum model responses in one delivery, all roles together."""
+    """Maximum number of model responses per delivery, across all roles."""
     max_tokens: Count = 1_000_000
-    """Maximum prompt and output tokens of one delivery, if the service reports them."""
+    """Maximum number of prompt and output tokens per delivery, if the service reports them."""
     rounds: Annotated[int, Field(ge=0, le=20)] = 3
-    """Maximum number of further rounds after failing checks or tests, each preceded by a reflection."""
+    """Maximum number of additional rounds after failed checks or tests. Each round starts with a reflection."""
     context_tokens: Annotated[int, Field(ge=2_000)] = 40_000
-    """Prompt size above which older turns are replaced by a summary."""
+    """Prompt size in tokens above which older turns are replaced by a summary."""
     keep_tokens: Annotated[int, Field(ge=500)] = 15_000
-    """Size of the newest turns that are then kept unchanged."""
+    """Size in tokens of the most recent turns, which are kept unchanged when older turns are summarised."""
     planning: bool = False
     """Let the role `planner` read the code before the role `coder` changes it."""
     testing: bool = False
-    """Let the role `tester` write tests for the change; only tests that can fail count."""
+    """Let the role `tester` write tests for the change. Only tests that are able to fail count."""
     roles: dict[str, RoleSettings] = Field(default_factory=dict)
-    """Overrides by role name: planner, coder, tester, reflector."""
+    """Overrides by role name: `planner`, `coder`, `tester` or `reflector`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -252,10 +265,10 @@ class CoderSettings(Section):
         return self
 
     def role(self, name: str) -> Role:
-        """Return a role from its file with these settings applied.
+        """Return a role from its file, with these settings applied.
 
         Raises:
-            KeyError: unknown role.
+            KeyError: the role is unknown.
         """
         role = known_roles()[name]
         over = self.roles.get(name, RoleSettings())
@@ -265,29 +278,30 @@ class CoderSettings(Section):
 
 
 class PlannerSettings(Section):
-    """Planner of episodes and its model service."""
+    """Episode planner and its model service."""
 
     kind: Literal["auto", "openai", "heuristic"] = "auto"
-    """`auto`: `openai` if a key is set, else `heuristic`, which needs none."""
+    """Planner to use. `auto` selects `openai` if an API key is set, otherwise `heuristic`, which does not need a key.
+    """
     models: tuple[str, ...] = Field(default=("gpt-5.1", "gpt-5-mini"), min_length=1)
-    """Models in order of preference; the next one is used if one is rejected or unavailable."""
+    """Models in order of preference. If a model is rejected or unavailable, the next one is used."""
     base_url: str = ""
-    """Base URL of an OpenAI-compatible service; empty: OpenAI."""
+    """Base URL of an OpenAI-compatible service. If empty, OpenAI is used."""
     api_key_env: str = Field(default="OPENAI_API_KEY", min_length=1)
-    """Name of the environment variable that holds the key, never the key itself."""
+    """Name of the environment variable that contains the API key. Do not enter the key itself."""
     api: Literal["auto", "responses", "chat"] = "auto"
-    """`auto`: `responses` for OpenAI itself, `chat` for any other `base_url`."""
+    """API to use. `auto` selects `responses` for OpenAI and `chat` for any other `base_url`."""
     timeout_s: Seconds = 120.0
-    """Time limit of one call."""
+    """Time limit for one call."""
     # Below the activity's own time limit, which must not end it first: see `workflows/run/activities.py`.
     plan_timeout_s: Annotated[float, Field(gt=0, le=7_000)] = 600.0
-    """Time limit of all calls and attempts for one plan, excluding waits that the service requests. A person is asked
-    afterwards.
+    """Time limit for all calls and attempts for one plan, excluding waiting times requested by the service. When it is
+    exceeded, a person is asked.
     """
     max_output_tokens: Count = 4000
-    """Maximum output tokens per response."""
+    """Maximum number of output tokens per response."""
     corrections: int = Field(default=2, ge=0, le=10)
-    """Maximum number of times a response that violates the template is sent back."""
+    """Maximum number of times that a response is sent back because it does not follow the template."""
     context_characters: int = Field(default=24_000, ge=8_000)
     """Maximum prompt length in characters."""
 
@@ -298,16 +312,16 @@ HostPattern = Annotated[
 
 
 class PlanSettings(Section):
-    """Secrets that plans may send, and plans written by a model: permission and bounds."""
+    """Secrets that plans may send, and permissions and limits for plans written by a model."""
 
     secrets: dict[str, tuple[HostPattern, ...]] = Field(default_factory=dict)
-    """Environment variables of the worker that `secret_headers` of any plan may use, each with its allowed hosts:
-    `{TRACKER_TOKEN: [tracker.example.org]}`. A host means https, `host:port` exactly that port.
+    """Worker environment variables that any plan may use in `secret_headers`, each with its allowed hosts, such as
+    `{TRACKER_TOKEN: [tracker.example.org]}`. If a host has no port, the secret is only sent over https. `host:port`
+    allows exactly this port.
     """
     agent_planning: bool = False
-    """Allow the model of `planner` to write plans for a goal and to revise plans with failed steps. Plans written by
-    people
-    always run.
+    """Allow the model from `planner` to write plans for a goal and to revise plans with failed steps. Plans written by
+    people can always run.
     """
     allow: tuple[str, ...] = (
         "cat **",
@@ -325,39 +339,38 @@ class PlanSettings(Section):
         "true",
         "wc **",
     )
-    """Commands that plans written by a model may run without approval, besides `executor.programs`; `*` is one word,
-    `**`
-    any number of words.
+    """Commands that plans written by a model may run without approval, in addition to `executor.programs`. `*` matches
+    one word, and `**` matches any number of words.
     """
     write: tuple[str, ...] = ("**",)
-    """Glob patterns of the files that the steps may change."""
+    """Glob patterns for the files that steps may change."""
     network: tuple[HostPattern, ...] = ()
-    """Hosts that `http` steps may call."""
+    """Hosts that `http` steps may send requests to."""
     max_steps: Annotated[int, Field(ge=1, le=2_000)] = 200
     """Maximum number of steps in a plan."""
     max_attempts: Count = 1_000
-    """Maximum attempts of all steps together."""
+    """Maximum total number of attempts across all steps."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = 5.0
-    """Maximum cost of planning and all steps, where prices are known. Empty (null): unbounded."""
+    """Maximum cost in USD of planning and all steps, as far as prices are known. If null, there is no limit."""
     max_tokens: Annotated[int, Field(ge=1)] | None = 1_000_000
-    """Maximum tokens of planning and all steps. Empty (null): unbounded."""
+    """Maximum number of tokens for planning and all steps. If null, there is no limit."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 4.0
-    """Maximum working time, excluding waits for a person. Empty (null): unbounded."""
+    """Maximum working time in hours, excluding the time spent waiting for a person. If null, there is no limit."""
     max_depth: Annotated[int, Field(ge=1, le=16)] = 2
-    """Maximum nesting of plans, including the outermost."""
+    """Maximum nesting depth of plans, including the outermost plan."""
     max_fan_out: Annotated[int, Field(ge=1, le=2_500)] = 25
-    """Maximum number of steps that one template may expand to."""
+    """Maximum number of steps that a template may expand to."""
     max_revisions: Count = 5
-    """Maximum number of plan revisions, including the first."""
+    """Maximum number of plan revisions, including the first version."""
     max_output_tokens: Count = 16_000
-    """Maximum output tokens per response; plans are longer than messages to an executor."""
+    """Maximum number of output tokens per response. Plans are longer than messages to an executor."""
 
     def caution(self, programs: Iterable[str], rubric: Rubric = Rubric.model_construct()) -> "Caution":
-        """Return the bounds for plans written by a model.
+        """Return the limits for plans written by a model.
 
         Args:
-            programs: further programs that need no approval.
-            rubric: its bounds on deletions also apply to plans.
+            programs: additional programs that do not need approval.
+            rubric: its deletion limits also apply to plans.
         """
         # Lazy imports, see `Caution` above.
         from tightloop.plan.document import Deletions, PlanBudget
@@ -380,15 +393,15 @@ class PlanSettings(Section):
 
 
 class GateSettings(Section):
-    """Gates that `verify` runs, in order; without any, they are detected from the project's files."""
+    """Gates that `verify` runs in order. If none are configured, they are detected from the project's files."""
 
     checks: tuple[Check, ...] = ()
-    """Gates of every project, such as `pytest -q`, or `{run: pytest -q, name: tests, timeout_s: 900}`."""
+    """Gates for all projects, such as `pytest -q` or `{run: pytest -q, name: tests, timeout_s: 900}`."""
     projects: dict[str, tuple[Check, ...]] = Field(default_factory=dict)
-    """Gates by absolute project path, instead of `checks`."""
+    """Gates by absolute project path. They replace `checks` for that project."""
 
     def for_project(self, workspace: str) -> tuple[Check, ...]:
-        """Return the configured gates of a project; empty if they are to be detected."""
+        """Return the configured gates of a project. The result is empty if the gates should be detected."""
         # Compared as text: settings do not access files, and the workspace may be on another host.
         path = posixpath.normpath(workspace)
         checks_by_folder = {posixpath.normpath(folder): checks for folder, checks in self.projects.items()}
@@ -399,20 +412,20 @@ PresetName = Annotated[Preset, WithJsonSchema({"type": "string", "enum": [preset
 
 
 class BudgetSettings(Section):
-    """Default budget of an episode. Empty (null): unbounded."""
+    """Default budget of an episode. If a field is null, it is unlimited."""
 
     max_iterations: Count | None = 15
-    """Maximum number of iterations; each plans, works and checks once."""
+    """Maximum number of iterations. Each iteration plans, works and checks once."""
     warn_at_iteration: Count | None = 12
-    """Iteration from which the planner is asked to converge."""
+    """Iteration from which the planner is asked to converge on a solution."""
     max_executor_failures: Count | None = 6
-    """Maximum number of deliveries in the episode that fail, time out or end with an unknown outcome."""
+    """Maximum number of deliveries per episode that fail, time out or end with an unknown outcome."""
     max_tokens: Count | None = None
-    """Maximum tokens of all model calls, excluding agents that do not report theirs."""
+    """Maximum number of tokens for all model calls, excluding agents that do not report their token usage."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = None
-    """Maximum cost of all model calls with a known price."""
+    """Maximum cost in USD of all model calls whose price is known."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 12.0
-    """Maximum working time, excluding pauses."""
+    """Maximum working time in hours, excluding pauses."""
 
     def as_budget(self) -> Budget:
         """Return the settings as an episode budget."""
@@ -422,14 +435,16 @@ class BudgetSettings(Section):
 
 
 class TrackingSettings(Thresholds, Section):
-    """Detection of episodes that deviate or go in circles."""
+    """Detection of episodes that deviate from their goal or go in circles."""
 
     preset: PresetName = Preset.NORMAL
     """Default for the other fields of this section: `careful`, `normal` or `bold`."""
     deviation_limit: Count = 2
-    """Consecutive iterations of class LOW before an alert; twice as many pause the episode."""
+    """Number of consecutive iterations classified as LOW before an alert. After twice as many, the episode is paused.
+    """
     repeat_error_limit: Count = 3
-    """Consecutive iterations with the same error before an alert; twice as many pause the episode."""
+    """Number of consecutive iterations with the same error before an alert. After twice as many, the episode is paused.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -448,18 +463,21 @@ class TrackingSettings(Thresholds, Section):
 
 
 class AlignmentSettings(Rubric, Section):
-    """Bounds of the alignment rubric: findings before a hand-off and after the work that need a person's decision."""
+    """Limits of the alignment rubric.
+
+    They determine which findings, before a hand-off and after the work, need a person's decision.
+    """
 
     preset: PresetName = Preset.NORMAL
-    """Default for the bounds in this section: `careful`, `normal` or `bold`."""
+    """Default for the limits in this section: `careful`, `normal` or `bold`."""
     judge: bool = True
-    """Ask the planner's model about findings that no rule can decide, before a person is asked."""
+    """Before asking a person, ask the planner's model about findings that no rule can decide."""
     code: dict[str, CodeRule] = Field(default_factory=dict)
-    """Rules for code that is reviewed before it runs, by name: the given fields of an existing rule are changed
-    (`network: {verdict: allow}`), other names add rules.
+    """Rules for code that is reviewed before it runs, by name. For an existing rule, only the given fields are changed
+    (`network: {verdict: allow}`). Other names add new rules.
     """
     dependencies: tuple[str, ...] = ()
-    """Packages that such code may use without a question, besides the project's dependencies."""
+    """Packages that this code may use without asking, in addition to the project's dependencies."""
 
     @model_validator(mode="before")
     @classmethod
@@ -473,12 +491,12 @@ class AlignmentSettings(Rubric, Section):
         return self
 
     def code_rules(self) -> CodeRules:
-        """Return the default code rules with the changes of this section."""
+        """Return the default code rules with this section's changes."""
         return default_rules().with_changes(
             self.code, off=self.allow, dependencies=self.dependencies, enabled=self.enabled
         )
 
     @property
     def rubric(self) -> Rubric:
-        """The bounds without the settings' own fields."""
+        """The limits, without the additional fields of the settings."""
         return Rubric(**{name: getattr(self, name) for name in Rubric.model_fields})

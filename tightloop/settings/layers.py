@@ -1,4 +1,4 @@
-"""Settings layers: defaults, files, environment."""
+"""Layers of settings: defaults, files and environment variables."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ from tightloop.telemetry import TelemetrySettings
 from tightloop.value import Document, clip
 
 Keys = tuple[str, ...]
-"""Path of a setting: section, or section and field."""
+"""Path of a setting: its section, or its section and field."""
 
 Request = TypeVar("Request", EpisodeRequest, PlanRequest, LoopRequest)
 
@@ -51,7 +51,7 @@ _EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
 
 
 class _Layers:
-    """Merged values, with the origin of each."""
+    """Merged values, each with its origin."""
 
     def __init__(self, model: type[Document]) -> None:
         self.model = model
@@ -59,7 +59,7 @@ class _Layers:
         self.origins: dict[Keys, str] = {}
 
     def put(self, section: str, content: Any, *, origin: str) -> None:
-        """Merge a section over the earlier layers; an empty section changes nothing."""
+        """Merge a section into the earlier layers. An empty section changes nothing."""
         # For errors about the section as a whole.
         self.origins[section,] = origin
         if not isinstance(content, dict):
@@ -118,9 +118,9 @@ class _Layers:
 
 
 def _walk(model: type[BaseModel], location: Iterable[str | int]) -> tuple[type[BaseModel], Keys, Keys]:
-    """Return the innermost section of a path, the names leading to it, and the remaining names.
+    """Return the innermost section of a path, the names that lead to it, and the remaining names.
 
-    Entries under user-defined names, such as those of `executor.agents`, are sections too.
+    Entries with user-defined names, such as those of `executor.agents`, also count as sections.
     """
     above: Keys = ()
     rest = tuple(map(str, location))
@@ -136,7 +136,7 @@ def _walk(model: type[BaseModel], location: Iterable[str | int]) -> tuple[type[B
 
 
 def _properties(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    """Return the JSON schemas of the fields, from which error messages take the allowed values."""
+    """Return the JSON schemas of the fields. Error messages take the allowed values from them."""
     properties: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
     return properties
 
@@ -150,7 +150,7 @@ def sections_of(name: str, text: str) -> frozenset[str]:
     """Return the section names of a document.
 
     Raises:
-        SettingsError: it is not YAML, or has no sections.
+        SettingsError: the document is not valid YAML or has no sections.
     """
     return frozenset(_sections(name, text))
 
@@ -178,7 +178,10 @@ def _sections(name: str, text: str) -> dict[str, Any]:
 
 
 def _from_text(schema: Mapping[str, Any], text: str) -> Any:
-    """Parse an environment variable by the type of its setting: YAML or comma-separated list, empty as null."""
+    """Parse an environment variable according to the type of its setting: as YAML or as a comma-separated list.
+
+    An empty value means null.
+    """
     if schema.get("type") == "array":
         if text.strip().startswith("["):
             return _read(text)
@@ -239,7 +242,9 @@ def _describe_schema(schema: Mapping[str, Any]) -> str:
 
 
 ENVIRONMENT_PREFIX = "TIGHTLOOP_"
-"""Prefix of variables that are settings if the rest contains `__`; `TIGHTLOOP_HOME` and others are not."""
+"""Prefix of environment variables that are settings if the rest of the name contains `__`. Others, such as
+`TIGHTLOOP_HOME`, are not settings.
+"""
 _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 
 
@@ -273,14 +278,14 @@ class Settings(Document):
 
     @property
     def seals_payloads(self) -> bool:
-        """True if payloads in Temporal are encrypted."""
+        """True if payloads are encrypted in Temporal."""
         return self.temporal.authenticate or self.privacy.encrypt
 
     def at(self, address: str | None = None, namespace: str | None = None) -> "Settings":
-        """Return a copy for another Temporal server or namespace; None keeps the current value.
+        """Return a copy for a different Temporal server or namespace. None keeps the current value.
 
         Raises:
-            SettingsError: a value is not allowed.
+            SettingsError: a value is invalid.
         """
         values = {"address": address, "namespace": namespace}
         changes = {name: value for name, value in values.items() if value is not None}
@@ -299,9 +304,10 @@ class Settings(Document):
         return self.evolve(temporal=temporal)
 
     def with_defaults(self, request: Request) -> Request:
-        """Fill omitted fields of a request from the settings. Idempotent.
+        """Fill in the omitted fields of a request from the settings. The operation is idempotent.
 
-        Nested models are merged too: a budget with one bound gets its other bounds from the settings.
+        Nested models are also merged. For example, a budget with a single limit gets its other limits from the
+        settings.
         """
         if isinstance(request, EpisodeRequest | LoopRequest):
             # Only what the caller has set: a default of the model must not win over the settings.
@@ -313,7 +319,7 @@ class Settings(Document):
         return request.evolve(queues=queues.evolve(absence_s=self.temporal.absence_s))
 
     def as_yaml(self) -> str:
-        """Return the settings as YAML with masked secrets."""
+        """Return the settings as YAML, with secrets masked."""
         import yaml
 
         # Keep the declaration order of the sections.
@@ -323,20 +329,22 @@ class Settings(Document):
 
 
 def parse_settings(text: str, environ: Mapping[str, str]) -> Settings:
-    """Parse one YAML document, then the environment.
+    """Parse one YAML document, then the environment variables.
 
     Raises:
-        SettingsError: with one sentence per unknown or invalid setting.
+        SettingsError: a setting is unknown or invalid. The error contains one sentence per setting.
     """
     return combined_settings([("", text)], environ)
 
 
 def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str, str]) -> Settings:
-    """Parse YAML documents, given as name and text, then the environment; later layers win.
+    """Parse YAML documents, given as pairs of name and text, then the environment variables.
+
+    Later layers take precedence.
 
     Raises:
-        SettingsError: with one sentence per unknown or invalid setting, which names the document or the environment
-            variable that contains it.
+        SettingsError: a setting is unknown or invalid. The error contains one sentence per setting, which names its
+            document or environment variable.
     """
     layers = _Layers(Settings)
     for name, text in documents:
@@ -355,7 +363,7 @@ def combined_settings(documents: Iterable[tuple[str, str]], environ: Mapping[str
 
 
 def merge_layers(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two documents; `above` wins, and mappings are merged one level deep."""
+    """Merge two documents. `above` takes precedence, and mappings are merged one level deep."""
     merged = dict(below)
     for name, value in above.items():
         beneath = merged.get(name)

@@ -1,4 +1,4 @@
-"""Settings of services and their data."""
+"""Settings for services and their data."""
 
 import re
 from datetime import time, timedelta
@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(Document):
-    """Group of settings; rejects infinity and NaN."""
+    """Group of settings that rejects infinity and NaN."""
 
     # YAML has `.inf` and `.nan`, which could never be reached as bounds.
     model_config = ConfigDict(allow_inf_nan=False)
@@ -37,52 +37,57 @@ class Section(Document):
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 NO_PROFILE = "none"
-"""Value of `temporal.profile` that ignores Temporal's own configuration."""
+"""Value of `temporal.profile` that disables Temporal's own configuration."""
 PEM = "-----BEGIN "
-"""First characters of PEM text."""
+"""First characters of a PEM text."""
 _METADATA_NAME = re.compile(r"[a-z0-9_.-]+")
 
 
 class TemporalSettings(Section):
-    """Address and namespace of Temporal."""
+    """Temporal address, namespace and connection."""
 
     profile: str = ""
-    """Profile of Temporal's own configuration (`temporal.toml`, `TEMPORAL_*`), which provides values that are not set
-    here.
-    Empty: `TEMPORAL_PROFILE`, or `default`; `none`: ignore that configuration.
+    """Profile in Temporal's own configuration (`temporal.toml` and `TEMPORAL_*`). It provides the values that are not
+    set here. If empty, the profile is taken from `TEMPORAL_PROFILE`, or is `default`. `none` ignores Temporal's
+    configuration.
     """
     address: Address = "127.0.0.1:7233"
-    """Host and port of the frontend."""
+    """Host and port of the Temporal frontend."""
     namespace: str = Field(default="default", min_length=1)
-    """Namespace of the episodes; `tightloop setup` creates it."""
+    """Namespace for episodes. `tightloop setup` creates it."""
     task_queue: str = Field(default="tightloop", min_length=1)
-    """Task queue of the episodes."""
+    """Task queue for episodes."""
     ui_url: str = "http://127.0.0.1:8233"
-    """URL of Temporal's Web UI, for links; `tightloop up` serves it there, behind a sign-in."""
+    """URL of Temporal's Web UI, which is used in links. `tightloop up` serves the UI at this URL and requires users to
+    sign in.
+    """
     api_key: SecretStr = SecretStr("")
-    """API key of Temporal Cloud. Preferably set as `TIGHTLOOP_TEMPORAL__API_KEY` instead of in a file."""
+    """API key for Temporal Cloud. We recommend setting it with `TIGHTLOOP_TEMPORAL__API_KEY` rather than in a file."""
     tls: bool | None = None
-    """Encrypt the connection. Unset: if `api_key` or one of the settings below is set."""
+    """Encrypt the connection with TLS. If unset, TLS is used when `api_key` or any of the settings below is set."""
     tls_ca: str = ""
-    """PEM file, or PEM text, of the authorities that sign the server's certificate. Empty: those of this system."""
+    """PEM file, or PEM text, with the certificate authorities that sign the server's certificate. If empty, this
+    system's certificate authorities are used.
+    """
     tls_cert: str = ""
-    """PEM file, or PEM text, of the client certificate, if the server requires one."""
+    """PEM file, or PEM text, with the client certificate, if the server requires one."""
     tls_key: str = Field(default="", repr=False)
-    """PEM file of the client's private key; or PEM text, preferably set as a variable instead of in a file."""
+    """PEM file, or PEM text, with the client's private key. We recommend setting PEM text in an environment variable
+    rather than in a file.
+    """
     tls_server_name: str = ""
-    """Name in the server's certificate, if it differs from the host of `address`."""
+    """Name in the server's certificate, if it is different from the host in `address`."""
     absence_s: float = Field(default=ABSENCE_S, ge=3, le=3600)
-    """Maximum time without Temporal that running work survives: a restart or a failover. The loss of a worker's host is
-    detected only after this time; its own host detects the end of a worker process at once.
+    """Maximum time that running work continues without a connection to Temporal, for example during a restart or
+    failover. If a worker's host fails, this is only detected after this time. If just the worker process ends, its host
+    detects this immediately.
     """
     metadata: dict[str, SecretStr] = Field(default_factory=dict)
-    """gRPC metadata of each call by name, such as a header that a proxy requires."""
+    """gRPC metadata to send with every call, by name, such as a header that a proxy requires."""
     authenticate: bool = True
-    """Encrypt everything that Temporal stores, and accept only messages from clients and workers with this
-    installation's
-    key, see docs/trust/privacy.md. Off: anyone who can reach the server can read everything and command the workers;
-    only
-    for clusters that authenticate their users themselves.
+    """Encrypt all data that Temporal stores, and only accept messages from clients and workers that have this
+    installation's key. See docs/trust/privacy.md. If disabled, anyone who can reach the server can read all data and
+    control the workers. Only disable it for clusters that authenticate their users themselves.
     """
 
     @property
@@ -92,7 +97,7 @@ class TemporalSettings(Section):
 
     @property
     def ui_port(self) -> int:
-        """Port of the embedded server's Web UI."""
+        """Port of the Web UI of the embedded server."""
         return urlsplit(self.ui_url).port or 8233
 
     @property
@@ -104,7 +109,7 @@ class TemporalSettings(Section):
 
     @property
     def tls_files(self) -> dict[str, str]:
-        """Configured PEM files or texts, by setting name."""
+        """Configured PEM files or PEM texts, by setting name."""
         files = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
         return {name: file for name, file in files.items() if file}
 
@@ -131,22 +136,22 @@ class TemporalSettings(Section):
 
 
 class QueueSettings(Section):
-    """Task queues by capability. Empty: the same queue as the episode."""
+    """Task queues by capability. If a field is empty, the episode's own task queue is used."""
 
     workspace: str = ""
-    """Queue for git, checks and artifacts, on the host with the working tree."""
+    """Queue for git, checks and artifacts, on the host that has the working tree."""
     llm: str = ""
-    """Queue for model calls, other than those of agents."""
+    """Queue for model calls, except for those made by agents."""
     executor: str = ""
-    """Queue for executors, such as coding agents."""
+    """Queue for executors, including coding agents."""
 
     weights: dict[str, Weight] = Field(default_factory=dict)
-    """Weights of projects by name, used when several wait on one queue: weight 3 gets three steps for each step of
-    weight 1. Default: 1.
+    """Project weights by project name. They apply when several projects are waiting for the same queue. For example, a
+    project with weight 3 gets three steps for each step of a project with weight 1. The default is 1.
     """
 
     def fill(self, requested: Queues, project: str) -> Queues:
-        """Fill the empty queues of a request and set the project's weight."""
+        """Fill in the empty queues of a request and set the weight of its project."""
         return requested.evolve(
             workspace=requested.workspace or self.workspace,
             llm=requested.llm or self.llm,
@@ -161,81 +166,94 @@ class WorkerSettings(Section):
     # Temporal's default is 10 s: the next model call started 11.8 to 14.2 s after a worker was killed, and 2.8 s after
     # it with 1 s here.
     sticky_timeout_s: float = Field(default=1.0, ge=1, le=10)
-    """Time until another worker takes over the workflows of a dead worker."""
+    """Time after which another worker takes over the workflows of a worker that has died."""
     # The bounds are the SDK's.
     heartbeat_interval_s: float = Field(default=2.0, ge=1, le=60)
-    """Interval of worker heartbeats (`temporal worker list`)."""
+    """Interval between worker heartbeats, which `temporal worker list` shows."""
     graceful_shutdown_s: float = Field(default=10.0, ge=0)
-    """Time that activities may continue after a stop signal."""
+    """Time that activities are allowed to continue after a stop signal."""
     max_concurrent_activities: Count = 20
-    """Slots per task queue of the process, which limit concurrent steps. Further steps wait for a free slot."""
+    """Number of slots per task queue in this process, which limits the number of concurrent steps. Additional steps
+    wait for a free slot.
+    """
     host: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,40}$")] = ""
-    """Name of this host, used in its task queue and, if several hosts share a database, in its projects. Empty: the
-    name
-    stored in the state home, which is unique and survives changes of path, machine or container.
+    """Name of this host. It is part of the host's task queue name and, if several hosts share a database, of its
+    project names. If empty, the name stored in the state home is used. This name is unique, and it stays the same if
+    the path, the machine or the container changes.
     """
     start_wait_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
-    """Time that a starting worker waits for Temporal, the namespace and the workers it needs."""
+    """Maximum time that a worker waits at startup for Temporal, the namespace and the workers that it needs."""
     no_worker_wait_s: Annotated[float, Field(ge=1, le=86_400)] = 300.0
-    """Time that a step waits for a worker on its task queue before a person is asked."""
+    """Maximum time that a step waits for a worker on its task queue before a person is asked."""
     busy_wait_s: Annotated[float, Field(ge=1, le=30 * 86_400)] = 14_400.0
-    """Time that a step waits for a free slot while all workers on its task queue are busy, before a person is asked."""
+    """Maximum time that a step waits for a free slot while all workers on its task queue are busy. After that, a person
+    is asked.
+    """
     max_cached_workflows: Annotated[int, Field(ge=0)] = 1000
-    """Maximum number of workflows in a worker's memory. Others are replayed from their histories when they continue."""
+    """Maximum number of workflows that a worker keeps in memory. Other workflows are replayed from their histories when
+    they continue.
+    """
     health_bind: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
-    """Host and port of `GET /healthz` and `GET /readyz`. Empty: no health server. Requests need no authentication;
-    responses contain no content.
+    """Host and port for `GET /healthz` and `GET /readyz`. If empty, no health server is started. Requests do not
+    require authentication, and responses do not include any content.
     """
     target_memory: Annotated[float | None, Field(gt=0, le=1)] = None
-    """Memory share of this host up to which a worker accepts activities, at most `max_concurrent_activities`. If
-    neither
-    this nor `target_cpu` is set, that number is always accepted.
+    """Fraction of this host's memory up to which a worker accepts activities. The number of activities is also limited
+    by `max_concurrent_activities`, which is the only limit if neither this nor `target_cpu` is set.
     """
     target_cpu: Annotated[float | None, Field(gt=0, le=1)] = None
-    """CPU share of this host up to which a worker accepts activities."""
+    """Fraction of this host's CPU capacity up to which a worker accepts activities."""
 
     deployment: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,100}$")] = ""
-    """Worker Deployment of the workers: open episodes stay on their build until they continue as a new run. Empty: no
-    worker versioning.
+    """Worker Deployment to which the workers belong. Open episodes stay on their build until they continue as a new
+    run. If empty, worker versioning is disabled.
     """
     build_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")] = ""
-    """Build id of the workers in `deployment`. Empty: version of tightloop with a digest of the installed code."""
+    """Build ID of the workers in `deployment`. If empty, it consists of the version of tightloop and a digest of the
+    installed code.
+    """
 
     @property
     def is_tuned(self) -> bool:
-        """True if the host's resources limit concurrency."""
+        """True if concurrency is limited by the host's resources."""
         return self.target_memory is not None or self.target_cpu is not None
 
 
 class ServerSettings(Section):
-    """Embedded development server; it listens at the address in `temporal`. Not used with a server of your own."""
+    """Embedded development server, which listens on the address in `temporal`.
+
+    It is not used if you run your own server.
+    """
 
     http_port: int = Field(default=0, ge=0, le=65_535)
-    """Port of its HTTP API, which tightloop does not use; 0: a free one."""
+    """Port of the server's HTTP API, which tightloop does not use. If 0, a free port is selected."""
     retention_days: Count = 30
-    """Days that the history of a closed episode is kept."""
+    """Number of days to keep the history of a closed episode."""
 
 
 class CodecSettings(Section):
-    """Codec server for a cluster, `python -m gateway.ui`; not needed with `tightloop up`.
+    """Codec server for a cluster (`python -m gateway.ui`). It is not needed with `tightloop up`.
 
     See docs/operate/web-ui.md.
     """
 
     listen: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
-    """Host and port to listen at. Plain HTTP: to serve other hosts, add a proxy with TLS."""
+    """Host and port to listen on. The server uses plain HTTP. To make it available to other hosts, put a TLS proxy in
+    front of it.
+    """
     origins: tuple[Annotated[str, Field(pattern=r"^https?://[^/\s]+$")], ...] = ()
-    """Origins allowed to call it, besides the Temporal UI at `temporal.ui_url`, such as https://temporal.example.com"""
+    """Origins that are allowed to call the codec server, in addition to the Temporal UI at `temporal.ui_url`. Example:
+    https://temporal.example.com
+    """
 
 
 class DatabaseSettings(Section):
-    """Shared ledger database of several hosts. Each host also writes its own ledger in its state home."""
+    """Ledger database that several hosts share. Each host also writes its own ledger to its state home."""
 
     url: SecretStr = SecretStr("")
-    """PostgreSQL URL, such as postgresql://db.example.com/tightloop. Workers copy the rows of their hosts there, and
-    the
-    page and the API read from it. Empty: the file in the state home. If it contains a password, preferably set it as
-    `TIGHTLOOP_DATABASE__URL` instead of in a file.
+    """PostgreSQL URL, such as postgresql://db.example.com/tightloop. Workers copy their hosts' rows to this database,
+    and the web page and the API read from it. If empty, the file in the state home is used. If the URL contains a
+    password, we recommend setting it with `TIGHTLOOP_DATABASE__URL` rather than in a file.
     """
 
     @model_validator(mode="after")
@@ -247,26 +265,29 @@ class DatabaseSettings(Section):
 
 
 AFTER_UI = 2
-"""Offset of the gateway's port from that of the Temporal Web UI, so that a second `up` moves both."""
+"""Difference between the gateway's port and the port of the Temporal Web UI. A second `tightloop up` shifts both ports.
+"""
 NAME = "tightloop.localhost"
-"""Browsers resolve it to this machine, and keep its cookies apart from other servers at `localhost`."""
+"""Host name that browsers resolve to this machine. Its cookies are separate from those of other servers on `localhost`.
+"""
 
 
 class GatewaySettings(Section):
-    """Web page and HTTP API, served by `tightloop up`, or alone by `python -m gateway`."""
+    """Web page and HTTP API, which are served by `tightloop up` or separately by `python -m gateway`."""
 
     enabled: bool = True
-    """Let `tightloop up` serve them."""
+    """Serve the page and the API with `tightloop up`."""
     listen: Annotated[str, Field(pattern=r"^([^\s/]+:[0-9]{1,5})?$")] = ""
-    """Host and port to listen at. Empty: this machine only, two ports above `temporal.ui_url`, by default
-    127.0.0.1:8235.
-    Plain HTTP: to serve other hosts, add a proxy with TLS and set `url`.
+    """Host and port to listen on. If empty, the gateway is only available on this machine, and its port is the port of
+    `temporal.ui_url` plus 2 (by default, it listens on 127.0.0.1:8235). The gateway uses plain HTTP. To make it
+    available to other hosts, put a TLS proxy in front of it and set `url`.
     """
     url: Annotated[str, Field(pattern=r"^(https?://[^/\s]+)?$")] = ""
-    """Public URL of the page, such as https://tightloop.example.com. Empty: http://tightloop.localhost:PORT."""
+    """Public URL of the page, such as https://tightloop.example.com. If empty, it is http://tightloop.localhost:PORT.
+    """
 
     def address(self, temporal: TemporalSettings) -> str:
-        """Return the host and port to listen at."""
+        """Return the host and port to listen on."""
         return self.listen or f"127.0.0.1:{temporal.ui_port + AFTER_UI}"
 
     def page(self, temporal: TemporalSettings) -> str:
@@ -275,7 +296,7 @@ class GatewaySettings(Section):
         return self.url or f"http://{NAME if host in LOOPBACK_HOSTS else host}:{port}"
 
     def link(self, temporal: TemporalSettings, workflow_id: str) -> str:
-        """Return the URL of a run on the page; empty if the page is not served."""
+        """Return the URL of a run on the page. The result is empty if the page is not served."""
         if not (self.url or self.enabled):
             return ""
         return f"{self.page(temporal)}/workflows/{quote(workflow_id, safe='')}"
@@ -290,20 +311,22 @@ _WEB_ADDRESS = re.compile(r"https?://[^\s/@]+(/\S*)?")
 
 
 class AlertChannel(Section):
-    """Alert channel."""
+    """Channel to which alerts are sent."""
 
     type: Literal["webhook", "desktop", "log"]
-    """Signed HTTP request, notification on the worker's desktop, or line in its log."""
+    """Type of channel: a signed HTTP request, a notification on the worker's desktop, or a line in the worker's log."""
     kinds: tuple[KindOfAlert, ...] = ()
-    """Alert kinds for this channel; empty: all."""
+    """Kinds of alerts to send to this channel. If empty, all alerts are sent."""
     url: str = ""
-    """URL of a webhook."""
+    """URL of the webhook."""
     url_env: str = ""
-    """Name of the environment variable that holds the URL, for services with secret URLs."""
+    """Name of the environment variable that contains the URL. Use it for services whose URLs are secret."""
     secret_env: str = ""
-    """Name of the environment variable that holds the signing secret of a webhook; empty: not signed."""
+    """Name of the environment variable that contains the signing secret of the webhook. If empty, requests are not
+    signed.
+    """
     timeout_s: Annotated[float, Field(gt=0, le=30)] = 5.0
-    """Time limit of one attempt."""
+    """Time limit for one attempt."""
 
     @model_validator(mode="after")
     def _check_address(self) -> "AlertChannel":
@@ -318,16 +341,21 @@ class AlertChannel(Section):
 
 
 class AlertSettings(Section):
-    """Alerts when a run needs a person. See docs/operate/alerts.md."""
+    """Alerts that are sent when a run needs a person.
+
+    See docs/operate/alerts.md.
+    """
 
     channels: dict[str, AlertChannel] = Field(default_factory=lambda: {"log": AlertChannel(type="log")})
-    """Channels under names of your choice, which the timeline shows. Empty: no alerts."""
+    """Alert channels by name. You can choose any names. They appear in the timeline. If empty, no alerts are sent."""
     digest: TimeOfDay | None = None
-    """UTC time, such as "07:30", at which the channels get each project's digest of the previous day; null: never."""
+    """UTC time, such as "07:30", at which each project's digest of the previous day is sent to the channels. If null,
+    no digest is sent.
+    """
 
     @property
     def digest_at(self) -> time | None:
-        """Parsed time of the digest; None if it is disabled."""
+        """Parsed time of the digest, or None if the digest is disabled."""
         return time.fromisoformat(self.digest) if self.digest else None
 
 
@@ -337,70 +365,79 @@ PromptPrivacyLevel = Annotated[
 
 
 class ProjectPrivacy(Section):
-    """Privacy settings of the workspaces in a folder."""
+    """Privacy settings for the workspaces in a folder."""
 
     prompts: PromptPrivacyLevel = PromptPrivacy.FULL
-    """Content allowed in prompts about these workspaces."""
+    """Content that prompts about these workspaces may include."""
 
 
 class PrivacySettings(Section):
-    """Content that Temporal and model services may see. See docs/trust/privacy.md."""
+    """Content that Temporal and model services are allowed to see.
+
+    See docs/trust/privacy.md.
+    """
 
     encrypt: bool = False
-    """Also keep content out of worker logs, and encrypt payloads even if `temporal.authenticate` is off; if it is on,
-    they
-    are always encrypted. Must be equal for all workers and clients of a namespace.
+    """Keep content out of worker logs, and encrypt payloads even if `temporal.authenticate` is disabled. If it is
+    enabled, payloads are always encrypted. This setting must be the same for all workers and clients of a namespace.
     """
     keys_file: str = ""
-    """Key file, absolute or relative to the state home; empty: `keys.json` there. See `tightloop keys`."""
+    """Path of the key file, either absolute or relative to the state home. If empty, the file is `keys.json` in the
+    state home. See `tightloop keys`.
+    """
     keys_env: str = ""
-    """Name of the environment variable that holds the content of a key file, instead of a file."""
+    """Name of an environment variable that contains the contents of a key file. It replaces the key file."""
     prompts: PromptPrivacyLevel = PromptPrivacy.FULL
-    """Content allowed in prompts of the planner and the reflector."""
+    """Content that the prompts for the planner and the reflector may include."""
     projects: dict[str, ProjectPrivacy] = Field(default_factory=dict)
-    """Settings by absolute folder, applied to the workspaces in it; the longest matching folder wins."""
+    """Privacy settings by absolute folder path. They apply to the workspaces in the folder. If several folders match,
+    the longest path is used.
+    """
 
     alerts: Literal["minimal", "full"] = "minimal"
-    """`minimal`: alerts contain ids, kinds and counts; `full`: also goal, reason and paths."""
+    """Content of alerts. `minimal` alerts contain IDs, kinds and counts. `full` alerts also contain the goal, the
+    reason and paths.
+    """
 
     @property
     def strictest(self) -> PromptPrivacy:
-        """Strictest prompt privacy of all projects."""
+        """Strictest prompt privacy level across all projects."""
         # The enum is ordered from most to least content.
         order = list(PromptPrivacy)
         return max((self.prompts, *(project.prompts for project in self.projects.values())), key=order.index)
 
     def prompt_privacy_of(self, workspace: str) -> PromptPrivacy:
-        """Return the prompt privacy of a workspace (absolute path)."""
+        """Return the prompt privacy level of a workspace, given by its absolute path."""
         levels = {folder: project.prompts for folder, project in self.projects.items()}
         return prompt_privacy_for(workspace, levels, default=self.prompts)
 
 
 class RemoteSettings(Section):
-    """S3-compatible bucket for copies of checkpoints. Must be equal for all workers.
+    """S3-compatible bucket for copies of checkpoints. The settings must be the same for all workers.
 
-    Another host can continue from the copies if one is lost, see docs/operate/host-loss.md.
+    If a host is lost, another host can continue from the copies. See docs/operate/host-loss.md.
     """
 
     bucket: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$")] = ""
-    """Name of an existing bucket. Empty: checkpoints stay on the workspace's host only."""
+    """Name of an existing bucket. If empty, checkpoints are only stored on the workspace's host."""
     endpoint: Annotated[str, Field(pattern=r"^(https?://[^\s/]+)?$")] = ""
-    """URL of the server, such as https://s3.example.com. Empty: AWS."""
+    """URL of the server, such as https://s3.example.com. If empty, AWS is used."""
     region: str = "us-east-1"
-    """Region of the bucket; most servers other than AWS ignore it."""
+    """Region of the bucket. Most servers other than AWS ignore it."""
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$")] = "tightloop"
-    """Folder in the bucket; use a separate one for each Temporal namespace."""
+    """Folder in the bucket. Use a separate folder for each Temporal namespace."""
     access_key: str = ""
-    """Access key id. Empty: from the environment or the machine (`AWS_ACCESS_KEY_ID`, a role)."""
+    """Access key ID. If empty, credentials are taken from the environment (`AWS_ACCESS_KEY_ID`) or the machine's role.
+    """
     secret_key: SecretStr = SecretStr("")
-    """Secret access key. Preferably set as `TIGHTLOOP_REMOTE__SECRET_KEY` instead of in a file."""
+    """Secret access key. We recommend setting it with `TIGHTLOOP_REMOTE__SECRET_KEY` rather than in a file."""
     timeout_s: Annotated[float, Field(gt=0, le=45)] = 30.0
-    """Time limit of one request; large objects are uploaded in parts, one request each."""
+    """Time limit for one request. Large objects are uploaded in parts, with one request per part."""
     move_after_s: Annotated[float | None, Field(ge=10, le=86_400)] = None
-    """Silence of an episode's host after which another one takes over automatically, once a step waits for it. Choose
-    more
-    than `worker.heartbeat_interval_s` of all workers, and more than the restarts and network outages you want to wait
-    out. Unset: only a person moves episodes.
+    """Time without contact with an episode's host after which another host takes over automatically, if a step is
+    waiting for the host. Choose a value that is larger than `worker.heartbeat_interval_s` of all workers, and larger
+    than the restarts and network outages that should not cause a takeover. If unset, episodes are only moved by a
+    person.
     """
 
     @model_validator(mode="after")
@@ -414,19 +451,25 @@ GB = 1_000_000_000
 
 
 class RetentionSettings(Section):
-    """Scheduled garbage collection and disk limits. `server.retention_days` sets the age of deleted data.
+    """Scheduled garbage collection and disk usage limits.
 
-    See docs/operate/files.md.
+    The age at which data is deleted is set by `server.retention_days`. See docs/operate/files.md.
     """
 
     every_h: Annotated[float | None, Field(ge=1 / 60, le=24 * 366)] = None
-    """Hours between scheduled runs of `tightloop gc` on each host with workspaces. Empty: no schedule."""
+    """Number of hours between scheduled runs of `tightloop gc` on each host with workspaces. If empty, garbage
+    collection is not scheduled.
+    """
     max_gb: Annotated[float | None, Field(gt=0)] = None
-    """Maximum size of the state home. Above it, data is freed early, longest-ended runs first. Needs `every_h`."""
+    """Maximum size of the state home in GB. If it is exceeded, data is deleted early, starting with the runs that ended
+    first. Requires `every_h`.
+    """
     min_free_gb: Annotated[float | None, Field(gt=0)] = None
-    """Minimum free space on the disk of the state home, enforced like `max_gb`."""
+    """Minimum free space in GB on the disk that contains the state home. It is enforced in the same way as `max_gb`."""
     memory_days: Count | None = None
-    """Days that the memory keeps a failure that does not recur. Empty: limited only by `memory.max_failures`."""
+    """Number of days that the memory keeps a failure that does not recur. If empty, only `memory.max_failures` limits
+    the memory.
+    """
 
     @model_validator(mode="after")
     def _collects(self) -> "RetentionSettings":
@@ -441,16 +484,16 @@ class RetentionSettings(Section):
 
     @property
     def every(self) -> timedelta | None:
-        """Interval of scheduled collections; None if there are none."""
+        """Interval between scheduled garbage collections, or None if they are not scheduled."""
         return None if self.every_h is None else timedelta(hours=self.every_h)
 
     def used_share(self, *, held_bytes: int, free_bytes: int, disk_bytes: int) -> float:
-        """Return the used share of the tighter limit: 1 when it is reached, 0 without limits.
+        """Return the used fraction of the tighter limit: 1 if the limit is reached, 0 if there are no limits.
 
         Args:
             held_bytes: size of the state home.
-            free_bytes: free space on its disk.
-            disk_bytes: size of its disk.
+            free_bytes: free space on the disk of the state home.
+            disk_bytes: total size of this disk.
         """
         shares = [0.0]
         if self.max_gb is not None:
@@ -462,34 +505,35 @@ class RetentionSettings(Section):
 
 
 class MemorySettings(Section):
-    """Memory of failures and their solutions: storage and search."""
+    """Storage and search of the memory, which contains failures and their solutions."""
 
     enabled: bool = True
-    """Write to the memory, and let planners and the coder read it."""
+    """Record failures in the memory, and let planners and the coder read it."""
     store: Literal["auto", "local"] = "auto"
-    """`auto`: PostgreSQL at `database.url` if that is set (needs the extension pgvector), otherwise the file memory.db
-    in
-    the state home. `local`: always the file.
+    """Storage location of the memory. `auto` uses PostgreSQL at `database.url` if that is set, which requires the
+    pgvector extension. Otherwise, it uses the file memory.db in the state home. `local` always uses the file.
     """
     embedder: Literal["hashing", "local", "openai"] = "hashing"
-    """`hashing`: matches similar words, needs nothing. `local`: the model in `folder`. `openai`: the model in `model`;
-    the
-    lines of failures are sent to the service of `planner`.
+    """Embedder for similarity search. `hashing` matches similar words and has no requirements. `local` uses the model
+    in `folder`. `openai` uses the model named by `model` and sends the text of failures to the `planner` service.
     """
     folder: str = ""
-    """Folder of the local model: model.safetensors and tokenizer.json of a BERT such as all-MiniLM-L6-v2."""
+    """Folder of the local model. It must contain model.safetensors and tokenizer.json of a BERT model such as
+    all-MiniLM-L6-v2.
+    """
     model: str = Field(default="text-embedding-3-large", min_length=1)
-    """Model name of the embedder `openai`."""
+    """Model name for the `openai` embedder."""
     dimension: Annotated[int, Field(ge=64, le=2_000)] = 1536
-    """Vector length of the embedder `openai`. pgvector indexes at most 2 000."""
+    """Vector length for the `openai` embedder. pgvector can index at most 2 000 dimensions."""
     timeout_s: Seconds = 10.0
-    """Time limit of a call to the embedder `openai`; without a response only words are compared."""
+    """Time limit for a call to the `openai` embedder. If it does not respond in time, only words are compared."""
     threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Minimum cosine of a match. Empty (null): the embedder's default."""
+    """Minimum cosine similarity of a match. If null, the embedder's default is used."""
     shown: Annotated[int, Field(ge=1, le=3)] = 3
-    """Maximum number of solutions in a briefing; more distract a planner."""
+    """Maximum number of solutions in a briefing. A larger number would distract the planner."""
     max_failures: Count = 20_000
-    """Maximum number of failures per project. Beyond it, those not seen for longest are dropped, unsolved ones first.
+    """Maximum number of failures per project. If it is exceeded, the failures that have not been seen for the longest
+    time are deleted, starting with unsolved ones.
     """
     max_facts: Count = 500
     """Maximum number of facts per project."""

@@ -1,1 +1,1 @@
-"""Scheduling: readiness, failure handling, compensation and revisions of a plan graph."""
+"""Scheduling of a plan graph: readiness, failure handling, compensation and revisions."""

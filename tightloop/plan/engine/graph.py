@@ -23,23 +23,23 @@ GRAPHS_KEPT = 4
 ON_SUCCESS: Final = 1
 ON_CHOICE: Final = 2
 ON_FAILURE: Final = 4
-"""Bits of a conditional edge: the outcomes of its source that start its target."""
+"""Bits of a conditional edge. They specify which outcomes of the source start the target."""
 
 
 class CatchAll(Value):
-    """Failure mode of a step that matches any failure."""
+    """Failure mode that matches any failure of a step."""
 
     name: str
     recover: Recovery
 
     def applied_to(self, failure: StepFailure) -> StepFailure:
-        """Return a not yet classified failure as a failure of this mode."""
+        """Return a failure that has not been classified yet as a failure of this mode."""
         reason = abridge(f"{self.name}: {failure.reason}", REASON_CHARACTERS)
         return failure.evolve(reason=reason, mode=self.name, recover=self.recover)
 
 
 class Node(Value):
-    """One step of the plan. Other steps are referenced by index in `Graph.nodes`."""
+    """One step of the plan. Other steps are referenced by their index in `Graph.nodes`."""
 
     id: str
     title: str = ""
@@ -50,39 +50,39 @@ class Node(Value):
     join: Join = Join.ALL
     on_success: tuple[int, ...] = ()
     choices: tuple[int, ...] = ()
-    """Steps that a decision or a gate chooses from."""
+    """Steps from which a decision or a gate chooses."""
     alternate: int | None = None
-    """Step to start after this one has failed for good."""
+    """Step to start when this one has failed and is not retried any more."""
     recovers: bool = True
     take_back: tuple[str, ...] = ()
-    """Ids of steps to compensate before the alternate starts."""
+    """IDs of the steps to compensate before the alternate starts."""
     priority: int = 0
     estimate_s: float = 1.0
     position: int = 0
-    """Rank in the start order: priority, then longest remaining path, then plan order."""
+    """Rank in the start order, which depends on the priority, then the longest remaining path, then the plan order."""
     retry: Retry = Retry.model_construct()
     timeout_s: float = 600.0
     timebox_s: float | None = None
     watchdog: Watchdog | None = None
     catch_all: CatchAll | None = None
-    """Recovery for an attempt that ended without the results that other failure modes are matched against."""
+    """Recovery for an attempt that ended without the results that are needed to match other failure modes."""
     compensates: bool = False
-    """True if there is anything to compensate."""
+    """True if the step may leave something to compensate."""
     own_compensation: bool = False
-    """Compensated by a command or a step; otherwise its file changes are undone."""
+    """True if a command or a step compensates this step. Otherwise, its file changes are undone."""
     template: bool = False
-    """Expands to one step per item of `for_each`."""
+    """True if the step expands to one step per item of `for_each`."""
     items: int | None = None
-    """Number of items, if the plan itself contains them."""
+    """Number of items, if the plan itself lists them."""
     source: tuple[int, str] | None = None
     """Step and output whose length is the number of items."""
     budget: StepBudget = StepBudget.model_construct()
     plain: bool = False
-    """Milestone without conditions or outputs: it completes immediately."""
+    """True if the step is a milestone without conditions and outputs, which completes immediately."""
 
 
 class GraphHead(Value):
-    """Plan-wide settings that the workflow needs."""
+    """Settings of the whole plan that the workflow needs."""
 
     plan_id: str
     title: str = ""
@@ -90,7 +90,7 @@ class GraphHead(Value):
     on_failure: OnPlanFailure = OnPlanFailure.ASK
     budget: PlanBudget = PlanBudget.model_construct()
     hypotheses: tuple[Hypothesis, ...] = ()
-    """Hypotheses without their statements."""
+    """Hypotheses, without their statements."""
     checks: int = 0
     """Number of commands in the definition of done."""
     seed: int = 0
@@ -102,15 +102,15 @@ class _Document(Value):
 
 
 class Graph:
-    """Nodes by index, with reversed edges. Immutable while the plan runs.
+    """Nodes by index, with reversed edges. The graph does not change while the plan runs.
 
     Attributes:
-        head: plan-wide settings.
-        nodes: one per step, in plan order.
-        index: step id -> index.
-        dependents: per node, the nodes that need it.
-        edges: per node, its conditional edges as (target, bits of `ON_...`).
-        counted: per node, the outputs whose length determines the size of a template.
+        head: settings of the whole plan.
+        nodes: one node per step, in plan order.
+        index: mapping of step IDs to indexes.
+        dependents: for each node, the nodes that need it.
+        edges: for each node, its conditional edges as (target, bits of `ON_...`).
+        counted: for each node, the outputs whose length determines the size of a template.
     """
 
     def __init__(self, head: GraphHead, nodes: Sequence[Node]) -> None:
@@ -128,11 +128,11 @@ class Graph:
                     self.counted[stand_in] += (node.source[1],)
 
     def targets(self, number: int) -> list[int]:
-        """Return the targets of the node's conditional edges."""
+        """Return the targets of a node's conditional edges."""
         return [target for target, _ in self.edges[number]]
 
     def stand_ins(self, number: int) -> list[int]:
-        """Return the node and its chain of alternates; the outputs are those of whichever completes."""
+        """Return a node and its chain of alternates. The outputs come from the one that completes."""
         numbers: list[int] = []
         current: int | None = number
         # Validation rejects a ring of alternates, but graphs are also built from stored text.
@@ -150,7 +150,7 @@ class Graph:
     @staticmethod
     @lru_cache(maxsize=GRAPHS_KEPT)
     def unpack(packed: str) -> "Graph":
-        """Decode the result of `pack`. Cached, because all runs of a workflow decode the same text."""
+        """Decode the result of `pack`. The result is cached, because all runs of a workflow decode the same text."""
         document = _Document.model_validate_json(zlib.decompress(base64.b64decode(packed)))
         return Graph(document.head, document.nodes)
 
@@ -167,11 +167,11 @@ def _conditional_edges(node: Node) -> list[tuple[int, int]]:
 
 
 def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
-    """Number the steps of a valid plan and rank them by start order.
+    """Number the steps of a valid plan and rank them in start order.
 
     Args:
-        plan: a plan without errors from `validate`.
-        inputs: overrides for `plan.inputs`.
+        plan: plan for which `validate` reports no errors.
+        inputs: values that override `plan.inputs`.
 
     Raises:
         InvalidRequestError: a step references an unknown step, or steps form a cycle.
@@ -200,7 +200,7 @@ def compile_graph(plan: Plan, inputs: Mapping[str, Any] | None = None) -> Graph:
 
 
 def choices(step: Step) -> tuple[str, ...]:
-    """Return the distinct steps that a decision or a gate chooses from."""
+    """Return the distinct steps from which a decision or a gate chooses."""
     return tuple(dict.fromkeys(target for choice in step.choices() for target in choice.to))
 
 
@@ -247,7 +247,7 @@ def _catch_all(step: Step) -> CatchAll | None:
 
 
 def is_plain(step: Step) -> bool:
-    """Return whether a step is a milestone without conditions or outputs, so that nothing has to be evaluated."""
+    """Return whether a step is a milestone without conditions and outputs, so that nothing has to be evaluated."""
     asks = step.when or step.preconditions or step.expect or step.outputs or step.inputs or step.evidence
     return step.capability is Capability.NONE and not asks and not step.failure_modes
 
@@ -261,7 +261,7 @@ def _number(step: Step, named: str, index: Mapping[str, int]) -> int:
 def _items(
     step: Step, index: Mapping[str, int], values: Mapping[str, Any]
 ) -> tuple[int | None, tuple[int, str] | None]:
-    """Return the number of items of a template, or the (step, output) whose length is that number."""
+    """Return the number of items of a template, or the (step, output) pair whose length is this number."""
     source: Any = step.for_each
     for _ in range(3):  # an input of the step may itself be one reference
         if isinstance(source, (list, tuple)):
@@ -280,7 +280,7 @@ def _items(
 
 
 def _longest_paths(nodes: Sequence[Node]) -> list[float]:
-    """Return the sum of estimates along the longest path from each node to an end, including its own.
+    """Return the sum of the estimates on the longest path from each node to an end, including the node's own estimate.
 
     Alternates do not count, because they are not expected to run.
     """

@@ -1,4 +1,4 @@
-"""Routing of failed steps, and budget checks."""
+"""Reactions to failed steps, and budget checks."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class RouteAction(StrEnum):
     RETRY = "retry"
     """Run the step again after `Route.after_s`."""
     ALTERNATE = "alternate"
-    """Compensate `Route.compensate`, then start the alternate."""
+    """Compensate the steps in `Route.compensate`, then start the alternate."""
     SKIP = "skip"
     """Treat the step as skipped and continue."""
     REPLAN = "replan"
@@ -43,7 +43,7 @@ class Route:
     to: int | None = None
     """Index of the alternate in the graph."""
     compensate: tuple[str, ...] = ()
-    """Ids of the steps to compensate before the alternate starts."""
+    """IDs of the steps to compensate before the alternate starts."""
 
 
 def choose_route(
@@ -57,17 +57,17 @@ def choose_route(
 ) -> Route:
     """Return the reaction to a failed attempt.
 
-    A matching failure mode decides; otherwise a transient failure is retried while attempts and time box allow.
-    Remaining failures go to the alternate, then to a planner (never after a refusal by a rule or a person), and finally
-    to the plan's `on_failure`.
+    If a failure mode matches, it decides. Otherwise, a transient failure is retried as long as the number of attempts
+    and the time box allow it. All other failures are handled by the alternate, then by a planner (never after a refusal
+    by a rule or a person), and finally according to the plan's `on_failure`.
 
     Args:
         node: the step.
-        failure: of the attempt.
-        attempt: number of the attempt, from 1.
+        failure: failure of the attempt.
+        attempt: number of the attempt, starting with 1.
         elapsed: time since the start of the first attempt.
-        replan_allowed: a planner may be asked now.
-        on_plan_failure: setting of the plan.
+        replan_allowed: whether a planner may be asked now.
+        on_plan_failure: the plan's setting.
     """
     recovery = _find_recovery(failure)
     if recovery is Recovery.RETRY:
@@ -91,7 +91,7 @@ def choose_route(
 
 
 def is_out_of_time(node: Node, failure: StepFailure, *, attempt: int, elapsed: timedelta) -> bool:
-    """Return whether the time box is the only obstacle to another attempt."""
+    """Return whether the time box is the only thing that prevents another attempt."""
     may_retry = _find_recovery(failure) is Recovery.RETRY and attempt < node.retry.attempts
     return may_retry and not _is_in_time(node, attempt, elapsed)
 
@@ -108,7 +108,7 @@ def _is_in_time(node: Node, attempt: int, elapsed: timedelta) -> bool:
 
 
 def backoff_s(retry: Retry, attempt: int) -> float:
-    """Return the wait in seconds after an attempt (counted from 1); at most `retry.maximum_s`."""
+    """Return the wait in seconds after an attempt, at most `retry.maximum_s`. Attempts are counted from 1."""
     try:
         wait = retry.initial_s * retry.factor ** (attempt - 1)
     # Python raises for a float power that is too large, instead of returning infinity.
@@ -126,13 +126,13 @@ _REACHED = {
     "max_api_calls": "{:.0f} API calls were made",
     "max_wall_s": "the plan has worked for {:.0f} s",
 }
-"""Message per bound, in the order in which they are checked."""
+"""Message for each limit, in the order in which the limits are checked."""
 
 
 def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str | None:
-    """Return the exhausted bound as a sentence with usage and limit, or None while within budget.
+    """Return a sentence that describes the exhausted limit and the usage, or None if the budget is not exhausted.
 
-    `depth` is 1 for a top-level plan, plus one per enclosing plan.
+    `depth` is 1 for a top-level plan, plus one for each enclosing plan.
     """
     if depth > budget.max_depth:
         return (
@@ -149,14 +149,14 @@ def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str 
 
 
 def find_revisions_breach(budget: PlanBudget, spent: PlanSpent) -> str | None:
-    """Return the reason that no further revision is allowed, or None."""
+    """Return the reason why no further revision is allowed, or None."""
     if spent.revisions < budget.max_revisions:
         return None
     return f"the plan has {spent.revisions} revisions, max_revisions is {budget.max_revisions}. {MORE}"
 
 
 def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | None:
-    """Return the reason that a template must not expand to `count` steps, or None."""
+    """Return the reason why a template must not expand to `count` steps, or None."""
     if count < 0:
         return (
             f"{node.id} cannot be expanded: its for_each is not a list, or the step that it names returned "
@@ -168,7 +168,7 @@ def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | Non
 
 
 def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | None:
-    """Return the reason that a step must not spend more, or None; amounts are totals over its attempts."""
+    """Return the reason why a step must not spend more, or None. The amounts are totals for all of its attempts."""
     # Above the bound, not at it: this judges finished work, while `find_breach` stops further work at the bound.
     if node.budget.max_cost_usd is not None and cost_usd > node.budget.max_cost_usd:
         spent = f"{node.id} has spent {cost_usd:.4g} USD, its budget is {node.budget.max_cost_usd:.4g} USD"
@@ -182,7 +182,7 @@ def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | No
 def may_be_undone(node: Node, *, completed: bool, tree_before: str, tree_after: str) -> bool:
     """Return whether an attempt left something to undo.
 
-    A failed attempt may also have changed files; a step's own compensation applies to completed attempts only.
+    A failed attempt may also have changed files. A step's own compensation is only used for completed attempts.
     """
     if not node.compensates:
         return False
@@ -195,8 +195,8 @@ def select_undo(undo: Iterable[UndoEntry], only: Collection[str] | None = None) 
     """Return the entries to undo, latest first.
 
     Args:
-        undo: attempts in order of completion.
-        only: step ids, or template ids for all steps made from them; None: all entries.
+        undo: attempts, in order of completion.
+        only: step IDs, or template IDs for all steps created from the template. None selects all entries.
     """
     entries = [entry for entry in undo if only is None or {entry.step, entry.template}.intersection(only)]
     return tuple(reversed(entries))

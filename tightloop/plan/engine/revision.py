@@ -1,4 +1,4 @@
-"""Revisions of a plan: numbering, differences, and carried-over state."""
+"""Revisions of a plan: numbering, differences, and the state that is carried over."""
 
 import hashlib
 import json
@@ -15,12 +15,12 @@ from tightloop.value import shorten
 
 
 class StepIndex:
-    """Steps by number: first the nodes of the graph, then template instances in order of creation.
+    """Steps by number. The nodes of the graph come first, followed by the instances of templates in order of creation.
 
     Attributes:
-        names: step ids.
-        origin: per step, the number of its template, or its own number.
-        item: per step, the index of its item; 0 for a node of the graph.
+        names: IDs of the steps.
+        origin: for each step, the number of its template, or its own number.
+        item: for each step, the index of its item. It is 0 for a node of the graph.
         expansions: (template number, number of instances), in order of creation.
     """
 
@@ -41,7 +41,7 @@ class StepIndex:
         return len(self.names)
 
     def add(self, template: int, count: int) -> range:
-        """Number `count` instances of a template; those of `look-*` are named `look-1`, `look-2` ..."""
+        """Number `count` instances of a template. The instances of `look-*` are named `look-1`, `look-2` and so on."""
         first = len(self.names)
         stem = self._graph.nodes[template].id.removesuffix("*")
         names = [f"{stem}{item + 1}" for item in range(count)]
@@ -54,19 +54,19 @@ class StepIndex:
         return self._instances[template]
 
     def node(self, number: int) -> Node:
-        """Return the definition of a step; an instance has that of its template."""
+        """Return the definition of a step. An instance has the definition of its template."""
         return self._graph.nodes[self.origin[number]]
 
     def find(self, name: str) -> int | None:
-        """Return the number of the step with this id, or None."""
+        """Return the number of the step with this ID, or None."""
         return self._graph.index.get(name, self._instance_numbers.get(name))
 
     def is_instance(self, number: int) -> bool:
-        """Return whether the step was made from a template."""
+        """Return whether the step was created from a template."""
         return number >= self._size
 
     def instances(self, template: int) -> range | None:
-        """Return the numbers of a template's instances, or None before it is expanded."""
+        """Return the numbers of a template's instances, or None if it has not been expanded yet."""
         return self._instances.get(template)
 
 
@@ -89,10 +89,10 @@ _SHOWN: Final = 8
 
 
 def step_digest(step: Step) -> str:
-    """Return the sha256 of everything an attempt depends on: action, inputs, outputs and conditions.
+    """Return the SHA-256 of everything on which an attempt depends: its action, inputs, outputs and conditions.
 
-    Fields about scheduling, retries and failure handling are excluded, so that changing them does not invalidate
-    completed work.
+    Fields for scheduling, retries and failure handling are excluded, so that completed work stays valid when they are
+    changed.
     """
     fields = step.model_dump(mode="json", by_alias=True, exclude=set(_UNHASHED))
     # Sorted, because another order of keys in the plan text is no change of the work.
@@ -101,16 +101,16 @@ def step_digest(step: Step) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RevisionDiff:
-    """Changes in a new revision, by step id in plan order."""
+    """Changes in a new revision, by step ID in plan order."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: dict[str, tuple[str, ...]]
-    """Step -> changed fields that are not edges."""
+    """Mapping of steps to their changed fields, except for edges."""
     moved: dict[str, tuple[str, ...]]
-    """Step -> changed edges: `needs`, `join`, `on_success`, `on_failure`."""
+    """Mapping of steps to their changed edges: `needs`, `join`, `on_success`, `on_failure`."""
     redone: tuple[str, ...] = ()
-    """Steps with a different digest: their earlier work is invalid."""
+    """Steps whose digest has changed, which means that their earlier work is invalid."""
     plan_fields: tuple[str, ...] = ()
     """Changed fields of the plan itself."""
 
@@ -120,7 +120,7 @@ class RevisionDiff:
         return not (self.added or self.removed or self.changed or self.moved or self.plan_fields)
 
     def words(self) -> str:
-        """Return one line per kind of change, for people; at most `WORDS_CHARACTERS`."""
+        """Return one line for each kind of change, for people. The text has at most `WORDS_CHARACTERS` characters."""
         lines = (
             ("added", _join_names(self.added)),
             ("removed", _join_names(self.removed)),
@@ -153,9 +153,10 @@ def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
 
 
 def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the reasons to refuse a revision, one sentence per step; empty if it is acceptable.
+    """Return the reasons to refuse a revision, with one sentence per step. The result is empty if it is acceptable.
 
-    `fixed` are the ids of completed or running steps, including template instances; `running` is the running subset.
+    `fixed` contains the IDs of completed or running steps, including template instances. `running` contains only the
+    running ones.
     """
     templates = {name: name.removesuffix("*") for name in (*diff.redone, *diff.removed) if name.endswith("*")}
     fixed_names, busy = _with_templates(fixed, templates), _with_templates(running, templates)
@@ -174,11 +175,11 @@ def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collec
 
 
 class CarriedOver(NamedTuple):
-    """State carried over to a new revision."""
+    """State that is carried over to a new revision."""
 
     state: ScheduleState
     reset_steps: frozenset[str]
-    """Steps that restart or are gone; notes about them no longer apply."""
+    """Steps that restart or no longer exist. Notes about them do not apply any more."""
 
 
 def carry_over(
@@ -186,15 +187,15 @@ def carry_over(
 ) -> CarriedOver:
     """Return the schedule state for a new revision.
 
-    Completed and running steps keep their state. Everything else restarts, including steps that were blocked, skipped
-    because of others, or failed.
+    Completed and running steps keep their state. All other steps restart, including steps that failed, were blocked, or
+    were skipped because of other steps.
 
     Args:
         old: graph of the previous revision.
-        state: saved by its schedule.
+        state: state that was saved by the schedule of that revision.
         new: graph of the new revision.
-        changed: steps whose earlier work is invalid (`RevisionDiff.redone`).
-        keeps_failures: failed steps stay failed, because no person has reviewed them.
+        changed: steps whose earlier work is invalid, see `RevisionDiff.redone`.
+        keeps_failures: whether failed steps stay failed because no person has reviewed them.
     """
     unchanged = _KEPT_WITH_FAILURES if keeps_failures else _KEPT
     # By id, because the new graph numbers its steps differently.

@@ -1,4 +1,4 @@
-"""The scheduler of a plan: step states and the ready queue."""
+"""The scheduler of a plan: the states of its steps and the queue of ready steps."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ _READING = (Access.READS, Access.MERGES)
 
 
 class ReadyQueue:
-    """Priority queue of ready steps, with one heap and one running counter per kind of tree access.
+    """Priority queue of ready steps, with a heap and a counter of running steps for each kind of tree access.
 
-    A writer excludes every other step that touches the tree; merging steps count as readers, because they work
-    elsewhere. While the best waiting step is a writer, no new reader starts: the writer starts once the running readers
-    have ended.
+    A step that writes excludes every other step that uses the tree. Merging steps count as readers, because they work
+    in a different place. While the best waiting step is a writer, no new reader is started. The writer starts when the
+    running readers have ended.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class ReadyQueue:
         return number in self._queued
 
     def take(self, number: int, access: Access) -> bool:
-        """Remove one step; return False if it is not queued or must not touch the tree now."""
+        """Remove a step. Return False if it is not queued or must not use the tree now."""
         writing, reading = self._running[Access.WRITES] > 0, any(self._running[access] for access in _READING)
         # Readers do not exclude each other, because they see the same tree.
         busy = access is not Access.NONE and (writing or (reading and access is Access.WRITES))
@@ -48,25 +48,25 @@ class ReadyQueue:
         return True
 
     def push(self, number: int, key: int, access: Access) -> None:
-        """Queue a step once; the lowest key is best."""
+        """Add a step to the queue, unless it is already queued. The lowest key is the best."""
         if number not in self._queued:
             self._queued.add(number)
             heappush(self._heaps[access], (key, number))
 
     def drop(self, number: int) -> None:
-        """Remove a step, if it is queued."""
+        """Remove a step from the queue, if it is queued."""
         self._queued.discard(number)
 
     def add_running(self, access: Access) -> None:
-        """Count a started step with this access."""
+        """Count a step with this access that has started."""
         self._running[access] += 1
 
     def remove_running(self, access: Access) -> None:
-        """Count an ended step with this access."""
+        """Count a step with this access that has ended."""
         self._running[access] -= 1
 
     def pop(self) -> int | None:
-        """Remove and return the best step that may start now, or None."""
+        """Remove and return the best step that may start now, or return None."""
         heads: list[tuple[tuple[int, int], Access]] = []
         for access, heap in self._heaps.items():
             # Removal is lazy: steps that were dropped or started out of turn stay in their heap until they reach the
@@ -89,20 +89,25 @@ _LEFT_OPEN = frozenset({code.PENDING, code.AGAIN, code.LATER, code.WAITING, code
 _FAILED = frozenset({code.FAILED, code.FAILED_OVER})
 # A key is the rank in the start order, then the item index: instances of a template start in item order.
 _ITEMS: Final = 1 << 13
-"""Key range per step; larger than the largest fan-out, so that all instances of a template fit."""
+"""Range of keys for each step. It is larger than the largest fan-out, so that all instances of a template fit."""
 
 
 class Schedule:
-    """State of every step of one plan. Steps are numbered as in the graph, then as templates expand.
+    """State of every step of a plan.
+
+    Steps are numbered as in the graph, followed by the instances of templates as they are expanded.
 
     Attributes:
         graph: the compiled plan.
-        held: templates whose number of instances exceeds `max_fan_out` of the budget or is `UNKNOWN_LENGTH`; they
-            wait for `expand`, `fail` or `finish`.
+        held: templates whose number of instances exceeds the budget's `max_fan_out` or is `UNKNOWN_LENGTH`. They wait
+            for `expand`, `fail` or `finish`.
     """
 
     def __init__(self, graph: Graph, state: ScheduleState | None = None) -> None:
-        """Start from the beginning, or from a saved state of the same graph. Linear in nodes and edges."""
+        """Start from the beginning, or from a saved state of the same graph.
+
+        The time is linear in the number of nodes and edges.
+        """
         self.graph = graph
         self.held: dict[int, int] = {}
         self._load(state or ScheduleState())
@@ -114,23 +119,23 @@ class Schedule:
         return len(self._index)
 
     def node(self, number: int) -> Node:
-        """Return the definition of a step; an instance has that of its template."""
+        """Return the definition of a step. An instance has the definition of its template."""
         return self._index.node(number)
 
     def name(self, number: int) -> str:
-        """Return the step id; instances of `look-*` are `look-1`, `look-2` ..."""
+        """Return the ID of a step. The instances of `look-*` are `look-1`, `look-2` and so on."""
         return self._index.names[number]
 
     def find(self, name: str) -> int | None:
-        """Return the number of the step with this id, or None."""
+        """Return the number of the step with this ID, or None."""
         return self._index.find(name)
 
     def template(self, number: int) -> tuple[str, int] | None:
-        """Return the template id and the item index of an instance, or None for any other step."""
+        """Return the template ID and the item index of an instance, or None for any other step."""
         return (self.node(number).id, self._index.item[number]) if self._index.is_instance(number) else None
 
     def is_expanded(self, number: int) -> bool:
-        """Return whether this is an expanded template; its instances count instead of it."""
+        """Return whether this is an expanded template. Its instances are counted instead of the template."""
         return self._index.instances(number) is not None
 
     def status(self, number: int) -> StepStatus:
@@ -138,11 +143,11 @@ class Schedule:
         return STATUS_OF[self._codes[number]]
 
     def attempt(self, number: int) -> int:
-        """Return the number of the current or last attempt; 0 before the first."""
+        """Return the number of the current or last attempt, or 0 before the first attempt."""
         return self._tries[number]
 
     def is_ready(self, number: int) -> bool:
-        """Return whether the step could start now, ignoring tree locks and free slots."""
+        """Return whether the step could start now, regardless of tree locks and free slots."""
         return number in self._queue
 
     def is_backing_off(self, number: int) -> bool:
@@ -156,17 +161,17 @@ class Schedule:
 
     @property
     def ready(self) -> int:
-        """Number of steps that could start now, ignoring tree locks and free slots."""
+        """Number of steps that could start now, regardless of tree locks and free slots."""
         return len(self._queue)
 
     @property
     def is_settled(self) -> bool:
-        """True if nothing is running, waiting, backing off, ready or held."""
+        """True if no step is running, waiting, backing off, ready or held."""
         tally = self._tally
         return not (tally["r"] or tally["w"] or tally["l"] or len(self._queue) or self.held)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of steps by status, without zeros."""
+        """Return the number of steps for each status that occurs."""
         totals = Counter[str]()
         for letter, count in self._tally.items():
             if count:
@@ -174,7 +179,10 @@ class Schedule:
         return dict(totals)
 
     def list_unrecovered_steps(self) -> list[int]:
-        """Return the numbers of failed steps that no other step recovers. Linear in the number of steps."""
+        """Return the numbers of failed steps from which no other step recovers.
+
+        The time is linear in the number of steps.
+        """
         failed_steps = [
             number for number, letter in enumerate(self._codes) if letter in _FAILED and not self.is_expanded(number)
         ]
@@ -182,11 +190,14 @@ class Schedule:
         return [number for number in failed_steps if self.is_settled or self._verdicts.means(number) != OPEN]
 
     def codes(self) -> str:
-        """Return one character per step, as defined in `engine.state`."""
+        """Return one character for each step, as defined in `engine.state`."""
         return "".join(self._codes)
 
     def save(self) -> ScheduleState:
-        """Return the state from which another schedule of the same graph continues. Linear in the number of steps."""
+        """Return the state from which another schedule of the same graph can continue.
+
+        The time is linear in the number of steps.
+        """
         return ScheduleState(
             codes=self.codes(),
             tries=encode_tries(self._tries),
@@ -198,9 +209,9 @@ class Schedule:
     # Events
 
     def take(self, slots: int) -> list[int]:
-        """Mark at most `slots` ready steps as running and return them, best first.
+        """Mark up to `slots` ready steps as running and return them, best first.
 
-        A step that writes the tree runs alone among those that touch it.
+        A step that writes to the tree runs alone among the steps that use it.
         """
         numbers: list[int] = []
         while len(numbers) < slots and (number := self._queue.pop()) is not None:
@@ -209,7 +220,7 @@ class Schedule:
         return numbers
 
     def take_this(self, number: int) -> bool:
-        """Mark one ready step as running out of turn; return False if it is not ready or the tree is locked."""
+        """Mark a ready step as running, out of turn. Return False if it is not ready or the tree is locked."""
         if not self._queue.take(number, self.node(number).access):
             return False
         self._start(number)
@@ -223,16 +234,16 @@ class Schedule:
         selected_steps: Sequence[str] | None = None,
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """Record a step as COMPLETED or SKIPPED; a failed step may be skipped too.
+        """Record a step as COMPLETED or SKIPPED. A failed step may be skipped too.
 
         Args:
             number: number of the step.
             status: COMPLETED or SKIPPED.
-            selected_steps: steps that a decision or a gate starts.
+            selected_steps: steps that are started by a decision or a gate.
             counts: lengths of the outputs.
 
         Raises:
-            ValueError: for any other status.
+            ValueError: the status is neither COMPLETED nor SKIPPED.
         """
         if status not in (StepStatus.COMPLETED, StepStatus.SKIPPED):
             raise ValueError(f"a step does not finish as {status.value}; call fail, mark_waiting or retry_later")
@@ -255,25 +266,29 @@ class Schedule:
     def fail(self, number: int, *, alternate: bool = False) -> None:
         """Record a final failure.
 
-        With `alternate` the `on_failure` step may start; if it recovers the failure, dependents wait for it. Otherwise
-        they are BLOCKED.
+        If `alternate` is set, the `on_failure` step may start. If this step recovers from the failure, dependents wait
+        for it. Otherwise they are BLOCKED.
         """
         over = alternate and self.node(number).alternate is not None
         self._end(number, code.FAILED_OVER if over else code.FAILED)
 
     def retry_later(self, number: int) -> None:
-        """Release the step's slot and tree lock until `resume`."""
+        """Release the slot and tree lock of a step until `resume` is called."""
         self.held.pop(number, None)
         self._set(number, code.LATER)
 
     def mark_waiting(self, number: int) -> None:
-        """Record that the step waits for a person; it holds neither slot nor tree lock until `resume`."""
+        """Record that a step is waiting for a person.
+
+        It does not hold a slot or a tree lock until `resume` is called.
+        """
         self._set(number, code.WAITING)
 
     def resume(self, number: int) -> None:
-        """Make a waiting step ready: after `retry_later` with its next attempt, otherwise with the same one.
+        """Make a waiting step ready.
 
-        A revision may have added needs in the meantime; a next attempt waits for them.
+        It continues with its next attempt after `retry_later`, otherwise with the same attempt. A revision may have
+        added needs in the meantime. The next attempt waits for them.
         """
         later = self._codes[number] == code.LATER
         self._set(number, code.PENDING if later else code.AGAIN)
@@ -283,7 +298,7 @@ class Schedule:
             self._enqueue(number)
 
     def record_compensation(self, number: int) -> None:
-        """Record that a completed step was compensated. Steps that it started keep their state."""
+        """Record that a completed step has been compensated. The steps that it started keep their state."""
         if self._codes[number] == code.COMPLETED and not self.is_expanded(number):
             self._set(number, code.COMPENSATED)
 
@@ -295,9 +310,9 @@ class Schedule:
             self._propagate([number])
 
     def reopen(self, number: int) -> None:
-        """Let a settled step run again, and reopen the skipped and blocked steps after it.
+        """Let a settled step run again, and reopen the skipped and blocked steps that follow it.
 
-        For an expanded template, its failed instances run again. Linear in nodes and edges.
+        For an expanded template, its failed instances run again. The time is linear in the number of nodes and edges.
         """
         codes = list(self._codes)
         inside = self._index.instances(number)
@@ -310,7 +325,7 @@ class Schedule:
         self._load(self.save().evolve(codes="".join(codes)))
 
     def close(self) -> None:
-        """Abandon every step that has not started or is waiting. Linear in the number of steps."""
+        """Abandon all steps that have not started or are waiting. The time is linear in the number of steps."""
         self._queue = ReadyQueue()
         self.held.clear()
         for number, letter in enumerate(self._codes):
@@ -429,7 +444,7 @@ class Schedule:
         return UNKNOWN_LENGTH
 
     def _find_affected(self, number: int) -> list[int]:
-        """Return the steps that were skipped, blocked or failed because of a step."""
+        """Return the steps that were skipped or blocked, or that failed, because of a step."""
         followers: dict[int, None] = {}
         work = [number]
         while work:

@@ -1,4 +1,4 @@
-"""Step codes, and the arithmetic of approvals and hypotheses."""
+"""Codes of steps, and calculations for approvals and hypotheses."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -20,13 +20,13 @@ from tightloop.value import Value, shorten
 # One letter per step: 10 000 steps carried to the next run take 10 kB.
 PENDING: Final = "p"
 AGAIN: Final = "q"
-"""Ready to continue the same attempt: a person answered, or the previous run was cut off."""
+"""Ready to continue the same attempt, because a person answered or the previous run was interrupted."""
 LATER: Final = "l"
 """Waiting for its next attempt."""
 RUNNING: Final = "r"
 WAITING: Final = "w"
 EXPANDED: Final = "x"
-"""Template whose instances have not all ended."""
+"""Template whose instances have not all ended yet."""
 COMPLETED: Final = "c"
 SKIPPED: Final = "s"
 FAILED: Final = "f"
@@ -53,11 +53,13 @@ STATUS_OF = {
     COMPENSATED: StepStatus.COMPENSATED,
     ABANDONED: StepStatus.ABANDONED,
 }
-"""Status per code of `ScheduleState.codes`. Codes are stored in histories: never reuse one with another meaning."""
+"""Status for each code in `ScheduleState.codes`. Codes are stored in histories, so a code must never be reused with a
+different meaning.
+"""
 
 
 class UndoEntry(Value):
-    """Attempt with effects that can be undone."""
+    """Attempt whose effects can be undone."""
 
     step: str
     template: str = ""
@@ -69,24 +71,24 @@ class ScheduleState(Value):
     """State of all steps of a plan, as saved by a schedule."""
 
     codes: str = ""
-    """One code of `STATUS_OF` per node in graph order, followed by one per template instance."""
+    """One code from `STATUS_OF` for each node in graph order, followed by one for each template instance."""
     tries: str = ""
-    """Number of attempts, one character per code: `chr(ord("0") + attempts)`."""
+    """Number of attempts, with one character for each code: `chr(ord("0") + attempts)`."""
     expansions: tuple[tuple[int, int], ...] = ()
-    """(index of the template, number of instances), in order of creation."""
+    """Pairs of template index and number of instances, in order of creation."""
     lengths: dict[str, int] = Field(default_factory=dict)
-    """`<step>.<output>` -> length, for the outputs that determine the size of templates."""
+    """Mapping of `<step>.<output>` to the length of the output, for outputs that determine the size of templates."""
     chosen: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Decision or gate -> steps that it started."""
+    """Mapping of decisions and gates to the steps that they started."""
 
 
 def initial_code(kind: StepKind) -> str:
-    """Return the initial code of a step: compensation steps are SKIPPED, because they only run on demand."""
+    """Return the initial code of a step. Compensation steps are SKIPPED, because they only run on demand."""
     return SKIPPED if kind is StepKind.COMPENSATION else PENDING
 
 
 def encode_tries(attempts: list[int]) -> str:
-    """Encode attempt counts as `ScheduleState.tries`."""
+    """Encode the numbers of attempts as `ScheduleState.tries`."""
     # `Retry.attempts` is at most 50 and reopening is manual, so counts stay far below the surrogate range of `chr`.
     return "".join(chr(48 + number) for number in attempts)
 
@@ -100,20 +102,20 @@ APPROVE, REJECT = "approve", "reject"
 
 
 class VoteResult(NamedTuple):
-    """Result of counting answers. Only the last answer of each person counts."""
+    """Result of counting answers. Only each person's last answer counts."""
 
     rejection: Answer | None = None
     approved: bool = False
     option: Option | None = None
     by: tuple[str, ...] = ()
-    """Names of the approvers."""
+    """Names of the people who approved."""
     rationale: str = ""
     note: str = ""
-    """Reason that the question is still open, shown to the next person who answers."""
+    """Reason why the question is still open. It is shown to the next person who answers."""
 
 
 def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
-    """Return the possible answers to a gate: its options or `approve`, plus `reject`."""
+    """Return the possible answers to a gate: its options or `approve`, and `reject`."""
     offered = tuple(
         Choice(
             name=option.name,
@@ -132,9 +134,9 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
 
 
 def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ...]) -> VoteResult:
-    """Return the result: a rejection by any person, or agreement of `count` different people.
+    """Return the result: a rejection by any person, or an agreement of `count` different people.
 
-    `answers` are in chronological order. Without `options` the answer is yes or no.
+    `answers` must be in chronological order. Without `options`, the question is a yes-no question.
     """
     # A later answer of the same person replaces an earlier one.
     latest = {_person(answer.by): answer for answer in answers}
@@ -157,7 +159,10 @@ def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ..
 
 
 def _person(name: str) -> str:
-    """Return a canonical name: case, blanks, invisible marks and Unicode composition do not make another person."""
+    """Return the canonical form of a name.
+
+    Differences in case, blanks, invisible marks and Unicode composition do not make it a different person.
+    """
     # Normalised twice, because case folding can leave a text outside normal form.
     visible = "".join(letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
     return " ".join(unicodedata.normalize("NFKC", visible.casefold()).split())
@@ -191,7 +196,7 @@ def initial_beliefs(hypotheses: Iterable[Hypothesis]) -> tuple[Belief, ...]:
 
 
 def update_beliefs(beliefs: Sequence[Belief], notes: Iterable[EvidenceNote]) -> tuple[Belief, ...]:
-    """Return the updated beliefs in the same order; new hypotheses are appended."""
+    """Return the updated beliefs in the same order. New hypotheses are appended."""
     by_hypothesis = {belief.hypothesis: belief for belief in beliefs}
     for note in notes:
         belief = by_hypothesis.get(note.hypothesis) or Belief(hypothesis=note.hypothesis, confidence=UNDECIDED)
@@ -209,7 +214,7 @@ def _clip(confidence: float) -> float:
 
 
 def find_best_hypothesis(beliefs: Iterable[Belief], among: Iterable[str], min_confidence: float) -> str | None:
-    """Return the best supported hypothesis of `among`.
+    """Return the best supported hypothesis in `among`.
 
     Returns:
         None if the best is below `min_confidence` or tied.
@@ -226,10 +231,10 @@ def find_best_hypothesis(beliefs: Iterable[Belief], among: Iterable[str], min_co
 
 
 def collect_evidence(step: Step, lookup: Lookup, *, completed: bool = True) -> tuple[EvidenceNote, ...]:
-    """Return the evidence that an ended attempt provides for or against hypotheses.
+    """Return the evidence that an attempt provides for or against hypotheses when it has ended.
 
-    A rule without `when` counts if the step completed. A rule whose expression cannot be evaluated yields a neutral
-    note with the reason, so that the gap is visible. `lookup` must also resolve the step's own results.
+    A rule without `when` counts if the step completed. If the expression of a rule cannot be evaluated, the result is a
+    neutral note with the reason, so that the gap is visible. `lookup` must also resolve the step's own results.
     """
     notes: list[EvidenceNote] = []
     for rule in step.evidence:

@@ -1,4 +1,4 @@
-"""Incremental evaluation of step outcomes for their dependents: counters keep every event cheap."""
+"""Incremental evaluation of the effects of a step's outcome on its dependents. Counters make each event cheap."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,8 +13,8 @@ GOOD: Final = 1
 SKIPPED: Final = 2
 BAD: Final = 3
 HELD: Final = 4
-"""Outcomes of a step as seen by its dependents. HELD: blocked for now, but it may still be skipped and release others.
-
+"""Outcomes of a step, as seen by its dependents. HELD means that it is blocked for now, but may still be skipped and
+release others.
 """
 
 _MEANING = {
@@ -25,7 +25,7 @@ _MEANING = {
 _FAILED_OVER: Final = 1
 _DONE: Final = 2
 _OTHERWISE: Final = 4
-"""State of a step as seen by its conditional edges: failed over, completed, settled in another way."""
+"""States of a step, as seen by its conditional edges: failed over, completed, or settled in another way."""
 _SIGNALS = {
     **dict.fromkeys((code.COMPLETED, code.COMPENSATED), _DONE),
     **dict.fromkeys((code.SKIPPED, code.FAILED), _OTHERWISE),
@@ -34,12 +34,12 @@ _SIGNALS = {
 
 
 class Verdicts:
-    """Derives the codes of unstarted steps and of templates from counters of their sources' outcomes."""
+    """Derives the codes of templates and unstarted steps from counters of the outcomes of their sources."""
 
     def __init__(
         self, graph: Graph, roster: StepIndex, codes: Sequence[str], selected_steps: Mapping[int, Sequence[str]]
     ) -> None:
-        """Start with all steps open; `codes` and `selected_steps` are shared with the owner and only read here."""
+        """Start with all steps open. `codes` and `selected_steps` are shared with the owner, and are only read here."""
         self._graph, self._index, self._codes, self._chosen = graph, roster, codes, selected_steps
         size = len(graph.nodes)
         self._means = [OPEN] * len(roster)
@@ -68,14 +68,14 @@ class Verdicts:
         self._inside[self._index.expansions[-1][0]] = [0] * 5
 
     def mark_failed_over(self, number: int) -> None:
-        """Record that the step's alternate may start."""
+        """Record that the alternate of a step may start."""
         node = self._index.node(number)
         self._failed_over_templates[self._index.origin[number]] = True
         if node.recovers and node.alternate is not None:
             self._over.setdefault(node.alternate, []).append(number)
 
     def derive(self, number: int) -> tuple[str, bool]:
-        """Return the derived code of a step (or its current one), and whether it may start."""
+        """Return the derived code of a step (or its current code), and whether it may start."""
         letter = self._codes[number]
         if number in self._inside:
             return self._of_instances(number, letter), False
@@ -97,7 +97,7 @@ class Verdicts:
         return letter, False
 
     def propagate(self, number: int) -> list[int]:
-        """Propagate the step's current outcome and return the steps to re-evaluate."""
+        """Propagate the current outcome of a step, and return the steps to evaluate again."""
         letter = self._codes[number]
         touched: list[int] = []
         meaning = self._meaning(number, letter)
@@ -121,7 +121,7 @@ class Verdicts:
         return code.COMPLETED if counts[GOOD] else code.SKIPPED
 
     def _is_decided(self, number: int) -> bool:
-        """Return whether all needs of a step have ended and its conditional edges let it start."""
+        """Return whether all needs of a step have ended and its conditional edges allow it to start."""
         counts, needs = self._needs[number], self._graph.nodes[number].needs
         has_ended = counts[GOOD] + counts[SKIPPED] + counts[BAD] == len(needs)
         return has_ended and (self._fired_edges[number] > 0 or not self._conditional[number])

@@ -1,1 +1,1 @@
-"""Text forms of a plan: YAML, JSON and DSL, read and written; Mermaid, written only."""
+"""Text forms of a plan. YAML, JSON and DSL can be read and written, Mermaid can only be written."""

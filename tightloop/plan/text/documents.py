@@ -1,4 +1,4 @@
-"""YAML and JSON parsers that keep positions."""
+"""YAML and JSON parsers that record positions."""
 
 import json
 import math
@@ -25,17 +25,17 @@ def parse_json(text: str, *, slips: list[TextError]) -> Any:
     """Parse a JSON text.
 
     Args:
-        text: an object or a list.
-        slips: collects recoverable errors: commas, comments, quotes.
+        text: text of an object or a list.
+        slips: list to which recoverable errors are added: commas, comments and quotes.
 
     Raises:
-        TextError: it is unreadable, nested too deeply, or has a duplicate key.
+        TextError: the text cannot be read, is nested too deeply, or has a duplicate key.
     """
     return _Reader(text, slips).read()
 
 
 class _Reader:
-    """JSON parser; the `json` module reports neither positions of values nor more than the first error."""
+    """JSON parser. The `json` module does not report the positions of values, and only reports the first error."""
 
     def __init__(self, text: str, slips: list[TextError]) -> None:
         self._text = text
@@ -200,7 +200,7 @@ _IN_WORDS = {
     "did not find expected alphabetic": ("`*` and `&` have a special meaning in YAML", "Put the text in quotes"),
     "undefined alias": ("`*` refers to an anchor that does not exist", "Put the text in quotes"),
 }
-"""libyaml message -> fault and correction."""
+"""Mapping of libyaml messages to the problem and its correction."""
 # Bounded, because Python refuses to parse integers of more than 4 300 digits (`sys.int_info`).
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
 _PREFIXED = re.compile(r"0o[0-7]{1,1000}|0x[0-9a-fA-F]{1,1000}")
@@ -208,7 +208,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 def plain_scalar(text: str) -> Any:
-    """Return the value of an unquoted scalar by the YAML 1.2 core schema (10.3.2), without `.inf` and `.nan`."""
+    """Return the value of an unquoted scalar in the YAML 1.2 core schema (10.3.2), except for `.inf` and `.nan`."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
@@ -224,13 +224,14 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
     """Parse one YAML document.
 
     Args:
-        text: without a second document.
-        bounds: of the plan that the text is part of.
-        slips: collects recoverable errors: lines indented with tabs.
+        text: text that does not contain a second document.
+        bounds: bounds of the plan to which the text belongs.
+        slips: list to which recoverable errors are added: lines that are indented with tabs.
         first_line: number of the first line in the file.
 
     Raises:
-        TextError: it is not YAML, is too deep or too large, or has a duplicate key or a custom tag.
+        TextError: the text is not valid YAML, is nested too deeply, is too large, or has a duplicate key or a custom
+            tag.
     """
     text = _expand_tabs(text, slips, first_line)
     events = yaml.parse(text, Loader=_LOADER)
@@ -263,7 +264,7 @@ def _limit_events(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
 
 
 def _expand_tabs(text: str, slips: list[TextError], first_line: int) -> str:
-    """Return the text with indentation tabs replaced by spaces, except inside block scalars."""
+    """Return the text with tabs in the indentation replaced by spaces, except inside block scalars."""
     if "\t" not in text:
         return text
     lines = text.split("\n")
@@ -283,7 +284,7 @@ def _expand_tabs(text: str, slips: list[TextError], first_line: int) -> str:
 
 
 def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextError:
-    """Translate a libyaml error for plan authors, with the line to correct."""
+    """Translate a libyaml error for the authors of plans, including the line to correct."""
     description = " ".join(part for part in (error.context, error.problem) if part)
     error_mark = error.problem_mark or error.context_mark
     message, fix = next((advice for piece, advice in _IN_WORDS.items() if piece in description), _UNREADABLE)
@@ -303,7 +304,8 @@ def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextEr
 class _Builder:
     """Builds data from parser events.
 
-    `yaml.compose` is not used: its C code recurses without a limit, and 100 000 brackets would crash the process.
+    `yaml.compose` is not used because its C code recurses without a limit. A text with 100 000 brackets would crash the
+    process.
     """
 
     def __init__(self, events: Iterator[Any], first_line: int, lines: list[str]) -> None:
@@ -360,7 +362,7 @@ class _Builder:
         return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
     def _copy(self, value: Any, at: Position) -> Any:
-        """Copy the target of an alias, so that a later change in one place does not show in the other."""
+        """Copy the target of an alias, so that a later change in one place does not affect the other place."""
         if isinstance(value, Map):
             result = Map(at)
             for key, inner in value.items():

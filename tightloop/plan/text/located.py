@@ -14,7 +14,7 @@ from tightloop.plan.step import ID_CHARACTERS
 from tightloop.value import UNITS
 
 Path = tuple[str | int, ...]
-"""Path to a value: field names and item indexes."""
+"""Path to a value, consisting of field names and item indexes."""
 
 
 HALF_PAIR = "the text is not valid Unicode: it has half of a surrogate pair"
@@ -29,10 +29,10 @@ class TextError(ValueError):
 
 
 class Block(str):
-    """Text whose lines map one to one to source lines, as in YAML's `|`."""
+    """Text whose lines correspond one to one to lines of the source, as with YAML's `|`."""
 
     at: Position
-    """Position of its first line."""
+    """Position of the first line of the text."""
 
     @classmethod
     def of(cls, text: str, at: Position) -> Self:
@@ -43,7 +43,7 @@ class Block(str):
 
 
 def place_in(text: str, offset: int, start: Position) -> Position:
-    """Return the position of a character of a text that begins at `start`; in folded text only the start is known."""
+    """Return the position of a character in a text that begins at `start`. For folded text, only the start is known."""
     if isinstance(text, Block):
         line_start = text.rfind("\n", 0, offset) + 1
         return Position(text.at.line + text.count("\n", 0, offset), text.at.column + offset - line_start)
@@ -59,20 +59,20 @@ class Map(dict[str, Any]):
         self.keys_at: dict[str, Position] = {}
         self.values_at: dict[str, Position] = {}
         self.written: dict[str, str] = {}
-        """Renamed fields -> the author's spelling."""
+        """Mapping of renamed fields to the author's spelling."""
 
     def put(self, key: str, value: Any, *, at: Position | None = None, key_at: Position | None = None) -> Self:
-        """Set a value with its position (default: that of the mapping), and return the mapping."""
+        """Set a value with its position and return the mapping. The default position is that of the mapping."""
         self[key] = value
         self.values_at[key] = at or key_at or self.at
         self.keys_at[key] = key_at or at or self.at
         return self
 
     def put_new(self, key: str, value: Any, *, at: Position, key_at: Position) -> None:
-        """Set a value while reading.
+        """Set a value while a document is being read.
 
         Raises:
-            TextError: duplicate key.
+            TextError: the key already exists.
         """
         if key in self:
             first = self.keys_at[key].line
@@ -80,16 +80,16 @@ class Map(dict[str, Any]):
         self.put(key, value, at=at, key_at=key_at)
 
     def take(self, key: str) -> tuple[Any, Position, Position]:
-        """Remove a key; return its value and the positions of value and key."""
+        """Remove a key. Return its value and the positions of the value and the key."""
         return self.pop(key), self.values_at.pop(key, self.at), self.keys_at.pop(key, self.at)
 
     def move(self, old: str, new: str, *, unit: str = "") -> None:
-        """Move a value to another field, unless that field already exists.
+        """Move a value to a different field, unless that field already exists.
 
         Args:
-            old: current field; dots separate nested fields.
-            new: new field; missing parent mappings are created.
-            unit: appended to a number.
+            old: current field. Nested fields are separated by dots.
+            new: new field. Missing parent mappings are created.
+            unit: unit to append to a number.
         """
         *above, name = old.split(".")
         source: Any = self
@@ -131,7 +131,7 @@ class Seq(list[Any]):
 
 
 def seq(values: Iterable[Any], at: Position) -> Seq:
-    """Return a list whose items share one position."""
+    """Return a list whose items all have the same position."""
     items = Seq(at)
     for value in values:
         items.add(value, at)
@@ -139,7 +139,7 @@ def seq(values: Iterable[Any], at: Position) -> Seq:
 
 
 def entries(values: Any, at: Position) -> Iterator[tuple[Any, Position]]:
-    """Yield the items of a list with their positions; a single value counts as a list of one."""
+    """Yield the items of a list with their positions. A single value is treated as a list with one item."""
     if isinstance(values, Seq):
         yield from zip(values, values.items_at, strict=True)
     elif values is not None:
@@ -147,7 +147,7 @@ def entries(values: Any, at: Position) -> Iterator[tuple[Any, Position]]:
 
 
 def plain(value: Any) -> Any:
-    """Return the data without positions."""
+    """Return the data without the positions."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -156,12 +156,12 @@ def plain(value: Any) -> Any:
 
 
 def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Position:
-    """Return the position of the value at `path`, or of the nearest existing parent.
+    """Return the position of the value at `path` or, if it does not exist, of its nearest parent.
 
     Args:
         tree: the parsed data.
-        path: path to the value; unknown parts are skipped.
-        key: return the position of the field name instead of the value.
+        path: path to the value. Unknown parts are skipped.
+        key: whether to return the position of the field name instead of the value.
     """
     nearest = tree.at if isinstance(tree, Map | Seq) else Position()
     for part in path:
@@ -177,7 +177,7 @@ def position(tree: Any, path: Sequence[str | int], *, key: bool = False) -> Posi
 
 
 def texts(tree: Any, *, without: frozenset[Path] = frozenset(), path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Yield all texts below a value with their paths, excluding those below the paths `without`."""
+    """Yield all texts below a value with their paths, except for those below the paths in `without`."""
     if path in without:
         return
     if isinstance(tree, str):
@@ -211,7 +211,10 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
-    """Return one problem per invalid value, at most `PROBLEMS_LIMIT`. Unknown fields are left to `normalize`."""
+    """Return one problem for each invalid value, at most `PROBLEMS_LIMIT`.
+
+    Unknown fields are handled by `normalize`.
+    """
     problems: dict[Path, Problem] = {}
     for detail in error.errors(include_url=False):
         # `normalize` has reported it, with a suggestion and the author's spelling.
@@ -234,7 +237,7 @@ def diagnose(error: ValidationError, tree: Any) -> list[Problem]:
 
 
 def _real_path(loc: Sequence[str | int], tree: Any) -> tuple[Path, str]:
-    """Return the path without type names, and ` in step '<id>'` if it leads into a step."""
+    """Return the path without type names. If it leads into a step, also return ` in step '<id>'`."""
     path: list[str | int] = []
     owner = ""
     for index, part in enumerate(loc):
@@ -361,9 +364,10 @@ RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
     step.StepBudget: {"costUSD": "max_cost_usd"},
     document.ArtifactDeclaration: {"from": "from_step"},
 }
-"""Alternative name -> model field; a dot leads into a nested field. Numbers in `...Min` are minutes."""
+"""Mapping of alternative names to fields of the model. A dot leads to a nested field. Numbers in `...Min` are minutes.
+"""
 COMMAND_NAMES = ("run", "command")
-"""Names for the command of `shell`, directly on a step."""
+"""Names for the command of `shell` that can be used directly in a step."""
 _RUN_STATE = {"status": "the run keeps track of it", "state": "the run keeps track of it"}
 _FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and `${item}` for each item"
 GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
@@ -389,7 +393,7 @@ GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
     action.ShellAction: {"env": "Write `environment`", "cwd": "Write `folder`", "cmd": "Write `run`"},
     action.Rule: {"if": "Write `when`", "then": "Write `to`"},
 }
-"""Rejected fields and their replacements."""
+"""Fields that are rejected, with their replacements."""
 IGNORED: Mapping[type[BaseModel], Mapping[str, str]] = {
     document.Plan: {"version": "the run counts revisions", **_RUN_STATE},
     step.Step: _RUN_STATE,
@@ -409,6 +413,6 @@ MAIN_FIELD: Mapping[type[BaseModel], str] = {
     failing.Compensation: "run",
     document.Hypothesis: "id",
 }
-"""Field that a bare text is assigned to: `shell: make`."""
+"""Field to which a bare text is assigned, for example in `shell: make`."""
 ID_LISTS = frozenset({(step.Step, "needs"), (step.Step, "on_success"), (failing.OnFailure, "compensate")})
-"""Lists that may be written as `a b` or `a, b`; any other list takes a bare text as its only item."""
+"""Lists that may be written as `a b` or `a, b`. In any other list, a bare text is the only item."""

@@ -1,4 +1,4 @@
-"""Reader of plan files."""
+"""Parser for plan files."""
 
 import json
 import re
@@ -38,14 +38,14 @@ from tightloop.value import read_seconds
 from tightloop.value.documents import Bounds
 
 HINTS_LIMIT = 25
-"""Maximum number of suggestions: each takes milliseconds, and a text with more unknown fields is not a plan."""
+"""Maximum number of suggestions. Each one takes milliseconds, and a text with more unknown fields is not a plan."""
 
 
 def normalize(plan: Map) -> list[Problem]:
-    """Normalise a plan in place; positions are kept, and invalid values are left to the model.
+    """Normalise a plan in place. Positions are kept, and invalid values are handled by the model.
 
     Returns:
-        Errors for unknown fields, and warnings for dropped or ineffective ones.
+        Errors for unknown fields, and warnings for fields that are dropped or have no effect.
     """
     normalizer = _Normalizer()
     normalizer.fields(plan, Plan, "")
@@ -53,7 +53,7 @@ def normalize(plan: Map) -> list[Problem]:
 
 
 class _Normalizer:
-    """Walks a document with the model of each mapping."""
+    """Traverses a document, using the model of each mapping."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -67,7 +67,7 @@ class _Normalizer:
         self.problems.append(problem)
 
     def fields(self, fields: Map, owner: type[BaseModel], where: str) -> None:
-        """Normalise the fields of one model and its nested models; `where` is appended to every message."""
+        """Normalise the fields of a model and its nested models. `where` is appended to every message."""
         names, ignored, shapes = RENAMED.get(owner, {}), IGNORED.get(owner, {}), _shapes(owner)
         for name, new in names.items():
             fields.move(name, new, unit="m" if name.endswith("Min") else "")
@@ -100,7 +100,7 @@ class _Normalizer:
         )
 
     def _merge_gates(self, plan: Map) -> None:
-        """Merge the entries of `gates:` into the steps with the same ids."""
+        """Merge the entries of `gates:` into the steps that have the same IDs."""
         gates, at, _ = plan.take("gates") if "gates" in plan else (None, plan.at, plan.at)
         steps = {str(entry.get("id")): entry for entry, _ in entries(plan.get("steps"), at) if isinstance(entry, Map)}
         for gate, gate_at in entries(gates, at):
@@ -131,7 +131,7 @@ class _Normalizer:
                 self.fields(entry, inner, where)
 
     def _expand(self, value: Any, inner: type[BaseModel], at: Position, number: int) -> Any:
-        """Return the fields that a bare value abbreviates: `{run: make}` for `make`."""
+        """Return the fields for which a bare value is an abbreviation, such as `{run: make}` for `make`."""
         if isinstance(value, Seq) and inner is SubplanAction:
             return Map(at).put("steps", value, at=at)
         if not isinstance(value, str):
@@ -146,7 +146,7 @@ class _Normalizer:
 
 
 def _normalize_step(step: Map) -> None:
-    """Move commands into their action, and name outputs given as a list of files."""
+    """Move commands into their actions, and name outputs that are given as a list of files."""
     for name in COMMAND_NAMES:
         step.move(name, "shell.run")
     if isinstance(outputs := step.get("outputs"), Seq):
@@ -166,7 +166,7 @@ def _ids(text: str, at: Position) -> Seq:
 
 @cache
 def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, bool]]:
-    """Return for each field of a model the model of its values, and whether it is a list."""
+    """Return the model of the values of each field of a model, and whether the field is a list."""
     return {
         field.alias or name: (_model_in(field.annotation), get_origin(field.annotation) is tuple)
         for name, field in owner.model_fields.items()
@@ -175,7 +175,7 @@ def _shapes(owner: type[BaseModel]) -> dict[str, tuple[type[BaseModel] | None, b
 
 @cache
 def _inside(owner: type[BaseModel]) -> dict[str, str]:
-    """Return for each field of the nested models the first one that has it."""
+    """Return the fields of the nested models, each with the first field that contains it."""
     parts = [(name, inner) for name, (inner, is_list) in _shapes(owner).items() if inner and not is_list]
     # Reversed, because the last entry of a dictionary wins.
     return {field: part for part, inner in reversed(parts) for field in _shapes(inner)}
@@ -196,7 +196,7 @@ _SIGNIFICANT = re.compile(r"\s*[^\s#]")
 
 @dataclass
 class _Block:
-    """A header and its body lines."""
+    """A header and the lines of its body."""
 
     line: int
     header: str
@@ -204,17 +204,17 @@ class _Block:
 
 
 def is_dsl(text: str) -> bool:
-    """Return whether the first significant word is `plan` or `task`."""
+    """Return whether the first word of the content is `plan` or `task`."""
     first = next((line for line in text.splitlines() if _SIGNIFICANT.match(line)), "")
     # Not `plan:` or `task :`, which begin a YAML mapping.
     return re.match(r"(plan|task)[ \t]+[^\s:]", first) is not None
 
 
 def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
-    """Return the fields of a plan in the author's spelling; `slips` as for `parse_yaml`.
+    """Return the fields of a plan in the author's spelling. `slips` is used as in `parse_yaml`.
 
     Raises:
-        TextError: with line and column.
+        TextError: the text is invalid. The error contains the line and the column.
     """
     # Shared by all blocks, so that they cannot exceed the limit of a single text together.
     bounds = Bounds()
@@ -295,7 +295,7 @@ def _attributes(fields: Map, line: int, rest: str, start: int) -> None:
 
 
 def _arrows(block: _Block) -> Map:
-    """Remove the `on failure ->` and `on success ->` lines from the body and return them."""
+    """Remove the `on failure ->` and `on success ->` lines from the body, and return them."""
     arrows = Map(Position(block.line, 1))
     # Deeper lines may belong to a block scalar, such as a shell script.
     indent = next((len(line) - len(line.lstrip()) for line in block.body if _SIGNIFICANT.match(line)), 0)
@@ -327,16 +327,16 @@ _EMPTY = "Write `id:` and `steps:`"
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """A parsed plan with the positions of its source."""
+    """A parsed plan, with the positions in its source."""
 
     plan: Plan
     warnings: tuple[Problem, ...] = ()
     name: str = ""
-    """Name of the text, for messages."""
+    """Name of the text for use in messages."""
     tree: Any = field(default=None, repr=False)
-    """Data after all renaming, with positions."""
+    """Data with positions, after all fields have been renamed."""
     left_out: frozenset[Path] = frozenset()
-    """Paths that were dropped because they are unreadable."""
+    """Paths that were dropped because they could not be read."""
 
     def where(self, path: Sequence[str | int], *, key: bool = False) -> Position:
         """Return the position of a field such as `("steps", 2, "needs", 0)`, or of its nearest parent."""
@@ -344,19 +344,20 @@ class ReadPlan:
 
     @classmethod
     def of(cls, plan: Plan) -> "ReadPlan":
-        """Wrap a plan created by a program, without positions."""
+        """Wrap a plan that was created by a program and does not have positions."""
         return cls(plan, tree=plan.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
 def read_plan(text: str, *, name: str = "") -> ReadPlan:
-    """Parse a plan; the format is detected.
+    """Parse a plan. Its format is detected automatically.
 
     Args:
-        text: at most `TEXT_BYTES`. JSON begins with `{`, the DSL with a `plan` or `task` header.
-        name: of the file, for messages.
+        text: text of the plan, at most `TEXT_BYTES`. JSON begins with `{`, and the DSL begins with a `plan` or `task`
+            header.
+        name: name of the file for use in messages.
 
     Raises:
-        PlanError: with all problems, each with line, column and suggestion.
+        PlanError: the plan is invalid. The error contains all problems, each with its line, column and a suggestion.
     """
     read, problems = read_parts(text, name=name)
     errors = [problem for problem in problems if problem.is_error]
@@ -368,7 +369,7 @@ def read_plan(text: str, *, name: str = "") -> ReadPlan:
 def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Problem, ...]]:
     """Return the readable part of a plan, or None, and all problems.
 
-    Fields with invalid values are dropped, so that the rest can be checked in the same pass.
+    Fields with invalid values are dropped, so that the rest of the plan can be checked in the same pass.
     """
     slips: list[TextError] = []
     try:
@@ -397,7 +398,7 @@ def decode(content: bytes, *, name: str = "") -> str:
     """Decode a plan file.
 
     Raises:
-        PlanError: it is not UTF-8.
+        PlanError: the content is not valid UTF-8.
     """
     try:
         return content.decode()
@@ -417,7 +418,10 @@ def _syntax(error: TextError) -> Problem:
 
 
 def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[Path]]:
-    """Return the plan without its invalid fields, and their paths relative to the innermost step or the plan."""
+    """Return the plan without its invalid fields.
+
+    Also return the paths of these fields, relative to the innermost step or the plan.
+    """
     data, left_out = plain(tree), set[Path]()
     for _ in range(_ROUNDS):
         for detail in error.errors(include_url=False, include_context=False):

@@ -1,4 +1,4 @@
-"""Writer of plan files and diagrams."""
+"""Writes plan files and diagrams."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -18,10 +18,10 @@ _DUMPER: Any = yaml.SafeDumper
 
 
 def write_plan(plan: Plan, form: str = "yaml") -> str:
-    """Return the plan in one of `FORMS`, without fields that have their default value.
+    """Return the plan in one of the `FORMS`. Fields with default values are omitted.
 
     Raises:
-        ValueError: unknown form.
+        ValueError: the form is unknown.
     """
     fields = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if form == "yaml":
@@ -37,7 +37,7 @@ def write_plan(plan: Plan, form: str = "yaml") -> str:
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
-    """YAML dumper whose strings are read back as strings by the core schema."""
+    """YAML dumper that writes strings so that the core schema reads them as strings again."""
 
     # Equal values would otherwise become anchors and aliases.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
@@ -113,7 +113,9 @@ def _arrows(fields: dict[str, Any]) -> list[str]:
 
 
 NODES_LIMIT = 300
-"""A larger diagram is unreadable, and Mermaid rejects more than 500 edges (its `maxEdges`)."""
+"""Maximum number of steps in a diagram. Larger diagrams are unreadable, and Mermaid rejects more than 500 edges (its
+`maxEdges`).
+"""
 LABEL_CHARACTERS = 80
 # Mermaid parses `#name;` as an entity; quotes, brackets and `|` end a label, and backticks start Markdown.
 _ESCAPES = str.maketrans(
@@ -147,11 +149,11 @@ _COLOURS = {
 
 
 def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
-    """Return a Mermaid flowchart; beyond `NODES_LIMIT` steps, a node states how many are shown.
+    """Return a Mermaid flowchart. If there are more than `NODES_LIMIT` steps, a node says how many of them are shown.
 
     Args:
         plan: the plan, including subplans and alternatives.
-        statuses: status by id, for top-level steps; the others stay uncoloured.
+        statuses: statuses of top-level steps, by ID. Other steps are not coloured.
     """
     drawing = _Drawing(statuses or {})
     drawing.lines.append("flowchart TD")
@@ -167,7 +169,7 @@ def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> 
 
 @dataclass
 class _Drawing:
-    """State of a diagram under construction."""
+    """State of a diagram while it is being built."""
 
     statuses: Mapping[str, StepStatus]
     lines: list[str] = field(default_factory=list)
@@ -175,7 +177,7 @@ class _Drawing:
     used: set[StepStatus] = field(default_factory=set)
 
     def steps(self, steps: tuple[Step, ...], prefix: str, level: int) -> None:
-        """Draw steps, then the edges between the drawn ones."""
+        """Draw steps, then the edges between steps that have been drawn."""
         names: dict[str, str] = {}
         for number, step in enumerate(steps):
             if self.drawn >= NODES_LIMIT:
@@ -228,7 +230,7 @@ def _escape(text: str) -> str:
 
 
 def _mermaid_arrows(step: Step) -> Iterator[tuple[str, str, str]]:
-    """Yield source, target and arrow of every edge that the step declares."""
+    """Yield the source, target and arrow of every edge that the step declares."""
     yield from ((need, step.id, "-->") for need in step.needs)
     yield from ((step.id, target, '-->|"success"|') for target in step.on_success)
     if step.on_failure:

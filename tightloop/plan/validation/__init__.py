@@ -1,4 +1,4 @@
-"""Validation of a plan: problems with position and suggestion."""
+"""Validation of a plan. The result is a list of problems with their positions and suggestions."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tightloop.value import format_count
 
 # Measured with 10 000 steps (docs/reference/figures.md, Plans).
 STEPS_LIMIT = 20_000
-"""Maximum number of steps in one list; larger work belongs into subplans."""
+"""Maximum number of steps in a list. Larger work should be split into subplans."""
 PROBLEMS_LIMIT = 100
 UNDO = "undo-"
 """Prefix of the records of compensated steps."""
@@ -23,7 +23,10 @@ UNDO = "undo-"
 def check_text(
     text: str, *, name: str = "", capabilities: frozenset[str] | None = None
 ) -> tuple[ReadPlan | None, tuple[Problem, ...]]:
-    """Parse and validate a text; return the plan and its problems by position. A plan with errors must not run."""
+    """Parse and validate a text. Return the plan, and its problems ordered by position.
+
+    A plan with errors must not be run.
+    """
     read, problems = read_parts(text, name=name)
     if read is not None:
         problems = (*problems, *validate(read, capabilities=capabilities))
@@ -31,11 +34,11 @@ def check_text(
 
 
 def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> tuple[Problem, ...]:
-    """Return at most `PROBLEMS_LIMIT` problems by position; a plan without errors may run.
+    """Return up to `PROBLEMS_LIMIT` problems, ordered by position. A plan without errors may be run.
 
     Args:
-        read: the plan with the positions of its text.
-        capabilities: names of the capabilities of this worker; None: all.
+        read: the plan, with the positions in its text.
+        capabilities: names of this worker's capabilities. None means all capabilities.
     """
     plan, report = read.plan, Report(read)
     names = frozenset(plan.inputs)
@@ -83,7 +86,7 @@ def _check_scope(scope: Scope) -> None:
 
 
 def _index(scope: Scope) -> dict[str, int]:
-    """Return the position of each id; report duplicates, including clashes with template instances."""
+    """Return the position of each ID. Report duplicates, including conflicts with the instances of templates."""
     index: dict[str, int] = {}
     for number, step in enumerate(scope.steps):
         if step.id in index:
@@ -149,7 +152,7 @@ def _check_budget_sums(plan: Plan, report: Report) -> None:
 
 
 def _check_deploys(plan: Plan, report: Report) -> None:
-    """Warn about deployments without an approval."""
+    """Warn about deployments that do not need an approval."""
     if "deploy" in plan.policy.approve:
         return
     roles = any(step.gate and step.gate.approval and step.gate.approval.role for step in plan.steps)
@@ -164,7 +167,7 @@ def check_inputs(names: Collection[str], declared: Collection[str]) -> None:
     """Reject values for undeclared inputs.
 
     Raises:
-        InvalidRequestError: with the closest name.
+        InvalidRequestError: an input is not declared. The message suggests the closest name.
     """
     for name in names:
         if name not in declared:
@@ -173,11 +176,11 @@ def check_inputs(names: Collection[str], declared: Collection[str]) -> None:
 
 
 def check_source(source: str, inputs: Collection[str]) -> ReadPlan:
-    """Reject a text that cannot run as a plan with these inputs; a worker may reject more.
+    """Reject a text that cannot be run as a plan with these inputs. A worker may reject other texts too.
 
     Raises:
-        PlanError: the text is invalid; it holds all problems with their positions.
-        InvalidRequestError: the plan does not have an input.
+        PlanError: the text is invalid. The error contains all problems with their positions.
+        InvalidRequestError: the plan does not declare one of the inputs.
     """
     # Without capabilities: the machine that submits a plan need not be able to run it.
     read, problems = check_text(source)

@@ -14,13 +14,13 @@ from tightloop.plan.text.located import Path, place_in
 from tightloop.plan.text.reading import ReadPlan
 
 SUGGESTIONS_LIMIT = 25
-"""Maximum number of suggestions: finding the closest id takes milliseconds, and more misspelt ids have another cause.
-
+"""Maximum number of suggestions. Finding the closest ID takes milliseconds, and if more IDs are wrong, there is a
+different cause.
 """
 
 
 def find_repeats(names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield position and name of each repeated name."""
+    """Yield the position and name of each repeated name."""
     previous: set[str] = set()
     for number, name in enumerate(names):
         if name in previous:
@@ -37,11 +37,13 @@ _OF_THE_PLAN = {
     "budget": frozenset({"step-budget", "fan-out", "depth"}),
     "steps": frozenset({"no-steps", "unknown-step"}),
 }
-"""Problem codes caused by an unreadable plan field; they are reported once the field is corrected."""
+"""Codes of problems that are caused by an unreadable field of the plan. They are reported after the field has been
+corrected.
+"""
 
 
 def _explains(left_out: Path, code: str, path: Path) -> bool:
-    """Return whether a problem may only be a consequence of an unreadable field."""
+    """Return whether a problem may just be a consequence of a field that could not be read."""
     if path[: len(left_out)] == left_out or left_out[: len(path)] == path:
         return True
     if len(left_out) == 1:
@@ -60,7 +62,10 @@ class Report:
     suggested: int = 0
 
     def closest(self, name: str, candidates: Collection[str], *, but: str = "") -> str:
-        """Return a suggestion for a misspelt id, never the step `but`; "" after `SUGGESTIONS_LIMIT` of them."""
+        """Return a suggestion for a misspelled ID, which is never the step `but`.
+
+        After `SUGGESTIONS_LIMIT` suggestions, return "".
+        """
         self.suggested += 1
         if self.suggested > SUGGESTIONS_LIMIT:
             return ""
@@ -101,21 +106,21 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Steps that can reference each other: those of a plan, a subplan, or one alternative."""
+    """Steps that can reference each other: those of a plan, a subplan, or a single alternative."""
 
     plan: Plan
     """The outermost plan."""
     steps: tuple[Step, ...]
     path: Path = ("steps",)
-    """Path to `steps`."""
+    """Path to the field `steps`."""
     depth: int = 1
     inputs: frozenset[str]
-    """Valid names for `${plan.<name>}`."""
+    """Names that are valid in `${plan.<name>}`."""
     report: Report
     capabilities: frozenset[str] | None = None
-    """Available capabilities; None: all."""
+    """Available capabilities. None means that all are available."""
     index: dict[str, int] = field(default_factory=dict)
-    """Position of each id in `steps`; for duplicates, the first."""
+    """Position of each ID in `steps`. If an ID is used more than once, it is the first position."""
 
     def at(self, step: int, *fields: str | int) -> Path:
         """Return the path to a field of a step."""
@@ -126,38 +131,42 @@ class Scope:
 CYCLES_SHOWN = 5
 _INSTANCE = re.compile(r"(.*?)(\d+)")
 Conditions = dict[tuple[str, int], frozenset[str]]
-"""Outcomes of steps or choices of decisions under which a step can run; missing keys mean no restriction."""
+"""Outcomes of steps, or choices of decisions, with which a step can run. If a key is missing, there is no restriction.
+"""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Edge from `source` to the later `target`."""
+    """Edge from `source` to a later `target`."""
 
     source: int
     target: int
     path: Path
     """Location of the reference in the plan."""
     kind: str = "need"
-    """`need`, `success`, `failure` or `choice`."""
+    """Kind of the edge: `need`, `success`, `failure` or `choice`."""
     option: str = ""
-    """Option of a choice."""
+    """Option to which a choice belongs."""
 
 
 @dataclass
 class Edges:
-    """Graph of one list of steps."""
+    """Graph of a list of steps."""
 
     scope: Scope
     into: list[list[Edge]] = field(default_factory=list)
     out: list[list[Edge]] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
-    """Topological order; empty if there is a cycle."""
+    """Topological order. It is empty if there is a cycle."""
     before: list[int] = field(default_factory=list)
-    """Per step, the steps completed before it starts, as a bit set; empty if there is a cycle."""
+    """For each step, the steps that have completed before it starts, as a bit set. It is empty if there is a cycle."""
 
 
 def check_edges(scope: Scope) -> Edges:
-    """Validate the graph and return it for further rules. Linear in steps and edges, except for the bit sets."""
+    """Validate the graph and return it for use by other rules.
+
+    Apart from the bit sets, the time is linear in steps and edges.
+    """
     count = len(scope.steps)
     edges = Edges(scope, [[] for _ in range(count)], [[] for _ in range(count)])
     for index, step in enumerate(scope.steps):
@@ -178,7 +187,10 @@ def check_edges(scope: Scope) -> Edges:
 
 
 def named_step(scope: Scope, name: str) -> int | None:
-    """Return the position of a step or, for a template instance such as `look-2`, of its template `look-*`."""
+    """Return the position of a step.
+
+    For an instance such as `look-2`, this is the position of its template `look-*`.
+    """
     if name in scope.index:
         return scope.index[name]
     match = _INSTANCE.fullmatch(name)
@@ -227,7 +239,7 @@ def _sorter(edges: Edges, among: Collection[int]) -> TopologicalSorter[int]:
 
 
 def _cycles(edges: Edges) -> None:
-    """Report disjoint cycles, each as the path along its edges, up to `CYCLES_SHOWN`."""
+    """Report disjoint cycles, up to `CYCLES_SHOWN`. Each cycle is described by the path along its edges."""
     scope, left = edges.scope, set(range(len(edges.scope.steps)))
     for _ in range(CYCLES_SHOWN):
         try:
@@ -288,7 +300,7 @@ def _compensations(edges: Edges) -> None:
 
 
 def _alternates(edges: Edges) -> None:
-    """Reject alternates that wait for the step that failed."""
+    """Reject alternates that wait for the step that has failed."""
     scope = edges.scope
     failures = [edge for incoming in edges.into for edge in incoming if edge.kind == "failure"]
     needed = _before(edges, frozenset({"need"})) if failures else []
@@ -312,7 +324,7 @@ def _can_fail(step: Step) -> bool:
 
 
 def _reachable(edges: Edges) -> None:
-    """Report steps that can never start; only the first one of a chain is reported."""
+    """Report steps that can never start. In a chain of such steps, only the first one is reported."""
     steps, scope = edges.scope.steps, edges.scope
     dead: set[int] = {index for index, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
     conditions: list[Conditions] = [{} for _ in steps]
@@ -394,7 +406,10 @@ def _either(first: Conditions, other: Conditions) -> Conditions:
 
 
 def longest(edges: Edges) -> tuple[float, list[str]]:
-    """Return the estimated seconds of the critical path and its step ids; 0 if there is a cycle."""
+    """Return the estimated duration of the critical path in seconds, and the IDs of its steps.
+
+    It is 0 if there is a cycle.
+    """
     steps = edges.scope.steps
     ends: dict[int, float] = defaultdict(float)
     previous: dict[int, int] = {}

@@ -17,18 +17,18 @@ from tightloop.plan.validation.edges import Edges, Report, Scope, named_step
 from tightloop.safety.scope import find_excess, find_pattern_fault
 
 BEFORE = frozenset({"inputs", "when", "for_each", "preconditions", *(action.value for action in ACTIONS)})
-"""Fields evaluated before the action, when the step's own results are unknown."""
+"""Fields that are evaluated before the action, when the results of the step are not known yet."""
 AFTER = frozenset({"expect", "outputs", "failure_modes", "evidence", "compensate"})
 OWN = frozenset({"outputs", "exit_code", "status"})
 EXPRESSIONS = frozenset(
     {("when", "when"), ("evidence", "when"), ("decision", "rules", "when"), ("gate", "checks", "invariant")}
     | {("failure_modes", "detect")}
 )
-"""(first, [second,] last) part of the paths of texts that are expressions."""
+"""Texts that are expressions, given as parts of their paths: (first, [second,] last)."""
 PROMISES = frozenset({"preconditions", "expect"})
 """Fields whose texts are expressions."""
 PLACEHOLDERS = frozenset({"step", "title", "kind", "plan"})
-"""Placeholders of a commit message, in addition to references."""
+"""Placeholders that a commit message may contain in addition to references."""
 RESULTS = {
     Capability.NONE: frozenset[str](),
     Capability.SHELL: frozenset({"stdout", "exit_code"}),
@@ -56,7 +56,7 @@ _PROSE = frozenset({"note", "name", "pros", "cons", "cost", "prose"})
 
 
 def check_references(scope: Scope, edges: Edges) -> None:
-    """Validate every text with references in all steps."""
+    """Validate every text that contains references, in all steps."""
     declared = frozenset(hypothesis.id for hypothesis in scope.plan.hypotheses)
     # Compensation step -> steps that may be complete when it starts.
     compensated: dict[str, int] = {}
@@ -84,7 +84,7 @@ def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
 
 
 class _Reader:
-    """Validates the texts of one step."""
+    """Validates the texts of a step."""
 
     def __init__(self, scope: Scope, edges: Edges, index: int, hypotheses: frozenset[str], compensated: int) -> None:
         self._scope, self._place = scope, index
@@ -94,7 +94,7 @@ class _Reader:
         self._before = (edges.before[index] if edges.before else -1) | compensated
 
     def check(self, path: Path, text: str) -> None:
-        """Validate one text; texts without references that are not expressions return early."""
+        """Validate a text. For texts without references that are not expressions, return early."""
         # In `shell` such a word is the name of an environment variable, whose value is resolved.
         if path[-1] in _PROSE and path[0] != "shell":
             return
@@ -140,7 +140,7 @@ class _Reader:
         self._scope.report.within("expression", at, (text, error.column - 1), message, hint)
 
     def for_each(self) -> None:
-        """Validate the source of a template's items."""
+        """Validate the source of the items of a template."""
         source = self._step.for_each
         if isinstance(source, str) and not is_one_reference(source):
             message = f"'for_each' of '{self._step.id}' is '{_line(source)}', which is neither a list nor one reference"
@@ -236,7 +236,7 @@ class _Reader:
 
 
 def results_of(step: Step) -> frozenset[str] | None:
-    """Return the names of the action's results; None if they depend on the run."""
+    """Return the names of the action's results, or None if they depend on the run."""
     if step.model and step.model.schema_ is None:
         return frozenset({"text"})
     if step.http and step.http.urls:
@@ -261,7 +261,7 @@ STATUSES = range(100, 600)
 
 
 class Fault(NamedTuple):
-    """Invalid value of a step, with its correction."""
+    """Invalid value in a step, and how to correct it."""
 
     path: Path
     message: str
@@ -269,7 +269,7 @@ class Fault(NamedTuple):
 
 
 def find_value_faults(step: Step, network: tuple[str, ...]) -> Iterator[Fault]:
-    """Yield the invalid values of a step; values with references are judged when it starts."""
+    """Yield the invalid values of a step. Values with references are checked when the step starts."""
     for fields, path in _paths(step):
         if "${" not in path and (fault := _path_fault(path)):
             yield Fault(fields, *fault)
@@ -373,8 +373,8 @@ def _urls(http: HttpAction) -> Iterator[tuple[Path, str]]:
 def _advice(text: str) -> str:
     """Return a hint for a text that is not an expression.
 
-    No rewrite is suggested: of 70 rewritten conditions only 51 were right, and a wrong one such as `${outputs.error} ==
-    'null'` is accepted and never holds.
+    It does not suggest a rewritten text. Out of 70 rewritten conditions, only 51 were right, and a wrong condition such
+    as `${outputs.error} == 'null'` is accepted but is never true.
     """
     return _FILES_HINT if _FILES.search(text) else _PROSE_HINT
 

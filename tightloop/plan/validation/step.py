@@ -36,14 +36,14 @@ ACTION_OF_KIND = {
     StepKind.EPISODE: Capability.EPISODE,
     StepKind.MODEL: Capability.MODEL,
 }
-"""Kinds that imply a capability."""
+"""Kinds of steps that imply a capability."""
 CHECK_WAYS = ("command", "invariant", "artifact", "diff", "prose")
 LONGEST_S = 1e9
-"""About 30 years; neither Temporal nor `timedelta` has infinite durations."""
+"""Longest duration in seconds, about 30 years. Neither Temporal nor `timedelta` supports infinite durations."""
 
 
 def check_step(scope: Scope, index: int) -> None:
-    """Validate one step on its own."""
+    """Validate a single step on its own."""
     step = scope.steps[index]
     if step.id.removesuffix("*") in RESERVED_IDS:
         problem = f"'{step.id}' cannot be a step id: `${{{step.id}...}}` is reserved"
@@ -107,7 +107,7 @@ def _check_action(scope: Scope, index: int, step: Step) -> None:
 
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
-    """Yield field, message and suggestion for missing and excess parts of an action."""
+    """Yield the field, message and suggestion for parts of an action that are missing or must not be there."""
     for fields, text, what in _texts(step):
         if not text.strip():
             yield fields, f"'{step.id}' {what}", f"Write `{fields[-1]}:`"
@@ -290,7 +290,7 @@ _CHANGES_GIT = frozenset(
 
 
 def check_commands(scope: Scope, index: int) -> None:
-    """Validate the commands of one step; references are judged when the step starts."""
+    """Validate the commands of a step. References are checked when the step starts."""
     step = scope.steps[index]
     for path, text, takes_references in _commands(step):
         try:
@@ -318,7 +318,7 @@ def check_commands(scope: Scope, index: int) -> None:
 
 
 def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
-    """Yield the commands with their paths, and whether their references are resolved for a shell."""
+    """Yield the commands with their paths, and whether their references are resolved for use in a shell."""
     if step.shell:
         yield ("shell", "run"), step.shell.run, True
     for number, check in enumerate(step.gate.checks if step.gate else ()):
@@ -334,7 +334,10 @@ def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _git_word(script: str) -> str:
-    """Return the first git subcommand that changes the repository of the tree, or ""; elsewhere git may write."""
+    """Return the first git subcommand that changes the repository of the tree, or "".
+
+    In other places, git may write.
+    """
     calls = read_scripts(plain(script)).calls
     if any(call.name in ("cd", "pushd") for call in calls):
         return ""
@@ -343,7 +346,7 @@ def _git_word(script: str) -> str:
 
 
 def _as_written(scope: Scope, index: int, path: Path, text: str) -> str:
-    """Return a text as it was parsed: a block scalar knows the position of each line."""
+    """Return a text in the form in which it was parsed. A block scalar knows the position of each line."""
     node: Any = scope.report.read.tree
     for part in scope.at(index, *path):
         try:
@@ -354,7 +357,7 @@ def _as_written(scope: Scope, index: int, path: Path, text: str) -> str:
 
 
 def _check_operand(scope: Scope, index: int, where: tuple[Path, str], part: CommandSegment) -> None:
-    """Report a known value that shell arithmetic cannot use."""
+    """Report a known value that cannot be used in shell arithmetic."""
     path, text = where
     step, name = scope.steps[index], part.piece.text
     wrong = [value for value in _known_values(scope, step, name) if as_operand(value) is None]
@@ -373,7 +376,7 @@ def _check_operand(scope: Scope, index: int, where: tuple[Path, str], part: Comm
 
 
 def _known_values(scope: Scope, step: Step, name: str) -> Iterator[Any]:
-    """Yield the values of a reference that are known before the run."""
+    """Yield the values of a reference that are known before the plan runs."""
     head, _, field = name.partition(".")
     # In a nested plan these values come from the step that starts it, and may hold references.
     if head == "plan" and scope.depth == 1:
@@ -390,18 +393,21 @@ def _known_values(scope: Scope, step: Step, name: str) -> Iterator[Any]:
 FILES_LIMIT = 200
 """Maximum number of files to read."""
 Names = Callable[[str], Collection[str] | None]
-"""Returns the names in a folder relative to the root (`""` is the root); None: no such folder."""
+"""Function that returns the names in a folder, given relative to the root. `""` is the root. It returns None if there
+is no such folder.
+"""
 Load = Callable[[str], str | None]
-"""Returns the text of a file relative to the root; None: it does not exist yet."""
+"""Function that returns the text of a file, given relative to the root. It returns None if the file does not exist yet.
+"""
 
 
 def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Problem, ...]:
-    """Return an error per step whose plan file includes itself, directly or through others.
+    """Return an error for each step whose plan file includes itself, either directly or through other files.
 
     Args:
-        read: the plan.
-        plan_file: its file, relative to the root of the tree.
-        load: reads the other files.
+        read: the plan to check.
+        plan_file: file of the plan, relative to the root of the tree.
+        load: function that reads the other files.
     """
     includes: dict[str, tuple[str, ...]] = {}
     problems = []
@@ -419,9 +425,9 @@ def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Proble
 
 
 def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
-    """Return a problem for each missing subplan file, working directory and folder of `policy.write`.
+    """Return a problem for each subplan file, working directory and folder in `policy.write` that does not exist.
 
-    It is an error if no earlier step could create it.
+    If no earlier step could create it, the problem is an error.
     """
     problems = []
     for path, target, what, is_first in _places(read):
@@ -443,7 +449,7 @@ def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
 def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
     """Return a problem for each input that the plan file of a subplan does not declare.
 
-    It is an error if no earlier step could change the file.
+    If no earlier step could change the file, the problem is an error.
     """
     problems = []
     inputs_by_file: dict[str, Collection[str] | None] = {}
@@ -468,7 +474,7 @@ def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
 
 
 def _places(read: ReadPlan) -> Iterator[tuple[Path, str, str, bool]]:
-    """Yield field, path, owner, and whether no earlier step could create it."""
+    """Yield the field, its path, its owner, and whether no earlier step could create it."""
     for number, pattern in enumerate(read.plan.policy.write):
         folder = pattern.removeprefix("./").partition("*")[0].rpartition("/")[0]
         if folder:
@@ -490,7 +496,7 @@ def _steps(steps: tuple[Step, ...], path: Path, *, begin: bool = True) -> Iterat
 
 
 def _find_steps_after_writers(steps: tuple[Step, ...]) -> set[str]:
-    """Return the steps that start after a writing step."""
+    """Return the steps that start after a step that writes."""
     behind: defaultdict[str, list[str]] = defaultdict(list)
     for step in steps:
         for name in step.needs:
