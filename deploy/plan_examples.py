@@ -298,11 +298,11 @@ EXPLAINED = frozenset(
 """Inner models whose own meaning follows that of the field that holds them."""
 MERGED: dict[type[BaseModel], dict[tuple[str, ...], str]] = {
     document.Plan: {
-        ("title", "description", "owner", "created_at"): "For readers.",
-        ("labels", "assumptions", "risks"): "For readers.",
+        ("title", "description", "owner", "created_at"): "For information only.",
+        ("labels", "assumptions", "risks"): "For information only.",
     },
     step.Step: {
-        ("title", "description"): "For readers and for the models that do the work.",
+        ("title", "description"): "For information only and for the models that do the work.",
         ("effects", "assumptions", "risks"): "In prose, for readers.",
     },
     action.Option: {("pros", "cons"): "Arguments for and against it; for readers."},
