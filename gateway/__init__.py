@@ -1,1 +1,1 @@
-"""Servers through which other programs use tightloop: HTTP API, MCP, web page and Web UI sign-in."""
+"""Servers that let other programs use tightloop: HTTP API, MCP, web page and Web UI sign-in."""

@@ -1,4 +1,4 @@
-"""`python -m gateway`: the web page and the HTTP API of this installation."""
+"""`python -m gateway`: serve this installation's web page and HTTP API."""
 
 import argparse
 import asyncio
@@ -27,13 +27,13 @@ from tightloop.settings import LOOPBACK_HOSTS, Settings
 READY = "the gateway listens at"
 AGAIN_SECONDS = 1.0
 FLUSH_SECONDS = 2.0
-"""Time at the end for the last spans."""
+"""Time in seconds to export the last spans at the end."""
 CONNECTIONS = 1_024
-"""Mostly event streams of open pages, one per browser."""
+"""Maximum number of connections. Most are event streams of open pages, one per browser."""
 
 
 def main() -> int:
-    """Run the gateway. An error of tightloop is printed as one sentence; the exit code is then 1."""
+    """Run the gateway. A tightloop error is printed as one sentence, and the exit code is then 1."""
     set_up(logging.INFO, content=False)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
@@ -55,12 +55,13 @@ def main() -> int:
 
 
 async def serve(settings: Settings, *, embedded: bool = False, settings_id: str = "") -> None:
-    """Serve until SIGTERM, SIGINT, or with `embedded` the end of standard input.
+    """Serve until SIGTERM or SIGINT or, if `embedded` is set, until the end of standard input.
 
     Commands on this host whose settings have the same `settings_id` send their requests to this gateway.
 
     Raises:
-        TightloopError: Temporal or the database does not answer, a key cannot be used, or the address is taken.
+        TightloopError: Temporal or the database does not respond, a key cannot be used, or the address is already in
+            use.
     """
     # Before waiting for Temporal, so that a taken address is reported at once.
     listener = listening(settings.gateway.address(settings.temporal), "gateway.listen")
@@ -79,7 +80,7 @@ async def serve(settings: Settings, *, embedded: bool = False, settings_id: str 
 
 
 async def _connect(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
-    """Connect to Temporal, waiting for it as long as workers do."""
+    """Connect to Temporal. Wait for it as long as workers do."""
     clock = asyncio.get_running_loop().time
     until = clock() + settings.worker.start_wait_s
     while True:

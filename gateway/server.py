@@ -1,4 +1,4 @@
-"""The gateway server: guard, API below `/api`, MCP at `/mcp`, and the web page everywhere else."""
+"""The gateway server: the guard, the API under `/api`, MCP at `/mcp`, and the web page everywhere else."""
 
 import asyncio
 import getpass
@@ -54,7 +54,7 @@ def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> 
 
 
 def gateway_access(settings: Settings, tokens: Tokens) -> Access:
-    """Return the access rules of the page and the API."""
+    """Return the access rules for the web page and the API."""
     page = origin_of(settings.gateway.page(settings.temporal))
     listen = settings.gateway.address(settings.temporal)
     host, _, port = listen.rpartition(":")
@@ -121,7 +121,10 @@ class _Router:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _readiness(self) -> Response:
-        """Return the readiness of database and Temporal. No other details, because no token is required."""
+        """Return whether the database and Temporal are ready.
+
+        The response has no other details, because no token is required.
+        """
 
         async def works(check: Awaitable[object]) -> bool:
             try:

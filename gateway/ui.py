@@ -1,4 +1,7 @@
-"""`python -m gateway.ui`: codec server for a Temporal cluster; with `--embedded`, the Web UI of `up` with sign-in."""
+"""`python -m gateway.ui`: codec server for a Temporal cluster.
+
+With `--embedded`, it serves the Web UI of `up` with sign-in.
+"""
 
 import argparse
 import asyncio
@@ -65,14 +68,14 @@ class OneToken:
 
 
 def ui_access(settings: Settings, token: str) -> Access:
-    """Return the access rules of the embedded server's Web UI."""
+    """Return the access rules for the embedded server's Web UI."""
     page = origin_of(settings.temporal.ui_url)
     hosts = {page.partition("://")[2], *(f"{host}:{settings.temporal.ui_port}" for host in LOOPBACK_HOSTS)}
     return _access(token, Site(page=page, hosts=frozenset(hosts)))
 
 
 def codec_access(settings: Settings, token: str) -> Access:
-    """Return the access rules of a codec server for a cluster whose Web UI is on another host."""
+    """Return the access rules for a codec server of a cluster whose Web UI is on another host."""
     listen, codec = settings.codec.listen, settings.codec
     host, _, port = listen.rpartition(":")
     hosts = frozenset(f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
@@ -120,10 +123,10 @@ _REFERENCE = b"temporal.api.sdk.v1.ExternalStorageReference"
 
 
 def transform_payloads(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
-    """Return the response to a codec request, as JSON of the same shape.
+    """Return the response to a codec request, as JSON with the same structure.
 
-    `decode` passes payloads that the codec did not make through unchanged, including references to external storage
-    (with and without `preserveStorageRefs`), which tightloop does not use.
+    `decode` does not change payloads that the codec did not create. These include references to external storage (with
+    and without `preserveStorageRefs`), which tightloop does not use.
 
     Raises:
         InvalidRequestError: the body is not a list of payloads, or a payload is in external storage.
@@ -165,18 +168,18 @@ TIMEOUT = httpx2.Timeout(connect=5, read=120, write=30, pool=10)
 _PREFIXES = ("/api/", "/_app/")
 _FILES = ("/favicon.ico", "/render")
 _CSRF = "_csrf"
-"""The UI's only cookie; requests repeat its value as X-CSRF-TOKEN."""
+"""The UI's only cookie. Requests repeat its value in the X-CSRF-TOKEN header."""
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
      "transfer-encoding", "upgrade")
 )  # fmt: skip
-"""RFC 9110, section 7.6.1."""
+"""Hop-by-hop headers (RFC 9110, section 7.6.1)."""
 _OURS = frozenset(("host", "authorization", "cookie", "origin", "referer", "content-length", "expect", "forwarded"))
-"""Request headers that are meant for this server, or are set again."""
+"""Request headers that are intended for this server or are set again."""
 
 
 class Proxy:
-    """Reverse proxy to one Web UI."""
+    """Reverse proxy for one Web UI."""
 
     def __init__(self, upstream: str) -> None:
         """`upstream` is `host:port`."""
@@ -193,7 +196,7 @@ class Proxy:
         """Forward a request.
 
         Raises:
-            RefusedError: the UI does not answer, or the path is not allowed.
+            RefusedError: the UI does not respond, or the path is not allowed.
         """
         target = _target(request)
         # Not `build_request`, which adds headers of its own.
@@ -239,7 +242,7 @@ def _target(request: Request) -> str:
     """Return the request target for the UI.
 
     Raises:
-        RefusedError: the path contains dot segments, or a page is written to.
+        RefusedError: the path contains dot segments, or the request writes to a page.
     """
     path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
     if not path.startswith(_PREFIXES) and path not in _FILES:
@@ -253,7 +256,10 @@ def _target(request: Request) -> str:
 
 
 def _forwarded_headers(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[str]) -> list[tuple[bytes, bytes]]:
-    """Return the headers to forward: no hop-by-hop headers, none named by Connection, and none in `dropped`."""
+    """Return the headers to forward.
+
+    These exclude hop-by-hop headers, headers named in Connection, and those in `dropped`.
+    """
     pairs = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.split(b",")}
     forwarded = []
@@ -281,8 +287,8 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
 
     Args:
         access: access rules.
-        codec: encodes and decodes payloads; None leaves them unchanged.
-        upstream: `host:port` of the server's own Web UI; None serves the codec routes only.
+        codec: encodes and decodes payloads. None leaves them unchanged.
+        upstream: `host:port` of the server's own Web UI. With None, only the codec routes are served.
     """
 
     async def transform(request: Request) -> Response:
@@ -328,7 +334,7 @@ READY = "the sign-in listens at"
 
 
 def main() -> int:
-    """Run the server. An error of tightloop is printed as one sentence; the exit code is then 1."""
+    """Run the server. A tightloop error is printed as one sentence, and the exit code is then 1."""
     set_up(logging.INFO, content=False)
     # Their request logs contain the UI's secret address.
     for name in ("httpx2", "httpcore2"):
@@ -350,10 +356,10 @@ def main() -> int:
 
 
 def serve(settings: Settings, *, embedded: bool) -> None:
-    """Serve until SIGTERM, SIGINT, or with `embedded` the end of standard input.
+    """Serve until SIGTERM or SIGINT or, if `embedded` is set, until the end of standard input.
 
     Raises:
-        TightloopError: a key or the token cannot be used, or the address is taken.
+        TightloopError: a key or the token cannot be used, or the address is already in use.
     """
     codec = operator_codec(settings)
     if embedded:

@@ -1,1 +1,1 @@
-"""Composition root: builds adapters from settings, and workers by role from adapters."""
+"""Composition root: builds adapters from the settings, and each role's workers from the adapters."""

@@ -1,4 +1,4 @@
-"""Server-side processes: `python -m worker COMMAND`, e.g. `up`, `run`, `replay` or `hooks`."""
+"""Run a server-side process: `python -m worker COMMAND`, e.g. `up`, `run`, `replay` or `hooks`."""
 
 import argparse
 import asyncio
@@ -39,7 +39,7 @@ AT_ONCE = 4
 
 
 def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
-    """Probe all executors, sandboxes and the remote store. Takes up to about half a minute."""
+    """Probe all executors, sandboxes and the remote store. This takes up to about half a minute."""
     registry = host_executors(settings, build_executor_dependencies(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         availabilities = list(pool.map(lambda name: _availability(registry, name), registry.names))
@@ -73,7 +73,7 @@ def print_description(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Run one command. An error of tightloop is printed as one sentence; the exit code is then 1."""
+    """Run one command. A tightloop error is printed as one sentence, and the exit code is then 1."""
     set_up(logging.INFO, content=True)
     logging.getLogger("temporalio").setLevel(logging.WARNING)
     # Failures of activities are logged in one line by the interceptor.
@@ -148,7 +148,7 @@ async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _answer(command: str, settings: Settings) -> int:
-    """Handle a request given as JSON on standard input."""
+    """Handle a JSON request from standard input."""
     if command == "rerun":
         return 0 if print_rerun(settings) else 1
     print_recollections(settings, model_service(settings.planner, os.environ, settings.privacy.strictest))

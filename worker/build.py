@@ -1,4 +1,4 @@
-"""Workers of a role, and the adapters behind their activities."""
+"""A role's workers, and the adapters behind their activities."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -76,10 +76,11 @@ from workflows.plan.workflow import PlanWorkflow
 from workflows.retention import RetentionWorkflow
 
 ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
-"""Workflows bound to one host. The coder's tools are local activities, so it has to run where the workspace is."""
+"""Workflows that are bound to one host. The coder's tools are local activities, so it has to run on the workspace's
+host."""
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, ProjectWorkflow, *ON_HOST]
 WORKFLOW_TYPES = (*KINDS, *(workflow_type.__name__ for workflow_type in ON_HOST))
-"""Type names in Temporal."""
+"""Workflow type names in Temporal."""
 
 
 class Role(StrEnum):
@@ -107,11 +108,11 @@ class Work:
     """All activities, grouped by their requirements."""
 
     handling: list[Callable[..., Any]]
-    """Need the workspace."""
+    """Activities that need the workspace."""
     executing: list[Callable[..., Any]]
-    """Need an executor."""
+    """Activities that need an executor."""
     thinking: list[Callable[..., Any]]
-    """May call a model."""
+    """Activities that may call a model."""
 
     @property
     def all(self) -> list[Callable[..., Any]]:
@@ -130,7 +131,7 @@ def queues(settings: Settings) -> dict[Role, str]:
 
 
 def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]:
-    """Return the task queues of a role."""
+    """Return a role's task queues."""
     slots = settings.worker.max_concurrent_activities
     by_role, homes = queues(settings), host_identity(settings).queues(settings)
     if role is Role.WORKFLOWS:
@@ -168,7 +169,7 @@ PASSED_THROUGH = (
     "typing_inspection",
     "yaml",
 )
-"""Modules shared with the worker; re-importing the models costs 97 ms and 1.3 MB per workflow."""
+"""Modules that are shared with the worker. Re-importing the models costs 97 ms and 1.3 MB per workflow."""
 
 
 PRODUCTION_RUNNER = LeanRunner()
@@ -201,7 +202,7 @@ def model_service(
 
 
 def build_executor_dependencies(settings: Settings) -> ExecutorDependencies:
-    """Return the dependencies that the executors of this host share."""
+    """Return the dependencies that this host's executors share."""
     return ExecutorDependencies(
         settings=settings,
         homes=agent_homes(),
@@ -212,7 +213,7 @@ def build_executor_dependencies(settings: Settings) -> ExecutorDependencies:
 
 
 def agent_homes() -> Path:
-    """Return the folder of the agents' home directories."""
+    """Return the folder that contains the agents' home directories."""
     return state_home() / "homes"
 
 
@@ -258,18 +259,18 @@ def build_workers(
     runner: WorkflowRunner | None = None,
     tenure: str = "",
 ) -> list[Worker]:
-    """Return the workers of a role, one per task queue, without starting them.
+    """Return a role's workers, one per task queue, without starting them.
 
-    The roles `all` and `workspace` serve the queue of this host and state home; `all` also serves the queues that the
-    settings name for single capabilities.
+    The roles `all` and `workspace` serve the queue of this host and state home. `all` also serves the queues that the
+    settings define for individual capabilities.
 
     Args:
         client: connection to Temporal.
         settings: settings in force.
-        role: role of the process.
-        adapters: None uses those that the settings configure.
-        runner: workflow runner; None is the sandbox. `PRODUCTION_RUNNER` needs less memory.
-        tenure: id of the lease on the host's name, shared by the processes of a state home; see `hosting.tenure`.
+        role: the process's role.
+        adapters: adapters to use. None uses the adapters that the settings configure.
+        runner: workflow runner. None uses the sandbox. `PRODUCTION_RUNNER` needs less memory.
+        tenure: id of the lease on the host's name, which all processes of a state home share. See `hosting.tenure`.
     """
     use = adapters or build_adapters(client, settings)
     specs = worker_specs(settings, role, _work(client, settings, use))
@@ -314,7 +315,7 @@ def build_workers(
 def _key_of(client: Client) -> str:
     """Return the suffix of a worker identity that names its encryption key.
 
-    Creates a key if there is none, so call it only after the keys were compared with those of other workers.
+    Creates a key if there is none, so call this only after comparing the keys with those of other workers.
     """
     codec = client.data_converter.payload_codec
     return f"{SEALS}:{codec.keys.current}" if isinstance(codec, SealingCodec) else ""

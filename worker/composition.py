@@ -72,7 +72,7 @@ from workflows.plan.attempts import ACTIVITIES
 
 
 def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
-    """Return the coder's model service; settings that it leaves open come from the planner."""
+    """Return the coder's model service. Settings that the coder does not define are taken from the planner."""
     coder, planner = settings.coder, settings.planner
     # A base URL of the coder's own may belong to another provider, who must not get the planner's key.
     variable = coder.api_key_env or ("" if coder.base_url else planner.api_key_env)
@@ -100,12 +100,12 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
 
 
 def host_executors(settings: Settings, host_surroundings: ExecutorDependencies) -> ExecutorRegistry:
-    """Return the executors of this host, including the coder."""
+    """Return this host's executors, including the coder."""
     return executors(host_surroundings, {CODER: coder_executor(settings, host_surroundings.sandbox)})
 
 
 def load_early(settings: Settings, sandbox: Sandbox) -> None:
-    """Preload the model client and probe the sandbox, so that a first turn or command does not wait for them."""
+    """Preload the model client and probe the sandbox so that the first turn or command does not wait for them."""
     service = coder_service(settings, os.environ)
     if service.configured:
         sandbox.probe()
@@ -114,7 +114,7 @@ def load_early(settings: Settings, sandbox: Sandbox) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAdapters:
-    """Ports of the plan activities; most are shared with episodes."""
+    """Ports of the plan activities. Most of them are shared with episodes."""
 
     workspaces: Workspaces
     stores: ArtifactStores
@@ -126,17 +126,17 @@ class PlanAdapters:
     differ: Differ
     has_ended: OpenEpisodes
     plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
-    """Additional runners by capability; they override the built-in ones."""
+    """Additional runners by capability. They override the built-in runners."""
     settings: Settings = field(default_factory=Settings)
     """Defaults for `episode` steps."""
     plan_children: Children | None = None
-    """Replaces the built-in preparation and settlement of child workflows."""
+    """Replacement for the built-in preparation and settlement of child workflows."""
     plan_writer: PlanWriter | None = None
-    """None requires every plan as text or as a file."""
+    """Plan writer. If it is None, every plan must be provided as text or as a file."""
     task_planners: TaskPlanners | None = None
-    """None disables planning of projects."""
+    """Task planners. None disables project planning."""
     plan_secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Environment variables of the worker, with the hosts that plans may send them to."""
+    """The worker's environment variables, with the hosts that plans may send them to."""
 
 
 def plan_activities(use: PlanAdapters) -> PlanActivities:
@@ -174,7 +174,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
 
 
 def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
-    """Return the plan activities of a workspace worker."""
+    """Return a workspace worker's plan activities."""
     return [
         plans.open_plan,
         plans.load_plan,
@@ -193,13 +193,13 @@ def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
 
 
 def model_runners(service: ModelService, prompt_privacy_of: Callable[[str], PromptPrivacy]) -> dict[Capability, Runner]:
-    """Return the runners of `model` and `decision` steps, which apply the prompt privacy of each workspace."""
+    """Return the runners for `model` and `decision` steps, which apply each workspace's prompt privacy."""
     model = PlanModel(service, prompt_privacy_of)
     return {Capability.MODEL: ModelRunner(model), Capability.DECISION: DecisionRunner(model)}
 
 
 def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
-    """Return the writer of plans. It refuses if `plans.agent_planning` is off."""
+    """Return the plan writer. It refuses to write plans if `plans.agent_planning` is off."""
     plans = settings.plans
     longer = replace(service, max_output_tokens=max(service.max_output_tokens, plans.max_output_tokens))
     return ModelPlanWriter(
@@ -214,7 +214,7 @@ def plan_writer(service: ModelService, settings: Settings) -> ModelPlanWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters(PlanAdapters):
-    """Ports of all activities; tests and embedders replace single fields."""
+    """Ports of all activities. Tests and embedding programs replace individual fields."""
 
     outboxes: Outboxes
     executors: Executors
@@ -229,13 +229,13 @@ class Adapters(PlanAdapters):
     coder_model: TurnModel
     memories: Memories = no_memories
     copies: Copies | None = None
-    """Copies in the remote store; None if none is configured."""
+    """Copies in the remote store. None if no remote store is configured."""
     programs: tuple[str, ...] = ()
     command_takes_whole_plans: bool = False
 
 
 def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
-    """Return the activities of the coder."""
+    """Return the coder's activities."""
 
     def memory_of(scope: EpisodeScope) -> CoderMemory | None:
         memory = use.memories(Path(scope.workspace))
@@ -281,10 +281,10 @@ def _inspection(use: PlanAdapters) -> InspectionActivities:
 
 
 class Recall(Document):
-    """Search request."""
+    """Request to search the project memory."""
 
     project: str
-    """Project id in the memory database."""
+    """The project's id in the memory database."""
     text: str
     kind: Kind = Kind.FAILURE
     limit: int = 5
@@ -332,10 +332,10 @@ def print_recollections(settings: Settings, service: ModelService) -> None:
 
 
 def copies_of(settings: Settings, client: Client) -> Copies | None:
-    """Return the copies in the configured bucket, or None without a bucket.
+    """Return the copies in the configured bucket, or None if there is no bucket.
 
     Raises:
-        SettingsError: the library for it is not installed.
+        SettingsError: the required library is not installed.
     """
     if not settings.remote.bucket:
         return None
@@ -349,8 +349,8 @@ def need_bucket(settings: Settings) -> None:
     """Check that the configured bucket works, if there is one.
 
     Raises:
-        SettingsError: its server ignores conditional writes.
-        ServiceUnavailableError: it does not answer, or refuses access.
+        SettingsError: the bucket's server ignores conditional writes.
+        ServiceUnavailableError: the server does not respond, or denies access.
     """
     if settings.remote.bucket:
         bucket = S3Bucket(settings.remote)

@@ -27,23 +27,23 @@ from worker.telemetry import Telemetry
 logger = logging.getLogger("tightloop")
 
 DATA_CONVERTER = PLAIN_CONVERTER
-"""Without seals and encryption. `data_converter(settings)` returns the configured one."""
+"""Data converter without seals and encryption. `data_converter(settings)` returns the configured converter."""
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 10.0
 """Timeout of an activity's query about another episode."""
 
 
 async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wait_s: float = 0.0) -> Client:
-    """Connect with worker heartbeats, which make `ListWorkers` show the live workers.
+    """Connect with worker heartbeats, so that `ListWorkers` shows the live workers.
 
     Args:
-        settings: settings in force.
+        settings: effective settings.
         telemetry: None disables telemetry.
-        wait_s: seconds to wait for the server and its namespace; 0 checks the connection once and the namespace not at
-            all.
+        wait_s: seconds to wait for the server and its namespace. 0 checks the connection once and does not check the
+            namespace.
 
     Raises:
-        ServiceUnavailableError: Temporal does not answer.
+        ServiceUnavailableError: Temporal does not respond.
         SettingsError: the keys cannot be read, or the Prometheus address cannot be bound.
     """
     converter, observed = data_converter(settings, claims=True), telemetry or Telemetry()
@@ -67,10 +67,10 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
 
 
 async def _need_namespace(client: Client) -> None:
-    """Check that the namespace exists. A worker in a missing one fails later, with a less helpful error.
+    """Check that the namespace exists. In a missing namespace, a worker would fail later with a less helpful error.
 
     Raises:
-        ServiceUnavailableError: the namespace is missing, or Temporal does not answer.
+        ServiceUnavailableError: the namespace does not exist, or Temporal does not respond.
     """
     try:
         await Calls(client).check_namespace()
@@ -103,10 +103,10 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
 
 
 async def known_workflows(client: Client, where: str = "") -> tuple[Execution, ...]:
-    """Return all runs of episodes and plans that Temporal knows; `where` adds a condition.
+    """Return all episode and plan runs that Temporal knows. `where` adds a condition.
 
     Raises:
-        ServiceUnavailableError: Temporal does not answer.
+        ServiceUnavailableError: Temporal does not respond.
     """
     types = ", ".join(f'"{name}"' for name in KINDS)
     query = f"WorkflowType IN ({types})" + (f" AND {where}" if where else "")
@@ -130,9 +130,9 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
 
 
 def ended_episodes(client: Client) -> Callable[[str], bool]:
-    """Return a predicate: whether an episode is closed, or unknown to Temporal.
+    """Return a predicate that tells whether an episode is closed or unknown to Temporal.
 
-    Must be called from the client's event loop. The predicate blocks and is meant for activity threads.
+    Must be called from the client's event loop. The predicate blocks, so use it in activity threads.
     """
     loop = asyncio.get_running_loop()
 
@@ -157,14 +157,14 @@ _LINES = "privacy:\n  encrypt: true\n"
 def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
     """Set `privacy.encrypt` in the settings file and create the first key if needed.
 
-    The file makes it apply to workers and clients in other terminals too.
+    Because it is set in the file, it also applies to workers and clients in other terminals.
 
     Args:
-        settings: settings in force.
-        settings_file: file they were read from; None for the user's own file.
+        settings: effective settings.
+        settings_file: file that the settings were read from. None uses the user's own file.
 
     Raises:
-        SettingsError: the file cannot be changed, or another source turns it off.
+        SettingsError: the file cannot be changed, or another source turns encryption off.
     """
     if not settings.privacy.encrypt:
         path = settings_file or user_file()

@@ -37,15 +37,15 @@ from worker.hosting.startup import build_id_of
 from worker.replay import foreign_type, replay
 
 BATCH = 10
-"""Histories per batch of a replay process."""
+"""Number of histories per batch in a replay process."""
 SHOWN = 20
-"""Maximum number of failures in the printed report; the JUnit file has all."""
+"""Maximum number of failures in the printed report. The JUnit file contains all of them."""
 _UNPRINTABLE = {code: "?" for code in range(32) if chr(code) not in "\t\n\r"}
 """Control characters that XML does not allow."""
 
 
 class Run(NamedTuple):
-    """Run of a workflow."""
+    """A workflow run."""
 
     workflow_id: str
     run_id: str
@@ -54,26 +54,26 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Replay result of a run."""
+    """A run's replay result."""
 
     run: Run
     events: int
     seconds: float
     failure: str = ""
-    """Reason why the code does not fit the history, or why it could not be read."""
+    """Why the code does not match the history, or why the history could not be read."""
 
     @property
     def skipped(self) -> bool:
-        """True if the run was skipped because no worker of this installation has its type."""
+        """True if the run was skipped because none of this installation's workers supports its type."""
         return self.run.workflow_type not in WORKFLOW_TYPES
 
 
 def query_of(settings: Settings, query: str = "", days: int | None = None) -> str:
-    """Return a visibility query for runs that are open or ended in the last days.
+    """Return a visibility query for runs that are open or ended in the last `days` days.
 
     Args:
         settings: settings in force.
-        query: base query; empty for all workflows on the task queues of the installation.
+        query: base query. If empty, all workflows on the installation's task queues are included.
         days: None includes runs regardless of when they ended.
     """
     queue = settings.temporal.task_queue
@@ -91,7 +91,7 @@ async def find_runs(client: Client, query: str) -> list[Run]:
 
     Raises:
         InvalidRequestError: Temporal rejects the query.
-        ServiceUnavailableError: Temporal does not answer.
+        ServiceUnavailableError: Temporal does not respond.
     """
     try:
         return [
@@ -107,7 +107,7 @@ async def find_runs(client: Client, query: str) -> list[Run]:
 def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
     """Replay the histories of runs in parallel processes.
 
-    Runs of foreign types are reported as skipped, expired ones omitted.
+    Runs of foreign types are reported as skipped. Expired runs are omitted.
     """
     batches = [runs[start : start + BATCH] for start in range(0, len(runs), BATCH)]
     processes = min(len(batches), os.cpu_count() or 1)
@@ -159,7 +159,7 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
 
 
 def failed_outcomes(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes that the current code must not continue."""
+    """Return the outcomes of runs that the current code must not continue."""
     return [outcome for outcome in outcomes if outcome.failure]
 
 
@@ -224,42 +224,42 @@ DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
 
 @dataclass(frozen=True)
 class Build:
-    """A build of the deployment, as Temporal reports it."""
+    """One of the deployment's builds, as reported by Temporal."""
 
     build_id: str
     state: str
     """`current`, `ramping at 30 %`, `draining`, `drained` or `not in use`."""
     open_workflows: int
     workers: int
-    """Number of live processes on all task queues."""
+    """Number of live processes across all task queues."""
 
 
 UNVERSIONED = "unversioned"
-"""Build id shown for workers without a version."""
+"""Build id that is shown for workers without a version."""
 
 
 class Deployment:
-    """Builds of a deployment, and the routing of new workflows to one of them."""
+    """A deployment's builds, and the routing of new workflows to one of them."""
 
     def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
-        """Prefer `find_deployment`. An empty build id denotes workers without a version."""
+        """Use `find_deployment` instead if possible. An empty build id stands for workers without a version."""
         self.name, self.build_id = name, build_id
         self._client, self._settings, self._calls = client, settings, Calls(client)
 
     @property
     def version(self) -> str:
-        """Version name of this installation's build in Temporal; empty without a version."""
+        """Temporal's version name for this installation's build. Empty if it has no version."""
         return version_name(self.name, self.build_id) if self.build_id else ""
 
     @property
     def target(self) -> str:
-        """Display name of the workers that are to get new workflows."""
+        """Display name of the workers that will receive new workflows."""
         return self.version or workers_of("")
 
     # -- builds -----------------------------------------------------------------------------------------
 
     async def builds(self) -> list[Build]:
-        """Return the known builds; the current one comes first, then ramping ones."""
+        """Return the known builds, starting with the current build and then ramping builds."""
         answer = await self._describe()
         routing = answer.worker_deployment_info.routing_config
         summaries = answer.worker_deployment_info.version_summaries
@@ -347,7 +347,7 @@ class Deployment:
         """Check that this build has live workers on every task queue that new workflows need.
 
         Raises:
-            InvalidRequestError: workers are missing. Temporal would let new workflows wait for them.
+            InvalidRequestError: workers are missing. Without this check, new workflows would wait for them.
         """
         current = (await self._describe()).worker_deployment_info.routing_config.current_deployment_version.build_id
         queues = await self._queues([current] if current else [])
@@ -368,10 +368,10 @@ class Deployment:
             )
 
     async def need_fitting_histories(self, days: int) -> str:
-        """Replay workflows that are open or ended in the last `days` with the installed code, and return the report.
+        """Replay workflows that are open or ended in the last `days` days with the installed code, and return a report.
 
         Raises:
-            InvalidRequestError: the code does not fit; the message names the workflow and the reason.
+            InvalidRequestError: the code does not match a history. The message names the workflow and the reason.
         """
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
@@ -382,7 +382,10 @@ class Deployment:
     # -- changes ----------------------------------------------------------------------------------------
 
     async def make_current(self) -> None:
-        """Make this build current: new workflows start on it, and pinned ones move to it when they continue as new."""
+        """Make this build current.
+
+        New workflows start on it, and pinned workflows move to it when they continue as new.
+        """
         description = await self._describe()
         request = service.SetWorkerDeploymentCurrentVersionRequest(
             namespace=self._client.namespace,
@@ -396,7 +399,7 @@ class Deployment:
             await self._client.workflow_service.set_worker_deployment_current_version(request, timeout=CALL_TIMEOUT)
 
     async def ramp(self, percent: float) -> None:
-        """Start a share of new workflows and runs on this build; 0 ends the ramp."""
+        """Start a percentage of new workflows and runs on this build. 0 ends the ramp."""
         description = await self._describe()
         if not percent and not description.worker_deployment_info.routing_config.ramping_deployment_version.build_id:
             return
@@ -413,13 +416,13 @@ class Deployment:
 
 
 async def find_deployment(client: Client, settings: Settings, *, unversioned: bool = False) -> Deployment:
-    """Return the deployment that the settings name.
+    """Return the deployment that is named in the settings.
 
     Args:
         client: connection to Temporal.
         settings: settings in force.
-        unversioned: select workers without a version. If the settings name no deployment, use the one that has workers
-            on the episodes' task queue, or that Temporal routes to.
+        unversioned: select workers without a version. If the settings do not name a deployment, use the deployment that
+            has workers on the episodes' task queue or that Temporal routes to.
 
     Raises:
         SettingsError: there is no deployment.
@@ -455,10 +458,10 @@ _BACK = "workers without a version get new workflows again"
 
 
 async def status(client: Client, settings: Settings) -> str:
-    """Return a printable table of the builds, with their state, open workflows and workers.
+    """Return a printable table of the builds with their state, open workflows and workers.
 
     Raises:
-        SettingsError: the settings name no deployment, and the task queue has none.
+        SettingsError: the settings do not name a deployment, and the task queue has none.
     """
     deployment = await find_deployment(client, settings, unversioned=not settings.worker.deployment)
     builds = await deployment.builds()
@@ -486,10 +489,11 @@ def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
 
 
 async def promote(client: Client, settings: Settings, days: int, *, unversioned: bool = False) -> str:
-    """Make the build of this installation, or workers without a version, current.
+    """Make this installation's build, or the workers without a version, current.
 
     Raises:
-        InvalidRequestError: live workers are missing on a task queue, or a history does not fit; nothing was changed.
+        InvalidRequestError: live workers are missing on a task queue, or the code does not match a history. Nothing was
+            changed.
     """
     deployment = await find_deployment(client, settings, unversioned=unversioned)
     report = await _check_deployment(deployment, days)
@@ -502,10 +506,12 @@ async def promote(client: Client, settings: Settings, days: int, *, unversioned:
 
 
 async def ramp(client: Client, settings: Settings, percent: float, days: int) -> str:
-    """Start a share of new workflows on the build of this installation, after the checks of `promote`; 0 ends the ramp.
+    """Start a percentage of new workflows on this installation's build. 0 ends the ramp.
+
+    Runs the checks of `promote` first.
 
     Raises:
-        InvalidRequestError: see `promote`; nothing was changed.
+        InvalidRequestError: see `promote`. Nothing was changed.
     """
     deployment = await find_deployment(client, settings)
     report = await _check_deployment(deployment, days) if percent else "no build is ramping any more"

@@ -1,4 +1,4 @@
-"""Liveness and readiness of a worker process over HTTP, for its supervisor."""
+"""Reports a worker process's liveness and readiness to its supervisor over HTTP."""
 
 import asyncio
 import logging
@@ -21,17 +21,17 @@ logger = logging.getLogger("tightloop")
 
 REQUEST_SECONDS = 5.0
 ASK_SECONDS = 2.0
-"""Timeout of the queries to Temporal; Kubernetes probes usually allow a few seconds."""
+"""Timeout of queries to Temporal. Kubernetes probes usually allow a few seconds."""
 ANSWER_SECONDS = 1.0
-"""Cache time of a readiness result. Anyone may send probes, and each check takes several calls."""
+"""How long a readiness result is cached. Anyone may send probes, and each check requires several calls."""
 LOOK_SECONDS = 15.0
 START_SECONDS = 3.0
-"""Time for a new worker to appear in Temporal before a warning is logged."""
+"""How long a new worker may take to appear in Temporal before a warning is logged."""
 FIRST_LOOK_SECONDS = 0.3
 
 
 class Health:
-    """Liveness and readiness of the process."""
+    """The process's liveness and readiness."""
 
     def __init__(self) -> None:
         self._client: Client | None = None
@@ -45,17 +45,20 @@ class Health:
         self._client, self._workers = client, workers
 
     def drain(self) -> None:
-        """Mark the process as draining: alive, but not ready."""
+        """Mark the process as draining. It is then alive but not ready."""
         self._drains = True
 
     def problem_of_life(self) -> str:
-        """Return the reason to replace the process; empty if it is alive."""
+        """Return the reason to replace the process. Empty if it is alive."""
         # Draining stops workers on purpose; a restart now would cut their last activities off.
         dead = [] if self._drains else [worker.task_queue for worker in self._workers if not worker.is_running]
         return f"the worker of task queue {dead[0]} has stopped: restart the process" if dead else ""
 
     async def problem_of_work(self) -> str:
-        """Return the reason why the process cannot take work; empty if it is ready. Cached for `ANSWER_SECONDS`."""
+        """Return why the process cannot accept work.
+
+        Empty if it is ready. The result is cached for `ANSWER_SECONDS`.
+        """
         if self._drains:
             return "draining: running activities may finish, no new ones are taken"
         if self._client is None:
@@ -87,7 +90,7 @@ class Health:
         return ""
 
     async def log_changes(self, name: str, every: float = LOOK_SECONDS) -> None:
-        """Log each change of readiness, until cancelled."""
+        """Log each change in readiness until cancelled."""
         last_problem: str | None = None
         start = time.monotonic()
         while True:
@@ -103,7 +106,7 @@ class Health:
 
 
 async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
-    """Return a worker's entry in Temporal; None if it is not listed yet."""
+    """Return a worker's entry in Temporal, or None if it is not listed yet."""
     config = worker.config()
     deployment = config.get("deployment_config")
     version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""
@@ -115,7 +118,7 @@ async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
 
 @asynccontextmanager
 async def serving_health(settings: Settings) -> AsyncIterator[Health]:
-    """Serve `/healthz` and `/readyz` at `worker.health_bind` during the block; serve nothing if that is empty.
+    """Serve `/healthz` and `/readyz` on `worker.health_bind` during the block. Do nothing if that setting is empty.
 
     Raises:
         SettingsError: the address cannot be bound.
@@ -137,7 +140,7 @@ async def serving_health(settings: Settings) -> AsyncIterator[Health]:
 
 
 async def _answer(health: Health, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one request and close the connection."""
+    """Respond to one request and close the connection."""
     try:
         async with asyncio.timeout(REQUEST_SECONDS):
             # `readline` raises ValueError for lines over 64 KiB.

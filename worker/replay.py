@@ -1,4 +1,4 @@
-"""Replay of histories, and rerun of a proof's commands."""
+"""Replays histories, and reruns a proof's commands."""
 
 import json
 import re
@@ -58,7 +58,7 @@ class _CapturedInstance:
 
 
 class _InstanceCapture(WorkflowInboundInterceptor):
-    """Captures the workflow instance, so that its timeline can be read after the replay."""
+    """Captures the workflow instance so that its timeline can be read after the replay."""
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:
         with workflow.unsafe.sandbox_unrestricted():
@@ -76,20 +76,20 @@ class _CaptureInterceptor(Interceptor):
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Replay result."""
+    """Result of a replay."""
 
     workflow_id: str
     events: int
     timeline: tuple[TimelineLine, ...]
     failure: str = ""
-    """Reason why the current code does not fit the history; empty if it does."""
+    """Why the current code does not match the history. Empty if it does."""
 
 
 def read_history(path: Path) -> WorkflowHistory:
-    """Read a history written by `temporal workflow show -o json`, the Web UI or `tightloop export`.
+    """Read a history that was written by `temporal workflow show -o json`, the Web UI or `tightloop export`.
 
     Raises:
-        InvalidRequestError: the file is missing, is not a history, or belongs to another application's workflow.
+        InvalidRequestError: the file does not exist, is not a history, or belongs to another application's workflow.
     """
     try:
         document = json.loads((path / "history.json" if path.is_dir() else path).read_text())
@@ -115,14 +115,14 @@ def read_history(path: Path) -> WorkflowHistory:
 
 
 def foreign_type(workflow_type: str) -> str:
-    """Return the message for workflows whose type is not registered here."""
+    """Return the error message for workflows whose type is not registered here."""
     return f"no worker of this installation runs workflows of type {workflow_type or '(none)'}"
 
 
 async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
     """Fetch the history of an open or closed workflow from the server.
 
-    For an episode or a plan it is the run that `status` shows, not a later start that was refused.
+    For an episode or a plan, this is the run that `status` shows and not a later start that was refused.
 
     Raises:
         EpisodeNotFoundError: the server has no such workflow.
@@ -147,12 +147,12 @@ async def replay(
     """Replay a history against the current code.
 
     Args:
-        history: sealed as on the server, or decrypted as in an export.
-        converter: has the keys of an encrypted history.
-        namespace: seals made for this namespace are verified; those of another one are not.
+        history: history to replay. It may be sealed, as on the server, or decrypted, as in an export.
+        converter: data converter with the keys for an encrypted history.
+        namespace: seals that were created for this namespace are verified. Other namespaces' seals are not.
 
     Raises:
-        SettingsError: a key is missing; the message names it. The code may fit the history nevertheless.
+        SettingsError: a key is missing. The message names it. The code may still match the history.
     """
     await _check_readable(history, converter)
     _SEEN.clear()
@@ -182,7 +182,7 @@ def _quiet_runtime() -> Runtime:
 
 
 def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _CapturedInstance | None) -> str:
-    """Return the position of the mismatch, and the event and the command there."""
+    """Return the position of the mismatch, with the event and the command at that position."""
     mismatch = _MESSAGE.search(failure)
     message = (
         mismatch[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if mismatch else failure
@@ -229,7 +229,7 @@ def _checkpoint_text(captured: _CapturedInstance | None) -> str:
 
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
-    """Return a converter that reads the history as its worker did, as far as the keys are available."""
+    """Return a converter that reads the history the way its worker did, as far as the keys are available."""
     # Nothing is stored here, so failures may keep their messages.
     failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
     codec = converter.payload_codec
@@ -244,7 +244,7 @@ async def _reader(history: WorkflowHistory, converter: DataConverter, namespace:
 
 
 async def _check_readable(history: WorkflowHistory, converter: DataConverter) -> None:
-    """Check for the keys first, because the SDK logs a stack trace for each payload that it cannot decrypt."""
+    """Check that the keys are available, because the SDK logs a stack trace for each payload that it cannot decrypt."""
     ids = sorted(set().union(*map(key_ids, history.events)))
     if not ids:
         return
@@ -284,10 +284,11 @@ MOST_COMMANDS = 100
 
 
 class RerunRequest(Document):
-    """Rerun request."""
+    """Request to rerun a proof's commands."""
 
     root: Path
-    """Working tree whose installed environments are mounted read-only. The checkout is mounted at its path."""
+    """Working tree whose installed environments are mounted read-only. The checkout is mounted at the working tree's
+    path."""
     content: Path
     """Checkout folder."""
     commands: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
@@ -303,7 +304,9 @@ class RerunResult(Value):
 
 
 def print_rerun(settings: Settings) -> bool:
-    """Read a `Rerun` as JSON from standard input and print the results as JSON. Return whether all passed.
+    """Read a `RerunRequest` as JSON from standard input and print the results as JSON.
+
+    Return whether all commands passed.
 
     Raises:
         InvalidRequestError: the input is invalid.

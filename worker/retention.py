@@ -1,4 +1,4 @@
-"""Retention on a host: schedule, disk watch and garbage collection."""
+"""Retention on a host: schedule, disk monitoring and garbage collection."""
 
 import asyncio
 import logging
@@ -39,9 +39,9 @@ from workflows.retention import RetentionWorkflow
 logger = logging.getLogger("tightloop")
 
 CATCH_UP = timedelta(hours=1)
-"""Collections missed for longer are not made up for, because the next one frees the same."""
+"""Collections that were missed for longer are not made up for, because the next one frees the same items."""
 JITTER_SHARE = 10
-"""Hosts start within a tenth of the interval, not all at once."""
+"""Hosts start at different times within a tenth of the interval, not all at once."""
 
 
 def schedule_id(settings: Settings) -> str:
@@ -51,8 +51,8 @@ def schedule_id(settings: Settings) -> str:
 async def keep_schedule(client: Client, settings: Settings) -> None:
     """Create, update or remove the schedule according to the settings.
 
-    Schedules of adopted hosts are removed, because this host frees their leftovers too. An operator's pause is kept. If
-    Temporal denies access, a warning is logged and the worker continues.
+    Schedules of adopted hosts are removed, because this host frees their leftovers too. If an operator has paused the
+    schedule, it stays paused. If Temporal denies access, a warning is logged and the worker continues.
     """
     try:
         for name in host_identity(settings).adopted:
@@ -70,10 +70,10 @@ async def keep_schedule(client: Client, settings: Settings) -> None:
 
 
 async def collect_now(client: Client, settings: Settings) -> None:
-    """Trigger a collection now, unless one is running.
+    """Trigger a collection now unless one is already running.
 
     Raises:
-        RPCError: there is no schedule, or Temporal does not answer.
+        RPCError: there is no schedule, or Temporal does not respond.
     """
     await client.get_schedule_handle(schedule_id(settings)).trigger(overlap=ScheduleOverlapPolicy.SKIP)
 
@@ -109,16 +109,18 @@ async def _remove(client: Client, name: str) -> None:
 
 
 LOOK = timedelta(minutes=5)
-"""Measuring a state home with 100 000 files takes about a second."""
+"""Interval between two disk measurements. Measuring a state home with 100 000 files takes about a second."""
 AGAIN = timedelta(hours=1)
-"""Interval between collections while the disk stays full, because open and kept work cannot be freed."""
+"""Interval between collections while the disk stays full. It may stay full because open and kept work cannot be
+freed."""
 NEAR = 0.8
-"""Share of a bound at which people are warned; also in the rule `DiskNearBound` of deploy/prometheus/alerts.yml."""
+"""Fraction of a limit at which people are warned. The rule `DiskNearBound` in deploy/prometheus/alerts.yml also uses
+it."""
 SHARE = "tightloop_disk_used_share"
 
 
 def used_share(settings: RetentionSettings) -> float:
-    """Return the used share of the nearest disk bound; 0 without bounds."""
+    """Return the used fraction of the nearest disk limit. 0 if there are no limits."""
     if not settings.is_bounded:
         return 0.0
     home = state_home()
@@ -128,7 +130,7 @@ def used_share(settings: RetentionSettings) -> float:
 
 
 async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK) -> None:
-    """Report the used share as a metric, warn near the bound and collect at it, until cancelled."""
+    """Until cancelled, report the used fraction as a metric, warn near the limit, and collect when it is reached."""
     if not settings.retention.is_bounded:
         return
     runtime = client.service_client.config.runtime
@@ -159,15 +161,15 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
 
 @dataclass(frozen=True)
 class GarbageCollector:
-    """Garbage collection according to this host's settings."""
+    """Collects garbage according to this host's settings."""
 
     client: Client
     settings: Settings
 
     async def collect(self) -> CollectionTotals:
-        """Free leftovers older than the retention time; at a disk bound, also younger ones, oldest first.
+        """Free leftovers older than the retention time. At a disk limit, also free younger leftovers, oldest first.
 
-        Open and kept work, and work that ended within the last hour, is never freed.
+        Open work, kept work and work that ended within the last hour are never freed.
 
         Raises:
             ServiceUnavailableError: Temporal does not answer.
@@ -195,8 +197,8 @@ async def free(
     """Free the leftovers and copies of episodes and plans that ended more than `older_than` ago, in all projects.
 
     Raises:
-        ServiceUnavailableError: Temporal does not answer and nothing was freed; or the remote store does not answer,
-            and the rest is freed by the next collection.
+        ServiceUnavailableError: Temporal does not respond, and nothing was freed. Or the remote store does not respond,
+            and the next collection frees the rest.
     """
     copies = copies_of(settings, client)
     forget = None if copies is None else copies.delete_copies
@@ -212,7 +214,7 @@ async def free(
 
 
 def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
-    """Forget failures not seen for `retention.memory_days` and return their number."""
+    """Forget failures that have not been seen for `retention.memory_days`, and return their number."""
     days = settings.retention.memory_days
     if days is None or not settings.memory.enabled:
         return 0
@@ -224,7 +226,7 @@ def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
 
 
 def total(freed_projects: Iterable[CollectionResult]) -> CollectionTotals:
-    """Return the sum over all projects."""
+    """Return the total for all projects."""
     collected = CollectionTotals()
     for entry in freed_projects:
         collected = CollectionTotals(
@@ -262,7 +264,7 @@ def format_freed_items(
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, KnownWorkflow]:
-    """Return the start and the end of each workflow over all its runs."""
+    """Return each workflow's start and end across all its runs."""
     workflows: dict[str, KnownWorkflow] = {}
     for run in runs:
         other = workflows.get(run.id)

@@ -1,4 +1,4 @@
-"""The embedded Temporal server and the gateway process: start, supervision and ownership."""
+"""The embedded Temporal server and the gateway process: start-up, supervision and ownership."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger("tightloop")
 
 STOP_SECONDS = 10.0
 RESTARTS = 20
-"""Maximum number of restarts of a process during one `up`."""
+"""Maximum number of times a process is restarted during one `up`."""
 
 
 Launch = Callable[[], Awaitable[Process]]
@@ -38,11 +38,11 @@ Launch = Callable[[], Awaitable[Process]]
 
 @asynccontextmanager
 async def supervise(launches: Mapping[str, Launch]) -> AsyncIterator[None]:
-    """Run processes during the block and restart those that die.
+    """Run processes during the block, and restart those that die.
 
     Args:
-        launches: launch functions by name for the log. Each starts a process in its own session and waits until it is
-            ready; on failure it leaves no process behind. All start concurrently.
+        launches: launch functions, by the name to use in the log. Each starts a process in its own session and waits
+            until it is ready. If it fails, it leaves no process behind. All functions start concurrently.
 
     Raises:
         ServiceUnavailableError: a process does not start.
@@ -86,7 +86,7 @@ async def _keep_alive(name: str, launch: Launch, process: Process) -> None:
 
 
 async def end(process: Process) -> None:
-    """Terminate a process and its children, and wait for their end."""
+    """Terminate a process and its children, and wait until they have ended."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return
@@ -101,13 +101,13 @@ START_SECONDS = 180.0
 
 
 async def launch_server(module: str, settings_file: Path | None, first_line: str = "") -> asyncio.subprocess.Process:
-    """Start a server module and wait until it listens. It ends with this process.
+    """Start a server module and wait until it is listening. The server ends when this process ends.
 
     Args:
         module: module to run, e.g. `gateway.ui`.
-        settings_file: overrides the usual settings file.
-        first_line: first line of its standard input. Arguments and environment variables would be visible in the
-            process list.
+        settings_file: file to use instead of the usual settings file.
+        first_line: first line of its standard input. This is used because arguments and environment variables would be
+            visible in the process list.
 
     Raises:
         ServiceUnavailableError: it does not start.
@@ -141,7 +141,7 @@ async def launch_server(module: str, settings_file: Path | None, first_line: str
 
 @asynccontextmanager
 async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIterator[None]:
-    """Run the page and the HTTP API during the block, unless disabled or already running.
+    """Run the web page and the HTTP API during the block, unless they are disabled or already running.
 
     Raises:
         ServiceUnavailableError: they do not start.
@@ -154,7 +154,7 @@ async def gateway_up(settings: Settings, settings_file: Path | None) -> AsyncIte
 
 
 async def _is_taken_by_another(settings: Settings) -> bool:
-    """Return whether the gateway of another `up` already listens."""
+    """Return whether another `up` command's gateway is already listening."""
     host, _, port = settings.gateway.address(settings.temporal).rpartition(":")
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), START_SECONDS)
@@ -172,12 +172,12 @@ async def _is_taken_by_another(settings: Settings) -> bool:
 
 
 def page_line(settings: Settings, *, private: bool) -> str:
-    """Return a line with the address of the page.
+    """Return a line with the web page's address.
 
     Args:
         settings: settings in force.
-        private: whether only the person who started this reads it. A sign-in link must not go to a log that others can
-            read.
+        private: whether only the person who started this process reads the line. A sign-in link must not be written to
+            a log that others can read.
     """
     page = settings.gateway.page(settings.temporal)
     if not private:
@@ -210,8 +210,8 @@ def server_arguments(settings: Settings, database: Path | None, ui: str | None =
 
     Args:
         settings: settings in force.
-        database: file of the histories; None keeps them in memory.
-        ui: `host:port` of the Web UI; None disables it.
+        database: file for the histories. None keeps them in memory.
+        ui: `host:port` of the Web UI. None disables it.
     """
     server, (host, port) = settings.server, loopback_of(settings.temporal.address)
     arguments = ["server", "start-dev", "--ip", host, "--port", str(port)]
@@ -231,10 +231,10 @@ def server_arguments(settings: Settings, database: Path | None, ui: str | None =
 
 
 def loopback_of(address: str) -> tuple[str, int]:
-    """Return host and port of a local address.
+    """Return the host and port of a local address.
 
     Raises:
-        ServiceUnavailableError: it is remote, and no server can be started there.
+        ServiceUnavailableError: the address is remote, so no server can be started there.
     """
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost"):
@@ -265,7 +265,7 @@ def temporal_binary() -> TrustedProgram:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is currently free at a local address."""
+    """Return a port that is currently free on a local address."""
     with socket.socket() as probe:
         # Another program may take it before the server does.
         probe.bind((host, 0))
@@ -275,7 +275,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 def hidden_address() -> str:
     """Return a free local `host:port` that no web page can guess.
 
-    On Linux all of 127.0.0.0/8 is local. Other users of the machine can see the address in /proc/net.
+    On Linux, all of 127.0.0.0/8 is local. Other users of the machine can see the address in /proc/net.
     """
     host = "127.0.0.1"
     if sys.platform == "linux":
@@ -284,10 +284,10 @@ def hidden_address() -> str:
 
 
 async def answers(settings: Settings) -> bool:
-    """Return whether a Temporal server answers at the configured address.
+    """Return whether a Temporal server responds at the configured address.
 
     Raises:
-        SettingsError: one answers, but not as `temporal.tls` and related settings require.
+        SettingsError: a server responds, but not in the way that `temporal.tls` and related settings require.
     """
     try:
         # Without keys, because the question is only whether a server is there.
@@ -298,19 +298,19 @@ async def answers(settings: Settings) -> bool:
 
 
 class Stamp(Value):
-    """Process identified by pid and start time, because pids are reused."""
+    """A process, identified by its pid and start time because pids are reused."""
 
     pid: int
     created: float
 
 
 class Owner(Value):
-    """Owner of an embedded server."""
+    """The owner of an embedded server."""
 
     server: Stamp
     owner: Stamp
     address: str = ""
-    """Address of the server."""
+    """The server's address."""
 
 
 def owner_file(folder: Path) -> Path:
@@ -318,12 +318,12 @@ def owner_file(folder: Path) -> Path:
 
 
 def stamp(pid: int) -> Stamp:
-    """Return the stamp of a live process."""
+    """Return a live process's stamp."""
     return Stamp(pid=pid, created=psutil.Process(pid).create_time())
 
 
 def find_live_process(stamp: Stamp) -> psutil.Process | None:
-    """Return the live process of a stamp, or None."""
+    """Return the live process that a stamp identifies, or None."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(stamp.pid)
         # On Linux start times shift slightly with the clock. A zombie has ended; only its parent has not noticed.
@@ -341,7 +341,7 @@ def owner_in(folder: Path) -> Owner | None:
 
 
 def is_own(settings: Settings, folder: Path) -> bool:
-    """Return whether the server that answers belongs to this state folder."""
+    """Return whether the server that responds belongs to this state folder."""
     noted = owner_in(folder)
     return (
         noted is not None and noted.address == settings.temporal.address and find_live_process(noted.server) is not None
@@ -349,7 +349,10 @@ def is_own(settings: Settings, folder: Path) -> bool:
 
 
 def stop_orphaned_server(folder: Path) -> None:
-    """Stop a server whose owner was killed. Its database is safe, and the new owner starts it again."""
+    """Stop a server whose owner was killed.
+
+    The server's database is safe, and the new owner starts the server again.
+    """
     noted = owner_in(folder)
     server = find_live_process(noted.server) if noted else None
     if noted is None or server is None or find_live_process(noted.owner) is not None:
@@ -364,16 +367,16 @@ def stop_orphaned_server(folder: Path) -> None:
 
 @asynccontextmanager
 async def embedded_server(settings: Settings, folder: Path, settings_file: Path | None = None) -> AsyncIterator[bool]:
-    """Use the running Temporal server or start one; yield whether it was started, and stop it at the end.
+    """Use the running Temporal server or start one. Yield whether it was started, and stop it at the end in that case.
 
     Args:
         settings: settings in force.
         folder: folder for histories and logs.
-        settings_file: the only settings file; None for the usual ones.
+        settings_file: the only settings file to use. None uses the usual files.
 
     Raises:
-        ServiceUnavailableError: it does not answer in time; the message has the end of its log.
-        SettingsError: Temporal's own configuration names a remote server, or TLS is required and no server answers.
+        ServiceUnavailableError: the server does not respond in time. The message contains the end of the server's log.
+        SettingsError: Temporal's own configuration names a remote server, or TLS is required and no server responds.
     """
     _refuse_elsewhere(settings)
     await asyncio.to_thread(stop_orphaned_server, folder)
@@ -399,7 +402,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
 
 
 def _refuse_elsewhere(settings: Settings) -> None:
-    """Refuse a remote address that comes from Temporal's own configuration, which may be meant for other work.
+    """Refuse a remote address that comes from Temporal's own configuration, which may be intended for other work.
 
     Raises:
         SettingsError: the address comes from there and not from our settings.

@@ -1,4 +1,4 @@
-"""Traces and metrics of a worker."""
+"""A worker's traces and metrics."""
 
 import asyncio
 import contextlib
@@ -54,13 +54,13 @@ BUCKETS: Mapping[str, tuple[float, ...]] = {
 
 
 def prometheus_name(name: str) -> str:
-    """Return an OpenTelemetry name in Prometheus notation."""
+    """Convert an OpenTelemetry name to Prometheus notation."""
     return name.replace(".", "_")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Increment of a counter (int) or value for a histogram (float)."""
+    """An increment for a counter (int) or a value for a histogram (float)."""
 
     name: str
     value: int | float
@@ -72,14 +72,14 @@ Record = Callable[[Sample], None]
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorder and tracer of a connection's workers."""
+    """The recorder and tracer for a connection's workers."""
 
     record: Record
     tracer: "Tracer | None" = None
 
     @contextmanager
     def observe(self, operation: Operation) -> Iterator[None]:
-        """Record a span for an operation; for a model call also its duration and token counts."""
+        """Record a span for an operation. For a model call, also record its duration and token counts."""
         name = f"{operation.kind} {operation.name}"
         began = time.monotonic()
         with nullcontext() if self.tracer is None else self.tracer.start_as_current_span(name) as span:
@@ -108,7 +108,7 @@ class Recording:
 
 
 def recording_of(client: Client) -> Recording | None:
-    """Return the recording of a connection; None without metrics."""
+    """Return a connection's recording. None if there are no metrics."""
     runtime = client.service_client.config.runtime
     if runtime is None or runtime.metric_meter is MetricMeter.noop:
         return None
@@ -133,7 +133,7 @@ def _by_core(meter: MetricMeter) -> Record:
 
 
 def _by_opentelemetry(meter: "Meter") -> Record:
-    """Record with exemplars: a value measured within a sampled span refers to it."""
+    """Record with exemplars, so that a value that was measured within a sampled span refers to that span."""
 
     # Cached, because OpenTelemetry warns about each instrument that is created twice.
     @cache
@@ -159,21 +159,21 @@ logger = logging.getLogger("tightloop")
 
 METRICS_EVERY = timedelta(seconds=2)
 FLUSH_SECONDS = 2.5
-"""Wait at the end for the last metrics. The SDK's core has no flush."""
+"""How long to wait at the end for the last metrics. The SDK's core has no flush function."""
 
 
 COMPLAIN_SECONDS = 600.0
-"""Interval between warnings that a collector does not accept data."""
+"""Interval in seconds between warnings that a collector does not accept data."""
 _EXPORTERS = {
     "temporalio.core": "metric_export",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter": "metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter": "trace_exporter",
 }
-"""Logger names, with the part of the record name that marks a failed export."""
+"""Logger names, with the part of the record name that indicates a failed export."""
 
 
 class _RateLimitFilter(logging.Filter):
-    """Passes one record per `COMPLAIN_SECONDS`; an unreachable collector causes one every two seconds."""
+    """Passes one record per `COMPLAIN_SECONDS`. An unreachable collector causes one every two seconds."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -191,17 +191,17 @@ class _RateLimitFilter(logging.Filter):
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Telemetry of a worker's connection; empty if telemetry is off."""
+    """Telemetry for a worker's connection. Empty if telemetry is off."""
 
     interceptors: tuple[Interceptor, ...] = ()
     metrics: OpenTelemetryConfig | PrometheusConfig | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Added to every metric."""
+    """Tags that are added to every metric."""
 
 
 @contextlib.asynccontextmanager
 async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
-    """Observe a worker during the block. Its end waits some seconds for the last metrics.
+    """Observe a worker during the block. Leaving the block takes a few seconds to wait for the last metrics.
 
     Raises:
         SettingsError: the required packages are not installed.
@@ -235,7 +235,7 @@ async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
 def _metrics(
     options: TelemetrySettings, endpoint: str
 ) -> tuple[OpenTelemetryConfig | PrometheusConfig | None, dict[str, str]]:
-    """Return the metrics exporter and the tags with the service name in that exporter's notation."""
+    """Return the metrics exporter, and the tags with the service name in the exporter's notation."""
     name = os.environ.get("OTEL_SERVICE_NAME") or options.service_name
     if options.prometheus_bind:
         prometheus = PrometheusConfig(
@@ -263,12 +263,12 @@ def _metrics(
 
 
 def samples(request: object, result: object, seconds: float) -> Iterator[Sample]:
-    """Yield the metrics of an activity that succeeded.
+    """Yield the metrics of a successful activity.
 
     Args:
-        request: its input.
-        result: its result.
-        seconds: its duration.
+        request: the activity's input.
+        result: the activity's result.
+        seconds: the activity's duration.
     """
     match result:
         case Tracked():
@@ -299,7 +299,10 @@ def samples(request: object, result: object, seconds: float) -> Iterator[Sample]
 
 
 def _iteration_samples(recalled: int | None, report: ExecutorReport | None) -> Iterator[Sample]:
-    """Yield the memory and coverage metrics of an iteration. None means not asked or not measured."""
+    """Yield an iteration's memory and coverage metrics.
+
+    None means that memory was not queried or coverage was not measured.
+    """
     if recalled is not None:
         yield Sample("tightloop_memory_searches", 1, {"result": "hit" if recalled else "miss"})
     if report is not None and report.coverage is not None:
@@ -322,13 +325,13 @@ def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
 
 
 def measuring(client: Client) -> list[WorkerInterceptor]:
-    """Return the measuring interceptor of a connection's workers; empty without metrics."""
+    """Return the measuring interceptor for a connection's workers. Empty if there are no metrics."""
     recording = recording_of(client)
     return [] if recording is None else [Measuring(recording)]
 
 
 class Measuring(WorkerInterceptor):
-    """Records metrics and spans of activities."""
+    """Records the metrics and spans of activities."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording

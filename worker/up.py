@@ -59,17 +59,17 @@ from worker.telemetry import Telemetry, observe_worker
 logger = logging.getLogger("tightloop")
 
 ROOT = Path(__file__).resolve().parents[1]
-"""Folder of the server-side packages."""
+"""Folder that contains the server-side packages."""
 LOOK_SECONDS = 10.0
-"""Interval of the check for changed code; a check takes about 10 ms."""
+"""Interval in seconds between checks for changed code. A check takes about 10 ms."""
 YOUNG_OBJECTS = 20_000
-"""GC threshold. With Python's 700, a worker traverses a large plan again and again: 10 % of its time, a third of an
-opening."""
+"""GC threshold. With Python's default of 700, a worker traverses a large plan again and again. This takes 10 % of its
+time, and a third of the time to open the plan."""
 ROUNDS = 20
 
 
 def stop_event() -> asyncio.Event:
-    """Return an event that is set by SIGINT, SIGTERM or SIGHUP."""
+    """Return an event that is set on SIGINT, SIGTERM or SIGHUP."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -81,7 +81,7 @@ def stop_event() -> asyncio.Event:
 async def working(
     client: Client, settings: Settings, role: Role, health: Health, tenure: str = ""
 ) -> AsyncIterator[None]:
-    """Run the workers of a role during the block. Its end lets running activities finish in time."""
+    """Run a role's workers during the block. When the block ends, running activities get time to finish."""
     # Agents only run where workspaces or screens are.
     if role not in (Role.WORKFLOWS, Role.LLM):
         await asyncio.to_thread(sweep_homes, agent_homes(), timedelta(days=settings.server.retention_days))
@@ -134,7 +134,7 @@ async def warn_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
 
 
 def _stamps(root: Path) -> dict[Path, int]:
-    """Return the modification time of each source file."""
+    """Return each source file's modification time."""
     stamps: dict[Path, int] = {}
     for package in ("workflows", "activities", "tightloop", "worker"):
         for path in (root / package).rglob("*.py"):
@@ -145,7 +145,7 @@ def _stamps(root: Path) -> dict[Path, int]:
 
 
 async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, TenureShare]:
-    """Wait until all requirements of a role are met. Return the connection and the lease on this host's name."""
+    """Wait until all of a role's requirements are met. Return the connection and the lease on this host's name."""
     client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
     # Before anything creates a key: a new one here would make the workers of other hosts strangers.
     await need_common_keys(client, settings)
@@ -161,7 +161,7 @@ async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[
 async def _release_keys(settings: Settings, role: Role) -> None:
     """Release keyboard keys that a previous worker left pressed.
 
-    This comes first, because a pressed key keeps repeating.
+    This is done first, because a pressed key keeps repeating.
     """
     if role in (Role.ALL, Role.GUI):
         await asyncio.to_thread(release_keys, settings.window)
@@ -187,7 +187,7 @@ async def run_worker(settings: Settings, role: Role) -> None:
 
 
 async def prepare(client: Client, retention: timedelta | None) -> None:
-    """Set up the namespace as far as permitted. The dev server's default retention is one day."""
+    """Set up the namespace as far as permissions allow. The dev server's default retention is one day."""
     try:
         await set_up(Calls(client), retention=retention)
     except NotAllowedError as error:
@@ -198,7 +198,7 @@ async def prepare(client: Client, retention: timedelta | None) -> None:
 async def stack_up(
     settings: Settings, folder: Path, role: Role = Role.ALL, *, settings_file: Path | None = None
 ) -> AsyncIterator[Client]:
-    """Run the embedded server (unless one answers already), the gateway and the workers of a role."""
+    """Run the embedded server (unless a server already responds), the gateway and a role's workers."""
     async with embedded_server(settings, folder, settings_file) as started, observe_worker(settings) as telemetry:
         client = await connect(settings, telemetry)
         await need_common_keys(client, settings)
@@ -216,7 +216,7 @@ async def stack_up(
 
 
 async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file: Path | None = None) -> None:
-    """Run server, Web UI, page and workers until stopped."""
+    """Run the server, the Web UI, the web page and the workers until stopped."""
     stopped = stop_event()
     await _release_keys(settings, role)
     async with stack_up(settings, folder, role, settings_file=settings_file):
@@ -228,7 +228,7 @@ async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file:
 
 
 def greeting(settings: Settings, folder: Path) -> str:
-    """Return the greeting with addresses and next steps."""
+    """Return the greeting, which includes addresses and next steps."""
     page = [page_line(settings, private=sys.stdout.isatty())] if settings.gateway.enabled else []
     if not is_own(settings, folder):
         return _format_foreign_greeting(settings, page)
@@ -278,7 +278,7 @@ _NEXT = "Start an episode from another terminal: tightloop start GOAL --done COM
 
 
 def collect_less_often() -> None:
-    """Exclude imported objects from garbage collection and raise its threshold. Call once at process start."""
+    """Exclude imported objects from garbage collection and raise the GC threshold. Call this once at process start."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, ROUNDS, ROUNDS)
@@ -296,7 +296,7 @@ STAY_HINT = "The server keeps running so that you can look around. Press Ctrl-C 
 
 
 def make_sample(folder: Path) -> Path:
-    """Copy the sample package to a new folder and make it a git repository with one commit."""
+    """Copy the sample package to a new folder, and turn the folder into a git repository with one commit."""
     target = folder / "samples" / time.strftime("orders-%Y%m%d-%H%M%S")
     shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
     # The person's git configuration may demand signed commits, and a passphrase nobody could type here.
@@ -318,7 +318,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def with_sandbox_or_none(settings: Settings) -> Settings:
-    """Return settings that run the trusted sample without a sandbox if none works."""
+    """Return settings that run the trusted sample without a sandbox if no sandbox works."""
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:
         return settings
@@ -327,7 +327,7 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
 
 
 async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | None = None) -> int:
-    """Run the demo episode with everything it needs; return 0 if it ended green."""
+    """Run the demo episode with everything it needs. Return 0 if its checks passed."""
     stopped = stop_event()
     settings = with_sandbox_or_none(settings)
     print("Starting Temporal and a worker ...", flush=True)
@@ -372,7 +372,7 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
 
 
 async def _watch(client: TightloopClient, episode_id: str) -> None:
-    """Print events until the episode ends or waits for a person."""
+    """Print events until the episode ends or is waiting for a person."""
     cursor = ""
     async for status in client.watch(episode_id):
         for event in await client.timeline(episode_id, after=cursor):

@@ -1,1 +1,1 @@
-"""Deterministic Temporal workflows. Decisions are pure functions in `tightloop`; work is done by activities."""
+"""Deterministic Temporal workflows. Pure functions in `tightloop` make the decisions, and activities do the work."""

@@ -31,7 +31,7 @@ R = TypeVar("R")
 # Two minutes in all, enough for a cancelled child to stop its activities, release its workspace and close.
 ORPHAN_WAIT = timedelta(seconds=2)
 ORPHAN_TRIES = 60
-"""Attempts to start a child whose id is still held by a child of a discarded run."""
+"""Maximum number of attempts to start a child while a child of a discarded run still uses its id."""
 # Tools run within workflow tasks, so this is how fast a worker that dies during a tool call is noticed.
 CODER_TASK_TIMEOUT = timedelta(seconds=3)
 CODER_GRACE = timedelta(hours=2)
@@ -45,7 +45,7 @@ _FIRST_ATTRIBUTES = TypedSearchAttributes(
 
 
 async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str) -> EpisodeResult | PlanResult:
-    """Run an episode or a plan as a child and return its result. A failed child gives a result too."""
+    """Run an episode or a plan as a child workflow and return its result. A failed child also returns a result."""
     is_plan = isinstance(start, PlanInput)
     result_type: type[PlanResult] | type[EpisodeResult] = PlanResult if is_plan else EpisodeResult
     try:
@@ -60,7 +60,7 @@ async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str
 
 
 async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResult:
-    """Run a coder on the host of its workspace and return its result.
+    """Run a coder on its workspace's host and return its result.
 
     Raises:
         ActivityFailedError: the coder failed.
@@ -82,7 +82,7 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
 
 
 def _priority(start: EpisodeInput | PlanInput | CoderInput) -> Priority:
-    """Return the task queue priority of a child. A coder's project is derived from its workspace path."""
+    """Return a child's task queue priority. A coder's project is derived from its workspace path."""
     if isinstance(start, CoderInput):
         key = fairness_key(project_of(start.workspace)) or None
         return Priority(priority_key=int(Urgency.RUNNING), fairness_key=key)
@@ -105,8 +105,8 @@ async def _run(
 
     Raises:
         ApplicationError: the child failed, or closed without a result.
-        ActivityFailedError: the result is not authentic, the id belongs to another workflow, or a child of a discarded
-            run does not end.
+        ActivityFailedError: the result is not authentic, the id belongs to another workflow, or a discarded run's child
+            does not end.
         asyncio.CancelledError: this workflow or the awaiting task is being cancelled.
     """
     for _ in range(ORPHAN_TRIES):
@@ -158,7 +158,7 @@ async def _run(
 
 
 async def _is_own_child(identity: str, workspace: str) -> bool:
-    """Return whether this workflow, in an earlier run, started the workflow that holds the id."""
+    """Return whether an earlier run of this workflow started the workflow that uses the id."""
     scope = EpisodeScope(episode_id=workflow.info().workflow_id, workspace=workspace)
     # A local activity, so that this short look does not wait behind long activities for a slot.
     return await workflow.execute_local_activity_method(

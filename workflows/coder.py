@@ -49,15 +49,15 @@ from workflows.run.workflow import continue_as_new, is_other_build_wanted
 Calls = Sequence[tuple[int, CallHead]]
 
 TURN_TIMEOUT = timedelta(minutes=15)
-"""Above the maximum of `coder.timeout_s`, which bounds a single answer."""
+"""Longer than the maximum of `coder.timeout_s`, which limits a single model response."""
 TOOL_TIMEOUT = timedelta(seconds=50)
 """For file tools. They are local activities, so a worker that dies must not block the workflow for long."""
 RUN_TIMEOUT = timedelta(hours=2)
-"""For tools that run a program; each program has a shorter limit of its own."""
+"""For tools that run a program. Each program has its own, shorter limit."""
 
 
 class EndReason(StrEnum):
-    """Reasons for the end of a conversation."""
+    """Reasons why a conversation ends."""
 
     FINISHED = "finished"
     BOUND = "bound"
@@ -67,23 +67,23 @@ class EndReason(StrEnum):
 
 
 class ConversationEnd(NamedTuple):
-    """End of a conversation, with its reason."""
+    """How and why a conversation ended."""
 
     cause: EndReason
     result: ArtifactRef | None = None
-    """Final message of the model."""
+    """The model's final message."""
     reason: str = ""
     question: Question | None = None
 
 
 class Conversations:
-    """Conversations with the roles of a coder.
+    """Conversations with a coder's roles.
 
     Attributes:
-        scope: scope of all requests; its session is set when the delivery begins.
-        bounds: limits of the delivery.
-        progress: progress of the delivery. Its turns, usage and talks change only here.
-        pause_wanted: stop before the next turn.
+        scope: scope of all requests. Its session is set when the delivery begins.
+        bounds: the delivery's limits.
+        progress: the delivery's progress. Only this class changes its turns, usage and talks.
+        pause_wanted: whether to stop before the next turn.
     """
 
     def __init__(
@@ -95,14 +95,15 @@ class Conversations:
         self.pause_wanted = False
 
     def queue_message(self, role: str, message: ArtifactRef) -> None:
-        """Queue a message for a role's next turn. It also clears the end of the role's last conversation."""
+        """Queue a message for a role's next turn, and clear how the role's last conversation ended."""
         self._set_state(role, course.add_message(self._state_of(role), message))
 
     async def converse(self, role: str) -> ConversationEnd:
-        """Continue a role's conversation until it finishes, reaches a bound, gets stuck, is paused or needs a person.
+        """Continue a role's conversation until it finishes, reaches a limit, gets stuck, is paused or needs a person.
 
         Raises:
-            ContinueAsNew: the history is long or another build is wanted; `progress` holds the open conversation.
+            ContinueAsNew: the history is long or the run should move to another build. `progress` contains the open
+                conversation.
             ActivityFailedError: an activity failed after all retries.
         """
         talk = self._state_of(role)
@@ -125,7 +126,7 @@ class Conversations:
                 return ConversationEnd(EndReason.STUCK, reason=reason)
 
     def close(self, role: str) -> None:
-        """Drop a role's conversation, so that its next turn starts a new one."""
+        """Discard a role's conversation so that its next turn starts a new one."""
         self.progress = self.progress.evolve(
             talks={name: talk for name, talk in self.progress.talks.items() if name != role}
         )
@@ -143,7 +144,7 @@ class Conversations:
 
     @property
     def worked_s(self) -> float:
-        """Seconds that the delivery has taken, including previous Temporal runs."""
+        """Seconds spent on the delivery, including previous Temporal runs."""
         return self._given.worked_s + (workflow.now() - workflow.info().start_time).total_seconds()
 
     def _out_of_time(self) -> str:
@@ -202,13 +203,13 @@ class Conversations:
 
 
 def _pending_calls(talk: ConversationState) -> Calls:
-    """Return the calls of the last answer that have not been made yet, with their indexes."""
+    """Return the tool calls from the last response that have not been made yet, with their indexes."""
     turn = talk.turn
     return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
 
 
 def _find_end(talk: ConversationState) -> ConversationEnd | None:
-    """Return the end of the conversation that the results of the last answer imply, or None to continue."""
+    """Return how the last response's results end the conversation, or None if it continues."""
     for result in talk.results:
         if result.question is not None:
             return ConversationEnd(EndReason.QUESTION, question=result.question)
@@ -220,7 +221,7 @@ def _find_end(talk: ConversationState) -> ConversationEnd | None:
 
 BEGIN_TIMEOUT = timedelta(minutes=2)
 CHECK_TIMEOUT = timedelta(hours=2)
-"""For the whole definition of done; each check has its own limit."""
+"""For the whole definition of done. Each check also has its own limit."""
 _STATUS_OF = {EndReason.STUCK: ExecutorStatus.FAILED, EndReason.BOUND: ExecutorStatus.FAILED}
 
 
@@ -234,13 +235,13 @@ class _DeliveryOver(Exception):  # noqa: N818 - it ends the delivery, it is not 
 
 @workflow.defn
 class CoderWorkflow:
-    """One delivery to the built-in coder, with one activity per model answer in its history."""
+    """One delivery to the built-in coder. Its history has one activity per model response."""
 
     timeline_limit: ClassVar[int] = 100
 
     @workflow.init
     def __init__(self, coder_input: CoderInput) -> None:
-        """Restore the progress of the previous Temporal run."""
+        """Restore the previous Temporal run's progress."""
         self._given = coder_input
         scope = CoderScope(
             episode_id=workflow.info().workflow_id,
@@ -259,7 +260,7 @@ class CoderWorkflow:
 
     @workflow.run
     async def run(self, coder_input: CoderInput) -> CoderResult:
-        """Run the delivery. Faults of a model or a tool never fail the workflow; the result's status reports them."""
+        """Run the delivery. Model and tool errors never fail the workflow. The result's status reports them."""
         # An `ApplicationError` fails the workflow; any other error would only fail the task, again and again.
         with refusals():
             check_seal(coder_input.sealed_as)
@@ -295,7 +296,7 @@ class CoderWorkflow:
             self._enter(brief.progress.state)
 
     async def _step(self) -> None:
-        """Run the current state, which enters the next one."""
+        """Run the current state, which then enters the next one."""
         match self._conversations.progress.state:
             case CoderState.PLANNING:
                 await self._plan()
@@ -320,7 +321,7 @@ class CoderWorkflow:
         self._enter(CoderState.TESTING)
 
     async def _test(self) -> None:
-        """Run the definition of done. If it is green, continue with tests that can fail."""
+        """Run the definition of done. If it passes, have new tests written if they are wanted."""
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
@@ -362,7 +363,10 @@ class CoderWorkflow:
         self._enter(CoderState.CODING, message=ended.result)
 
     async def _converse(self, role: str) -> ConversationEnd:
-        """Continue a role's conversation. A question, a pause and the coder's last bound end the delivery."""
+        """Continue a role's conversation.
+
+        The delivery ends at a question, at a pause, or when the coder reaches a limit.
+        """
         ended = await self._conversations.converse(role)
         if ended.cause in (EndReason.QUESTION, EndReason.PAUSED) or (ended.cause is EndReason.BOUND and role == CODER):
             raise _DeliveryOver(ended)
@@ -432,7 +436,7 @@ class CoderWorkflow:
 
     @property
     def place(self) -> str:
-        """Current state and turn, shown by the replay tool."""
+        """Current state and turn, as shown by the replay tool."""
         return f"{self._conversations.progress.state.value}, turn {self._conversations.progress.turns}"
 
     @workflow.query(description="State, turns and tokens of the delivery")

@@ -1,1 +1,1 @@
-"""Access control shared by all servers: host names, origins, sign-in, bearer tokens and roles."""
+"""Access control for all servers: host names, origins, sign-in, bearer tokens and roles."""

@@ -1,4 +1,4 @@
-"""Guard in front of a server: host and origin checks, sessions and tokens."""
+"""The guard in front of a server: host and origin checks, sessions and tokens."""
 
 import asyncio
 import html
@@ -26,32 +26,32 @@ from tightloop.host.access import cookie_name, session_of, session_purpose, tick
 from tightloop.safety.seal import Person, Role
 
 AGAIN_MS = 5_000
-"""Time in which a used link is accepted again, because browsers repeat a request whose response was lost."""
+"""How long a used link is accepted again, because browsers repeat a request if its response was lost."""
 
 
 def now_ms() -> int:
-    """Return the Unix time in ms."""
+    """Return the Unix time in milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions:
-    """Sign-in links and session cookies of one server."""
+    """One server's sign-in links and session cookies."""
 
     secret: str = field(repr=False)
     site: Site
     purpose: str
-    """Purpose of the tickets in its links."""
+    """Purpose of the tickets in the server's links."""
     link_seconds: int
     cookie_seconds: int
     same_site: Literal["Lax", "Strict"]
     clock: Callable[[], int] = now_ms
     opened_ms: int = field(default_factory=now_ms)
     _used: dict[str, int] = field(default_factory=dict, repr=False)
-    """Time of each link's first use."""
+    """Time at which each link was first used."""
 
     def redeem(self, link: str) -> bool:
-        """Consume a sign-in link and return whether it was valid. One older than this process is refused."""
+        """Use up a sign-in link and return whether it was valid. A link that is older than this process is refused."""
         issued_ms, now = ticket_time(self.secret, self.purpose, link), self.clock()
         # Used links are kept in memory only, so the previous process may have consumed an older one.
         if issued_ms is None or issued_ms < max(self.opened_ms, now - self.link_seconds * 1_000):
@@ -59,13 +59,13 @@ class Sessions:
         return now - self._used.setdefault(link, now) < AGAIN_MS
 
     def cookie(self, host: str, subject: str = "") -> str:
-        """Return the Set-Cookie header of a sign-in.
+        """Return the Set-Cookie header for a sign-in.
 
-        The cookie contains no secret and is valid for this host name only.
+        The cookie contains no secret and is only valid for this host name.
 
         Args:
-            host: the Host header of the request.
-            subject: who signed in, without a dot.
+            host: the request's Host header.
+            subject: who signed in. It must not contain a dot.
         """
         expires = self.clock() + self.cookie_seconds * 1_000
         cookie = f"{cookie_name(self.site.host)}={session_of(self.secret, host, subject, expires)}"
@@ -82,7 +82,7 @@ class Sessions:
         return f"{cookie_name(self.site.host)}=; Path=/; Max-Age=0; HttpOnly"
 
     def subject_of(self, cookies: str, host: str) -> str | None:
-        """Return the subject of the session in a Cookie header; None without a valid session."""
+        """Return the subject of the session in a Cookie header. Return None if there is no valid session."""
         try:
             morsel = SimpleCookie(cookies).get(cookie_name(self.site.host))
         except CookieError:
@@ -96,56 +96,56 @@ class Sessions:
 
 
 class Account(NamedTuple):
-    """Person with the subject that a session stores."""
+    """A person, with the subject that a session stores."""
 
     subject: str
     person: Person
 
 
 class Accounts(Protocol):
-    """Lookup of people by token and by session."""
+    """Looks up people by token or session."""
 
     async def by_token(self, token: str) -> Account | None:
-        """Return the account of a token; None if it is unknown or expired."""
+        """Return a token's account, or None if the token is unknown or expired."""
         ...
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return the person of a session; None if access was revoked."""
+        """Return a session's person, or None if their access was revoked."""
         ...
 
 
 class SignIn(NamedTuple):
-    """Texts of the sign-in page."""
+    """Texts on the sign-in page."""
 
     title: str
     command: str
     """Command that prints a sign-in link."""
     other: str
-    """Token that can be pasted instead."""
+    """Which token can be pasted instead."""
     path: str = ""
-    """Path of the page; empty shows it at every requested path."""
+    """Path of the page. If it is empty, the page is shown at every requested path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Access rules of one server."""
+    """One server's access rules."""
 
     site: Site
     sessions: Sessions
     accounts: Accounts
     owner: str
-    """Subject of sessions opened by a link."""
+    """Subject of sessions that were opened with a link."""
     sign_in: SignIn
     refusal: Callable[[RefusedError], Response]
     """Builds the response to a refused request."""
     policy: str
     """Default Content-Security-Policy of responses."""
     open_paths: frozenset[str] = frozenset()
-    """Paths readable by anyone, under any host name."""
+    """Paths that anyone can read, under any host name."""
     own_roles: frozenset[str] = frozenset()
-    """Paths that check the role per message, because one HTTP method both reads and changes."""
+    """Paths that check the role for each message, because the same HTTP method both reads and changes data."""
     cached: str = ""
-    """Prefix of the paths whose responses browsers may cache."""
+    """Prefix of paths whose responses browsers may cache."""
     hint: str = ""
     """Sign-in instructions for programs."""
 
@@ -171,14 +171,14 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware for access control; it sets `request.state.person`."""
+    """ASGI middleware for access control. Sets `request.state.person`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request, then pass it on or refuse it."""
+        """Check a request, and then pass it on or refuse it."""
         if scope["type"] != "http":
             # Drop WebSockets: pages of other sites could open them with the session cookie, and no server has any.
             if scope["type"] == "lifespan":
@@ -207,7 +207,7 @@ class Guard:
             logger.error("the gateway failed with %s at %s", type(error).__name__, request.url.path[:40])
 
     async def _answer(self, request: Request) -> Response | None:
-        """Return the response of the guard itself, or None to pass the request on.
+        """Return the guard's own response, or None to pass the request on.
 
         Raises:
             RefusedError: the request is refused.
@@ -238,7 +238,7 @@ class Guard:
         return None
 
     async def _sign_in(self, request: Request) -> Response | None:
-        """Return the response to a link, the sign-in form or a sign-out; None for other requests."""
+        """Return the response to a sign-in link, the sign-in form or a sign-out. Return None for other requests."""
         sign_in_path, path = self._access.sign_in.path, request.url.path
         if request.method == "POST" and sign_in_path and path == SIGN_OUT:
             return RedirectResponse(sign_in_path, HTTPStatus.SEE_OTHER, {"Set-Cookie": self._access.sessions.no_cookie})
@@ -258,7 +258,10 @@ class Guard:
         return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if sign_in_path else None
 
     async def _person(self, request: Request) -> Person | None:
-        """Return the person of the bearer token, or without one of the session cookie; None if neither is valid."""
+        """Return the bearer token's person or, without a token, the session cookie's.
+
+        Return None if neither is valid.
+        """
         authorization = request.headers.get("authorization", "")
         # A wrong token does not fall back to the cookie: a program must notice that its token has expired.
         if authorization:
@@ -311,7 +314,7 @@ class Guard:
 
 
 def sign_in_page(texts: SignIn, note: str, status: HTTPStatus) -> Response:
-    """Return the sign-in page; its form is sent to the requested path."""
+    """Return the sign-in page. Its form is sent to the requested path."""
     escaped = {name: html.escape(text) for name, text in {**texts._asdict(), "note": note}.items()}
     return HTMLResponse(_PAGE.substitute(escaped), status, {"Content-Security-Policy": _PAGE_POLICY})
 
@@ -322,9 +325,9 @@ def _target(request: Request) -> str:
 
 
 OWNER = "owner"
-"""Subject of a sign-in by link, which only this host's user can create."""
+"""Subject of sign-ins with a link. Only this host's user can create a link."""
 FRESH_SECONDS = 2.0
-"""Cache time of a token's database row."""
+"""How long a token's database row is cached, in seconds."""
 REMEMBERED = 1_000
 
 
@@ -334,7 +337,7 @@ class _CachedToken(NamedTuple):
 
 
 class People:
-    """The owner of this host, and people with tokens."""
+    """This host's owner, and people with tokens."""
 
     def __init__(self, tokens: Tokens, owner: str) -> None:
         """`owner` is the name of this host's user, who is an admin."""
@@ -343,12 +346,12 @@ class People:
         self._cached_tokens: dict[str, _CachedToken] = {}
 
     async def by_token(self, token: str) -> Account | None:
-        """Return the account of a token."""
+        """Return a token's account."""
         record = await self._look_up(token, lambda: self._tokens.find(token))
         return None if record is None else Account(record.id, record.person)
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return the person of a session. A session opened with a token ends when the token does."""
+        """Return a session's person. A session that was opened with a token ends when the token ends."""
         if subject == OWNER:
             return self._owner
         record = await self._look_up(f"id {subject}", lambda: self._tokens.by_id(subject))

@@ -1,4 +1,4 @@
-"""Scope of a person: visible ledger, runs by id, and operations on them.
+"""A person's scope: the visible ledger, runs by id, and operations on runs.
 
 Role, project, kind and state are checked here for all servers.
 """
@@ -42,7 +42,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Services:
-    """Dependencies shared by all servers."""
+    """Dependencies that all servers share."""
 
     ledger: Ledger
     client: TightloopClient
@@ -50,13 +50,13 @@ class Services:
 
 
 class WorkflowRef(NamedTuple):
-    """A workflow visible to a person."""
+    """A workflow that is visible to a person."""
 
     id: str
     kind: str
     project: str
     line: WorkflowLine | None
-    """None if it has just been started and the ledger has no row yet."""
+    """The workflow's ledger row. None if it was just started and the ledger has no row yet."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Scope:
 
     @property
     def ledger(self) -> Ledger:
-        """Ledger limited to the person's projects."""
+        """The ledger, limited to the person's projects."""
         whole = self.services.ledger
         return whole.limit_to(self.person.projects) if self.person.projects else whole
 
     @property
     def client(self) -> TightloopClient:
-        """Client connected to Temporal."""
+        """Client that is connected to Temporal."""
         return self.services.client
 
     def require(self, role: Role) -> None:
@@ -92,12 +92,13 @@ class Scope:
         """Return a workflow by id and kind.
 
         Args:
-            workflow_id: its id.
+            workflow_id: the workflow's id.
             kinds: `EPISODES` or `PLANS`.
-            now: check that its newest run is in the same project; needed before Temporal is queried about it.
+            now: check that the workflow's newest run is in the same project. This is required before querying Temporal
+                about it.
 
         Raises:
-            EpisodeNotFoundError: it does not exist or is not visible to this person.
+            EpisodeNotFoundError: the workflow does not exist or is not visible to this person.
         """
         # Rejected before Temporal or the database sees it: no id of ours has such characters.
         if not is_id(workflow_id):
@@ -133,7 +134,10 @@ class Scope:
         return await asyncio.to_thread(self.services.ledger.id_of, name, hosts)
 
     def queues_of(self, project: ProjectLine) -> Queues:
-        """Return the queues for work in a project: those of its host, because another host may have the same path."""
+        """Return the queues for work in a project.
+
+        These are its host's queues, because another host may have the same path.
+        """
         is_own = self.services.ledger.database.is_file
         return Queues() if is_own or not project.host else Queues(home=queue_of(self.services.settings, project.host))
 
@@ -159,15 +163,15 @@ async def perform(
     kinds: tuple[str, ...] = (),
     message_id: str = "",
 ) -> str:
-    """Send a message to a run as the calling person. Return the run's reply, or for a signal the operation's own text.
+    """Send a message to a run as the calling person. Return the run's reply or, for a signal, the operation's own text.
 
     Args:
-        scope: scope of the caller.
+        scope: the caller's scope.
         operation: operation that changes a run and has a client method.
-        workflow_id: id of the run.
-        arguments: arguments of the client method.
-        kinds: narrower than those of the operation.
-        message_id: a message with the same id is delivered only once.
+        workflow_id: the run's id.
+        arguments: arguments for the client method.
+        kinds: kinds to allow, if fewer than the operation allows.
+        message_id: id of the message. Messages with the same id are delivered only once.
 
     Raises:
         RefusedError: the role is not sufficient.
@@ -191,7 +195,7 @@ async def perform(
 
 
 async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tuple[str, ...] = ()) -> WorkflowRef:
-    """Return a run after checking the role for an operation.
+    """Return a run after checking that the person's role allows an operation.
 
     Raises:
         RefusedError: the role is not sufficient.
@@ -202,11 +206,11 @@ async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tup
 
 
 async def refused_by_state(scope: Scope, operation: Operation, workflow: WorkflowRef, work: Awaitable[Any]) -> Any:
-    """Await work on a run, and add the possible operations to an error caused by its state.
+    """Await work on a run. If the run's state causes an error, add the possible operations to the error.
 
     Raises:
         WrongStateError: the run's state does not allow the operation.
-        InvalidRequestError: it is refused for another reason.
+        InvalidRequestError: the operation is refused for another reason.
     """
     try:
         return await work
@@ -244,7 +248,7 @@ async def check_workspace(scope: Scope, workspace: str) -> Queues:
     """Return the queues for work in a workspace that the person may use.
 
     Raises:
-        ProjectNotFoundError: it is in no project of this person.
+        ProjectNotFoundError: the workspace is not in any of this person's projects.
     """
     if not scope.person.projects or scope.person.sees(await scope.project_of(workspace)):
         return Queues()
@@ -262,11 +266,11 @@ def require_all_projects(scope: Scope, what: str) -> None:
     """Check that the token is valid for all projects.
 
     Args:
-        scope: scope of the request.
-        what: action that needs it, as the end of a sentence.
+        scope: the request's scope.
+        what: action that requires this, phrased as the end of a sentence.
 
     Raises:
-        RefusedError: the token is limited to some projects.
+        RefusedError: the token is limited to certain projects.
     """
     if scope.person.projects:
         raise RefusedError(
@@ -275,13 +279,13 @@ def require_all_projects(scope: Scope, what: str) -> None:
 
 
 async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ...], *, replace: bool = False) -> None:
-    """Check that the person may choose an id, and that no workflow of another kind had it.
+    """Check that the person may choose an id, and that no workflow of another kind has used it.
 
-    A token limited to some projects may not choose ids, which would reveal those of other projects.
+    A token that is limited to certain projects may not choose ids, because this would reveal ids of other projects.
 
     Raises:
-        InvalidRequestError: the person may not choose an id, or `replace` lacks one.
-        IdTakenError: a workflow of another kind has the id, or had it according to the ledger.
+        InvalidRequestError: the person may not choose an id, or `replace` is used without an id.
+        IdTakenError: a workflow of another kind uses the id, or used it according to the ledger.
     """
     if replace and new_id is None:
         raise InvalidRequestError("replace needs the id of a closed episode or plan: ?id=...&replace=true")
@@ -298,7 +302,7 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
 
 
 async def workspace_of(scope: Scope, workflow: WorkflowRef) -> str:
-    """Return the workspace path of a workflow."""
+    """Return a workflow's workspace path."""
     workspace = str(workflow.line.details.get("workspace", "")) if workflow.line is not None else ""
     return workspace or (await asyncio.to_thread(scope.ledger.project, workflow.project)).workspace
 
@@ -307,9 +311,9 @@ async def details_of(scope: Scope, workflow: WorkflowRef, kind: type[M], *, is_f
     """Return a workflow's ledger row with its full status as `details`.
 
     Args:
-        scope: scope of the request.
+        scope: the request's scope.
         workflow: the workflow.
-        kind: model of its status.
+        kind: model class of the workflow's status.
         is_fresh: query the workflow instead of the ledger.
     """
     line = workflow.line
@@ -327,13 +331,13 @@ async def fresh_page(scope: Scope, workflow_filter: WorkflowFilter, limit: int) 
     """Return the newest workflows from Temporal, including those that no worker has opened yet.
 
     Args:
-        scope: scope of the request.
-        workflow_filter: filter with a single kind.
-        limit: limit of Temporal's list, before rows of other projects and parents are removed.
+        scope: the request's scope.
+        workflow_filter: filter that selects a single kind.
+        limit: limit for Temporal's list, which applies before rows of other projects and parents are removed.
 
     Raises:
         InvalidRequestError: the status is unknown.
-        ServiceUnavailableError: Temporal does not answer.
+        ServiceUnavailableError: Temporal does not respond.
     """
     summaries = await scope.client.list(workflow_filter.status or None, limit, kind=Kind(workflow_filter.kind).value)
     # Without the status, which may be older in the ledger than in Temporal.
@@ -357,13 +361,14 @@ async def fresh_page(scope: Scope, workflow_filter: WorkflowFilter, limit: int) 
 def _line_of(
     summary: Summary, project: str, ledger_line: WorkflowLine | None, questions: tuple[Question, ...] | None = None
 ) -> WorkflowLine:
-    """Return a workflow's row from Temporal, completed from the ledger.
+    """Return a workflow's row from Temporal, completed with data from the ledger.
 
     Args:
-        summary: summary from Temporal.
-        project: project of its workspace.
+        summary: the workflow's summary from Temporal.
+        project: the project of the workflow's workspace.
         ledger_line: ledger row, if any.
-        questions: questions reported by the workflow; None uses those in the ledger while it is open.
+        questions: questions that the workflow reported. None uses the questions in the ledger while the workflow is
+            open.
     """
     if questions is None:
         questions = ledger_line.questions if ledger_line is not None and summary.closed is None else ()

@@ -1,4 +1,4 @@
-"""Host and origin checks, limits of bodies and connections, and the HTTP server."""
+"""Host and origin checks, limits for bodies and connections, and the HTTP server."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ LARGEST_BYTES = 16 * 2**20
 
 
 class RefusedError(Exception):
-    """A refused request; the message gives the reason and the next step."""
+    """The request is refused. The message gives the reason and the next step."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class RefusedError(Exception):
 
 
 async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
-    """Read the body.
+    """Read the request body.
 
     Raises:
         RefusedError: it is too large.
@@ -49,7 +49,7 @@ async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
 
 
 class BodyLimiter:
-    """ASGI middleware that limits the body size of an application."""
+    """ASGI middleware that limits the size of request bodies."""
 
     def __init__(self, app: ASGIApp, bound: int = 2 * 2**20) -> None:
         self._app = app
@@ -78,10 +78,10 @@ class BodyLimiter:
 
 
 class _RemainingBody:
-    """Remaining size of one body."""
+    """The remaining allowed size of one body."""
 
     def __init__(self, announced: str, bound: int) -> None:
-        """Raises if the announced length exceeds the bound."""
+        """Raise an error if the announced length exceeds the limit."""
         self._left = bound
         self._too_large = RefusedError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {bound} bytes. Send less at once"
@@ -90,7 +90,7 @@ class _RemainingBody:
             raise self._too_large
 
     def add(self, part: bytes) -> None:
-        """Count a part of the body."""
+        """Count part of the body."""
         self._left -= len(part)
         if self._left < 0:
             raise self._too_large
@@ -103,30 +103,31 @@ _USUAL_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Addresses of one server, and the origins of other sites that may use part of it."""
+    """One server's addresses, and the origins of other sites that may use part of the server."""
 
     page: str
-    """Origin at which people open the server. Browsers treat `localhost` and `127.0.0.1` as different origins."""
+    """Origin that people use to open the server. Browsers treat `localhost` and `127.0.0.1` as different origins."""
     hosts: frozenset[str] | None
-    """Allowed Host headers, against DNS rebinding; None allows any, because only a proxy knows its names."""
+    """Allowed Host headers, as protection against DNS rebinding. None allows any, because only a proxy knows its
+    names."""
     origins: frozenset[str] = frozenset()
-    """Other origins that may use paths below `shared`."""
+    """Other origins that may use the paths under `shared`."""
     shared: str = ""
-    """Prefix of the paths open to `origins`."""
+    """Prefix of the paths that `origins` may use."""
     origins_setting: str = ""
     """Name of the setting for `origins`."""
 
     @property
     def host(self) -> str:
-        """Host header that browsers send."""
+        """The Host header that browsers send."""
         return self.page.partition("://")[2]
 
     def names(self, host: str) -> bool:
-        """Return whether a Host header denotes this server."""
+        """Return whether a Host header refers to this server."""
         return self.hosts is None or host.lower() in self.hosts
 
     def cors(self, request: Request) -> dict[str, str]:
-        """Return CORS headers for a shared path requested by an allowed origin; empty otherwise."""
+        """Return CORS headers if an allowed origin requests a shared path. Empty otherwise."""
         origin = request.headers.get("origin", "")
         if origin.lower() not in self.origins or not request.url.path.startswith(self.shared):
             return {}
@@ -136,7 +137,7 @@ class Site:
         """Check that a request does not come from another site's page or a rebound host name.
 
         Raises:
-            RefusedError: it may come from one.
+            RefusedError: the request may come from one of these.
         """
         # A rebound name resolves to this address, but the browser still sends the name of the other site.
         if not self.names(host_of(request)):
@@ -166,18 +167,18 @@ class Site:
 
 
 def host_of(request: Request) -> str:
-    """Return the Host header in lower case."""
+    """Return the lowercase Host header."""
     return request.headers.get("host", "").lower()
 
 
 def is_page(request: Request) -> bool:
-    """Return whether a browser opens a page in a tab, not in a frame."""
+    """Return whether a browser is opening a page in a tab rather than a frame."""
     destination = request.headers.get("sec-fetch-dest", "")
     return destination == "document" or (not destination and "text/html" in request.headers.get("accept", ""))
 
 
 def origin_of(url: str) -> str:
-    """Return the origin of a URL in browser notation, without a default port."""
+    """Return a URL's origin the way browsers write it, without a default port."""
     parts = urlsplit(url.lower())
     port = "" if parts.port in (None, _USUAL_PORTS.get(parts.scheme)) else f":{parts.port}"
     return f"{parts.scheme}://{parts.hostname}{port}"
@@ -187,20 +188,20 @@ BODY_TIMEOUT_TEXT = f"the body did not arrive within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
-    """Connection with time limits for request head and body; uvicorn itself waits forever.
+    """Connection with time limits for the request head and body. By itself, uvicorn waits forever.
 
-    If there are too many connections, a new one replaces the one that has waited longest for a complete head.
+    If there are too many connections, a new connection replaces the one that has waited longest for a complete head.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: tuple[object, object] | None = None
-        """The request cycle and the h11 state during which data is awaited."""
+        """The request cycle and the h11 state in which data is awaited."""
         self._since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection, and drop the longest waiting one if the limit is reached."""
+        """Accept a connection. If the limit is reached, drop the connection that has waited longest."""
         # uvicorn answers 503 once the last slot is taken.
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency - 1:
             self._displace()
@@ -272,17 +273,17 @@ class BoundedConnection(H11Protocol):
 
 CONNECTIONS = 256
 OTHER_FILES = 256
-"""Reserve for open files other than connections."""
+"""Number of open files to reserve for purposes other than connections."""
 IDLE_SECONDS = 30
 # Open event streams would otherwise keep the process alive forever.
 END_SECONDS = 1
 
 
 def listening(address: str, setting: str) -> socket.socket:
-    """Return a socket that listens at `host:port`.
+    """Return a socket that listens on `host:port`.
 
     Raises:
-        ServiceUnavailableError: the address cannot be bound; the message names the setting to change.
+        ServiceUnavailableError: the address cannot be bound. The message names the setting to change.
     """
     host, _, port = address.rpartition(":")
     # Not `create_server`: without the protocol asyncio leaves Nagle's algorithm on: 44 ms per response instead of 2.
@@ -301,11 +302,12 @@ def listening(address: str, setting: str) -> socket.socket:
 
 
 def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
-    """Return a server that logs nothing and trusts no proxy headers.
+    """Return a server that does not log anything and does not trust proxy headers.
 
     Args:
         app: application to serve.
-        connections: above this number idle connections are closed and requests get 503.
+        connections: maximum number of connections. Above this, idle connections are closed and requests receive a 503
+            response.
     """
     connections = _with_files_for(connections)
     # Access logs would contain sign-in links, and tracebacks content; the guard logs failures instead.
@@ -321,9 +323,9 @@ def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
 
 
 def _with_files_for(connections: int) -> int:
-    """Raise the limit of open files and return the possible number of connections.
+    """Raise the open file limit and return how many connections are possible.
 
-    Usual limits are 1 024, on macOS 256.
+    The limit is usually 1 024, or 256 on macOS.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed_files = connections + OTHER_FILES
@@ -336,7 +338,7 @@ def _with_files_for(connections: int) -> int:
 
 
 class CallersTrace:
-    """ASGI middleware that continues the trace named by a request in its calls to Temporal."""
+    """ASGI middleware that continues a request's trace in the calls to Temporal."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""HTTP API: reads the ledger, and controls runs through the client."""
+"""The HTTP API. It reads the ledger and controls runs through the client."""

@@ -1,4 +1,4 @@
-"""HTTP API application and its error responses."""
+"""The HTTP API application and its error responses."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,23 +32,23 @@ class Problem(Shown):
     """Error response (RFC 9457)."""
 
     type: str = Field(examples=["urn:tightloop:problem:wrong-state"])
-    """Stable name of the problem type."""
+    """Stable identifier of the problem type."""
     title: str = Field(examples=["Conflict"])
     status: int = Field(examples=[409])
     detail: str = Field(
         examples=["'pause' is not possible: the status of nightly-1 is succeeded. Possible now: restore, fork"]
     )
-    """Failure with its value, then the next step."""
+    """What failed and the value that caused it, followed by the next step."""
     state: str | None = None
-    """For `wrong-state`: the current state."""
+    """The current state, for `wrong-state` problems."""
     possible: list[str] | None = None
-    """For `wrong-state`: the operations possible in it."""
+    """The operations that are possible in the current state, for `wrong-state` problems."""
     errors: list[dict[str, Any]] | None = None
-    """Invalid fields, or problems of a plan's text with their positions."""
+    """Invalid fields, or problems in a plan's text with their positions."""
 
 
 def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response:
-    """Return a problem response; `more` adds members to its body."""
+    """Return a problem response. `more` adds members to its body."""
     content = {
         "type": f"urn:tightloop:problem:{kind}",
         "title": status.phrase,
@@ -61,12 +61,12 @@ def problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> Response
 
 
 def refusal(refused: RefusedError) -> Response:
-    """Return the response to a request refused by the guard."""
+    """Return the response to a request that the guard refused."""
     return problem(refused.status, "refused", refused.message)
 
 
 def handle_problems(app: FastAPI) -> None:
-    """Register handlers that turn all errors of an application into `Problem` responses."""
+    """Register handlers that turn all of an application's errors into `Problem` responses."""
     app.add_exception_handler(TightloopError, _problem_response)
     app.add_exception_handler(RefusedError, lambda _, error: refusal(cast(RefusedError, error)))
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -124,7 +124,7 @@ _ABOUT = (
 
 
 def api(services: Services, hub: Hub, keys: IdempotencyKeys) -> ASGIApp:
-    """Return the API application. It must be wrapped by the guard."""
+    """Return the API application. It must be wrapped in the guard."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

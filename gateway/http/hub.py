@@ -1,7 +1,7 @@
-"""Live events: one poll of the ledger for all streams, at most four writes a second to each.
+"""Live events: one poll of the ledger for all streams, and at most four writes per second to each stream.
 
-Measured with 200 streams and 100 events a second: one write per event took 31 % of a core, one per 250 ms took 6 %,
-with an event on the page after 283 ms at the 95th percentile.
+This was measured with 200 streams and 100 events per second. One write per event took 31 % of a core. One write per
+250 ms took 6 %, and the 95th percentile of the time until an event was on the page was 283 ms.
 """
 
 import asyncio
@@ -22,33 +22,33 @@ LOOK_SECONDS = 0.1
 WRITE_SECONDS = 0.25
 BACK_OFF_SECONDS = 2.0
 BEAT_SECONDS = 15.0
-"""Keep-alive interval, which also detects disconnected readers."""
+"""Interval in seconds between keep-alive messages, which also detect disconnected readers."""
 STREAM_SECONDS = 300.0
-"""Maximum duration of a stream. The reader reconnects, which checks its token or session again."""
+"""Maximum duration of a stream in seconds. The reader then reconnects, and its token or session is checked again."""
 QUEUE_BYTES = 256 * 1024
-"""Buffer of one slow reader; on overflow it gets a reset."""
+"""Buffer size in bytes for one slow reader. If the buffer overflows, the reader receives a reset."""
 CATCH_UP = 1_000
-"""Maximum number of missed events to replay; a reader that missed more gets a reset."""
+"""Maximum number of missed events to replay. A reader that has missed more receives a reset."""
 _BATCH = 2_000
 _LINE = make_output_model(EvidenceLine)
 
 
 class StreamFilter(NamedTuple):
-    """Filter of a stream."""
+    """A stream's filter."""
 
     projects: frozenset[str] | None = None
-    """Projects visible to its reader; None for all."""
+    """Projects that are visible to the stream's reader. None means all projects."""
     project: str = ""
     workflow: str = ""
 
     def has(self, line: EvidenceLine) -> bool:
-        """True if the stream contains an event."""
+        """Return whether the stream should contain an event."""
         is_seen = self.projects is None or line.project in self.projects
         return is_seen and self.project in ("", line.project) and self.workflow in ("", line.episode_id)
 
 
 class _Reader:
-    """Bounded buffer of one stream."""
+    """One stream's bounded buffer."""
 
     def __init__(self) -> None:
         self._parts: deque[bytes] = deque()
@@ -65,7 +65,7 @@ class _Reader:
         self._ready.set()
 
     async def take(self, seconds: float) -> bytes:
-        """Return the buffered data; empty after a timeout."""
+        """Return the buffered data. Empty after a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ready.wait()
@@ -77,7 +77,7 @@ class _Reader:
 
 
 class Hub:
-    """Event streams of a gateway."""
+    """A gateway's event streams."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -90,8 +90,8 @@ class Hub:
         """Yield parts of an event stream (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
         Args:
-            stream_filter: filter of the stream.
-            after: id of the last event that the reader has; None starts with new events.
+            stream_filter: the stream's filter.
+            after: id of the last event that the reader has received. None starts with new events.
         """
         reader = _Reader()
         # Streams that start at the same time share one poller.
@@ -133,7 +133,7 @@ class Hub:
             self._polling = None
 
     async def _read_missed_events(self, stream_filter: StreamFilter, after: str, end: int) -> bytes:
-        """Return the events after an id up to `end`, or a reset if the id is unknown or too old."""
+        """Return the events after an id, up to `end`. Return a reset if the id is unknown or too old."""
         # 18 digits fit into a 64-bit integer of the database.
         last_id = int(after) if after.isascii() and after.isdigit() and len(after) < 19 else end + 1
         if last_id > end:
@@ -192,12 +192,12 @@ class Hub:
 
 
 def trail_message(line: EvidenceLine) -> bytes:
-    """Return an event in stream format."""
+    """Return an event in the stream's format."""
     return _message("trail", line.seq, _LINE.model_validate(line).model_dump_json(by_alias=True))
 
 
 def reset_message(seq: int) -> bytes:
-    """Return the message after which a reader reloads everything."""
+    """Return the message that makes a reader reload everything."""
     return _message("reset", seq, "{}")
 
 

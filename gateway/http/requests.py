@@ -103,7 +103,7 @@ _JSON = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 async def check_request(request: Request) -> None:
-    """Refuse unknown query parameters, which FastAPI ignores, and bodies that are not JSON.
+    """Refuse bodies that are not JSON and unknown query parameters, which FastAPI would ignore.
 
     Raises:
         InvalidRequestError: a query parameter does not exist.
@@ -135,12 +135,12 @@ InScope = Annotated[Scope, Depends(scope_of)]
 
 
 Start = Callable[[str | None, str], Awaitable[str]]
-"""Starts something and returns its id. Arguments: an id or None for a new one, and the request id."""
+"""Starts something and returns its id. The arguments are an id, or None for a new id, and the request id."""
 Describe = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 def location_of(noun: str) -> Describe:
-    """Return a function that builds the response body with id and path."""
+    """Return a function that builds the response body with the id and path."""
 
     async def describe(new_id: str) -> dict[str, Any]:
         return {"id": new_id, "href": f"/api/{noun}/{new_id}"}
@@ -152,18 +152,18 @@ class IdempotentRequest:
     """Handles a request at most once per idempotency key."""
 
     def __init__(self, keys: IdempotencyKeys, scope: Scope, key: str, request: str) -> None:
-        """`key` may be empty; `request` is the digest of method, path, query and body."""
+        """`key` may be empty. `request` is the digest of the method, path, query and body."""
         self._keys = keys
         self._scope = scope
         self._key = key
         self._request = request
 
     async def start(self, prefix: str, chosen_id: str | None, start: Start, describe: Describe) -> Response:
-        """Start something and answer 201 with its location.
+        """Start something and respond with 201 and its location.
 
         Args:
-            prefix: prefix of its id, e.g. `episode-`.
-            chosen_id: id chosen by the client, if any.
+            prefix: prefix for its id, e.g. `episode-`.
+            chosen_id: id that the client chose, if any.
             start: starts it, or finds what the same request started before the gateway died.
             describe: builds the response body from the id.
 
@@ -190,14 +190,17 @@ class IdempotentRequest:
 
     @property
     def message_id(self) -> str:
-        """Message id that makes a workflow accept the request only once, even after a crash; empty without a key."""
+        """Message id that makes a workflow accept the request only once, even after a crash.
+
+        Empty if there is no key.
+        """
         return self._derive_id("message-")
 
     async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
-        """Return the response of `work`, or the stored response of a key that was used before.
+        """Return the response of `work`, or the stored response if the key was used before.
 
         Raises:
-            KeyInUseError: the key belongs to another request, or to one that is still running.
+            KeyInUseError: the key belongs to another request, or to a request that is still running.
             EpisodeNotFoundError: what the request started no longer exists.
         """
         if not self._key:
@@ -226,7 +229,7 @@ class IdempotentRequest:
         return Response(stored.body, stored.status, headers, "application/json")
 
     def _derive_id(self, prefix: str) -> str:
-        """Return an id unique to this request and key; empty without a key."""
+        """Return an id that is unique to this request and key. Empty if there is no key."""
         return derived_id(prefix, self._principal, self._key, self._request) if self._key else ""
 
     @property
@@ -251,7 +254,7 @@ async def read_idempotent_request(
         ),
     ] = "",
 ) -> IdempotentRequest:
-    """Return the idempotency handler of a request."""
+    """Return a request's idempotency handler."""
     target = [
         request.method,
         request.scope["raw_path"].decode("latin-1"),

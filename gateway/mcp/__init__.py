@@ -1,1 +1,1 @@
-"""Model Context Protocol: tools and resources for coding agents and assistants."""
+"""Model Context Protocol (MCP): tools and resources for coding agents and assistants."""

@@ -1,4 +1,4 @@
-"""`python -m gateway.mcp`: MCP on standard input and output, or at a Unix socket, as the user who starts it."""
+"""`python -m gateway.mcp`: serve MCP on standard input and output, or on a Unix socket, as the user who starts it."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ from tightloop.settings import Settings
 
 
 def main() -> int:
-    """Run the MCP server. An error of tightloop is printed as one sentence; the exit code is then 1."""
+    """Run the MCP server. A tightloop error is printed as one sentence, and the exit code is then 1."""
     set_up(logging.WARNING, content=False)
     parser = argparse.ArgumentParser(prog="tightloop mcp serve", description=__doc__)
     parser.add_argument("--settings", type=Path)
@@ -48,12 +48,13 @@ def main() -> int:
 
 
 def person_of(role: Role, episode: str, working_for: str) -> Person:
-    """Return the person of the connection.
+    """Return the connection's person.
 
     Args:
-        role: requested role.
-        episode: named episode; for an agent the one that it works on.
-        working_for: episode that the parent process works on. If set, the caller is an agent regardless of `role`.
+        role: the requested role.
+        episode: the named episode. For an agent, this is the episode that it works on.
+        working_for: the episode that the parent process works on. If this is set, the caller is an agent regardless of
+            `role`.
     """
     user = os.environ.get("USER") or "operator"
     # An agent must not extend its rights by starting this server with another --role.

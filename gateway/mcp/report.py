@@ -1,4 +1,4 @@
-"""Reports of agents on their episodes, the stdio and socket transports, and the caller of a connection."""
+"""Agents' reports on their episodes, the stdio and socket transports, and a connection's caller."""
 
 import asyncio
 import os
@@ -41,11 +41,11 @@ OUTCOMES = {
     ExecutorStatus.REFUSED: REFUSED,
     ExecutorStatus.LIMIT_HIT: LIMIT,
 }
-"""Option of the question that each OUTCOME of a report answers."""
+"""The question option that each OUTCOME in a report selects."""
 
 
 class Report(Value):
-    """Report on a delivery, as the answer to the open work question."""
+    """Report on a delivery, which answers the open question about the work."""
 
     question: str
     option: str
@@ -63,7 +63,7 @@ def awaited_work(status: EpisodeStatus) -> Question | None:
 
 
 def is_report(message: str, *, before: int | None = None) -> bool:
-    """Return whether a message is a report; with `before`, a report on an earlier iteration."""
+    """Return whether a message is a report. With `before`, it must be a report on an iteration before that one."""
     try:
         iteration = parse_plan_request(message).iteration
     except MessageError:
@@ -75,8 +75,8 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
     """Parse a message as the report on the current iteration.
 
     Raises:
-        MessageError: a section is missing or invalid; the message shows a valid example.
-        InvalidRequestError: it names another iteration or none, or an unknown outcome.
+        MessageError: a section is missing or invalid. The error message shows a valid example.
+        InvalidRequestError: the report names another iteration, no iteration or an unknown outcome.
     """
     plan_request = parse_plan_request(message)
     # A late report on an earlier plan must not count as the result of the present one.
@@ -130,11 +130,11 @@ async def serve_stdio(server: Server[Any]) -> None:
 
 
 async def serve_socket(server: Server[Any], path: Path) -> None:
-    """Serve at a Unix socket that only this user can open, until cancelled.
+    """Serve on a Unix socket that only this user can open, until cancelled.
 
     Raises:
-        SettingsError: the folder belongs to another user, or others may write to it.
-        ServiceUnavailableError: the path is taken, or cannot be bound.
+        SettingsError: the folder belongs to another user, or other users may write to it.
+        ServiceUnavailableError: the path is already in use or cannot be bound.
     """
     free = asyncio.Semaphore(CONNECTIONS)
 
@@ -183,11 +183,11 @@ class Lines:
             yield line.decode("utf-8", "replace")
 
     async def write(self, text: str) -> None:
-        """Write a message with its line end."""
+        """Write a message, including its line ending."""
         self._writer.write(text.encode())
 
     async def flush(self) -> None:
-        """Wait until the peer has read enough."""
+        """Wait until the peer has read enough data."""
         await self._writer.drain()
 
 
@@ -216,10 +216,10 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove the socket of a dead process.
+    """Remove a dead process's socket.
 
     Raises:
-        ServiceUnavailableError: the path is no socket, or a process listens there.
+        ServiceUnavailableError: the path is not a socket, or a process is listening on it.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -251,36 +251,37 @@ _NAMED = 5
 
 
 class Caller(NamedTuple):
-    """Caller of one connection."""
+    """A connection's caller."""
 
     scope: Scope
     episode: str = ""
-    """Episode named by the connection; an agent's token may name one already."""
+    """Episode that the connection names. An agent's token may already name one."""
 
     @property
     def is_agent(self) -> bool:
-        """True if it works on an episode, and so may not make decisions about it."""
+        """True if the caller works on an episode and therefore must not make decisions about it."""
         return self.scope.person.role is Role.AGENT
 
     async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> WorkflowRef:
-        """Return a workflow that is visible to this caller; see `Scope.find`.
+        """Return a workflow that is visible to this caller. See `Scope.find`.
 
         Raises:
-            EpisodeNotFoundError: there is none.
+            EpisodeNotFoundError: there is no such workflow.
         """
         with _names_the_tool(workflow_id, kinds):
             return await self.scope.find(workflow_id, kinds, now=now)
 
     async def perform(self, operation: Operation, workflow_id: str, arguments: Mapping[str, Any]) -> str:
-        """Send a message to a run and return its reply; see `gateway.access.scope.perform`."""
+        """Send a message to a run and return its reply. See `gateway.access.scope.perform`."""
         with _names_the_tool(workflow_id, operation.kinds):
             return await perform(self.scope, operation, workflow_id, arguments)
 
     async def own(self) -> WorkflowRef:
-        """Return the connection's episode: the named one, or the only open one that is visible.
+        """Return the connection's episode. This is the named episode, or the only open episode that is visible.
 
         Raises:
-            InvalidRequestError: it names another episode than its token, or none is named and not exactly one is open.
+            InvalidRequestError: the connection names a different episode than its token, or it names none and the
+                number of open episodes is not one.
             EpisodeNotFoundError: the named episode is not visible.
         """
         bound = self.scope.person.episode
@@ -307,7 +308,7 @@ class Caller(NamedTuple):
 
 @contextmanager
 def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
-    """Mention the tool that lists ids in errors about an unknown id."""
+    """In errors about an unknown id, mention the tool that lists ids."""
     try:
         yield
     except EpisodeNotFoundError:

@@ -1,4 +1,4 @@
-"""MCP server: tools, resources and HTTP transport."""
+"""The MCP server: tools, resources and HTTP transport."""
 
 import asyncio
 import inspect
@@ -50,10 +50,10 @@ from tightloop.value import shorten
 
 
 class Tool:
-    """MCP tool of an operation. Its description is the operation's text and the docstring of its function."""
+    """An operation's MCP tool. Its description consists of the operation's text and the docstring of its function."""
 
     def __init__(self, operation: Operation) -> None:
-        """Derives the arguments from the function's signature, or else from the operation's request model."""
+        """Derive the arguments from the function's signature. Without a function, use the operation's request model."""
         self.name, self._operation = operation.mcp, operation
         self.needs = Role.AGENT if self.name in FOR_AGENTS else Role(operation.role)
         self._run = TOOLS.get(self.name) or self._send
@@ -76,7 +76,7 @@ class Tool:
 
     @cached_property
     def shown(self) -> Shown:
-        """Tool definition for clients."""
+        """The tool definition that clients receive."""
         reads = self._operation.effect == READS
         more = inspect.getdoc(self._run) if self.name in TOOLS else ""
         is_model = isinstance(self._returns, type) and issubclass(self._returns, BaseModel)
@@ -96,7 +96,7 @@ class Tool:
         return Ack(ack=await caller.perform(self._operation, id, arguments))
 
     async def call(self, caller: Caller, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Check role and arguments, then run the tool.
+        """Check the role and the arguments, and then run the tool.
 
         Raises:
             RefusedError: the role is not sufficient.
@@ -124,7 +124,7 @@ _URI = re.compile(r"tightloop://episodes/([^/]+)/([a-z]+)")
 
 
 class Part(NamedTuple):
-    """Resource kind that every episode has."""
+    """A kind of resource that every episode has."""
 
     name: str
     description: str
@@ -153,12 +153,12 @@ PARTS = (
 
 
 def uri_of(episode_id: str, part: str) -> str:
-    """Return the URI of a resource."""
+    """Return a resource's URI."""
     return f"tightloop://episodes/{episode_id}/{part}"
 
 
 def of_episode(episode_id: str) -> list[Resource]:
-    """Return the resources of an episode."""
+    """Return an episode's resources."""
     return [
         Resource(
             uri=uri_of(episode_id, part.name),
@@ -171,7 +171,7 @@ def of_episode(episode_id: str) -> list[Resource]:
 
 
 def templates() -> list[ResourceTemplate]:
-    """Return the URI templates of the resources."""
+    """Return the resources' URI templates."""
     return [
         ResourceTemplate(
             uri_template=uri_of("{id}", part.name), name=part.name, description=part.description, mime_type=MEDIA_TYPE
@@ -185,7 +185,7 @@ async def read(caller: Caller, uri: str) -> str:
 
     Raises:
         InvalidRequestError: there is no such resource.
-        TightloopError: it cannot be read.
+        TightloopError: the resource cannot be read.
     """
     match = _URI.fullmatch(uri)
     part = next((entry for entry in PARTS if match is not None and entry.name == match[2]), None)
@@ -211,8 +211,8 @@ def mcp_server(caller_of: CallerOf, version: str = "1") -> Server[Any]:
     """Build the MCP server with all tools and resources.
 
     Args:
-        caller_of: returns the caller of a message from the transport's context.
-        version: version shown to clients.
+        caller_of: returns a message's caller based on the transport's context.
+        version: version that is shown to clients.
     """
     tools = {tool.name: tool for tool in ALL_TOOLS}
 
@@ -274,11 +274,11 @@ def _failure(sentence: str) -> CallToolResult:
 PATH = "/mcp"
 LARGEST_BYTES = 256 * 1024
 EPISODE = "episode"
-"""Query parameter with the episode of a connection."""
+"""Query parameter that contains a connection's episode."""
 
 
 class Endpoint:
-    """ASGI application of the MCP endpoint."""
+    """ASGI application for the MCP endpoint."""
 
     def __init__(self, services: Services) -> None:
         async def caller_of(context: Context) -> Caller:

@@ -22,11 +22,11 @@ from tightloop.operations import BY_NAME
 from tightloop.value import Value
 
 PATCH_CHARACTERS = 200_000
-"""Bounded, because a model has to read it."""
+"""Maximum length of a patch. It is limited because a model has to read the patch."""
 
 
 class Comparison(Value):
-    """Change between two checkpoints."""
+    """Changes between two checkpoints."""
 
     patch: str = Field(description="Unified diff of the files.")
     probability_class: ProbabilityClass = Field(
@@ -67,7 +67,7 @@ MESSAGE_CHARACTERS = 20_000
 REASON = "resumed by MCP"
 _LATE = "no report on that is expected now"
 SCRATCHPAD_CHARACTERS = 1_900
-"""Maximum length of a planner note, without its heading."""
+"""Maximum length of a planner note, excluding its heading."""
 
 Id = Annotated[str, Field(max_length=200, description="Id of an episode or a plan.", examples=["episode-1f2e3d4c5b6a"])]
 Text = Annotated[str, Field(max_length=TEXT_CHARACTERS)]
@@ -77,7 +77,7 @@ Checkpoint = Annotated[
 
 
 class Recorded(Value):
-    """Location of the scratchpad."""
+    """Checkpoint that the scratchpad belongs to."""
 
     ckpt_id: str = Field(description="Checkpoint at the end of the iteration.")
 
@@ -89,25 +89,25 @@ class Ack(Value):
 
 
 class EpisodeNamed(Value):
-    """Episode that was addressed."""
+    """Episode that the message was sent to."""
 
     episode_id: str
 
 
 class Started(Value):
-    """Id of the started run."""
+    """Id of the run that was started."""
 
     id: str
 
 
 class Lines(Value):
-    """Episodes and plans, the newest start first."""
+    """Episodes and plans, with the most recently started first."""
 
     items: tuple[dict[str, Any], ...]
 
 
 class Inbox(Value):
-    """Questions that wait for a person, oldest first."""
+    """Questions that are waiting for a person, oldest first."""
 
     items: tuple[InboxItem, ...]
 
@@ -129,9 +129,9 @@ async def record_checkpoint(
         ),
     ],
 ) -> Recorded:
-    """The planner reads it, also after a restore.
+    """The planner reads the scratchpad, even after a restore.
 
-    The episode checkpoints files and state itself, at the end of every iteration.
+    The episode itself checkpoints files and state at the end of every iteration.
     """
     episode, scope = await caller.own(), caller.scope
     status = await _status_of(caller, episode)
@@ -147,7 +147,7 @@ async def record_checkpoint(
 
 
 async def diff_and_classify(caller: Caller, from_id: Checkpoint, to_id: Checkpoint) -> Comparison:
-    """Returns the patch of the files and its probability class."""
+    """Returns the file changes as a patch, and the patch's probability class."""
     episode = await caller.own()
     records = await asyncio.to_thread(caller.scope.ledger.checkpoints, episode.id)
     workspace = await workspace_of(caller.scope, episode)
@@ -172,7 +172,7 @@ async def send_message(
         ),
     ],
 ) -> Ack:
-    """A report starts the checks."""
+    """Sending a report starts the checks."""
     episode, scope = await caller.own(), caller.scope
     if target == "operator":
         await pause_episode(caller, message[:TEXT_CHARACTERS])
@@ -203,7 +203,7 @@ async def pause_episode(
     caller: Caller,
     reason: Annotated[Text, Field(min_length=1, description="Shown to a person.", examples=["the API key is missing"])],
 ) -> EpisodeNamed:
-    """A person is asked to look."""
+    """A person is asked to take a look."""
     episode, scope = await caller.own(), caller.scope
     work = scope.client.pause(episode.id, reason, by=scope.person.name)
     await refused_by_state(scope, BY_NAME["pause"], episode, work)
@@ -285,7 +285,7 @@ async def list_workflows(
 
 
 async def plan(caller: Caller, id: Id) -> dict[str, Any]:
-    """For a project's plan, tasks and gates are included."""
+    """For a project's plan, the response includes tasks and gates."""
     workflow = await caller.find(id, PLANS, now=True)
     document = (await caller.scope.client.status(workflow.id)).model_dump(mode="json", exclude_defaults=True)
     if workflow.kind == "plan":
@@ -307,7 +307,7 @@ async def _status_of(caller: Caller, episode: WorkflowRef) -> EpisodeStatus:
 
 
 async def _keep(caller: Caller, episode: WorkflowRef, message: str) -> str:
-    """Store a message that answers no question as a note and return the reply. A report is never rejected."""
+    """Store a message that does not answer a question as a note, and return the reply. A report is never rejected."""
     try:
         # An agent must not end a pause that a person requested.
         noted = await _note(caller, episode, message, resumes=not caller.is_agent)
@@ -331,6 +331,6 @@ TOOLS: dict[str, Callable[..., Awaitable[Value | dict[str, Any]]]] = {
         start_episode, status, list_workflows, plan, inbox,
     )
 }  # fmt: skip
-"""Functions of the tools that do more than send a message to a run."""
+"""Functions for the tools that do more than send a message to a run."""
 FOR_AGENTS = frozenset({"pause_episode"})
-"""Tools for an episode's agent although the operation, for any run, needs an operator."""
+"""Tools that an episode's agent may use on that episode, although the operation requires an operator for other runs."""

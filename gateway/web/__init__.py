@@ -1,1 +1,1 @@
-"""Web page for people: inbox, episodes, plans and projects."""
+"""The web page: inbox, episodes, plans and projects."""

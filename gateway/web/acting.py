@@ -1,6 +1,6 @@
-"""Form actions of the page: each runs an operation under the person's name.
+"""The page's form actions. Each runs an operation under the person's name.
 
-Nothing runs before the person has confirmed a sentence that states the effect.
+Nothing runs until the person has confirmed a sentence that states the effect.
 """
 
 import asyncio
@@ -23,48 +23,48 @@ from tightloop.safety.seal import Role, role_for
 from tightloop.value import first_problem
 
 LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
-"""Interval and number of polls for the ledger row of a started run."""
+"""Interval in seconds, and number of polls for a started run's ledger row."""
 
 
 CONFIRMED_OPTIONS = frozenset({ALLOW, ACCEPT, EXTEND, CANCEL, UNDO, END})
 """Built-in options that approve, cancel or delete something."""
 CONFIRMED_KINDS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
-"""Questions that approve something, or whose options come from a plan, so that their effect is unknown."""
+"""Questions that approve something, or whose options come from a plan and therefore have an unknown effect."""
 
 
 class ActionContext(NamedTuple):
-    """Person and submitted form."""
+    """The person and the submitted form."""
 
     scope: Scope
     target: str
-    """Id of the workflow or project in the path; empty when a project is added."""
+    """Id of the workflow or project in the path. Empty when a project is added."""
     form: Mapping[str, str]
 
     @property
     def client(self) -> TightloopClient:
-        """Client connected to Temporal."""
+        """Client that is connected to Temporal."""
         return self.scope.client
 
     def text(self, name: str) -> str:
-        """Return a form field; empty if it was not sent."""
+        """Return a form field. Empty if it was not sent."""
         return self.form.get(name, "").strip()
 
     def line(self) -> WorkflowLine:
-        """Return the workflow of the path, if it is visible to the person."""
+        """Return the workflow in the path if it is visible to the person."""
         return self.scope.ledger.workflow(self.target)
 
     def line_to_steer(self) -> WorkflowLine:
-        """Return the workflow of the path. Requires the role operator."""
+        """Return the workflow in the path. Requires the operator role."""
         self.scope.require(Role.OPERATOR)
         return self.line()
 
 
 class Intent(NamedTuple):
-    """Effect of an action, for confirmation."""
+    """An action's effect, for confirmation."""
 
     sentence: str
     quoted: str = ""
-    """Text entered by the person."""
+    """Text that the person entered."""
     estimate: DispatchPreview | None = None
 
 
@@ -72,13 +72,13 @@ class ActionResult(NamedTuple):
     """Redirect target and flash message."""
 
     path: str
-    """Page to show next."""
+    """Path of the page to show next."""
     message: str
-    """Flash message; starts with `!` if the action was refused."""
+    """Flash message. It starts with `!` if the action was refused."""
 
 
 class Action(NamedTuple):
-    """Action of the page."""
+    """An action on the page."""
 
     describe: Callable[[ActionContext], Intent]
     """Describes the effect of `run` without changing anything, and checks the role."""
@@ -86,7 +86,7 @@ class Action(NamedTuple):
 
 
 def is_confirmed(question: Question, option: Option) -> bool:
-    """Return whether an option needs a confirmation after it was submitted."""
+    """Return whether an option needs confirmation after it has been submitted."""
     return bool(question.role) or question.kind in CONFIRMED_KINDS or option.name in CONFIRMED_OPTIONS
 
 
@@ -110,7 +110,7 @@ def describe_answer(actor: ActionContext) -> Intent:
 
 
 def _intent(sentence: str) -> Callable[[ActionContext], Intent]:
-    """Return a function that fills `sentence` with the run's title and the form's checkpoint."""
+    """Return a function that inserts the run's title and the form's checkpoint into `sentence`."""
 
     def describe(actor: ActionContext) -> Intent:
         line = actor.line_to_steer()
@@ -120,7 +120,7 @@ def _intent(sentence: str) -> Callable[[ActionContext], Intent]:
 
 
 def _send(operation: Operation) -> Callable[[ActionContext], Awaitable[ActionResult]]:
-    """Return an action that sends the form as a message; field names are those of the operation's request."""
+    """Return an action that sends the form as a message. The form uses the field names of the operation's request."""
     request = operation.load(operation.request)
 
     async def run(actor: ActionContext) -> ActionResult:
@@ -146,7 +146,7 @@ async def fork(actor: ActionContext) -> ActionResult:
 
 
 def describe_plan(actor: ActionContext) -> Intent:
-    """Describe planning a project."""
+    """Describe the effect of planning a project."""
     actor.scope.require(Role.OPERATOR)
     return _describe_planning(actor.scope.ledger.project(actor.target).workspace, actor)
 
@@ -162,13 +162,13 @@ async def plan(actor: ActionContext) -> ActionResult:
 
 
 def describe_add(actor: ActionContext) -> Intent:
-    """Describe adding a project."""
+    """Describe the effect of adding a project."""
     _need_all_projects(actor)
     return _describe_planning(actor.text("workspace") or "no folder", actor)
 
 
 async def add(actor: ActionContext) -> ActionResult:
-    """Inspect and plan a project that the ledger does not have yet."""
+    """Inspect and plan a project that is not in the ledger yet."""
     _need_all_projects(actor)
     workspace = actor.text("workspace").rstrip("/")
     await actor.client.check_workspace(workspace)
@@ -201,7 +201,7 @@ def _loop_request(workspace: str, actor: ActionContext) -> LoopRequest:
 
 
 async def _wait_for_record(actor: ActionContext, workflow_id: str) -> WorkflowLine | None:
-    """Wait until the ledger has a started run; None after about 5 s."""
+    """Wait until a started run is in the ledger. Return None after about 5 s."""
     for _ in range(RECORD_LOOKS):
         try:
             return await run_in_threadpool(actor.scope.ledger.workflow, workflow_id)
@@ -211,7 +211,7 @@ async def _wait_for_record(actor: ActionContext, workflow_id: str) -> WorkflowLi
 
 
 def describe_dispatch(actor: ActionContext) -> Intent:
-    """Describe the extent of a dispatch, estimated from the plan."""
+    """Describe the extent of a dispatch, as estimated from the plan."""
     line = actor.line_to_steer()
     estimate = preview_dispatch(LoopStatus.model_validate(line.details))
     tasks = "1 task becomes an episode" if estimate.runs == 1 else f"{estimate.runs} tasks become episodes"
@@ -243,4 +243,4 @@ ACTIONS: dict[str, Action] = {
     for operation in OPERATIONS
     if operation.page is not None
 }
-"""Actions by path."""
+"""Actions, by path."""

@@ -1,4 +1,4 @@
-"""Application of the web page: static files, templates, live content and forms."""
+"""The web page's application: static files, templates, live content and forms."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -41,18 +41,18 @@ _FILES = {
 
 @cache
 def content(name: str) -> bytes:
-    """Return the content of a static file."""
+    """Return a static file's content."""
     return (_FOLDER / _FILES[name][0]).read_bytes()
 
 
 @cache
 def address(name: str) -> str:
-    """Return the path of a static file, with a digest of its content."""
+    """Return a static file's path, which contains a digest of its content."""
     return f"{PREFIX}{hashlib.sha256(content(name)).hexdigest()[:16]}/{name}"
 
 
 async def serve(request: Request) -> Response:
-    """Serve a static file. Its path changes with its content, so it can be cached forever."""
+    """Serve a static file. Its path changes whenever its content does, so the file can be cached forever."""
     name = request.path_params["name"]
     if name not in _FILES or request.url.path != address(name):
         raise HTTPException(404)
@@ -68,7 +68,7 @@ class Templates:
     """Templates with their global functions."""
 
     def __init__(self, ui_url: str, namespace: str) -> None:
-        """`ui_url` is the address of Temporal's Web UI; empty without one."""
+        """`ui_url` is the address of Temporal's Web UI. Empty if there is none."""
         self._ui_url, self._namespace = ui_url.rstrip("/"), namespace
         self._environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -101,10 +101,11 @@ class Templates:
 
         Args:
             screen: template and content.
-            view: view of the current person.
-            flash: flash message in hex; starts with `!` after decoding if the action was refused.
-            last_event: last event before the content was read, where the live stream starts; None: with new events.
-            part: render only title and `main`, which are equal for all people with the same role and projects.
+            view: the current person's view.
+            flash: flash message in hex. After decoding, it starts with `!` if the action was refused.
+            last_event: last event before the content was read. The live stream starts there. None starts it with new
+                events.
+            part: render only the title and `main`, which are the same for all people with the same role and projects.
         """
         inbox = view.inbox
         sentence = _decode_flash(flash)
@@ -135,7 +136,7 @@ class Templates:
 def _replace_directions(value: object) -> object:
     """Return a template value with bidirectional control characters replaced.
 
-    They can make text appear different from its content; see https://trojansource.codes.
+    They can make text look different from its actual content. See https://trojansource.codes.
     """
     return value.translate(_DIRECTIONS) if isinstance(value, str) else value
 
@@ -146,7 +147,7 @@ def path_of(workflow_id: str) -> str:
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield groups of consecutive rows that are all unchanged or all changed."""
+    """Yield groups of consecutive rows that are either all unchanged or all changed."""
     for _, group in groupby(rows, key=lambda row: row.kind == "same"):
         yield list(group)
 
@@ -160,7 +161,8 @@ def _decode_flash(flash: str) -> str:
 
 Page = Callable[[View, Request], Screen]
 SEEN = "Tightloop-Seen"
-"""Request header with the last event that an open page has received; the response is only its content."""
+"""Request header with the last event that an open page has received. The response then contains only the page's
+content."""
 CONFIRMED = "confirmed"
 """Form field that confirms an action."""
 FORM_BYTES = 100_000
@@ -180,9 +182,9 @@ PAGES: dict[str, Page] = {
 
 
 def web_app(services: Services) -> Starlette:
-    """Return the application of the page.
+    """Return the web page's application.
 
-    A guard in front of it must have authenticated the request and set `request.state.person`.
+    The guard in front of it must have authenticated the request and set `request.state.person`.
     """
     ledger, temporal = services.ledger, services.settings.temporal
     templates = Templates(temporal.ui_url, temporal.namespace)
@@ -212,7 +214,7 @@ def web_app(services: Services) -> Starlette:
         return await read(lambda look, _: pages.workers(look, topology))(request)
 
     async def part(page: Page, view: View, request: Request) -> bytes:
-        """Return the current content of an open page, which requests it after an event."""
+        """Return an open page's current content. The page requests it after an event."""
         last_event, projects = _number(request.headers[SEEN]), frozenset(view.person.projects)
         shared_content = await sharing.get(projects, last_event, lambda: _load_content(view.shared))
         # All pages of these people show the same inbox and names, so one read serves them all.
@@ -240,7 +242,7 @@ def web_app(services: Services) -> Starlette:
 def _endpoint(
     action: acting.Action, services: Services, templates: Templates
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint of a form: without `confirmed` it shows the effect, otherwise it runs the action."""
+    """Return a form's endpoint. Without `confirmed`, it shows the effect. Otherwise, it runs the action."""
 
     async def answer(request: Request) -> Response:
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
@@ -282,7 +284,7 @@ def _clear_flash(response: Response, flash: str) -> Response:
 
 
 def _set_flash(response: Response, flash: str) -> None:
-    """Set the flash message in a cookie; in a query, any link could put its own words on the page."""
+    """Set the flash message in a cookie. If it were in the query, any link could display its own text on the page."""
     # As hex, because a cookie value may hold few characters besides letters and digits.
     value = flash[:FLASH_CHARACTERS].encode("utf-8").hex()
     response.set_cookie(FLASH, value, max_age=FLASH_SECONDS, path="/", httponly=True, samesite="lax")

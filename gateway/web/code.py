@@ -1,4 +1,4 @@
-"""Patch parser of the page: files, hunks, numbered lines and syntax highlighting."""
+"""The page's patch parser: files, hunks, numbered lines and syntax highlighting."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from unidiff.patch import Hunk, Line, PatchedFile, PatchSet
 COLLAPSED_LINES = 400
 """Files with more changed lines are collapsed."""
 PLAIN_LINES = 5_000
-"""Files with more changed lines are not highlighted: 10 000 lines take 0.8 s."""
+"""Files with more changed lines are not highlighted, because 10 000 lines take 0.8 s."""
 NOTHING = Markup()
 SHOWN_LINES = 20_000
-"""Lines shown in total, which a browser can still render; further files get a note instead."""
+"""Maximum total number of lines, which a browser can still render. Further files are replaced with a note."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CodeLine:
     """A line on one side of a diff."""
 
     number: int | None = None
-    """None if this side has no such line."""
+    """Line number. None if this side has no such line."""
     html: Markup = NOTHING
 
 
@@ -47,21 +47,21 @@ class FileView:
 
     path: str
     was: str
-    """Previous path of a renamed file; empty otherwise."""
+    """Previous path of a renamed file. Empty otherwise."""
     added: int
     removed: int
     hunks: tuple[tuple[str, tuple[Row, ...]], ...]
-    """Heading and rows of each hunk, with removed and added lines side by side."""
+    """Each hunk's heading and rows, with removed and added lines side by side."""
     note: str = ""
 
     @property
     def folded(self) -> bool:
-        """True if the page shows the diff collapsed."""
+        """True if the page initially collapses the diff."""
         return self.added + self.removed > COLLAPSED_LINES
 
 
 def read_files(patch: str) -> tuple[FileView, ...]:
-    """Parse a unified diff; one that cannot be parsed becomes a single file with its text."""
+    """Parse a unified diff. A diff that cannot be parsed becomes a single file that contains the text."""
     try:
         patch_set = PatchSet(_from_first_file(patch))
     except (UnidiffParseError, ValueError):
@@ -133,7 +133,7 @@ def _lexer(path: str) -> Lexer | None:
 
 
 def _highlight(lines: Sequence[str], lexer: Lexer | None) -> Iterator[Markup]:
-    """Yield each line as highlighted HTML. Tokens that span lines are split."""
+    """Yield each line as highlighted HTML. Tokens that span several lines are split."""
     texts = [line.rstrip("\r\n") for line in lines]
     if lexer is None:
         yield from map(escape, texts)

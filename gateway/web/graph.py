@@ -1,7 +1,7 @@
-"""Layout of a plan's graph: layers from left to right, in SVG coordinates.
+"""The layout of a plan's graph, with layers from left to right in SVG coordinates.
 
-Sugiyama's method without dummy nodes (Sugiyama, Tagawa and Toda 1981): layers by the longest path, the order within a
-layer by the barycentre of the neighbours. 300 steps take about 15 ms.
+This is Sugiyama's method without dummy nodes (Sugiyama, Tagawa and Toda 1981). The longest path determines a step's
+layer, and the neighbours' barycentre determines the order within a layer. 300 steps take about 15 ms.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ LABEL_CHARACTERS = 22
 
 @dataclass(frozen=True)
 class Node:
-    """Box of a step; `x` and `y` are its upper left corner in SVG units."""
+    """A step's box. `x` and `y` are its upper left corner in SVG units."""
 
     id: str
     label: str
@@ -38,8 +38,8 @@ def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
     """Return the layout of a plan's steps.
 
     Args:
-        needs: dependencies of each step, in plan order. Unknown names are ignored. A cycle, which no valid plan has, is
-            cut at the edge that closes it.
+        needs: each step's dependencies, in plan order. Unknown names are ignored. Valid plans have no cycles. If there
+            is one, it is cut at the edge that closes it.
     """
     dependencies = {
         step: [dependency for dependency in before if dependency in needs and dependency != step]
@@ -65,7 +65,7 @@ def lay_out(needs: Mapping[str, Sequence[str]]) -> Graph:
 
 
 def _layers(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the length of the longest path to each step. Iterative, because plans may be deep."""
+    """Return the length of the longest path to each step. This is iterative because plans may be deep."""
     layers: dict[str, int] = {}
     for first in needs:
         # A dict as an ordered set: the order is the path, and the look-up finds cycles.

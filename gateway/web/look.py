@@ -1,4 +1,4 @@
-"""View of one person on the ledger, and the content of a page."""
+"""A person's view of the ledger, and a page's content."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,18 +12,18 @@ from tightloop.safety.seal import Person, Role
 
 @dataclass(frozen=True)
 class Screen:
-    """Template and its content."""
+    """A template and its content."""
 
     template: str
     content: dict[str, Any]
     section: str = ""
     """Path of the active navigation entry."""
     live: str = ""
-    """Ids of workflows and projects whose events refresh the page; `*` for all."""
+    """Ids of workflows and projects whose events refresh the page. `*` means all."""
 
 
 class SharedContent:
-    """Ledger content shown on every page, shared by people who see the same projects."""
+    """Ledger content that is shown on every page. People who see the same projects share it."""
 
     def __init__(self, ledger: Ledger) -> None:
         """`ledger` is limited to the visible projects."""
@@ -42,7 +42,7 @@ class SharedContent:
 
 @dataclass(frozen=True)
 class View:
-    """View of one person on the ledger, created per request."""
+    """A person's view of the ledger, created for each request."""
 
     ledger: Ledger
     person: Person
@@ -50,7 +50,7 @@ class View:
 
     @classmethod
     def of(cls, scope: Scope) -> "View":
-        """Return the view of a scope."""
+        """Return a scope's view."""
         ledger = scope.ledger
         return cls(ledger, scope.person, SharedContent(ledger))
 
@@ -60,9 +60,9 @@ class View:
         return self.shared.inbox
 
     def may(self, role: Role) -> bool:
-        """Return whether the person has a role, or one that includes it."""
+        """Return whether the person has a role or one that includes it."""
         return self.person.role.includes(role)
 
     def name_of(self, project: str) -> str:
-        """Return the display name of a project."""
+        """Return a project's display name."""
         return self.shared.names.get(project, project)

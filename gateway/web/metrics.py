@@ -1,4 +1,4 @@
-"""Metrics page."""
+"""The metrics page."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,16 +19,16 @@ SIZES = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "BOTTOM
 """Dimensions for the template."""
 TICKS = 4
 NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
-"""Tick distances of an axis, times a power of ten."""
+"""Tick distances on an axis, to be multiplied by a power of ten."""
 NICE_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 43_200.0, 86_400.0)
 SHARE_STEP = 0.25
 LINES = (("median", "median"), ("p90", "p90"))
-"""Field of a figure, with the name of its line."""
+"""A figure's fields, with the names of their lines."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Tick of the value axis."""
+    """A tick on the value axis."""
 
     y: float
     label: str
@@ -36,7 +36,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Mark:
-    """Column or point with its label."""
+    """A column or a point, with its label."""
 
     x: float
     y: float
@@ -46,17 +46,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """Data series: its marks, and polylines through consecutive ones."""
+    """A data series: its marks, and polylines through consecutive marks."""
 
     name: str
     marks: tuple[Mark, ...]
     pieces: tuple[str, ...] = ()
-    """`points` of the SVG polylines. A missing value interrupts the line."""
+    """The `points` attribute of each SVG polyline. A missing value interrupts the line."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Plot of one figure over the periods of a range."""
+    """A plot of one figure over the periods in a range."""
 
     name: str
     title: str
@@ -64,10 +64,10 @@ class Plot:
     ticks: tuple[Tick, ...]
     lines: tuple[Line, ...]
     step: float
-    """Distance between two periods; columns take three quarters of it."""
+    """Distance between two periods. A column takes up three quarters of it."""
     first: str
     last: str
-    """Labels of the ends of the time axis."""
+    """Labels at the ends of the time axis."""
     columns: bool = False
 
     @property
@@ -77,7 +77,7 @@ class Plot:
 
 
 def plot_of(name: str, periods: Sequence[Period]) -> Plot:
-    """Return the plot of a field of `Figures`. Needs at least one period."""
+    """Return a plot of one of the fields of `Figures`. Requires at least one period."""
     meaning = MEANINGS[name]
     columns = meaning.unit is Unit.SHARE
     top, ticks = _axis(1.0 if columns else _largest(name, periods), meaning.unit)
@@ -98,7 +98,7 @@ def plot_of(name: str, periods: Sequence[Period]) -> Plot:
 
 
 def when(period: Period, periods: Sequence[Period]) -> str:
-    """Return the label of a period: its day, or day and time for ranges under two days."""
+    """Return a period's label. This is its day, or its day and time if the range is shorter than two days."""
     is_short = (periods[-1].end - periods[0].start).days < 2
     return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
 
@@ -135,7 +135,7 @@ def _largest(name: str, periods: Iterable[Period]) -> float:
 
 
 def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
-    """Return the top value of an axis and its ticks at round values."""
+    """Return an axis's top value and its ticks at round values."""
     step = SHARE_STEP if unit is Unit.SHARE else _nice_step(largest, unit)
     # A rounding error must not add an empty step above the largest value.
     top = step * max(math.ceil(largest / step - 1e-9), 1)
@@ -171,7 +171,7 @@ GROUPED = ("success", "iterations_to_success", "cost_usd", "worked_s", "interven
 
 
 def metrics(view: View, request: Request) -> Screen:
-    """Show metrics of the episodes that ended in a time range."""
+    """Show metrics for the episodes that ended in a time range."""
     query = request.query_params
     filters = {name: query.get(name, "") for name in ("project", "executor", "model")}
     since, until, by = query.get("since") or USUAL, query.get("until", ""), query.get("by", "")
@@ -202,7 +202,7 @@ def metrics(view: View, request: Request) -> Screen:
 
 
 def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
-    """Return rate or median, 90th percentile and sum as text; empty if not applicable."""
+    """Return the rate or median, the 90th percentile and the sum as text. Empty if not applicable."""
     if isinstance(figure, Rate):
         return amount(figure.share, unit), "", f"{figure.count} of {figure.n}" if figure.n else ""
     # A sum of shares has no meaning.
@@ -211,5 +211,5 @@ def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
 
 
 def figure_text(figure: Figure | Rate, unit: Unit) -> str:
-    """Return rate or median with the number of known values."""
+    """Return the rate or median with the number of known values."""
     return f"{cells(figure, unit)[0]} (n {figure.n})"

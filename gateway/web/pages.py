@@ -1,4 +1,4 @@
-"""Pages of the web interface, and the formatting of their values."""
+"""The pages of the web interface, and how their values are formatted."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,7 +37,7 @@ _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 class Badge(NamedTuple):
-    """Displayed state, recognizable without its colour."""
+    """A state on a page. It can be recognized without its colour."""
 
     word: str
     glyph: str
@@ -46,7 +46,7 @@ class Badge(NamedTuple):
 
 
 NEEDS_RESPONSE = Badge("NEEDS RESPONSE", "", "needs")
-"""Its glyph is a pulsing dot drawn by CSS."""
+"""Its glyph is a pulsing dot that CSS draws."""
 _TONES = {
     "quiet": ("○", ("idle", "created", "queued", "cancelled", "draft", "pending", "skipped", "ready", "waiting")),
     "running": ("◐", ("open", "running", "dispatching", "verifying", "retrying", "compensating", "planning")),
@@ -62,11 +62,11 @@ _NEEDS = ("awaiting_response", "needs response")
 
 
 def badge(status: str, *, waits: bool = False) -> Badge:
-    """Return the badge of a status.
+    """Return a status's badge.
 
     Args:
-        status: status of an episode, plan, loop, task or step, in any case.
-        waits: whether a person is needed, which overrides the status.
+        status: status of an episode, plan, loop, task or step, in upper or lower case.
+        waits: whether a person is needed. This overrides the status.
     """
     state = status.lower()
     if waits or state in _NEEDS:
@@ -76,12 +76,12 @@ def badge(status: str, *, waits: bool = False) -> Badge:
 
 
 def title_of(line: WorkflowLine) -> str:
-    """Return the title of an episode or plan: its goal, or a substitute for a loop without one, or its id."""
+    """Return an episode's or plan's title. This is its goal, a substitute for a loop without a goal, or its id."""
     return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
 
 
 def age(at: datetime | None, now: datetime | None = None) -> str:
-    """Return the time since a moment, e.g. `12m`; empty if unknown."""
+    """Return the time since a moment, e.g. `12m`. Empty if it is unknown."""
     if at is None:
         return ""
     seconds = max(int(((now or datetime.now(UTC)) - at).total_seconds()), 0)
@@ -92,7 +92,7 @@ def age(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def duration(span: timedelta | float | None) -> str:
-    """Return a duration, e.g. `1h 5m` or `8s`; empty if unknown."""
+    """Return a duration, e.g. `1h 5m` or `8s`. Empty if it is unknown."""
     if span is None:
         return ""
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
@@ -105,12 +105,12 @@ def duration(span: timedelta | float | None) -> str:
 
 
 def money(cost_usd: float) -> str:
-    """Return a cost, e.g. `$0.41`; empty if it is zero."""
+    """Return a cost, e.g. `$0.41`. Empty if it is zero."""
     return f"${cost_usd:.2f}" if cost_usd >= 0.005 else "<$0.01" if cost_usd > 0 else ""
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time in UTC; empty if unknown."""
+    """Return a time in UTC. Empty if it is unknown."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at is not None else ""
 
 
@@ -119,7 +119,7 @@ LOG_LINES = 500
 
 
 def show_episode(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the template and the content of an episode's page."""
+    """Return the template and content for an episode's page."""
     tab = query.get("tab", "timeline")
     checkpoints = ledger.checkpoints(line.id)
     status = EpisodeStatus.model_validate(line.details)
@@ -179,7 +179,7 @@ def _diff(
 
 
 def _thought(store: Store, checkpoints: Sequence[CheckpointRecord]) -> dict[str, Any]:
-    """Return the newest plan, reflection and findings, which are stored on the workspace's host."""
+    """Return the newest plan, reflection and findings. They are stored on the workspace's host."""
     content: dict[str, Any] = {"plan_text": "", "reflection": None, "findings": [], "missing": ""}
     if not checkpoints:
         return content
@@ -204,11 +204,11 @@ T = TypeVar("T")
 PLAN_TABS = ("Steps", "Children", "Log")
 CHILDREN_LINES = 100
 GRAPH_STEPS = 1_000
-"""A larger graph is unreadable; the list has the same information."""
+"""Maximum number of steps in a graph. A larger graph is unreadable, and the list has the same information."""
 
 
 def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the template and the content of a plan's page."""
+    """Return the template and content for a plan's page."""
     tab, steps = query.get("tab", "steps"), ledger.steps(line.id)
     status = PlanStatus.model_validate(line.details)
     graph = lay_out({step.step: step.needs for step in steps} if len(steps) <= GRAPH_STEPS else {})
@@ -234,7 +234,7 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
 
 
 def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return the template and the content of the page of a project's plan."""
+    """Return the template and content for the page of a project's plan."""
     status = LoopStatus.model_validate(line.details)
     return "loop.html", {
         "tabs": (),
@@ -252,7 +252,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
 
 
 class DispatchPreview(NamedTuple):
-    """Content of the confirmation of a dispatch."""
+    """Content of the confirmation for a dispatch."""
 
     runs: int
     checks: tuple[str, ...]
@@ -260,7 +260,7 @@ class DispatchPreview(NamedTuple):
 
 
 def preview_dispatch(status: LoopStatus) -> DispatchPreview:
-    """Return the extent of a dispatch, estimated from the plan."""
+    """Return the extent of a dispatch, as estimated from the plan."""
     estimate = estimate_of(status)
     facts = [
         ("Runs", format_count(estimate.runs, "episode")),
@@ -288,7 +288,7 @@ ENDED_LINES = 10
 
 
 def inbox(view: View, request: Request) -> Screen:
-    """Show open questions, and running and recently ended work."""
+    """Show open questions, running work and work that ended recently."""
     project = request.query_params.get("project", "")
     waiting = [item for item in view.inbox if project in ("", item.project)]
     top = WorkflowFilter(project=project, parent="")
@@ -329,7 +329,7 @@ def projects(view: View, _request: Request) -> Screen:
 
 
 def project(view: View, request: Request) -> Screen:
-    """Show a project with its plan and its possible action."""
+    """Show a project with its plan and the available action."""
     ledger, key = view.ledger, request.path_params["id"]
     project_line = ledger.project(key)
     newest = ledger.workflows(WorkflowFilter(project=key, kind="loop"), limit=1).lines
@@ -365,7 +365,7 @@ def workflow(view: View, request: Request) -> Screen:
 
 
 def workers(view: View, topology: Topology) -> Screen:
-    """Show the task queues with their workers, and missing kinds of workers."""
+    """Show the task queues with their workers, and which kinds of workers are missing."""
     if view.person.projects:
         raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects can see the workers.")
     return Screen("workers.html", {"seen": topology}, section="/workers", live="*")
@@ -401,10 +401,11 @@ def _closing_time(line: WorkflowLine) -> datetime:
 
 
 KEPT_SECONDS = 1.0
-"""Maximum age of a cached answer, even if no event has arrived since."""
+"""Maximum age of a cached response in seconds, even if no event has arrived since then."""
 ENTRIES = 1_000
 THREADS = 4
-"""Threads share one interpreter lock; more of them would only hold more database connections."""
+"""Number of threads. Threads share one interpreter lock, so more threads would only keep more database connections
+open."""
 
 
 class _CacheEntry(NamedTuple):
@@ -413,7 +414,7 @@ class _CacheEntry(NamedTuple):
 
 
 class PageCache:
-    """Cache of recent answers, shared by concurrent requests."""
+    """A cache of recent responses, shared by concurrent requests."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -421,12 +422,12 @@ class PageCache:
         self._turns = anyio.CapacityLimiter(THREADS)
 
     async def get(self, key: Hashable, last_event: int, make: Callable[[], T]) -> T:
-        """Return a recent answer from the cache, or compute it.
+        """Return a recent response from the cache, or compute it.
 
         Args:
-            key: everything besides the ledger that the answer depends on.
-            last_event: last event that the caller has received; an older answer is not returned.
-            make: reads the ledger, in a thread.
+            key: everything that the response depends on, other than the ledger.
+            last_event: last event that the caller has received. An older response is not returned.
+            make: reads the ledger in a thread and computes the response.
         """
         entry = self._entries.get(key)
         if entry is not None and self._is_young(entry):

@@ -1,1 +1,1 @@
-"""Workers on their host: accepted work, start-up requirements, and other processes."""
+"""Workers on their host: the work they accept, start-up requirements, and other processes."""

@@ -1,4 +1,4 @@
-"""Activity interceptor: attempts that were lost, request checks, failures."""
+"""Activity interceptor. Handles lost attempts, request checks and failures."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ logger = logging.getLogger("tightloop")
 
 BEAT_SECONDS = 1.0
 REMEMBERED = 256
-"""Number of results kept for another attempt; they cover the last minutes of a busy worker."""
+"""Number of results that are kept for another attempt. They cover a busy worker's last few minutes."""
 DESCRIBE_TIMEOUT = timedelta(seconds=5)
 Key = tuple[str, str, str]
 
@@ -64,7 +64,7 @@ class Attempt:
 
     @property
     def cancellation(self) -> ActivityCancellationDetails | None:
-        """Cancellation details from the SDK; None if the attempt is not cancelled."""
+        """Cancellation details from the SDK. None if the attempt has not been cancelled."""
         if not self._ask(activity.is_cancelled):
             return None
         return self._ask(activity.cancellation_details) or ActivityCancellationDetails()
@@ -73,7 +73,7 @@ class Attempt:
     def is_lost(self) -> bool:
         """True if a missed heartbeat is the only reason for its cancellation.
 
-        Temporal reports that, or the SDK, which times the attempt out by itself while Temporal is unreachable.
+        This is reported by Temporal, or by the SDK, which times out the attempt itself while Temporal is unreachable.
         """
         # Compared as a whole: any further flag, such as a requested cancellation, means that the work must stop.
         return self.cancellation in (
@@ -92,10 +92,10 @@ class Attempt:
 
 
 class Work:
-    """Running work of an activity, shared by its attempts."""
+    """An activity's running work, shared by its attempts."""
 
     details: Sequence[Any] = ()
-    """Details of its last heartbeat."""
+    """Details of the work's last heartbeat."""
 
     def __init__(self, attempt: Attempt, *, in_thread: bool) -> None:
         self.attempt, self._in_thread, self._is_unwanted = attempt, in_thread, False
@@ -107,11 +107,11 @@ class Work:
 
     @property
     def is_late(self) -> bool:
-        """True if it has used up the time of one attempt."""
+        """True if the work has used up the time limit of one attempt."""
         return time.monotonic() > self._ends_by
 
     def cancellation(self) -> ActivityCancellationDetails | None:
-        """Return the reason to stop; None to continue. Thread-safe."""
+        """Return the reason to stop, or None to continue. Thread-safe."""
         attempt = self.attempt
         if self._is_unwanted or self.is_late:
             return attempt.cancellation or ActivityCancellationDetails(timed_out=True)
@@ -124,10 +124,13 @@ class Work:
 
 
 class WorkRegistry:
-    """Running work of one worker."""
+    """One worker's running work."""
 
     def __init__(self, client: Client | None) -> None:
-        """`client` is used to check whether work without an attempt is still wanted; with None it never is."""
+        """`client` is used to check whether work without an attempt is still wanted.
+
+        If it is None, such work is never wanted.
+        """
         self._client = client
         self._running: dict[Key, Work] = {}
         self._results: OrderedDict[Key, Any] = OrderedDict()
@@ -135,16 +138,16 @@ class WorkRegistry:
     async def run(
         self, attempt: Attempt, perform: Callable[[Work], Awaitable[Any]], beat: Callable[..., None], *, in_thread: bool
     ) -> Any:
-        """Run the work of an activity, or join the work that an earlier attempt started.
+        """Run an activity's work, or join the work that an earlier attempt started.
 
         Args:
             attempt: the attempt that waits for the result.
             perform: starts the work.
-            beat: sends a heartbeat of the attempt with the details of the work.
-            in_thread: the work polls for cancellation; it cannot be interrupted.
+            beat: sends a heartbeat for the attempt with the work's details.
+            in_thread: whether the work polls for cancellation because it cannot be interrupted.
 
         Raises:
-            CancelledError: Temporal gave the attempt up. The work continues if another attempt may come.
+            CancelledError: Temporal gave up on the attempt. The work continues if another attempt may follow.
         """
         # The result may have been lost on its way to Temporal; the work must not run twice.
         if attempt.info.attempt > 1 and attempt.key in self._results:
@@ -194,7 +197,7 @@ class WorkRegistry:
             self._results.popitem(last=False)
 
     async def _watch(self, work: Work) -> None:
-        """Stop work without an attempt once its workflow no longer wants it."""
+        """Stop work that has no attempt when its workflow no longer wants it."""
         lost = work.attempt
         while work.attempt is lost and not work.task.done():
             if work.is_late or lost.is_shut_down or not await self._is_wanted(lost):
@@ -204,7 +207,7 @@ class WorkRegistry:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _is_wanted(self, attempt: Attempt) -> bool:
-        """Return whether the workflow still waits for the activity. True while Temporal is unreachable."""
+        """Return whether the workflow is still waiting for the activity. True while Temporal is unreachable."""
         if self._client is None:
             return False
         execution = WorkflowExecution(workflow_id=attempt.info.workflow_id or "", run_id=attempt.key[1])
@@ -222,7 +225,7 @@ class WorkRegistry:
 
 
 async def _wait(work: Work, attempt: Attempt, beat: Callable[..., None]) -> None:
-    """Wait until the work ends or Temporal gives the attempt up, sending heartbeats."""
+    """Send heartbeats until the work ends or Temporal gives up on the attempt."""
     while not work.task.done() and not attempt.is_lost:
         await asyncio.wait({work.task}, timeout=BEAT_SECONDS)
         if work.task.done():
@@ -234,23 +237,23 @@ async def _wait(work: Work, attempt: Attempt, beat: Callable[..., None]) -> None
 
 
 RESET_TIMEOUT = timedelta(seconds=1)
-"""Default of `worker.sticky_timeout_s`; a slower reset would save nothing."""
+"""Equal to the default of `worker.sticky_timeout_s`, because a slower reset would save nothing."""
 TAKE_NOTHING = frozenset({"collect_leftovers"})
-"""Activities without a request. They access nothing by name, and Temporal generates their workflows' ids."""
+"""Activities that take no request. They do not access anything by name, and Temporal generates their workflow ids."""
 EXACT = frozenset(
     "workspace path paths scope key name session_id host fingerprint episode_id graph source inputs episode "  # noqa: SIM905
     "bring_back".split()
 )
-"""Result fields that are used as values, not only shown, and so must not be scrubbed."""
+"""Result fields that must not be scrubbed, because they are used as values and not only displayed."""
 
 
 class ActivityInterceptor(Interceptor):
-    """Interceptor for all activities of a worker."""
+    """Interceptor for all of a worker's activities."""
 
     def __init__(
         self, home: HostScope | None = None, client: Client | None = None, presence: Presence | None = None
     ) -> None:
-        """Without `home` all requests are accepted; without `client` no attempt joins an earlier one."""
+        """Without `home`, all requests are accepted. Without `client`, no attempt joins an earlier one."""
         self.home, self.client, self.presence, self.works = home, client, presence, WorkRegistry(client)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
@@ -258,7 +261,7 @@ class ActivityInterceptor(Interceptor):
 
 
 class _Outbound(ActivityOutboundInterceptor):
-    """Keeps the last heartbeat details that the activity sent."""
+    """Stores the last heartbeat details that the activity sent."""
 
     work: Work | None = None
 
@@ -295,9 +298,9 @@ class _Inbound(ActivityInboundInterceptor):
                 raise as_application_error(error) from error
 
     async def _do(self, input: ExecuteActivityInput, scope: EpisodeScope | None) -> Any:
-        """Check the request, then do the work.
+        """Check the request, and then do the work.
 
-        Heartbeats are sent meanwhile if the activity has a heartbeat timeout.
+        Heartbeats are sent during the work if the activity has a heartbeat timeout.
         """
         attempt = Attempt()
         # Repeat the previous attempt's details: they would be lost if this attempt died before its first own heartbeat.
@@ -338,8 +341,8 @@ class _Inbound(ActivityInboundInterceptor):
 async def leave_sticky_queue(client: Client) -> None:
     """Let any worker take the next task of this activity's workflow.
 
-    The previous attempt may have died with the worker that caches the workflow; otherwise its sticky queue would time
-    out first. If that worker is alive, it only loses its cache.
+    The previous attempt may have died with the worker that caches the workflow. Otherwise, that worker's sticky queue
+    would have to time out first. If the worker is alive, it only loses its cache.
     """
     info = activity.info()
     execution = WorkflowExecution(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "")
@@ -351,7 +354,8 @@ async def leave_sticky_queue(client: Client) -> None:
 def check_request(arguments: Sequence[Any]) -> EpisodeScope:
     """Check an activity's request and return its scope.
 
-    Only a workflow with a valid id may call, and only for itself, because ids become parts of paths and git refs.
+    Only a workflow with a valid id may make a request, and only for itself, because ids become parts of paths and git
+    refs.
 
     Raises:
         InvalidRequestError: an id is malformed or belongs to another workflow, or the workspace is not an absolute
@@ -372,7 +376,7 @@ def check_request(arguments: Sequence[Any]) -> EpisodeScope:
 
 
 def without_secrets(result: Any) -> Any:
-    """Return the result with secrets and personal data scrubbed from its texts; ids stay unchanged."""
+    """Return the result with secrets and personal data scrubbed from its texts. Ids are not changed."""
     return scrub.model(result, EXACT) if isinstance(result, BaseModel) else result
 
 

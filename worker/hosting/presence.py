@@ -1,4 +1,4 @@
-"""Detection of dead worker processes by their locked notes, and queries for the workers of a task queue."""
+"""Detects dead worker processes by their locked notes, and queries a task queue's workers."""
 
 import asyncio
 import contextlib
@@ -35,36 +35,37 @@ logger = logging.getLogger("tightloop")
 
 LOOK_SECONDS = 1.0
 RECENT_SECONDS = 600.0
-"""Time after its last activity of a workflow in which a process may have taken another one without noting it."""
+"""Time in seconds after a process's last activity for a workflow during which it may have taken another one without
+recording it."""
 MOST_BYTES = 256 * 1024
-"""Size above which notes are rewritten without old entries."""
+"""Size in bytes above which notes are rewritten without old entries."""
 KEPT_SECONDS = 86_400.0
-"""Time after which notes of a process with another Temporal server are removed."""
+"""Time after which the notes of a process that uses another Temporal server are removed."""
 CALL_TIMEOUT = timedelta(seconds=5)
 CALLS_AT_ONCE = 8
 SUFFIX = ".worker"
 
 
 class Notes(NamedTuple):
-    """Parsed notes of a process."""
+    """A process's parsed notes."""
 
     identity: str
     server: str
     workflows: tuple[str, ...]
-    """Workflows whose activities it may run; certain ones first."""
+    """Workflows whose activities it may be running. Definite ones come first."""
 
 
 class Presence:
-    """Notes of this process, and the detection of dead ones."""
+    """This process's notes, and the detection of dead processes."""
 
     def __init__(self, folder: Path, client: Client, tenure: str = "", key: str = "") -> None:
-        """Choose the identity of the process.
+        """Choose the process's identity.
 
         Args:
-            folder: notes of all worker processes with the same state home.
+            folder: folder with the notes of all worker processes that have the same state home.
             client: connection to Temporal.
-            tenure: id of the lease on the host's name; see `worker.hosting.tenure`.
-            key: suffix of the identity that names the encryption key.
+            tenure: id of the lease on the host's name. See `worker.hosting.tenure`.
+            key: identity suffix that names the encryption key.
         """
         self._client, token = client, uuid.uuid4().hex[:8]
         # The pid is not unique: a container starts with the same one each time.
@@ -80,7 +81,7 @@ class Presence:
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator[None]:
-        """Keep the notes and watch for dead processes during the block. Blocks may overlap."""
+        """Maintain the notes and watch for dead processes during the block. Blocks may overlap."""
         self._users += 1
         if self._users == 1:
             await asyncio.to_thread(self._open)
@@ -97,7 +98,7 @@ class Presence:
 
     @contextlib.contextmanager
     def working_for(self, workflow_id: str) -> Iterator[None]:
-        """Note during the block that this process works for a workflow."""
+        """Record during the block that this process is working for a workflow."""
         self._running[workflow_id] += 1
         self._note("+", workflow_id)
         try:
@@ -126,7 +127,7 @@ class Presence:
             logger.warning("if this process dies, only missed heartbeats will show it: %s", error)
 
     def _close(self) -> None:
-        """Leave the notes in place, because the end of an activity may not have reached Temporal yet."""
+        """Leave the notes in place, because Temporal may not know yet that an activity has ended."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -172,7 +173,7 @@ class Presence:
         return sorted(path for path in self._path.parent.glob(f"*{SUFFIX}") if path != self._path)
 
     async def _release_activities(self, path: Path) -> None:
-        """Fail the activities of a process if it is dead, so that they are retried."""
+        """If a process is dead, fail its activities so that they are retried."""
         file = await asyncio.to_thread(_lock_dead_notes, path)
         if file is None:
             return
@@ -191,7 +192,7 @@ class Presence:
         slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def fail(workflow_id: str) -> int:
-            """Fail the process's activities of one workflow and return their number."""
+            """Fail the process's activities for one workflow, and return their number."""
             async with slots:
                 service, namespace = self._client.workflow_service, self._client.namespace
                 execution = WorkflowExecution(workflow_id=workflow_id)
@@ -231,7 +232,7 @@ class Presence:
 
 
 def _make_failure(identity: str) -> Failure:
-    """Return the heartbeat timeout that Temporal would report later."""
+    """Return the heartbeat timeout error that Temporal would otherwise report later."""
     return Failure(
         message=f"the worker process {identity.partition('/')[0]} has ended",
         source=FOUND_BY_WORKER,
@@ -240,7 +241,7 @@ def _make_failure(identity: str) -> Failure:
 
 
 def _lock_dead_notes(path: Path) -> int | None:
-    """Return the open and locked notes of a dead process; None if it is alive or another process handles it."""
+    """Return a dead process's notes, open and locked. None if it is alive or another process is handling it."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -259,7 +260,7 @@ def _lock_dead_notes(path: Path) -> int | None:
 
 
 def _read(file: int) -> Notes | None:
-    """Parse notes; None if they are invalid."""
+    """Parse notes. Return None if they are invalid."""
     with os.fdopen(os.dup(file), "rb") as opened:
         opened.seek(0)
         head, *lines = opened.read().decode("utf-8", "replace").splitlines() or [""]
@@ -287,22 +288,22 @@ class WorkerQueries:
     client: Client
     main_queue: str
     version: str = ""
-    """Version of this process's workers, and so of the workflows that ask."""
+    """Version of this process's workers, and therefore of the workflows that make the queries."""
 
     async def count(self, queue: str) -> int:
-        """Return the number of workers on a task queue that would get an activity of such a workflow."""
+        """Return how many workers on a task queue would receive an activity of such a workflow."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return sum(worker.gets_new_work or worker.version == self.version for worker in workers)
 
     async def last_seen(self, queue: str) -> datetime | None:
-        """Return the last sign of life of any worker on a task queue."""
+        """Return when any worker on a task queue last sent a heartbeat."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the parent id of the newest run of a workflow; empty if it has none or is unknown."""
+        """Return the parent id of a workflow's newest run. Empty if there is no parent or the workflow is unknown."""
         return await Calls(self.client).parent_of(workflow_id)
 
     async def homes(self) -> tuple[str, ...]:
-        """Return the task queues of all hosts with a workspace worker."""
+        """Return the task queues of all hosts that have a workspace worker."""
         return await staffing.queues_with(Calls(self.client), f"{self.main_queue}-workspace-")

@@ -1,4 +1,4 @@
-"""Start of a worker: memory, search attributes, keys, slots and build id."""
+"""Worker start-up: memory, search attributes, keys, slots and build id."""
 
 import asyncio
 import ctypes
@@ -50,8 +50,8 @@ M = TypeVar("M", bound=Message)
 class _Instance(_WorkflowInstanceImpl):
     """Workflow instance that copies the parts it needs from the activation message.
 
-    A reference to a part of a protobuf message keeps all of it in memory, with its decoded payloads: 19 kB per
-    workflow.
+    A reference to part of a protobuf message keeps the whole message in memory, including its decoded payloads. That
+    would be 19 kB per workflow.
     """
 
     def __init__(self, det: WorkflowInstanceDetails) -> None:
@@ -64,7 +64,7 @@ class _Instance(_WorkflowInstanceImpl):
 
 
 class LeanRunner(UnsandboxedWorkflowRunner):
-    """Runs workflows without the sandbox, and without keeping their activation messages in memory."""
+    """Runs workflows without the sandbox and without keeping their activation messages in memory."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         instance: WorkflowInstance = cast("Any", _Instance)(det)
@@ -80,14 +80,14 @@ def _copy(message: M) -> M:
 
 
 async def give_memory_back(every: float = TRIM_S) -> None:
-    """Return freed memory to the operating system periodically, because glibc keeps free blocks below used ones."""
+    """Periodically return freed memory to the operating system, because glibc keeps free blocks below used ones."""
     while True:
         await asyncio.sleep(every)
         await asyncio.to_thread(trim)
 
 
 def trim() -> None:
-    """Return freed memory to the operating system, if the C library supports it."""
+    """Return freed memory to the operating system if the C library supports this."""
     # `CDLL(None)` is the running program. Only glibc has the function; musl and macOS do not.
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
@@ -103,7 +103,7 @@ async def verify_search_attributes(client: Client) -> None:
     """Check that the namespace has the search attributes. If the check is not permitted, only log a warning.
 
     Raises:
-        SettingsError: attributes are missing or have another type, so no workflow could start.
+        SettingsError: attributes are missing or have the wrong type, so no workflow could start.
     """
     calls = Calls(client)
     where = (calls.address, client.namespace)
@@ -120,12 +120,13 @@ async def verify_search_attributes(client: Client) -> None:
 
 
 async def need_common_keys(client: Client, settings: Settings) -> None:
-    """Refuse to start beside workers with other encryption keys.
+    """Refuse to start alongside workers with different encryption keys.
 
-    They would take each other's tasks and fail the episodes.
+    They would take each other's tasks, and episodes would fail.
 
     Raises:
-        SettingsError: another worker on the task queue uses a key that is missing here, or only one of them encrypts.
+        SettingsError: another worker on the task queue uses a key that is missing here, or only one of the two workers
+            encrypts.
     """
     calls, queue = Calls(client), settings.temporal.task_queue
     pollers = await workers_on(calls, queue)
@@ -170,25 +171,27 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
 
 
 async def warn_of_missing(client: Client, settings: Settings, *, without: str = "") -> None:
-    """Log a warning for each kind of worker that episodes would wait for."""
+    """Log a warning for each missing kind of worker that episodes would have to wait for."""
     for sentence in (await topology_of(Calls(client), settings)).missing:
         if not without or without not in sentence:
             logger.warning("episodes will wait: %s", sentence)
 
 
 TASKS = 100
-"""Slots of local activities and Nexus tasks; the SDK's default."""
+"""Number of slots for local activities and Nexus tasks. This is the SDK's default."""
 WORKFLOW_TASKS = 5
-"""Slots of workflow tasks, of which Python runs one at a time. With the SDK's 100, tasks of 500 open workflows delayed
-each other beyond the 10 s that Temporal allows, and were repeated. A local activity occupies its slot."""
+"""Number of slots for workflow tasks, of which Python runs one at a time. With the SDK's default of 100, the tasks of
+500 open workflows delayed each other beyond the 10 s that Temporal allows, and were repeated. A local activity occupies
+its workflow task's slot."""
 
 
 def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
-    """Return the slots of a task queue: fixed, or limited by memory and CPU usage for activities.
+    """Return a task queue's slots. Activity slots are either fixed or limited by memory and CPU usage.
 
     Args:
-        settings: `target_memory` and `target_cpu` are the usage shares up to which activities are accepted.
-        slots: number of activity slots; the maximum if targets are set. A single slot, as for a screen, stays fixed.
+        settings: `target_memory` and `target_cpu` are the fractions of usage up to which activities are accepted.
+        slots: number of activity slots, or the maximum if targets are set. A single slot, e.g. for a screen, stays
+            fixed.
     """
     fixed, workflows = FixedSizeSlotSupplier(TASKS), FixedSizeSlotSupplier(WORKFLOW_TASKS)
     activities: FixedSizeSlotSupplier | ResourceBasedSlotSupplier = FixedSizeSlotSupplier(slots)
@@ -208,7 +211,7 @@ PACKAGES = ("workflows", "activities", "tightloop", "worker")
 
 
 def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None:
-    """Return the deployment config of the workers; None without versioning."""
+    """Return the workers' deployment config. None without versioning."""
     if not settings.deployment:
         return None
     return WorkerDeploymentConfig(
@@ -220,7 +223,7 @@ def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None
 
 
 def version_of(settings: WorkerSettings) -> str:
-    """Return the version of the workers in Temporal's notation; empty without versioning."""
+    """Return the workers' version in Temporal's notation. Empty without versioning."""
     return version_name(settings.deployment, build_id_of(settings)) if settings.deployment else ""
 
 
@@ -238,7 +241,7 @@ def _version() -> str:
 # Cached, because the files may change later while the loaded code stays the same.
 @cache
 def _code_digest() -> str:
-    """Return a digest of the installed code, equal on all hosts with the same code."""
+    """Return a digest of the installed code. It is the same on all hosts that have the same code."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         spec = find_spec(package)

@@ -1,4 +1,4 @@
-"""Lease on a host's name, the lock of the state home, and the check that work belongs to this host."""
+"""The lease on a host's name, the state home's lock, and the check that work belongs to this host."""
 
 import asyncio
 import contextlib
@@ -40,16 +40,16 @@ WATCH_SECONDS = 10.0
 BEATS_MISSED = 4
 """Number of missed heartbeats after which a worker counts as dead."""
 SETTLING = timedelta(seconds=30)
-"""Two workers that start at the same moment do not see each other during this time."""
+"""How long two workers that start at the same moment may not see each other."""
 ENDED_MOST = 20
-"""Number of former tenures to remember; Temporal lists a dead worker for about a minute."""
+"""Number of former tenures to remember. Temporal lists a dead worker for about a minute."""
 
 
 class Tenure(Value):
-    """Uninterrupted lease on a host's name, shared by the processes of a state home."""
+    """An uninterrupted lease on a host's name, shared by the processes of a state home."""
 
     id: str
-    """Start time and a random part; of two, the earlier one sorts first."""
+    """Start time and a random part. The id of an earlier tenure sorts first."""
     name: str
     place: str
     """Location of the state home: boot id, device and inode."""
@@ -59,20 +59,20 @@ class Tenure(Value):
 
 @dataclass(frozen=True)
 class TenureShare:
-    """Share of this process in a tenure."""
+    """This process's share in a tenure."""
 
     tenure: Tenure
     identity: HostIdentity
     settings: Settings
     descriptor: int
-    """Descriptor of the locked file."""
+    """File descriptor of the locked file."""
 
     async def wait_for_others(self, client: Client) -> None:
-        """Wait until no other tenure uses the names of this host. A dead one may be listed for some seconds.
+        """Wait until no other tenure uses this host's names. A dead tenure may still be listed for a few seconds.
 
         Raises:
-            SettingsError: another one is alive.
-            ServiceUnavailableError: Temporal does not answer.
+            SettingsError: another tenure is alive.
+            ServiceUnavailableError: Temporal does not respond.
         """
         calls, clock = Calls(client), time.monotonic
         first_polls: dict[str, tuple[Poller, float]] = {}
@@ -98,10 +98,10 @@ class TenureShare:
 
     @asynccontextmanager
     async def watch_lease(self, client: Client) -> AsyncIterator[None]:
-        """Watch the lease during the block. If it is lost, cancel the block and raise.
+        """Watch the lease during the block. If it is lost, cancel the block and raise an error.
 
         Raises:
-            SettingsError: another state home has the name.
+            SettingsError: another state home uses the name.
         """
         body, lost = asyncio.current_task(), list[BaseException]()
         assert body is not None
@@ -127,11 +127,11 @@ class TenureShare:
                 raise lost[0]
 
     async def _watch(self, client: Client) -> None:
-        """Check for other tenures periodically.
+        """Periodically check for other tenures.
 
         Raises:
-            SettingsError: another one started at the same time and was first, or took over while this process could not
-                reach Temporal, e.g. on a sleeping machine.
+            SettingsError: another tenure started at the same time and was first, or took over while this process could
+                not reach Temporal, e.g. while the machine was asleep.
         """
         calls, first_pollers = Calls(client), dict[str, Poller]()
         # Not the monotonic clock, which stops while the machine sleeps.
@@ -155,7 +155,7 @@ class TenureShare:
                     raise self._refusal(other)
 
     async def _find_other_workers(self, calls: Calls) -> dict[str, Poller]:
-        """Return the workers under this host's names that belong to neither this tenure nor an ended one."""
+        """Return the workers that use this host's names but belong neither to this tenure nor to one that has ended."""
         own_ids = {self.tenure.id, *self.tenure.ended}
         return {
             f"{queue} {poller.identity}": poller
@@ -178,11 +178,11 @@ class TenureShare:
 
 
 async def join_tenure(client: Client, settings: Settings) -> TenureShare:
-    """Join the tenure of this host's name, or start one.
+    """Join the current tenure of this host's name, or start a new one.
 
     Raises:
         SettingsError: the name is in use elsewhere, or this state home uses another name.
-        ServiceUnavailableError: Temporal does not answer.
+        ServiceUnavailableError: Temporal does not respond.
     """
     lease = await asyncio.to_thread(_join, settings)
     try:
@@ -221,10 +221,10 @@ def _join(settings: Settings) -> TenureShare:
 
 
 def _lock(descriptor: int, home: Path, name: str) -> None:
-    """Take the shared lock. If no other process has it, start a tenure first.
+    """Acquire the shared lock. If no other process has it, start a tenure first.
 
     Raises:
-        SettingsError: the file system does not support locks, or another process holds an exclusive one.
+        SettingsError: the file system does not support locks, or another process holds an exclusive lock.
     """
     until = time.monotonic() + LOCK_SECONDS
     while True:
@@ -285,35 +285,36 @@ def _is_newer(other: Poller, before: Poller) -> bool:
 
 
 def _silence(other: Poller) -> timedelta:
-    """Return the silence after which a worker counts as dead."""
+    """Return how long a worker must be silent to count as dead."""
     return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
 
 
 ANYWHERE = frozenset({"send_alerts", "look_for_workers"})
 OPENING = frozenset({"open_workspace", "open_plan"})
 EPOCH_CHECKED = frozenset({"hand_off", "execute", "track_iteration"})
-"""Activities forbidden to a host after another one has taken the episode over. `copy_checkpoint` checks for itself."""
+"""Activities that a host must not run after another host has taken over the episode. `copy_checkpoint` does its own
+check."""
 HOST_CHECKS, HOST_CHECK_SECONDS = 10, 0.5
 
 
 @dataclass(frozen=True)
 class HostScope:
-    """Host of a worker, which decides what it accepts from task queues shared with other hosts."""
+    """A worker's host. Decides what the worker accepts from task queues that are shared with other hosts."""
 
     queues: tuple[str, ...]
-    """Task queues of this host, its own first; see `tightloop.host.identity`."""
+    """This host's task queues, starting with its own. See `tightloop.host.identity`."""
     has_workspaces: bool
-    """True if this worker has workspaces; False if it only runs workflows."""
+    """True if this worker has workspaces, or False if it only runs workflows."""
     workspace_queues: Callable[[], Awaitable[tuple[str, ...]]]
-    """Returns the task queues of all hosts with workspaces."""
+    """Returns the task queues of all hosts that have workspaces."""
     copies: Copies | None = None
-    """None without a remote store."""
+    """Copies in the remote store. None if there is no remote store."""
 
     async def check(self, activity_type: str, scope: EpisodeScope) -> None:
         """Check that a request belongs to this host.
 
         Raises:
-            WorkspaceElsewhereError: it belongs to another host, which the workflow then tries.
+            WorkspaceElsewhereError: it belongs to another host. The workflow then tries that host.
         """
         if activity_type in ANYWHERE:
             return
@@ -335,7 +336,10 @@ class HostScope:
             )
 
     async def _find_others(self) -> tuple[str, ...]:
-        """Return the task queues of hosts with workspaces. Waits a few seconds for a worker that has just started."""
+        """Return the task queues of hosts that have workspaces.
+
+        Waits a few seconds for a worker that has just started.
+        """
         for _ in range(HOST_CHECKS):
             if queues := await self.workspace_queues():
                 return queues
@@ -343,18 +347,18 @@ class HostScope:
         return ()
 
     async def check_epoch(self, activity_type: str, scope: EpisodeScope) -> None:
-        """Check that no other host has taken over the episode before a delivery or a record.
+        """Before a delivery or a record, check that no other host has taken over the episode.
 
         Raises:
-            FencedError: another host has.
+            FencedError: another host has taken over.
             SettingsError: no remote store is configured here.
-            ServiceUnavailableError: the remote store does not answer. Retryable.
+            ServiceUnavailableError: the remote store does not respond. This error is retryable.
         """
         if scope.epoch and activity_type in EPOCH_CHECKED:
             await asyncio.to_thread(need_copies(self.copies).check, scope)
 
     def bind(self, result: Any) -> Any:
-        """Return the result of an activity; if it opened a workspace, with this host's queue as its home."""
+        """Return an activity's result. If the activity opened a workspace, set this host's queue as its home."""
         if isinstance(result, OpenResult):
             return result.evolve(home=self.queues[0], copied=self.copies is not None)
         return result.evolve(home=self.queues[0]) if isinstance(result, OpenedPlan) else result

@@ -1,1 +1,1 @@
-"""Ledger of this host: forwarding to a central database, rebuild from histories, and daily digests."""
+"""This host's ledger: forwarding to a central database, rebuilding from histories, and daily digests."""

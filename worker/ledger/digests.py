@@ -1,4 +1,4 @@
-"""Daily digest of each project of this host, sent through the alert channels."""
+"""Daily digests of this host's projects, sent through the alert channels."""
 
 import asyncio
 import json
@@ -24,11 +24,11 @@ LONGEST_WAIT = timedelta(hours=1)
 """Maximum interval between two tries if a channel rejects a digest."""
 
 Sent = dict[str, dict[str, date]]
-"""Last day sent, by project and channel."""
+"""The last day for which a digest was sent, by project and channel."""
 
 
 async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -> None:
-    """Send due digests periodically, until cancelled."""
+    """Periodically send due digests until cancelled."""
     wait = every
     while True:
         try:
@@ -45,15 +45,15 @@ async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -
 
 
 async def send_due(post: AlertDelivery, at: time, now: datetime) -> bool:
-    """Send every due digest that was not sent yet, oldest first.
+    """Send every due digest that has not been sent yet, oldest first.
 
-    A process that dies after sending and before recording it sends the digest again, with the same id.
+    If the process dies between sending a digest and recording this, the digest is sent again with the same id.
 
     Returns:
-        Whether no channel needs another try.
+        True if no channel needs another try.
 
     Raises:
-        WorkspaceLockedError: another process of this host is sending.
+        WorkspaceLockedError: another process on this host is sending digests.
         TightloopError: the ledger cannot be read.
     """
     channels = [
@@ -75,7 +75,7 @@ async def send_due(post: AlertDelivery, at: time, now: datetime) -> bool:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Last day sent, stored in a file."""
+    """The last days for which digests were sent, stored in a file."""
 
     path: Path
     last_days: Sent
@@ -110,7 +110,7 @@ class _DigestDelivery:
     now: datetime
 
     async def send(self, newest: date) -> bool:
-        """Send the due digests of one channel; return False if one has to be retried."""
+        """Send one channel's due digests. Return False if any of them has to be retried."""
         last = self.memory.last_days.get(self.project, {}).get(self.channel.name)
         for day in owed_days(last, newest):
             digest = await asyncio.to_thread(local_ledger().digest, self.project, day)

@@ -1,4 +1,4 @@
-"""Ledger entries made from activity calls in workflow histories."""
+"""Creates ledger entries from activity calls in workflow histories."""
 
 import asyncio
 import logging
@@ -70,12 +70,12 @@ STEPS = (
 
 
 class EntryMaker(NamedTuple):
-    """Types of an activity's request and result, and the function that makes its ledger entries."""
+    """An activity's request and result types, and the function that creates its ledger entries."""
 
     request: type[Any]
     result: type[Any]
     enter: Callable[[ProjectLedger, Any, Any, Call], None]
-    """Called with ledger, request, result and call. The result of a step is None unless the step succeeded."""
+    """Called with the ledger, request, result and call. A step's result is None unless the step succeeded."""
 
 
 def _checkpoint(ledger: ProjectLedger, episode_id: str, key: str, record: CheckpointRecord) -> None:
@@ -149,19 +149,19 @@ MAKERS: dict[str, EntryMaker] = {
     ),
     **{name: EntryMaker(RunStepRequest, StepResult, _enter_step) for name in STEPS},
 }
-"""By activity name."""
+"""Entry makers, by activity name."""
 
 
 logger = logging.getLogger("tightloop")
 
 LOOK = timedelta(seconds=30)
 OVERLAP = timedelta(minutes=2)
-"""Visibility lags behind the end of a workflow; entering an end twice is harmless."""
+"""Needed because visibility lags behind the end of a workflow. Entering an end twice is harmless."""
 WEEK = timedelta(days=7)
 
 
 async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
-    """Enter ended workflows periodically, until cancelled, starting with those of the last week."""
+    """Periodically enter ended workflows until cancelled, starting with those that ended in the last week."""
     since = datetime.now(UTC) - WEEK
     while True:
         started = datetime.now(UTC)
@@ -176,7 +176,7 @@ async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
 
 
 def enter_end(ledger: Ledger, run: Execution) -> None:
-    """Record the end of a run, unless the ledger already has it or a newer run of the workflow."""
+    """Record that a run ended, unless the ledger already has this or a newer run of the workflow."""
     if run.refused or run.status == CONTINUED:
         return
     try:
@@ -200,16 +200,16 @@ def _enter_all(ended: tuple[Execution, ...]) -> None:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """Activity call found in a history."""
+    """An activity call from a history."""
 
     activity: str
     scope: EpisodeScope
     request: Any
     result: Any
-    """None if it has not succeeded."""
+    """The call's result. None if the call has not succeeded."""
     call: Call
     ended: datetime
-    """Completion time; for an unfinished call, the time it was scheduled."""
+    """Completion time, or the scheduled time if the call is unfinished."""
 
 
 @dataclass
@@ -222,9 +222,9 @@ class _Open:
 async def calls_of(
     client: Client, workflow_id: str, run_id: str, converter: DataConverter
 ) -> AsyncIterator[RecordedCall]:
-    """Yield the calls of a run that make ledger entries, in order of completion.
+    """Yield a run's calls that create ledger entries, in order of completion.
 
-    Events copied by a reset are attributed to the run they were copied from.
+    Events that a reset copied are attributed to the run that they were copied from.
     """
     codec = converter.payload_codec
     reader = replace(DATA_CONVERTER, payload_codec=ReadingCodec(codec if isinstance(codec, SealingCodec) else None))

@@ -1,4 +1,4 @@
-"""Forwarding of this host's ledger to a central database, and its rebuild."""
+"""Forwards this host's ledger to a central database, and rebuilds it."""
 
 import asyncio
 import contextlib
@@ -51,17 +51,17 @@ _REVISION = re.compile(r"revision-\d+")
 
 @dataclass
 class RecoveryCounts:
-    """Counts of recovered entries."""
+    """Numbers of recovered entries."""
 
     workflows: int = 0
     checkpoints: int = 0
     states: int = 0
-    """Recovered checkpoints with their state, which can be restored."""
+    """Number of recovered checkpoints that include their state, so they can be restored."""
     steps: int = 0
 
     @property
     def sentence(self) -> str:
-        """Summary for people; empty if nothing was recovered."""
+        """Human-readable summary. Empty if nothing was recovered."""
         if not self.workflows:
             return ""
         return (
@@ -72,7 +72,7 @@ class RecoveryCounts:
 
 
 def recover(ledger: Ledger, home: Path, known_ids: Collection[str]) -> RecoveryCounts:
-    """Enter workflows found in project stores that neither Temporal nor the ledger knows. Idempotent."""
+    """Enter workflows from project stores that neither Temporal nor the ledger knows. Idempotent."""
     recovered = RecoveryCounts()
     there = {*known_ids, *_list_workflow_ids(ledger)}
     for folder in sorted((home / "projects").glob("*")):
@@ -193,7 +193,7 @@ class _Project:
         return states
 
     def _goal(self, episode: str) -> str:
-        """Return the goal of an episode's newest delivery; empty without a delivery."""
+        """Return the goal of an episode's newest delivery. Empty if there was no delivery."""
         path = self._folder / "outbox.db"
         try:
             # Read-only: a worker may be writing to it, and a missing file must not be created.
@@ -208,7 +208,7 @@ class _Project:
             return ""
 
     def _plans(self) -> Iterator[tuple[str, StoredPlan]]:
-        """Yield the id and the newest revision of each plan."""
+        """Yield each plan's id and newest revision."""
         for folder in sorted((self._folder / "plans").glob("*")):
             facts = sorted(path for path in (folder / "facts").glob("*.json") if _REVISION.fullmatch(path.stem))
             if not facts:
@@ -225,14 +225,14 @@ logger = logging.getLogger("tightloop")
 
 LOOK = timedelta(milliseconds=250)
 LONGEST_WAIT = timedelta(seconds=30)
-"""Maximum interval between two tries if the database does not answer."""
+"""Maximum interval between two tries if the database does not respond."""
 LAST_TRY = timedelta(seconds=5)
-"""Time for the last rows when a worker stops; the rest is forwarded after its next start."""
+"""Time for forwarding the last rows when a worker stops. The rest is forwarded after its next start."""
 
 
 @asynccontextmanager
 async def forwarding(settings: Settings) -> AsyncIterator[None]:
-    """Forward rows to `database.url` during the block; do nothing if that is empty."""
+    """Forward rows to `database.url` during the block. Do nothing if that setting is empty."""
     url = settings.database.url.get_secret_value()
     if not url:
         yield
@@ -274,13 +274,13 @@ async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
 
 
 async def rebuild(client: Client, settings: Settings) -> str:
-    """Enter everything Temporal knows about this host's projects; existing entries are kept.
+    """Enter everything Temporal knows about this host's projects. Existing entries are kept.
 
-    Safe beside running workers. Workflows that Temporal has deleted are recovered from this host's stores as far as
-    possible; see `recover`.
+    This is safe while workers are running. Workflows that Temporal has deleted are recovered from this host's stores as
+    far as possible. See `recover`.
 
     Returns:
-        Summary for people.
+        Human-readable summary.
 
     Raises:
         ServiceUnavailableError: Temporal does not answer.
@@ -330,7 +330,7 @@ def _enter(
     identity: HostIdentity,
     entered: list[tuple[int, int, float]],
 ) -> bool:
-    """Enter a call made on this host, and record the event ids that it added."""
+    """Enter a call that was made on this host, and record the event ids that it added."""
     home, host_queues = entry.scope.home or getattr(entry.result, "home", ""), identity.queues(settings)
     # Calls before the workspace was bound name no host; then the project's folder on this host decides.
     if (home and home not in host_queues) or not state_folder(Path(entry.scope.workspace)).is_dir():

@@ -1,4 +1,4 @@
-"""One iteration: plan, hand off, execute, verify, prove, track, reflect."""
+"""One iteration: plan, hand off, execute, verify, prove, track and reflect."""
 
 from datetime import timedelta
 
@@ -48,13 +48,13 @@ from workflows.run.activities import (
 
 
 class Proof:
-    """Baseline and proof of an episode. Raises `EpisodeOver` when success is proven or accepted."""
+    """An episode's baseline and proof. Raises `EpisodeOver` when success is proven or accepted."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
     async def begin(self) -> tuple[ArtifactRef, Verification]:
-        """Run the checks for the baseline and store the initial tree with its untracked files."""
+        """Run the checks for the baseline, and store the initial tree with its untracked files."""
         record = self._record
         self._points.enter(EpisodePhase.VERIFYING)
         baseline = await self._points.do(
@@ -77,7 +77,7 @@ class Proof:
         return baseline.beginning, baseline.verification
 
     async def prove_success(self) -> None:
-        """Prove the current tree; return if more work is needed.
+        """Prove the current tree. Returns only if more work is needed.
 
         Raises:
             EpisodeOver: success is proven, or a person accepted the tree.
@@ -135,16 +135,16 @@ class Proof:
 
 
 class Iteration:
-    """Steps of one iteration, each run at a safe point."""
+    """The steps of one iteration, each run at a safe point."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints, proof: Proof) -> None:
         self._record, self._points, self._proof = record, points, proof
 
     async def check_unseen_tree(self) -> None:
-        """Run the checks if none ran on this tree: at the start, after a person's edits, after an amendment.
+        """Run the checks if they have not run on this tree: at the start, after a person's edits or after an amendment.
 
         Raises:
-            EpisodeOver: the checks pass, which counts as success, and the proof holds.
+            EpisodeOver: the checks pass, this counts as success, and the proof holds.
         """
         record = self._record
         while True:
@@ -170,7 +170,7 @@ class Iteration:
             await self._points.apply_decision(decision)
 
     async def plan(self) -> PlanningOutcome:
-        """Return a plan that may be carried out. A plan that a person rejects is planned again."""
+        """Return a plan that may be carried out. If a person rejects a plan, a new one is made."""
         record = self._record
         while True:
             await self.check_unseen_tree()
@@ -241,7 +241,7 @@ class Iteration:
 
         Args:
             before: state at the start of the iteration.
-            report: report of the executor, if a plan was delivered.
+            report: the executor's report, if a plan was delivered.
             verification: check results, if the checks ran.
         """
         record = self._record
@@ -285,7 +285,7 @@ class Iteration:
         )
 
     async def reflect(self) -> None:
-        """Diagnose the last iteration if a cause for reflection is set."""
+        """Diagnose the last iteration if there is a reason to reflect."""
         # A reset is itself a cause for reflection, so reconcile it before reading the cause.
         await self._points.tree.reconcile_reset()
         record, cause = self._record, self._record.state.reflect_next
@@ -309,13 +309,13 @@ class Iteration:
 
 
 class Delivery:
-    """Delivery of plans to the executor of an episode."""
+    """Delivery of plans to an episode's executor."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
     async def deliver(self, plan: PlanningOutcome) -> ExecutorReport:
-        """Hand a plan off and execute it. After a limit or a question the executor resumes where it stopped."""
+        """Hand off a plan and execute it. After a limit or a question, the executor resumes where it stopped."""
         record, points = self._record, self._points
         number = 0
         while True:
@@ -342,7 +342,7 @@ class Delivery:
                 return report
 
     async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:
-        """Queue the plan and return the key of the delivery."""
+        """Queue the plan and return the delivery's key."""
         if plan.plan is None:
             raise ApplicationError("the planner reported a plan but stored none", non_retryable=True)
         record, reference = self._record, plan.plan
@@ -434,7 +434,7 @@ class Delivery:
         await self._points.back_off(wait)
 
     def _log_stand_in(self, report: ExecutorReport) -> None:
-        """Log the use of a fallback executor, once for each reason."""
+        """Log that a fallback executor was used, once for each reason."""
         if not report.executor:
             return
         why = "; ".join(report.passed_over)

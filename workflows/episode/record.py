@@ -1,4 +1,4 @@
-"""State of an episode, and its views for people."""
+"""An episode's state, and its views for people."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -25,14 +25,14 @@ P = ParamSpec("P")
 
 
 class EpisodeRecord(Run):
-    """Run of an episode. Others read the request and the state, and change them only through these methods.
+    """One run of an episode. Other classes read the request and the state, and change them only through these methods.
 
     Attributes:
-        request: request with amendments.
-        state: stored by a checkpoint, replaced by a restore.
+        request: the request with its amendments.
+        state: the state that a checkpoint stores and a restore replaces.
         restore_wanted: checkpoint to restore in the next Temporal run.
         move_wanted: host to continue on in the next Temporal run.
-        is_amended: the request has changed and is not stored yet.
+        is_amended: whether the request has changed and the change has not been stored yet.
         work: description of the running activity.
     """
 
@@ -60,12 +60,12 @@ class EpisodeRecord(Run):
 
     @property
     def queues(self) -> Queues:
-        """Task queues of the request; a move changes them."""
+        """The request's task queues. A move changes them."""
         return self.request.queues
 
     @property
     def scope(self) -> EpisodeScope:
-        """Scope of activity requests."""
+        """Scope for activity requests."""
         return EpisodeScope(
             episode_id=self.id,
             workspace=self.request.workspace,
@@ -78,12 +78,12 @@ class EpisodeRecord(Run):
 
     @property
     def project(self) -> str:
-        """Project name, the fairness key at task queues."""
+        """Project name, used as the fairness key on task queues."""
         return self.request.project_name
 
     @property
     def is_new(self) -> bool:
-        """True if no iteration has begun."""
+        """True if no iteration has begun yet."""
         return self.state.iteration == 0
 
     @property
@@ -92,16 +92,16 @@ class EpisodeRecord(Run):
         return self.given.goes_on
 
     def enter_closed_phase(self) -> None:
-        """Enter the phase CLOSED."""
+        """Enter the CLOSED phase."""
         self.state = self.state.evolve(phase=EpisodePhase.CLOSED)
 
     def report_missing_worker(self, what: str) -> None:
-        """Log and alert that no worker runs the executor. The episode continues as soon as one starts."""
+        """Log that no worker runs the executor, and alert people. The episode continues as soon as a worker starts."""
         self.log("waits", what)
         self.alerts.send(self.alert(AlertKind.NO_EXECUTOR, what))
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Request a move to another host after this one has been silent for the configured time.
+        """Request a move to another host after the current host has been silent for the configured time.
 
         Returns False if the run has closed or is already ending.
         """
@@ -115,7 +115,7 @@ class EpisodeRecord(Run):
     def apply(
         self, change: Callable[Concatenate[EpisodeState, P], EpisodeState], *arguments: P.args, **named: P.kwargs
     ) -> None:
-        """Replace the state by the result of a pure function."""
+        """Replace the state with the result of a pure function."""
         self.state = change(self.state, *arguments, **named)
 
     def replace(self, state: EpisodeState) -> None:
@@ -127,12 +127,12 @@ class EpisodeRecord(Run):
         self.request = request
 
     def bind(self, home: str) -> None:
-        """Record the host of the workspace, by its task queue."""
+        """Record the workspace's host by its task queue."""
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
     def move(self, target: MoveTarget) -> None:
-        """Switch to another host and a new epoch. The new host has not taken over yet."""
+        """Switch to another host and a new epoch. At this point, the new host has not taken over yet."""
         queues = self.request.queues
         # Only the lost host served this queue, so nothing would be picked up from it.
         shared = "" if queues.workspace == queues.home else queues.workspace
@@ -144,11 +144,11 @@ class EpisodeRecord(Run):
         self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
     def note(self, text: str, *, asks: bool = False) -> None:
-        """Queue a message for the planner. With `asks` another planning round runs before the episode ends."""
+        """Queue a message for the planner. With `asks`, another planning round runs before the episode ends."""
         self.state = state_changes.with_note(self.state, text, asks=asks)
 
     def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
-        """Log the tree that holds the files replaced by a restore, and the command that restores them."""
+        """Log the tree that contains the files that a restore replaced, and the command that restores them."""
         if tree is not None:
             self.log("saved", f"the files from before the restore are saved as tree {tree[:12]}")
             if bring_back:
@@ -157,7 +157,7 @@ class EpisodeRecord(Run):
     def alert(
         self, kind: AlertKind, reason: str, question: Question | None = None, at: datetime | None = None
     ) -> Alert:
-        """Return an alert about an event and the question that it raised."""
+        """Return an alert about an event and the question that the event raised."""
         happened = (at or self.now(), reason)
         return alert_of(self.request, self.state, kind, episode_id=self.id, happened=happened, question=question)
 
@@ -170,22 +170,22 @@ class EpisodeRecord(Run):
 
     @property
     def continues(self) -> bool:
-        """True if another Temporal run follows this one."""
+        """True if another Temporal run will follow this one."""
         return self.restore_wanted is not None or self.move_wanted is not None
 
     def keep_answer(self, answer: Answer) -> None:
-        """Store an answer until the waiting call takes it."""
+        """Store an answer until the waiting call retrieves it."""
         self._answers[answer.question] = answer
 
     def take_answer(self, question_id: str) -> Answer | None:
-        """Return and remove the answer to a question; None if the wait ended without one."""
+        """Remove and return the answer to a question. Return None if the wait ended without one."""
         return self._answers.pop(question_id, None)
 
     # -- working time: waiting for people does not count -------------------------------------------
 
     @property
     def working_since(self) -> datetime:
-        """Start of the working time that is not counted yet."""
+        """When the working time that has not been counted yet began."""
         return self._working_since or self.now()
 
     def start_work(self) -> None:
@@ -205,7 +205,7 @@ class EpisodeRecord(Run):
         self._working_since = None
 
     def count_end(self, outcome: EpisodeOutcome) -> None:
-        """Record the metrics of an episode that ends."""
+        """Record the metrics of an episode that is ending."""
         spent: Spent = self.state.spent
         self.meter.count("tightloop_episodes", outcome=outcome.value)
         values = {
@@ -220,7 +220,7 @@ class EpisodeRecord(Run):
 
 
 class EpisodeView(View):
-    """Views of an episode: status, details and ledger row."""
+    """An episode's views: status, details and ledger row."""
 
     def __init__(self, record: EpisodeRecord, runner: ActivityRunner) -> None:
         self._record, self._runner = record, runner
@@ -237,9 +237,9 @@ class EpisodeView(View):
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """Blocking question and True; otherwise an operator's question and False.
+        """Return the blocking question and True, or else an operator's question and False.
 
-        An agent's question about its own report is not shown: the agent answers it.
+        An agent's question about its own report is not shown, because the agent answers it.
         """
         waiting = self._record.waiting
         if blocking := next((question for question in waiting if question.blocks), None):
@@ -272,11 +272,11 @@ class EpisodeView(View):
         )
 
     def row(self) -> WorkflowSnapshot:
-        """Return the row for the ledger."""
+        """Return the ledger row."""
         parent = workflow.info().parent
         return episode_snapshot(self.status(), parent=parent.workflow_id if parent else "", at=workflow.now())
 
     @property
     def first(self) -> WorkflowSnapshot:
-        """Initial row for the ledger."""
+        """Initial ledger row."""
         return first_row("episode", self._record.request.goal, self._record.request.executor.name)

@@ -1,4 +1,4 @@
-"""Safe points: an episode runs one activity at a time and handles requests of people in between."""
+"""Safe points: an episode runs one activity at a time and handles people's requests in between."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -47,7 +47,7 @@ class EpisodeOver(Exception):  # noqa: N818 - it ends the loop, it is not an err
 
 
 class QuestionAnswered(Exception):  # noqa: N818 - it ends an activity, it is not an error
-    """The question that was open during an activity was answered, which stopped the activity."""
+    """A question that was open during an activity was answered, which stopped the activity."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.option)
@@ -55,10 +55,10 @@ class QuestionAnswered(Exception):  # noqa: N818 - it ends an activity, it is no
 
 
 class SafePoints:
-    """Runs activities one at a time and handles requests of people in between.
+    """Runs activities one at a time and handles people's requests in between.
 
     Attributes:
-        tree: handles changes of files between two steps.
+        tree: handles file changes between two steps.
     """
 
     def __init__(self, record: EpisodeRecord, runner: ActivityRunner, reporting: Reporting) -> None:
@@ -78,12 +78,12 @@ class SafePoints:
     @overload
     async def do(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R: ...
     async def do(self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions) -> Any:
-        """Run one activity at a safe point. After a final failure a person is asked and the activity runs again.
+        """Run one activity at a safe point. If it fails for good, ask a person and then run it again.
 
         Args:
             method: the activity.
-            request: builds the request when the activity starts, because people may change the state before that.
-            options: options of the activity.
+            request: builds the request when the activity starts, because people may change the state before then.
+            options: the activity's options.
 
         Raises:
             Answered: the question in `options.open_question` was answered first.
@@ -102,9 +102,9 @@ class SafePoints:
         """Run a child workflow at a safe point, like `do` for an activity.
 
         Args:
-            child: starts the child and waits for its end; called again after an interruption.
+            child: starts the child and waits until it ends. Called again after an interruption.
             options: description shown to people.
-            pause: asks the child to stop at its next safe point; called when a pause is wanted.
+            pause: asks the child to stop at its next safe point. Called when a pause is requested.
         """
         await self._pass()
         self._pause_child = pause
@@ -116,7 +116,7 @@ class SafePoints:
 
     @contextmanager
     def restoring(self, target: RestoreTarget) -> Iterator[None]:
-        """Run an accepted restore before a pause, so that edits made during that pause are kept."""
+        """Run an accepted restore before a pause so that edits made during the pause are kept."""
         self._restoring = target
         with self.tree.replacing_files():
             yield
@@ -174,7 +174,7 @@ class SafePoints:
             raise QuestionAnswered(answer) from failure
 
     def offer_to_end(self) -> None:
-        """Ask whether a requested pause should stop the running activity, if stopping costs only time.
+        """Ask whether a requested pause should stop the running activity, if stopping it only costs time.
 
         A child workflow is asked to stop at its own next safe point instead.
         """
@@ -208,7 +208,7 @@ class SafePoints:
     # -- requests of people -------------------------------------------------------------------------
 
     def raise_if_leaving(self) -> None:
-        """Raise if the run has to end now.
+        """Raise an error if the run has to end now.
 
         Raises:
             asyncio.CancelledError: the workflow is being cancelled in Temporal.
@@ -228,17 +228,20 @@ class SafePoints:
             raise ContinueAsNew
 
     async def apply_decision(self, decision: decisions.Decision) -> str:
-        """Ask the question of a decision, if it has one. Return the name of the chosen option, or "".
+        """Ask a decision's question, if it has one. Return the name of the chosen option, or "".
 
         Raises:
-            EpisodeOver: no answer came in time, or the episode was cancelled.
+            EpisodeOver: there was no answer in time, or the episode was cancelled.
         """
         self.raise_if_leaving()
         answer = await self.ask(decision.question) if decision.question is not None else None
         return answer.option if answer is not None else ""
 
     async def ask(self, question: Question, *, alert: AlertKind | None = None) -> Answer | None:
-        """Pause until a question is answered; return None if the wait ended otherwise, e.g. by a larger budget."""
+        """Pause until a question is answered.
+
+        Return None if the wait ended for another reason, e.g. a larger budget.
+        """
         # A reset run puts the files back and claims the workspace before it waits for an answer.
         await self.tree.reconcile_reset()
         record = self._record
@@ -279,17 +282,17 @@ class SafePoints:
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
 
     def report(self, what: str) -> None:
-        """Alert people and inform the planner about something that needs no decision."""
+        """Alert people and inform the planner about something that does not need a decision."""
         self._record.log("unmoved", what)
         self._record.note(f"The loop noticed: {what}.")
         self._record.alerts.send(self._record.alert(AlertKind.UNMOVED, what))
 
     async def alert_failure(self, reason: str) -> None:
-        """Alert people that the episode fails."""
+        """Alert people that the episode is failing."""
         await self._record.alerts.send_last(self._record.alert(AlertKind.FAILED, reason))
 
     async def back_off(self, wait: timedelta) -> None:
-        """Wait for a limit to pass; a request of a person ends the wait."""
+        """Wait until a limit is lifted. A person's request ends the wait early."""
         self.enter(EpisodePhase.BACKING_OFF)
         self._reporting.show()
         try:
@@ -303,7 +306,7 @@ class SafePoints:
         await self._pass()
 
     async def _pass(self) -> None:
-        """Handle requests of people, a reset and an amendment."""
+        """Handle people's requests, a reset and an amendment."""
         self.raise_if_leaving()
         # The reset first: until it is reconciled, the files on disk belong to the discarded run.
         await self.tree.reconcile_reset()
@@ -313,10 +316,10 @@ class SafePoints:
 
 
 class TreeChanges:
-    """Keeps the state and the files of an episode consistent when one of them was changed from outside.
+    """Keeps an episode's state and files consistent when either was changed externally.
 
     Attributes:
-        is_putting_back: files are about to be replaced; pauses are held back and edits are discarded.
+        is_putting_back: whether files are about to be replaced. Pauses are then delayed and edits are discarded.
     """
 
     def __init__(self, record: EpisodeRecord, reporting: Reporting, points: "SafePoints") -> None:
@@ -325,7 +328,7 @@ class TreeChanges:
 
     @contextmanager
     def replacing_files(self) -> Iterator[None]:
-        """Hold back pauses and keep no edits while files are being replaced."""
+        """Delay pauses and discard edits while files are being replaced."""
         before, self.is_putting_back = self.is_putting_back, True
         try:
             yield
@@ -333,10 +336,7 @@ class TreeChanges:
             self.is_putting_back = before
 
     async def settle_drift(self, drift: Drift) -> None:
-        """Ask a person about files that were changed from outside.
-
-        After a reset they are put back without a question.
-        """
+        """Ask a person about files that were changed externally. After a reset, restore them without asking."""
         if self._record.is_reset:
             await self.reconcile_reset()
         else:
@@ -345,7 +345,7 @@ class TreeChanges:
     async def adopt(self, drift: DriftAnswer | None) -> None:
         """Keep the edits a person made during a pause, or those selected in `drift`.
 
-        After a reset the files are put back first, so leftovers of the discarded run are not taken for edits.
+        After a reset, the files are restored first, so that leftovers of the discarded run are not mistaken for edits.
         """
         record = self._record
         if record.state.request is None or self.is_putting_back:
@@ -362,9 +362,9 @@ class TreeChanges:
         record.log("resumed", summary if changed else "resumed")
 
     async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[AdoptResult, bool]:
-        """Adopt the files on disk, except for those that `drift` undoes.
+        """Adopt the files on disk, except for files that `drift` undoes.
 
-        Return the result, and whether the tree changed.
+        Return the result and whether the tree changed.
         """
         record = self._record
         adopted: AdoptResult = await self._points.do(
@@ -403,7 +403,7 @@ class TreeChanges:
         record.replace(record.state.evolve(request=stored))
 
     async def reconcile_reset(self) -> None:
-        """After a reset in Temporal, put the files back and list the discarded checkpoints."""
+        """After a reset in Temporal, restore the files and list the discarded checkpoints."""
         record = self._record
         if not record.is_reset:
             return

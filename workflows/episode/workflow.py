@@ -1,8 +1,8 @@
-"""The episode workflow: plan, deliver, verify, track and reflect until the checks are green.
+"""The episode workflow: plan, deliver, verify, track and reflect until the checks pass.
 
-This file holds the main loop and the messages that only an episode accepts; `workflows/run` holds the parts that all
-runs share. Decisions are in `tightloop/episode`, work is in `activities/`. Commands are recorded here and carried out
-at the next safe point (`workflows/episode/safe_points.py`).
+This file contains the main loop and the messages that only an episode accepts. `workflows/run` contains the parts that
+all runs share. `tightloop/episode` makes the decisions, and `activities/` does the work. Commands are recorded here and
+carried out at the next safe point (`workflows/episode/safe_points.py`).
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class EpisodeCommands(Commands):
             raise InvalidRequestError(f"the episode is closing ({self._record.status}) and accepts no more messages")
 
     def pause(self, remark: Remark) -> None:
-        """Request a pause. It has no effect if one is requested or a question is open already."""
+        """Request a pause. This has no effect if a pause has already been requested or a question is already open."""
         record = self._record
         # An accepted restore or move ends the wait for an answer, but the person still wants the pause.
         is_asked = record.is_paused and not record.continues
@@ -115,7 +115,7 @@ class EpisodeCommands(Commands):
         """Parse and check the checkpoint to restore.
 
         Raises:
-            InvalidRequestError: the id is unknown (the message lists the known ones) or the episode is being cancelled.
+            InvalidRequestError: the id is unknown (the message lists the known ids) or the episode is being cancelled.
         """
         if self._record.core.cancel is not None:
             raise InvalidRequestError(
@@ -127,7 +127,7 @@ class EpisodeCommands(Commands):
         )
 
     def move(self, target: MoveTarget) -> str:
-        """Stop the running activity and continue on another host, from the last checkpoint in the remote store."""
+        """Stop the running activity and continue on another host from the last checkpoint in the remote store."""
         self._record.move_wanted = target
         self._intervene("move")
         self._interrupt()
@@ -137,7 +137,7 @@ class EpisodeCommands(Commands):
         """Parse and check the host to move to.
 
         Raises:
-            InvalidRequestError: the episode cannot move there; the message gives the reason.
+            InvalidRequestError: the episode cannot move there. The message gives the reason.
         """
         record, move = self._record, control.read_move(target)
         if record.core.cancel is not None:
@@ -146,7 +146,10 @@ class EpisodeCommands(Commands):
         return move
 
     def respond(self, remark: Remark) -> str:
-        """Queue a message for the planner. It resumes waits that end in planning, and never chooses an option."""
+        """Queue a message for the planner.
+
+        The message ends waits that lead to planning, and never chooses an option.
+        """
         # Only messages of agents do not resume, and they are no intervention.
         if remark.resumes:
             self._intervene("respond")
@@ -169,7 +172,8 @@ class EpisodeCommands(Commands):
         """Parse a message to the planner.
 
         Raises:
-            InvalidRequestError: it is empty, or an agent has already queued as many messages as the planner reads.
+            InvalidRequestError: the message is empty, or an agent has already queued as many messages as the planner
+                reads.
         """
         remark = control.read_response(message)
         if not remark.resumes and len(self._record.state.notes) >= state_changes.NOTES_LIMIT:
@@ -180,7 +184,7 @@ class EpisodeCommands(Commands):
         return remark
 
     async def answer(self, command: AnswerCommand) -> str:
-        """Answer the question that the episode waits for, or one that is open during an activity."""
+        """Answer the question that the episode is waiting on, or one that is open during an activity."""
         [(question, answer)] = matched = self._record.match(command)
         if not question.needs_person and answer.text:
             report = (self._record.state.iteration, answer.option, answer.text, answer.by)
@@ -198,11 +202,11 @@ class EpisodeCommands(Commands):
         return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode continues')}"
 
     def read_top_up(self, value: Any) -> TopUp:
-        """Parse an addition to the budget."""
+        """Parse a budget increase."""
         return control.read_top_up(value)
 
     async def top_up(self, addition: TopUp) -> str:
-        """Raise the limits of the budget. If they suffice, the wait for budget ends."""
+        """Raise the budget limits. If the new limits are sufficient, the episode stops waiting for budget."""
         record = self._record
         self._intervene("top_up")
         record.replace(record.state.evolve(budget=topped_up(record.state.budget, addition)))
@@ -215,17 +219,17 @@ class EpisodeCommands(Commands):
         return "the budget is raised"
 
     def read_amendment(self, value: Any) -> Amendment:
-        """Parse and check a change of the request.
+        """Parse and check a change to the request.
 
         Raises:
-            InvalidRequestError: the changed request is invalid; the message names the first invalid field.
+            InvalidRequestError: the changed request is invalid. The message names the first invalid field.
         """
         amendment = control.read_amendment(value)
         amendment.apply_to(self._record.request).check()
         return amendment
 
     def amend(self, change: Amendment) -> str:
-        """Change the goal, the definition of done, the executor or the planner from the next step on."""
+        """Change the goal, the definition of done, the executor or the planner, starting with the next step."""
         record = self._record
         self._intervene("amend")
         before, request = record.request, change.apply_to(record.request)
@@ -264,13 +268,13 @@ ITERATION = SearchAttributeKey.for_int("TightloopIteration")
 
 @workflow.defn
 class EpisodeWorkflow(RunWorkflow):
-    """One goal, pursued to an outcome. The history is the checkpoint and replay log."""
+    """Pursues one goal until there is an outcome. The workflow history is the checkpoint and replay log."""
 
     notice: ClassVar[timedelta] = NOTICE
 
     @workflow.init
     def __init__(self, request: EpisodeInput | None = None) -> None:
-        """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
+        """Restore the previous Temporal run's state so that handlers see it before `run` starts."""
         episode_input = request or EpisodeInput(problem=f"the input is missing. Valid input: {RIGHT_INPUT}")
         self._run = self._record = record = EpisodeRecord(episode_input, run_id=workflow.info().workflow_id)
         # Here and not in `run`: the seed of a reset run changes while its first task is being replayed.
@@ -289,7 +293,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.run
     async def run(self, request: EpisodeInput | None = None) -> EpisodeResult:
-        """Pursue the goal until the checks are green, a bound is reached or a person ends it."""
+        """Pursue the goal until the checks pass, a limit is reached or a person ends the episode."""
         del request  # `__init__` has read it
         result: EpisodeResult = await self._live()
         return result
@@ -313,7 +317,7 @@ class EpisodeWorkflow(RunWorkflow):
         return await self._end(EpisodeOutcome.CANCELLED, "cancelled in Temporal")
 
     async def _begin(self) -> None:
-        """Open the workspace of a new episode, or restore the checkpoint that this run was started for."""
+        """Open the workspace of a new episode, or restore the checkpoint that this run was started from."""
         target = self._record.state.restore or self._record.given.restore
         if self._record.state.request is None:
             await self._workspace.open()
@@ -325,7 +329,7 @@ class EpisodeWorkflow(RunWorkflow):
         self._copies.keep_up()
 
     async def _iterate(self) -> None:
-        """Run one iteration and act on the decision after it."""
+        """Run one iteration and act on the decision that follows."""
         record, steps = self._record, self._iteration
         await steps.check_unseen_tree()
         await steps.reflect()
@@ -410,7 +414,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.update(description='Send the planner a message: "use the other parser". It answers no question.')
     async def respond(self, message: Any = None) -> str:
-        """Queue a message for the planner; it ends a pause that needs no decision."""
+        """Queue a message for the planner. The message ends a pause that does not need a decision."""
         return self._orders.respond(self._take(self._orders.read_response, message))
 
     @respond.validator
@@ -422,7 +426,7 @@ class EpisodeWorkflow(RunWorkflow):
         '"definition_of_done": ["pytest -q"], "executor": {"name": "codex"}}'
     )
     async def amend_goal(self, amendment: Any = None) -> str:
-        """Change the goal, the definition of done, the executor or the planner from the next step on."""
+        """Change the goal, the definition of done, the executor or the planner, starting with the next step."""
         return self._orders.amend(self._take(self._orders.read_amendment, amendment))
 
     @amend_goal.validator
@@ -440,7 +444,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.update(description='Continue the episode on another host: {"to": "tightloop-workspace-host-2-1a2b3c"}')
     async def move(self, target: Any = None) -> str:
-        """Stop the running activity and continue on another host, from the last checkpoint in the remote store."""
+        """Stop the running activity and continue on another host from the last checkpoint in the remote store."""
         return self._orders.move(self._take(self._orders.read_move, target))
 
     @move.validator
@@ -449,7 +453,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @property
     def place(self) -> str:
-        """Current iteration and phase, shown by the replay tool."""
+        """Current iteration and phase, as shown by the replay tool."""
         return f"iteration {self._record.state.iteration}, {self._record.state.phase.value}"
 
     # -- queries ---------------------------------------------------------------------------------------
@@ -461,7 +465,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.query(description="Checkpoints, newest last, including discarded ones")
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return the checkpoints that this run carries."""
+        """Return the checkpoints that this run knows."""
         return list(self._record.state.checkpoints)
 
     @workflow.query(description="The request, with amendments")

@@ -1,4 +1,4 @@
-"""Workspace of an episode: opening, restoring, moving and closing it, and copies of its checkpoints."""
+"""An episode's workspace: opening, restoring, moving and closing it, and copying its checkpoints."""
 
 import asyncio
 import contextlib
@@ -26,14 +26,14 @@ from workflows.run.kernel import NotOpenedError
 from workflows.run.reporting import Reporting
 
 COPY_TIMEOUT = timedelta(minutes=5)
-"""Limit of one copy, and of the wait for the last copy at the end of an episode."""
+"""Timeout of one copy, and of the wait for the last copy at the end of an episode."""
 
 
 class EpisodeCopies:
-    """Copies of checkpoints in the remote store, one at a time. A failed copy is made up for by the next one."""
+    """Copies checkpoints to the remote store, one at a time. The next copy makes up for a failed one."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
-        """Start idle; the previous run has copied its last checkpoint."""
+        """Start idle, because the previous run has copied its last checkpoint."""
         self._record, self._points = record, points
         # A runner of its own: an interrupt stops the work, not the copying of finished checkpoints.
         self._runner = ActivityRunner(record, quiet=True)
@@ -42,7 +42,7 @@ class EpisodeCopies:
         self._copying: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Claim the id of a new episode in the remote store and copy the initial tree."""
+        """Claim a new episode's id in the remote store and copy the initial tree."""
         record = self._record
         copied = await self._copy_for_certain()
         record.replace(record.state.evolve(epoch=copied.epoch))
@@ -54,7 +54,7 @@ class EpisodeCopies:
             self._copying = asyncio.create_task(self._copy())
 
     async def settle(self) -> None:
-        """Wait for the running copy, at most `COPY_TIMEOUT`."""
+        """Wait up to `COPY_TIMEOUT` for the running copy."""
         copying = self._copying
         if copying is not None and not copying.done():
             with contextlib.suppress(TimeoutError):
@@ -63,7 +63,7 @@ class EpisodeCopies:
                 )
 
     async def complete(self) -> None:
-        """Copy the newest checkpoint and wait for it. On failure a person is asked."""
+        """Copy the newest checkpoint and wait until it is done. If it fails, ask a person."""
         if self._record.state.epoch:
             await self.settle()
             if self._is_behind:
@@ -106,7 +106,7 @@ class EpisodeCopies:
 
 
 class Workspace:
-    """Opens, restores, moves and closes the workspace of an episode."""
+    """Opens, restores, moves and closes an episode's workspace."""
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class Workspace:
         self._view, self._reporting = view, reporting
 
     async def open(self) -> None:
-        """Check and claim the workspace of a new episode.
+        """Check and claim a new episode's workspace.
 
         Raises:
-            NotOpenedError: the workspace cannot be opened; an alert was sent.
+            NotOpenedError: the workspace cannot be opened. An alert was sent.
         """
         record = self._record
         while True:
@@ -164,7 +164,7 @@ class Workspace:
             await self._copies.begin()
 
     async def take_over(self, target: MoveTarget) -> None:
-        """Take over an episode of another host, from the last checkpoint that it copied."""
+        """Take over another host's episode from the last checkpoint that the host copied."""
         record, last = self._record, self._record.state.last_checkpoint
         assert last is not None, "an open episode has a checkpoint"
         self._points.enter(EpisodePhase.RESTORING)
@@ -185,7 +185,7 @@ class Workspace:
         await self.restore(back, moved=takeover.record)
 
     async def restore(self, target: RestoreTarget, *, moved: CheckpointRecord | None = None) -> None:
-        """Restore a checkpoint, state and files. `moved` is the last checkpoint copied by the previous host."""
+        """Restore a checkpoint's state and files. `moved` is the last checkpoint copied by the previous host."""
         record = self._record
         self._points.enter(EpisodePhase.RESTORING)
         # Ids such as `ckpt-2` exist in every episode, so this one's list must not answer for another one's.
@@ -215,7 +215,7 @@ class Workspace:
         record.log("restored", f"{why} (by {target.by or 'operator'}), branch {record.state.branch}")
 
     async def close(self, outcome: EpisodeOutcome, reason: str) -> None:
-        """Release the workspace. If that fails, the episode ends nevertheless."""
+        """Release the workspace. The episode ends even if this fails."""
         record = self._record
         if record.state.request is None:
             return

@@ -1,4 +1,4 @@
-"""Attempts of plan steps: an activity chosen by capability, or child workflows."""
+"""Attempts of plan steps. Each is an activity, chosen by capability, or a set of child workflows."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -34,16 +34,16 @@ ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.CHECKPOINT: PlanActivities.take_checkpoint,
     Capability.PROJECT: PlanActivities.run_project,
 }
-"""Without milestones, which have an activity of their own, and capabilities that start child workflows."""
+"""Excludes milestones, which have their own activity, and capabilities that start child workflows."""
 PREPARE_TIMEOUT = timedelta(minutes=15)
 SETTLE_TIMEOUT = timedelta(hours=2)
-"""Long, because judging the alternatives of a branch runs their checks."""
+"""Long, because judging a branch's alternatives runs their checks."""
 INSTANT = timedelta(seconds=10)
-"""Limit of an activity that only reads the plan; too short to need heartbeats."""
+"""Timeout of an activity that only reads the plan. It is too short to need heartbeats."""
 
 
 class MergeQueue:
-    """Serializes merges into the plan's tree and keeps other steps off the tree meanwhile."""
+    """Serializes merges into the plan's tree, and keeps other steps off the tree during a merge."""
 
     def __init__(self, context: PlanContext) -> None:
         self._context = context
@@ -52,7 +52,7 @@ class MergeQueue:
 
     @asynccontextmanager
     async def hold_tree(self, attempt: Attempt) -> AsyncIterator[None]:
-        """Hold the tree for one merge. Merges run in plan order, and no step starts meanwhile."""
+        """Reserve the tree for one merge. Merges run in plan order, and no step starts during a merge."""
         context = self._context
         number = context.schedule.find(attempt.name)
         # A step that a revision removed is merged last.
@@ -88,7 +88,7 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
     """Run an attempt to its end.
 
     Raises:
-        ActivityFailedError: the attempt could not be run, which is not a failure of the step.
+        ActivityFailedError: the attempt could not be run. This does not count as a failure of the step.
         asyncio.CancelledError: the attempt was cancelled.
     """
     try:
@@ -112,7 +112,7 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
 
 
 def timeout_result(limit: timedelta | None) -> StepResult:
-    """Return a transient failure for an attempt that exceeded its limit."""
+    """Return a transient failure for an attempt that exceeded its time limit."""
     limit_text = "" if limit is None else f" of {limit.total_seconds():g} s"
     return failed_result(FailureClass.TRANSIENT, f"it exceeded its time limit{limit_text}")
 
@@ -172,7 +172,7 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
 
 
 def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInput | PlanInput]]:
-    """Yield the children to start, with their ids. Queues, patience and depth come from the parent plan."""
+    """Yield the children to start, with their ids. They inherit queues, patience and depth from the parent plan."""
     scope, parent = attempt.request.scope, attempt.plan
     if run.episode:
         inherited = {"queues": parent.queues, "pause_timeout": parent.pause_timeout, "allow": parent.allow}
@@ -195,7 +195,7 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
 
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:
-    """Wait for all runs. If this task is cancelled or one fails, cancel the others and wait for their end."""
+    """Wait for all runs. If this task is cancelled or a run fails, cancel the other runs and wait for them to end."""
     # Not `gather` alone: after a failure it would leave the other children running.
     tasks = [asyncio.create_task(run) for run in runs]
     try:

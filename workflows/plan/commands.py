@@ -1,4 +1,4 @@
-"""Commands to a plan, and notes from its child workflows. They record the request and wake the main loop."""
+"""Commands to a plan, and notes from its child workflows. Each records the request and wakes the main loop."""
 
 import difflib
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ from workflows.run.reporting import Reporting
 from workflows.run.workflow import Commands
 
 REPLANNED = (QuestionKind.FAILED_STEP, QuestionKind.UNMET, QuestionKind.PROOF)
-"""Kinds of questions with the option to replan."""
+"""Kinds of questions that offer the option to replan."""
 
 
 class PlanCommands(Commands):
@@ -53,12 +53,12 @@ class PlanCommands(Commands):
     # -- signals: no caller waits for a reply, so errors go to the timeline ------------------------------
 
     def pause(self, remark: Remark) -> None:
-        """Start no new steps. Repeated requests have no effect."""
+        """Stop starting new steps. Repeated requests have no effect."""
         if self._context.is_running:
             self._questions.pause(QuestionKind.OPERATOR, remark.text or "paused by an operator", by=remark.by)
 
     async def resume(self, note: Any) -> None:
-        """Choose the default of each question that has one, and log those that need a decision."""
+        """Choose the default option for each question that has one, and log the questions that need a decision."""
         remark = read_remark(note)
         defaults = [question for question in self._context.waiting if question.default]
         # These must not wait for the graph: the question may be why it could not be loaded.
@@ -78,7 +78,7 @@ class PlanCommands(Commands):
             self._cancel(remark.text, remark.by)
 
     def child_waits(self, note: Any) -> None:
-        """Show the open questions of a child workflow."""
+        """Show a child workflow's open questions."""
         try:
             if self._view.record_child_waits(read_child_note(note)):
                 self._reporting.show()
@@ -112,14 +112,14 @@ class PlanCommands(Commands):
         return control.read_replan(value)
 
     async def replan(self, command: control.ReplanCommand) -> str:
-        """Replace the text of the plan, or have a planner write it if no text is given."""
+        """Replace the plan's text, or have a planner write it if no text is given."""
         return await self._revisions.revise(command.source, command.rationale, command.by)
 
     def read_step(self, value: Any) -> control.StepCommand:
-        """Parse the step that `run_step` starts.
+        """Parse the argument of `run_step`, which is the step to start.
 
         Raises:
-            InvalidRequestError: the step cannot be started; the message gives the reason.
+            InvalidRequestError: the step cannot be started. The message gives the reason.
         """
         command, schedule = control.read_step_word(value), self._context.need_schedule()
         name = command.step
@@ -158,11 +158,11 @@ class PlanCommands(Commands):
         return f"{name} starts as soon as the tree is free"
 
     def read_top_up(self, value: Any) -> control.PlanTopUp:
-        """Parse an addition to the bounds of the plan."""
+        """Parse an increase of the plan's limits."""
         return control.read_plan_top_up(value)
 
     async def top_up(self, addition: control.PlanTopUp) -> str:
-        """Raise bounds of the plan."""
+        """Raise the plan's limits."""
         # The plan's own budget is unknown until the plan is open.
         await self._until_open()
         self.refuse_late()
@@ -248,7 +248,7 @@ class PlanCommands(Commands):
         self._context.log("cancelled", f"{self._context.core.cancel} (by {by})")
 
     async def _until_open(self) -> None:
-        """Wait until the graph is loaded. After continue-as-new, a run has to load it again."""
+        """Wait until the graph is loaded. A run has to load it again after continue-as-new."""
         context = self._context
         if not context.is_open:
             # The opening may fail. A handler that still waited then would keep the workflow from closing.

@@ -1,4 +1,4 @@
-"""State of a plan: request, progress, schedule, and the rule for continuing as new."""
+"""A plan's state: request, progress, schedule, and the rule for continuing as new."""
 
 import asyncio
 from collections import deque
@@ -47,65 +47,65 @@ class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
 # Compared by identity, because two attempts of a step may be equal in all fields.
 @dataclass(eq=False)
 class Attempt:
-    """A running attempt of a step."""
+    """A step's running attempt."""
 
     name: str
     capability: Capability
     request: RunStepRequest
     summary: str
     instant: bool
-    """It takes no noticeable time."""
+    """Whether it finishes almost immediately."""
     timeout: timedelta | None
-    """None for a step that starts workflows, which have their own bounds and may wait for people."""
+    """None for a step that starts workflows, because those have their own limits and may wait for people."""
     plan: PlanRequest
-    """Request of the plan; children inherit from it."""
+    """The plan's request, from which children inherit."""
     since: datetime
     touches_tree: bool = False
     writes: bool = False
     merges: bool = False
-    """Its changes are merged into the tree at the end."""
+    """Whether its changes are merged into the tree at the end."""
     task: asyncio.Task[None] | None = None
     watchdog: asyncio.Task[None] | None = None
     ended_by: str = ""
-    """Reason for its cancellation, if the plan continues without it."""
+    """Why it was cancelled, if the plan continues without it."""
     children: list[str] = field(default_factory=list)
-    """Ids of the child workflows."""
+    """Child workflow ids."""
     waits: dict[str, tuple[ChildWait, ...]] = field(default_factory=dict)
-    """Open questions of each child."""
+    """Each child's open questions."""
     is_lost: bool = False
-    """It ended without reporting what it has written."""
+    """Whether it ended without reporting what it wrote."""
     proof: ArtifactRef | None = None
-    """Proof of the tree left by the only child."""
+    """Proof of the tree that the only child left behind."""
 
     @property
     def number(self) -> int:
-        """Number of the attempt, from 1."""
+        """The attempt's number, starting at 1."""
         return self.request.attempt
 
     @property
     def is_waiting(self) -> bool:
-        """True if every child workflow waits for a person."""
+        """True if every child workflow is waiting for a person."""
         return bool(self.children) and all(self.waits.get(child) for child in self.children)
 
     def options(self, summary: str, timeout: timedelta) -> ActivityOptions:
-        """Return options that run an activity of the attempt on the host of the workspace."""
+        """Return options that run one of the attempt's activities on the workspace's host."""
         return ActivityOptions(summary, timeout, self.plan.queues.workspace, instant=self.instant)
 
 
 class PlanContext(Run):
-    """The run of a plan.
+    """A plan's run.
 
     Attributes:
-        request: request of the plan.
-        progress: state for the next Temporal run.
-        running: running attempts by step.
-        ended: ended attempts whose results are not applied yet.
-        beside: tasks outside the main loop that must end before the plan or this Temporal run does.
+        request: the plan's request.
+        progress: state that is passed to the next Temporal run.
+        running: running attempts, by step.
+        ended: ended attempts whose results have not been applied yet.
+        beside: tasks outside the main loop that must end before the plan or this Temporal run ends.
         end: set when the main loop has to end.
-        is_ending: messages are refused.
-        kind: kind of the run in the ledger.
-        attempts: attempts and compensations in this Temporal run.
-        is_adopting: edits of people are being adopted into the tree.
+        is_ending: whether messages are refused because the plan is ending.
+        kind: the run's kind in the ledger.
+        attempts: number of attempts and compensations in this Temporal run.
+        is_adopting: whether people's edits are being adopted into the tree.
     """
 
     kind = "plan"
@@ -142,22 +142,22 @@ class PlanContext(Run):
 
     @property
     def queues(self) -> Queues:
-        """Task queues of the request."""
+        """The request's task queues."""
         return self.request.queues
 
     @property
     def project(self) -> str:
-        """Project of the workspace, the fairness key at task queues."""
+        """The workspace's project, used as the fairness key on task queues."""
         return project_of(self.request.workspace)
 
     @property
     def is_new(self) -> bool:
-        """True if the graph is not loaded yet."""
+        """True if the graph has not been loaded yet."""
         return not self.is_open
 
     @property
     def scope(self) -> PlanScope:
-        """Scope of activity requests."""
+        """Scope for activity requests."""
         return PlanScope(
             episode_id=self.id,
             workspace=self.request.workspace,
@@ -171,11 +171,14 @@ class PlanContext(Run):
         )
 
     def cut(self, text: str, limit: int) -> str:
-        """Shorten a text to `limit` characters in its middle: the end usually has the cause of a failure."""
+        """Shorten a text to `limit` characters by cutting its middle.
+
+        The end usually contains the cause of a failure.
+        """
         return abridge(text, limit)
 
     def enter_closed_phase(self) -> None:
-        """Enter the phase CLOSED."""
+        """Enter the CLOSED phase."""
         self.progress = self.progress.evolve(phase=PlanPhase.CLOSED)
 
     # -- schedule -----------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ class PlanContext(Run):
         """State of each step.
 
         Raises:
-            ApplicationError: the graph is not loaded yet.
+            ApplicationError: the graph has not been loaded yet.
         """
         if self._schedule is None:
             raise ApplicationError("the plan is not open", non_retryable=True)
@@ -200,7 +203,7 @@ class PlanContext(Run):
         """Return the schedule for a command.
 
         Raises:
-            InvalidRequestError: the graph is not loaded yet.
+            InvalidRequestError: the graph has not been loaded yet.
         """
         if self._schedule is None:
             raise InvalidRequestError("the plan is not open yet; try again in a moment")
@@ -208,17 +211,17 @@ class PlanContext(Run):
 
     @property
     def failure_policy(self) -> OnPlanFailure | None:
-        """Policy for failures that no step recovers from; None before the plan is open."""
+        """Policy for failures that no step recovers from. None until the plan is open."""
         return None if self._schedule is None else self._schedule.graph.head.on_failure
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
-        """Load the graph of the current revision."""
+        """Load the current revision's graph."""
         self._schedule = Schedule(graph, self.progress.schedule)
         self.title, self.has_planner = graph.head.title or graph.head.plan_id, has_planner
 
     @property
     def tasks(self) -> tuple[LoopTask, ...]:
-        """Tasks of a project's plan; empty for other plans."""
+        """A project plan's tasks. Empty for other plans."""
         return ()
 
     def begin(self, opened: OpenedPlan, graph: Graph) -> None:
@@ -239,14 +242,14 @@ class PlanContext(Run):
         """Switch to a revised graph. Completed and running steps keep their state.
 
         Args:
-            graph: graph of the revision.
+            graph: the revision's graph.
             revised: the revision.
-            by_person: a person may raise the budget, a planner may not.
-            of_itself: the plan revises itself without anyone having looked at the failures, so failed steps stay
+            by_person: whether a person made the revision. A person may raise the budget, but a planner may not.
+            of_itself: whether the plan revises itself. Nobody has looked at the failures then, so failed steps stay
                 failed.
 
         Returns:
-            The changed bounds as text.
+            The changed limits as text.
         """
         before, old = self.progress, self.schedule
         schedule, removed_steps = carry_over(old.graph, old.save(), graph, revised.changed, keeps_failures=of_itself)
@@ -272,23 +275,23 @@ class PlanContext(Run):
 
     @property
     def has_attempts(self) -> bool:
-        """True if an attempt runs, or has ended without its result applied."""
+        """True if an attempt is running, or has ended and its result has not been applied yet."""
         return bool(self.running or self.ended)
 
     @property
     def is_idle(self) -> bool:
-        """True if no step runs or can start, regardless of open questions."""
+        """True if no step is running or can start, regardless of open questions."""
         is_wanted = bool(self.progress.wanted)
         return not (self.has_attempts or self.side_tasks or is_wanted or self.is_held) and self.schedule.is_settled
 
     @property
     def is_nothing_left(self) -> bool:
-        """True if the plan may end: it is idle and not paused."""
+        """True if the plan may end because it is idle and not paused."""
         return self.is_idle and not self.is_paused
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """Open questions in the child workflows of running steps."""
+        """Open questions in the running steps' child workflows."""
         return tuple(
             wait
             for attempt in self.running.values()
@@ -298,7 +301,7 @@ class PlanContext(Run):
 
     @property
     def answer_hint(self) -> str:
-        """Hint on where else to answer if no question of the plan itself is open."""
+        """Hint about where else to answer if the plan itself has no open question."""
         waits = self.waits_within
         if not waits:
             return f"See its status: tightloop status {self.id}"
@@ -309,17 +312,17 @@ class PlanContext(Run):
     # -- holds, and the end -------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Start no more steps until `release`. Calls nest."""
+        """Stop starting steps until `release` is called. Calls can be nested."""
         self._holds += 1
 
     def release(self) -> None:
-        """Undo one `hold`."""
+        """Undo one call of `hold`."""
         self._holds -= 1
         self.wake()
 
     @property
     def is_held(self) -> bool:
-        """True if steps are held back."""
+        """True if no steps are started because of `hold`."""
         return self._holds > 0
 
     def end_with(self, end: PlanEnd) -> None:
@@ -328,11 +331,11 @@ class PlanContext(Run):
         self.wake()
 
     def refuse_messages(self) -> None:
-        """Refuse messages from now on, because the plan ends."""
+        """Refuse messages from now on, because the plan is ending."""
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Return the end of a plan whose questions were not answered in time."""
+        """Return how to end a plan whose questions were not answered in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
             f"nobody answered within {self.request.pause_timeout}: {names}",
@@ -341,21 +344,21 @@ class PlanContext(Run):
 
     @property
     def final_tree(self) -> str:
-        """Expected tree at the end of the plan; empty skips the comparison with the files on disk."""
+        """Tree that is expected at the end of the plan. If it is empty, it is not compared with the files on disk."""
         return "" if self.request.dry_run else self.progress.tree
 
     def count_attempt(self, step: str = "") -> None:
-        """Count an attempt or a compensation, both of which make the history longer."""
+        """Count an attempt or a compensation. Both make the history longer."""
         del step
         self.attempts += 1
 
     def take_result(self, step: str, result: StepResult) -> None:
-        """Record the usage and findings of an attempt."""
+        """Record an attempt's usage and findings."""
         del step
         self.progress = self.progress.count_attempt(result)
 
     def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
-        """Return whether the plan revises itself after this step, or after its failure."""
+        """Return whether the plan revises itself after this step or its failure."""
         del step, failure
         return False
 
@@ -370,23 +373,26 @@ class PlanContext(Run):
     # -- progress -----------------------------------------------------------------------------------
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Set whether the files on disk are leftovers of stopped or discarded work of this plan."""
+        """Set whether the files on disk may be leftovers of this plan's stopped or discarded work."""
         self.progress = self.progress.evolve(put_back=expected)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """Set whether edits of people still have to be kept."""
+        """Set whether people's edits still have to be kept."""
         self.progress = self.progress.evolve(adopt=keep)
 
     def set_tree(self, tree: str) -> None:
-        """Record the tree that the steps produced; empty means unchanged."""
+        """Record the tree that the steps produced. An empty value means that it is unchanged."""
         self.progress = self.progress.evolve(tree=tree or self.progress.tree)
 
     def find_breach(self) -> str | None:
-        """Return the bound that is reached, as text, or None."""
+        """Return a description of the limit that was reached, or None."""
         return find_breach(self.progress.budget, self.progress.spent, depth=self.request.depth)
 
     def extend_budget(self, step: str = "") -> None:
-        """Raise the reached bounds by the amounts the plan states; for a step, the bound on its template."""
+        """Raise the limits that were reached by the amounts that the plan states.
+
+        For a step, raise its template's limit.
+        """
         schedule, progress = self.schedule, self.progress
         number = schedule.find(step) if step else None
         budget = raise_exhausted_bounds(
@@ -399,7 +405,7 @@ class PlanContext(Run):
         self.progress = progress.evolve(budget=budget)
 
     def on_host(self, summary: str, timeout: timedelta) -> ActivityOptions:
-        """Return options that run an activity on the host of the workspace."""
+        """Return options that run an activity on the workspace's host."""
         return ActivityOptions(summary, timeout, self.request.queues.workspace)
 
     def alert(
@@ -424,18 +430,18 @@ class PlanContext(Run):
 
 
 DRAIN_PATIENCE = timedelta(seconds=10)
-"""Time without new steps while waiting for a quiet moment; after it, steps start again."""
+"""How long to start no new steps while waiting for a quiet moment. After that, steps start again."""
 DRAIN_AGAIN = 4
-"""The next try follows after `attempts_per_run` / `DRAIN_AGAIN` further attempts."""
+"""The next try follows after another `attempts_per_run` / `DRAIN_AGAIN` attempts."""
 HARD_ATTEMPTS = 8_000
 HARD_EVENTS = 30_000
-"""From here on no step starts until a new run follows: at about 51 000 events the server would end this one."""
+"""From this number on, no step starts until a new run follows. The server would end this run at about 51 000 events."""
 CARRIED_CHARACTERS = 100_000
-"""A longer plan text is not carried to the next run."""
+"""A longer plan text is not passed to the next run."""
 
 
 class Continuation:
-    """Continues a long run as new when nothing runs."""
+    """Continues a long run as new when nothing is running."""
 
     # 10 000 steps took 105 s in one run, and 44 s with a new one every 1 000: a worker that has lost the workflow
     # replays all of its run, 32 000 events in 14 s, and a workflow task has 10 s.
@@ -447,17 +453,17 @@ class Continuation:
 
     @property
     def is_draining(self) -> bool:
-        """True if no steps start because a new run is to follow."""
+        """True if no steps are started because a new run will follow."""
         return self._draining is not None
 
     def start_when_due(self, *, is_suitable: bool) -> None:
-        """Stop starting steps if the run is long, and continue as new once nothing runs.
+        """Stop starting steps if the run is long, and continue as new when nothing is running anymore.
 
         Args:
-            is_suitable: whether this is a good moment; a very long run does not wait for one.
+            is_suitable: whether this is a good moment. A very long run does not wait for one.
 
         Raises:
-            ContinueAsNew: nothing runs and a new run follows.
+            ContinueAsNew: nothing is running and a new run follows.
         """
         if self._draining is None:
             limit = max(HARD_ATTEMPTS, self._context.request.attempts_per_run)
@@ -487,7 +493,7 @@ class Continuation:
         return attempts > 0 and is_other_build_wanted() and (is_quiet or self._drain_after == limit)
 
     async def _stop_draining(self, *, forever: bool) -> None:
-        """Start steps again if running ones take too long."""
+        """Start steps again if the running steps take too long."""
         # Past the hard limit the server may end the run, so a slow step must not stop the draining.
         if forever:
             return
@@ -498,7 +504,7 @@ class Continuation:
         context.release()
 
     def next_input(self) -> PlanInput:
-        """Return the input of the next Temporal run."""
+        """Return the next Temporal run's input."""
         context = self._context
         context.save()
         # A long text is stored as an artifact; Temporal refuses inputs over 2 MiB, and the progress needs room too.

@@ -1,4 +1,4 @@
-"""Dispatcher of a plan: starts attempts, applies their results and passes failures to recovery."""
+"""A plan's dispatcher. Starts attempts, applies their results and passes failures to recovery."""
 
 import asyncio
 from collections import deque
@@ -27,9 +27,9 @@ WINDOW_LIMIT = 100
 """Maximum number of concurrent attempts."""
 RATE_LIMIT = 48
 RATE_S = 1.0
-"""Maximum number of running attempts that are younger than `RATE_S`. Each may end within one workflow task and then
-adds two events; with more than 100 of them the server discards the task (`history.maximumBufferedEventsBatch`). An
-adaptive limit is hardly faster, and a worker that stalls for 0.2 s loses its task."""
+"""Maximum number of running attempts that are younger than `RATE_S`. Each may end within one workflow task, which adds
+two events. With more than 100 such events, the server discards the task (`history.maximumBufferedEventsBatch`). An
+adaptive limit is hardly faster, and a worker that stalls for 0.2 s would lose its task."""
 DEFAULT_TIMEOUT_S: float = Node.model_fields["timeout_s"].default
 _DEEPER = frozenset({Capability.SUBPLAN, Capability.BRANCH})
 
@@ -43,7 +43,7 @@ class StartRate:
         self._waiting: asyncio.Task[None] | None = None
 
     def add(self, attempt: Attempt) -> None:
-        """Count an attempt that starts."""
+        """Count an attempt that is starting."""
         self._begun.append(attempt)
 
     def count_free_starts(self) -> int:
@@ -62,7 +62,7 @@ class StartRate:
             self._waiting = asyncio.create_task(self._wait())
 
     def stop(self) -> None:
-        """Cancel the wait. If it ended while the run continues as new, the server would reject the new run."""
+        """Cancel the wait. If it ended while the run is continuing as new, the server would reject the new run."""
         if self._waiting is not None:
             self._waiting.cancel()
 
@@ -87,16 +87,16 @@ class Dispatch:
 
     @property
     def is_busy(self) -> bool:
-        """True if anything runs or backs off; waiting for people does not count."""
+        """True if anything is running or backing off. Waiting for people does not count."""
         return bool(self._context.running or self._context.side_tasks or self._recovery.is_backing_off)
 
     @property
     def has_children(self) -> bool:
-        """True if child workflows of steps run."""
+        """True if any step's child workflows are running."""
         return any(attempt.capability in CHILDREN for attempt in self._context.running.values())
 
     def count_time(self) -> None:
-        """Add the time in which something ran or backed off; waiting for people does not count."""
+        """Add the time during which something ran or backed off. Waiting for people does not count."""
         context, now = self._context, self._context.now()
         if self._busy_since is not None:
             context.progress = context.progress.add_work(now - self._busy_since)
@@ -105,7 +105,7 @@ class Dispatch:
     # -- starting -----------------------------------------------------------------------------------
 
     def start_steps(self) -> None:
-        """Start the best ready steps, as far as slots, tree, budget and pauses allow."""
+        """Start as many of the best ready steps as slots, the tree, the budget and pauses allow."""
         context, schedule = self._context, self._context.schedule
         if context.is_held:
             return
@@ -143,7 +143,7 @@ class Dispatch:
             self._rate.wait()
 
     def stop_starting(self) -> None:
-        """Cancel all timers before a new run follows."""
+        """Cancel all timers before a new run starts."""
         self._rate.stop()
         if self._working_time is not None:
             self._working_time.cancel()
@@ -165,7 +165,7 @@ class Dispatch:
         self._context.wake()
 
     def _expand_held(self) -> None:
-        """Expand held templates, or ask about those with more steps than the budget allows."""
+        """Expand held templates, or ask about templates with more steps than the budget allows."""
         context, schedule = self._context, self._context.schedule
         for number, count in list(schedule.held.items()):
             node = schedule.node(number)
@@ -218,7 +218,7 @@ class Dispatch:
             attempt.watchdog = asyncio.create_task(self._watch(attempt, node.watchdog))
 
     def _time_limit(self, name: str, node: Node) -> timedelta | None:
-        """Return the limit of an attempt: the rest of the time box or its own timeout, whichever is shorter.
+        """Return an attempt's time limit: the rest of the time box or its own timeout, whichever is shorter.
 
         The default timeout is meant for a single command, so it does not apply to steps with child workflows, which may
         wait for people.
@@ -258,7 +258,7 @@ class Dispatch:
         self._context.wake()
 
     def _report_broken(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
-        """Record an attempt that failed in workflow code, e.g. on a result that cannot be parsed."""
+        """Record an attempt that failed in workflow code, e.g. because its result could not be parsed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._context.ended.append(
                 (attempt, ActivityFailedError(f"{attempt.name}: {type(error).__name__}: {error}"))
@@ -273,7 +273,7 @@ class Dispatch:
         return failed_result(FailureClass.POLICY, problem) if problem and "nested" in problem else None
 
     async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
-        """Escalate as the watchdog says if the attempt is still running after its limit."""
+        """If the attempt is still running after its time limit, escalate as the watchdog specifies."""
         await workflow.sleep(watchdog.after_s, summary=f"watchdog of {attempt.name}")
         reason = f"{attempt.name} has been running for more than {watchdog.after_s:g} s"
         self._context.log("overdue", f"more than {watchdog.after_s:g} s; {watchdog.escalate}", attempt.name)
@@ -304,7 +304,7 @@ class Dispatch:
                     self.pause_for(ended, attempt.name)
 
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
-        """Pause because an activity could not run. After an answer it runs again."""
+        """Pause because an activity could not run. After an answer, the activity runs again."""
         if failure.drift is not None:
             # No question if the changes are known to be this plan's own: the next activity puts them back. Nor if
             # the tree has moved on meanwhile: then the activity started from one that no longer counts.
@@ -317,7 +317,7 @@ class Dispatch:
         self._questions.pause(QuestionKind.FATAL, failure.reason, step=step, alert=alert)
 
     async def stop(self) -> None:
-        """Cancel all attempts, wait until they have stopped, and apply those that completed nevertheless."""
+        """Cancel all attempts, wait until they have stopped, and apply the results of those that completed anyway."""
         context = self._context
         # Recovery first, because it could start more attempts.
         self._recovery.cancel()

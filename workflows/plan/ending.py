@@ -1,4 +1,4 @@
-"""End of a plan, and its proof."""
+"""The end of a plan, and its proof."""
 
 from datetime import timedelta
 
@@ -49,10 +49,10 @@ class Ending:
         self._reporting, self._activities = reporting, activities
 
     async def end(self, end: PlanEnd) -> PlanResult:
-        """End a plan whose steps are not all done, with compensation if its failure policy asks for it.
+        """End a plan whose steps are not all done. Compensate if its failure policy requires it.
 
         Raises:
-            ApplicationError: the plan failed; the first detail is the result.
+            ApplicationError: the plan failed. The error's first detail is the result.
         """
         context = self._context
         # First, because compensation and closing rely on a tree that no step writes to.
@@ -82,7 +82,7 @@ class Ending:
         """Close the plan and return its result.
 
         Raises:
-            ApplicationError: the plan failed or was compensated; the first detail is the result.
+            ApplicationError: the plan failed or was compensated. The error's first detail is the result.
         """
         context = self._context
         context.close(outcome.value.lower(), abridge(reason, REASON_CHARACTERS))
@@ -101,7 +101,7 @@ class Ending:
         return result
 
     async def _load(self) -> None:
-        """Load the graph of a plan opened by a previous run, which compensation and closing need."""
+        """Load the graph of a plan that a previous run opened. Compensation and closing need it."""
         context = self._context
         options = context.on_host(f"load revision {context.progress.revision}", OPEN_TIMEOUT)
         try:
@@ -148,11 +148,11 @@ class Ending:
 
 
 CHECKS_TIMEOUT = timedelta(hours=6)
-"""The commands of the definition of done have their own limits."""
+"""The commands of the definition of done also have their own limits."""
 
 
 class PlanProof:
-    """Baseline and proof of a plan, which decide whether it is completed."""
+    """A plan's baseline and proof, which decide whether it is completed."""
 
     def __init__(
         self, context: PlanContext, waiting: Waiting, questions: PlanQuestions, reporting: PlanReporting
@@ -161,13 +161,14 @@ class PlanProof:
 
     @property
     def is_needed(self) -> bool:
-        """True if the plan has a definition of done and is no dry run."""
+        """True if the plan has a definition of done and is not a dry run."""
         return bool(self._context.schedule.graph.head.checks) and not self._context.request.dry_run
 
     async def begin(self, *, base_tree: str = "") -> None:
         """Run the definition of done for the baseline and store the initial tree with its untracked files.
 
-        With `base_tree`, the initial tree of a plan that was opened without a definition of done, no check runs.
+        `base_tree` is the initial tree of a plan that was opened without a definition of done. If it is given, no
+        checks run.
         """
         context = self._context
         baseline = await self._waiting.run(
@@ -188,7 +189,7 @@ class PlanProof:
         """Return whether the definition of done holds on the final tree and is proven.
 
         Raises:
-            PlanEnd: it does not hold, and the failure policy is not to ask.
+            PlanEnd: it does not hold, and the failure policy does not allow asking.
         """
         context = self._context
         if not self.is_needed:
@@ -206,7 +207,7 @@ class PlanProof:
 
     @property
     def summary(self) -> str:
-        """Closing sentence of a completed plan."""
+        """Closing sentence for a completed plan."""
         context, doubted = self._context, self._context.progress.doubted
         if self.is_needed and doubted is not None:
             return f"all steps are done; accepted by {doubted.accepted_by}: {doubted.title}"

@@ -1,4 +1,4 @@
-"""Workflow of a project's plan: its own fixed steps, shown and controlled through the commands of the loop."""
+"""Workflow of a project's plan. It has its own fixed steps and is shown and controlled through the loop's commands."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -51,12 +51,12 @@ from workflows.run.reporting import GOAL_CHARACTERS, StatusKey
 
 
 class ProjectContext(PlanContext):
-    """The run of a project's plan. Attributes are changed through methods only.
+    """The run of a project's plan. Its attributes are only changed through methods.
 
     Attributes:
         asked: the request.
-        facts: state besides the plan and the status of its steps.
-        logged: number of timeline entries of this Temporal run.
+        facts: state other than the plan and the status of its steps.
+        logged: number of timeline entries in this Temporal run.
     """
 
     kind = "loop"
@@ -77,16 +77,19 @@ class ProjectContext(PlanContext):
 
     @property
     def tasks(self) -> tuple[LoopTask, ...]:
-        """Tasks of the plan so far."""
+        """The plan's tasks so far."""
         return self.facts.tasks
 
     @property
     def final_tree(self) -> str:
-        """See `PlanContext`. Empty after the workspace was released, because its files then belong to someone else."""
+        """See `PlanContext`.
+
+        Empty after the workspace has been released, because its files then belong to someone else.
+        """
         return "" if self.facts.has_left else super().final_tree
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
-        """Load the graph of the current revision. A project's plan is never changed by a planner."""
+        """Load the current revision's graph. A planner never changes a project's plan."""
         del has_planner
         super().open(graph, has_planner=False)
 
@@ -114,11 +117,11 @@ class ProjectContext(PlanContext):
         self.facts = self.facts.evolve(verify_asked_at=self.now())
 
     def leave(self) -> None:
-        """Record that the workspace is released."""
+        """Record that the workspace has been released."""
         self.facts = self.facts.evolve(has_left=True)
 
     def enter(self, tree: str) -> None:
-        """Record the tree found when the workspace is claimed again."""
+        """Record the tree that was found when the workspace was claimed again."""
         self.facts = self.facts.evolve(has_left=False)
         if tree != self.progress.tree:
             self.log("workspace", "files edited in the meantime are kept")
@@ -127,15 +130,15 @@ class ProjectContext(PlanContext):
             self.progress = self.progress.evolve(base_tree=tree)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """See `PlanContext`. Edits made while the workspace is released are kept when it is claimed again."""
+        """See `PlanContext`. Edits made while the workspace was released are kept when it is claimed again."""
         super().keep_edits(keep and not self.facts.has_left)
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """See `PlanContext`. Files of a released workspace are never leftovers of this plan."""
+        """See `PlanContext`. Files in a released workspace are never leftovers of this plan."""
         super().expect_own_leftovers(expected and not self.facts.has_left)
 
     def count_attempt(self, step: str = "") -> None:
-        """Count an attempt and log the start of a task or a gate."""
+        """Count an attempt, and log that a task or a gate started."""
         super().count_attempt(step)
         if any(task.task_id == step for task in self.facts.tasks):
             number = self.schedule.find(step)
@@ -144,7 +147,7 @@ class ProjectContext(PlanContext):
             self.log("started", step=step)
 
     def take_result(self, step: str, result: StepResult) -> None:
-        """Record the usage and findings of an attempt, and the times at which a person can dispatch or verify."""
+        """Record an attempt's usage and findings, and when a person can dispatch or verify."""
         super().take_result(step, result)
         if result.note is not None:
             self.facts = self.facts.with_note(step, ProjectNote.model_validate(result.note))
@@ -160,7 +163,7 @@ class ProjectContext(PlanContext):
                 self.log("failed", "a task that it depends on is not complete", task.task_id)
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Cancel the plan because no command came in time."""
+        """Cancel the plan because there was no command in time."""
         command = next((question.command for question in waiting if question.command), "resume")
         reason = f"nobody sent {command} within {self.request.pause_timeout}"
         # A draft that nobody dispatches has not failed, so it ends as cancelled.
@@ -174,7 +177,7 @@ class ProjectContext(PlanContext):
             self.facts = self.facts.evolve(verified_at=self.now())
 
     def log(self, kind: str, text: str = "", step: str = "", *, characters: int = 0) -> None:
-        """Append an entry to the timeline and to the pending events, named as an event of the loop."""
+        """Append an entry to the timeline and to the pending events under the loop's event name."""
         name = event_name(kind, step, text, self.facts)
         if not name:
             return
@@ -190,12 +193,12 @@ class ProjectContext(PlanContext):
         self._pending_events.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
 
     def take_events(self) -> tuple[TrailEvent, ...]:
-        """Return the pending timeline events and clear them; each is recorded once."""
+        """Return the pending timeline events and clear them, so that each is recorded once."""
         events, self._pending_events = tuple(self._pending_events), []
         return events
 
     def _entry_text(self, event: str, step: str, text: str) -> str:
-        """Return the text of an entry. Some events are described by the plan rather than by its steps."""
+        """Return an entry's text. Some events describe the plan rather than a step."""
         facts, tasks = self.facts, self.facts.tasks
         match event:
             case "plan_dispatched":
@@ -215,26 +218,26 @@ class ProjectContext(PlanContext):
         return text
 
     def _display_name(self, step: str) -> str:
-        """Return the display name of a step: a gate's name instead of its number."""
+        """Return a step's display name. For a gate, this is its name instead of its number."""
         number = step.removeprefix(GATE_STEP)
         names = self.facts.gate_names or ()
         return names[int(number) - 1] if step != number and number.isdigit() and int(number) <= len(names) else step
 
 
 class ProjectView(PlanView):
-    """Views of a project's plan in terms of the loop."""
+    """Views of a project's plan in the loop's terms."""
 
     _context: ProjectContext
 
     def loop_status(self) -> LoopStatus:
-        """Return the status of the loop."""
+        """Return the loop's status."""
         context, facts = self._context, self._context.facts
         names = [task.task_id for task in facts.tasks]
         names += [f"{GATE_STEP}{number}" for number in range(1, len(facts.gate_names or ()) + 1)]
         return loop_status(self.status(), context.asked, facts, {name: self.line(name) for name in names})
 
     def row(self) -> WorkflowSnapshot:
-        """Return the row for the ledger."""
+        """Return the ledger row."""
         status = self.loop_status()
         complete = sum(task.state is TaskState.COMPLETE for task in status.tasks)
         row = super().row()
@@ -266,13 +269,13 @@ class ProjectReporting(PlanReporting):
     _last_word = ""
 
     def show(self, *, at_once: bool = True) -> None:
-        """Publish the state; a new status is published immediately."""
+        """Publish the state. A new status is published immediately."""
         status_word = self._word
         super().show(at_once=at_once or status_word != self._last_word)
         self._last_word = status_word
 
     async def settle(self) -> None:
-        """Record the last timeline events, waiting a few seconds at most."""
+        """Record the last timeline events, waiting at most a few seconds."""
         self._recording.show()
         await super().settle()
 
@@ -307,7 +310,7 @@ class ProjectCommands(PlanCommands):
         """Check that the state allows a command.
 
         Raises:
-            InvalidRequestError: the message names the state and the possible commands.
+            InvalidRequestError: the state does not allow it. The message names the state and the possible commands.
         """
         check_possible(self._view.loop_status(), command)
         if self._context.core.cancel is not None:
@@ -352,7 +355,7 @@ class ProjectCommands(PlanCommands):
 
 @workflow.defn(name="LoopWorkflow")
 class ProjectWorkflow(GraphWorkflow):
-    """One plan of a project, from inspection to verification."""
+    """One of a project's plans, from inspection to verification."""
 
     view_type, reporting_type, commands_type = ProjectView, ProjectReporting, ProjectCommands
     _context: ProjectContext
@@ -362,14 +365,14 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.init
     def __init__(self, request: ProjectInput | None = None) -> None:
-        """Start as a draft without tasks, or restore the state of the previous Temporal run."""
+        """Start as a draft without tasks, or restore the previous Temporal run's state."""
         project_input = request or ProjectInput(problem=f"the input is missing. Valid input: {RIGHT_LOOP_INPUT}")
         self._set_up(ProjectContext(project_input, run_id=workflow.info().workflow_id))
         self._claiming = asyncio.Lock()
 
     @workflow.run
     async def run(self, request: ProjectInput | None = None) -> LoopResult:
-        """Inspect and plan, then wait for a person to dispatch and to verify."""
+        """Inspect and plan, and then wait for a person to dispatch and verify."""
         del request  # `__init__` has read it
         try:
             await self._live()
@@ -386,7 +389,7 @@ class ProjectWorkflow(GraphWorkflow):
 
     @workflow.update(description='Start the tasks: no argument, or {"parallel": 4, "by": "ada"}')
     async def dispatch(self, value: Any = None) -> str:
-        """Start the tasks of a draft."""
+        """Start a draft's tasks."""
         # Taken before the wait for the workspace, so that a copy of the message is refused meanwhile.
         command = self._take(self._read_dispatch, value)
         await self._claim("dispatch")
@@ -427,7 +430,7 @@ class ProjectWorkflow(GraphWorkflow):
 
     @property
     def place(self) -> str:
-        """State of the plan, shown by the replay tool."""
+        """The plan's state, as shown by the replay tool."""
         return f"the plan is {self._view.loop_status().status.value}"
 
     def _read_dispatch(self, value: Any) -> control.DispatchCommand:
@@ -461,7 +464,7 @@ class ProjectWorkflow(GraphWorkflow):
         )
 
     async def _before_waiting(self) -> None:
-        """Release the workspace if the plan waits for `dispatch` or `verify` only."""
+        """Release the workspace if the plan is only waiting for `dispatch` or `verify`."""
         context = self._context
         # A command is claiming the workspace just now; the main loop must not wait for that.
         if self._claiming.locked():
@@ -482,7 +485,7 @@ class ProjectWorkflow(GraphWorkflow):
                 context.log("workspace", f"the workspace could not be released: {failure.reason}")
 
     async def _claim(self, command: str) -> None:
-        """Claim the workspace for a command; if that fails, the plan is unchanged.
+        """Claim the workspace for a command. If this fails, the plan stays unchanged.
 
         Raises:
             ApplicationError: the workspace is in use, or the state no longer allows the command.

@@ -36,7 +36,7 @@ COMPENSATE_TIMEOUT = timedelta(minutes=30)
 
 
 class Compensation:
-    """Undoes attempts, the latest first."""
+    """Undoes attempts, starting with the latest."""
 
     def __init__(
         self,
@@ -49,9 +49,10 @@ class Compensation:
         self._one_at_a_time = asyncio.Lock()
 
     async def start_alternate(self, name: str, steps: tuple[str, ...]) -> None:
-        """Undo steps while nothing else touches the tree, then start the alternate of a failed step.
+        """Undo steps while nothing else uses the tree, and then start a failed step's alternate.
 
-        The caller must hold the plan, because the main loop could start a step first; the hold is released here.
+        The caller must call `hold` on the plan first, because the main loop could otherwise start a step. This method
+        releases the hold.
         """
         context = self._context
         is_taken_back = False
@@ -71,10 +72,10 @@ class Compensation:
                 context.schedule.fail(number, alternate=is_taken_back)
 
     async def undo_all(self) -> list[str]:
-        """Undo all attempts. Return the reasons for those that could not be undone.
+        """Undo all attempts. Return the reasons why any of them could not be undone.
 
         Raises:
-            ContinueAsNew: the history is too long; the next run continues with the rest.
+            ContinueAsNew: the history is too long. The next run continues with the rest.
         """
         self._reporting.enter(PlanPhase.COMPENSATING)
         problems: list[str] = []
@@ -94,7 +95,7 @@ class Compensation:
         return problems
 
     async def _undo_attempt(self, entry: UndoEntry) -> str:
-        """Undo one attempt. Return the reason for a failure, or ""."""
+        """Undo one attempt. Return why it failed, or "" if it succeeded."""
         context = self._context
         request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
         context.count_attempt()
@@ -121,7 +122,7 @@ _FIXED = frozenset({StepStatus.COMPLETED, StepStatus.RECOVERED, StepStatus.COMPE
 
 
 class Revisions:
-    """Revisions of the plan, made one at a time."""
+    """Revises the plan, one revision at a time."""
 
     def __init__(
         self, context: PlanContext, questions: PlanQuestions, reporting: PlanReporting, activities: ActivityRunner
@@ -130,16 +131,19 @@ class Revisions:
         self._activities = activities
         self._one_at_a_time = asyncio.Lock()
         self._reviser: asyncio.Task[Any] | None = None
-        """Task that waits for the `revise_plan` activity."""
+        """Task that is waiting for the `revise_plan` activity."""
 
     async def revise(self, source: str, rationale: str, by: str, *, trouble: str = "", after: str = "") -> str:
-        """Revise the plan: to `source`, by a planner if it is empty, or with the tasks that step `after` found.
+        """Revise the plan.
+
+        The new plan is `source`. If that is empty, a planner revises the plan, or the tasks that the step `after` found
+        are added to it.
 
         Returns:
             Description of the changes.
 
         Raises:
-            ApplicationError: the revision is refused; the message gives the reason, with line and column.
+            ApplicationError: the revision is refused. The message gives the reason with line and column.
         """
         context = self._context
         async with self._one_at_a_time:
@@ -178,7 +182,7 @@ class Revisions:
             return "\n".join([*lines, f"budget: {bounds}"] if bounds else lines)
 
     def stop(self) -> None:
-        """Cancel the running revision and refuse further ones, because the plan ends."""
+        """Cancel the running revision and refuse further ones, because the plan is ending."""
         self._context.refuse_messages()
         if self._reviser is not None:
             self._reviser.cancel()
@@ -236,14 +240,14 @@ def fixed_steps(schedule: Schedule) -> tuple[str, ...]:
 
 
 def begun_steps(schedule: Schedule) -> dict[str, str]:
-    """Return the status of each step that has begun; completed steps come last and are cut first."""
+    """Return the status of each step that has begun. Completed steps come last, so they are cut first."""
     numbers = [number for number in range(len(schedule)) if schedule.status(number) is not StepStatus.PENDING]
     numbers.sort(key=lambda number: schedule.status(number) is StepStatus.COMPLETED)
     return {schedule.name(number): schedule.status(number).value for number in numbers[:STATUSES_LIMIT]}
 
 
 AUTOMATIC_REPLANS = 2
-"""Maximum number of automatic replans because of one step."""
+"""Maximum number of automatic replans caused by one step."""
 
 
 async def sleep(seconds: float, summary: str) -> None:
@@ -252,7 +256,7 @@ async def sleep(seconds: float, summary: str) -> None:
 
 
 class Recovery:
-    """Chooses and carries out the response to failures."""
+    """Chooses how to respond to failures, and carries out the response."""
 
     def __init__(
         self,
@@ -263,35 +267,35 @@ class Recovery:
         *,
         wait: Callable[[float, str], Awaitable[None]] = sleep,
     ) -> None:
-        """Start idle. `wait` sleeps for some seconds, with a summary for Temporal's UI."""
+        """Start idle. `wait` sleeps for a number of seconds and takes a summary for Temporal's UI."""
         self._context, self._questions = context, questions
         self._revisions, self._compensation, self._wait = revisions, compensation, wait
         self._backing_off: dict[str, asyncio.Task[None]] = {}
 
     @property
     def is_backing_off(self) -> bool:
-        """True if a step waits for its next attempt."""
+        """True if a step is waiting for its next attempt."""
         return bool(self._backing_off)
 
     def cancel(self) -> None:
-        """Stop all tasks, because the plan ends."""
+        """Stop all tasks, because the plan is ending."""
         self._revisions.stop()
         self.stop_backing_off()
         for task in self._context.side_tasks:
             task.cancel()
 
     def stop_backing_off(self) -> None:
-        """Cancel the waits for next attempts; the next run restarts them."""
+        """Cancel all waits for next attempts. The next run restarts them."""
         for task in self._backing_off.values():
             task.cancel()
 
     def restore(self) -> None:
-        """Restart the waits for next attempts of the previous run."""
+        """Restart the previous run's waits for next attempts."""
         for name in self._context.progress.due:
             self._back_off(name)
 
     def fail(self, name: str, number: int, failure: StepFailure, *, attempt: int) -> None:
-        """Choose the response to a failed attempt and start it."""
+        """Choose how to respond to a failed attempt, and start the response."""
         progress = self._context.progress.note_failure(name, failure)
         self._context.progress = progress
         self._context.log("failed", f"{failure.failure_class.value}: {failure.reason}", name)
@@ -371,7 +375,7 @@ class Recovery:
         context.wake()
 
     def grow(self, name: str, result: StepResult) -> None:
-        """Revise the plan with the findings of a step, then complete the step."""
+        """Revise the plan with a step's findings, and then complete the step."""
         self._run_aside(self._complete_revised_step(name, result))
 
     async def _complete_revised_step(self, name: str, result: StepResult) -> None:
@@ -405,7 +409,7 @@ class Recovery:
             context.schedule.fail(number, alternate=True)
 
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
-        """Ask a planner to revise the plan because of a failure; if that fails, take the next route."""
+        """Ask a planner to revise the plan because of a failure. If that fails, use the next way to recover."""
         context = self._context
         replans = context.progress.replans
         # Counted before the request, or a planner that always fails would be asked without end.

@@ -1,4 +1,4 @@
-"""Questions and status of a plan."""
+"""A plan's questions and status."""
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -20,7 +20,7 @@ from workflows.run.reporting import GOAL_CHARACTERS, Reporting, View
 
 THE_PLAN = PlanContext.whole
 FAILED_STEPS = "failed-steps"
-"""Window of the questions about failed steps, which can be answered together."""
+"""Window for the questions about failed steps, which can be answered together."""
 NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKind.LIMIT})
 """Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
@@ -47,16 +47,16 @@ _PAUSE_OPTIONS = {
 
 
 class PlanQuestions:
-    """Opens the questions of a plan, once per cause."""
+    """Opens a plan's questions, once per cause."""
 
     def __init__(self, context: PlanContext, show: Callable[[], None] = lambda: None) -> None:
-        """`show` publishes that the questions have changed."""
+        """Store `show`, which publishes that the questions have changed."""
         self._context, self._show = context, show
 
     def pause(
         self, kind: QuestionKind, reason: str, *, by: str = "tightloop", step: str = "", alert: AlertKind | None = None
     ) -> None:
-        """Ask a question that stops the start of steps. At most one of each kind is open."""
+        """Ask a question that prevents steps from starting. At most one question of each kind is open."""
         if self._context.find(kind):
             return
         options = _PAUSE_OPTIONS[kind]
@@ -68,13 +68,13 @@ class PlanQuestions:
         self._ask("paused", question, alert)
 
     def ask_about_drift(self, drift: Drift) -> None:
-        """Ask about files changed from outside, once for all affected steps."""
+        """Ask about files that were changed externally, once for all affected steps."""
         if self._context.find(QuestionKind.DRIFT) or self._context.progress.drift is not None:
             return
         self._ask("paused", drift_question(drift, blocks=THE_PLAN, cancel=CANCEL))
 
     def ask_about_failure(self, step: str, failure: StepFailure) -> None:
-        """Ask how to handle a failed step. Independent steps continue."""
+        """Ask how to handle a failed step. Steps that do not depend on it continue."""
         question = Question(
             id="",
             kind=QuestionKind.FAILED_STEP,
@@ -88,7 +88,7 @@ class PlanQuestions:
         self._ask("asked", question)
 
     def ask_about_unmet(self, failed: str) -> None:
-        """Ask how to continue if all steps are done and the definition of done is not met."""
+        """Ask how to continue when all steps are done but the definition of done is not met."""
         question = Question(
             id="",
             kind=QuestionKind.UNMET,
@@ -100,7 +100,7 @@ class PlanQuestions:
         self._ask("paused", question)
 
     def ask_about_proof(self, title: str, evidence: tuple[str, ...]) -> None:
-        """Ask how to continue if the definition of done holds but the proof has findings."""
+        """Ask how to continue when the definition of done holds but the proof has findings."""
         question = Question(
             id="",
             kind=QuestionKind.PROOF,
@@ -118,7 +118,7 @@ class PlanQuestions:
         self._ask("waits", question.evolve(step=step, blocks="" if question.command else step))
 
     def close(self, questions: Iterable[Question]) -> None:
-        """Close questions that need no answer any more."""
+        """Close questions that no longer need an answer."""
         before = self._context.waiting
         self._context.close_questions(*(question.id for question in questions))
         if self._context.waiting != before:
@@ -165,11 +165,11 @@ LINES_LIMIT = 100
 PAGE_LINES = 500
 NOTE_CHARACTERS = 300
 SHOW_INTERVAL = timedelta(seconds=2)
-"""Shortest time between two refreshes of the details. Questions are shown immediately."""
+"""Minimum time between two refreshes of the details. Questions are shown immediately."""
 
 
 class PlanView(View):
-    """Views of a plan: status, step pages, details and ledger row."""
+    """A plan's views: status, step pages, details and ledger row."""
 
     def __init__(self, context: PlanContext, activities: ActivityRunner) -> None:
         self._context, self._activities = context, activities
@@ -186,7 +186,7 @@ class PlanView(View):
         return request.depth > 1 and not self._context.is_ending
 
     def record_child_waits(self, note: ChildNote) -> bool:
-        """Record the open questions of a child workflow. Return False if no running step started it."""
+        """Record a child workflow's open questions. Return False if no running step started the child."""
         child = note.workflow_id
         attempt = next((entry for entry in self._context.running.values() if child in entry.children), None)
         if attempt is None:
@@ -231,7 +231,7 @@ class PlanView(View):
         )
 
     def steps(self, page: int) -> StepPage:
-        """Return a page of the steps, counted from 1."""
+        """Return one page of the steps. Pages are counted from 1."""
         if not self._context.is_open:
             return StepPage()
         schedule = self._context.schedule
@@ -243,7 +243,7 @@ class PlanView(View):
         return StepPage(lines=lines, page=page, pages=pages, total=len(numbers))
 
     def row(self) -> WorkflowSnapshot:
-        """Return the row for the ledger."""
+        """Return the ledger row."""
         context, parent = self._context, workflow.info().parent
         status, request = self.status(), context.request
         return WorkflowSnapshot(
@@ -262,7 +262,7 @@ class PlanView(View):
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """Most important open question, and whether the plan continues only after its answer."""
+        """Most important open question, and whether the plan continues only after it is answered."""
         context = self._context
         waiting = [question for question in context.waiting if not question.command]
         if not waiting:
@@ -276,11 +276,11 @@ class PlanView(View):
 
     @property
     def waits_within(self) -> tuple[ChildWait, ...]:
-        """Open questions in child workflows of running steps."""
+        """Open questions in the running steps' child workflows."""
         return self._context.waits_within
 
     def line(self, name: str) -> StepLine:
-        """Return a step's row for listings."""
+        """Return a step's row for a listing."""
         schedule = self._context.schedule if self._context.is_open else None
         number = schedule.find(name) if schedule is not None else None
         if schedule is None or number is None:

@@ -1,4 +1,4 @@
-"""Waits of a plan: for activities, and for people within the time that the request allows."""
+"""A plan's waits: for activities, and for people within the time that the request allows."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Waiting:
-    """Waits for events and handles requests of people meanwhile."""
+    """Waits for events, and handles people's requests while it waits."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Waiting:
             self._reporting.show_again()
 
     async def next_event(self) -> None:
-        """Wait for the next event; if only people can cause one, at most as long as the request allows.
+        """Wait for the next event. If only people can cause one, wait at most as long as the request allows.
 
         Raises:
-            PlanEnd: no answer came in time.
+            PlanEnd: there was no answer in time.
         """
         context, limit = self._context, self._patience()
         try:
@@ -85,7 +85,7 @@ class Waiting:
         """Wait for a person because an activity could not be run.
 
         Raises:
-            PlanEnd: no answer came in time, or the answer ended the plan.
+            PlanEnd: there was no answer in time, or the answer ended the plan.
         """
         self._dispatch.pause_for(failure)
         while self._context.is_paused:
@@ -111,7 +111,7 @@ class Waiting:
         return await task
 
     async def keep_edits(self) -> None:
-        """Adopt edits of people, or put back leftovers of this plan, unless a running step writes to the tree."""
+        """Adopt people's edits, or undo leftovers of this plan, unless a running step writes to the tree."""
         context, progress = self._context, self._context.progress
         is_due = progress.put_back or (progress.adopt and not context.is_paused)
         if not is_due or context.request.dry_run or context.is_held or not progress.tree:
@@ -148,7 +148,7 @@ class Waiting:
             context.log("adopted", f"edits to {format_count(adopted.files_changed, 'file')} {when} were kept")
 
     def _patience(self) -> timedelta | None:
-        """Return the time left for an answer if only a person can continue the plan; None means no limit."""
+        """Return the time left for an answer if only a person can continue the plan. None means no limit."""
         if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()

@@ -1,7 +1,7 @@
-"""The plan workflow: opens a plan, runs its steps in the order of its graph, verifies the result and closes.
+"""The plan workflow: opens a plan, runs its steps in graph order, verifies the result and closes the plan.
 
-This file holds the main loop. `tightloop/plan/engine/schedule.py` decides which step starts and
-`tightloop/plan/engine/recovery.py` how failures are handled; `workflows/plan/dispatch.py` starts attempts, and
+This file contains the main loop. `tightloop/plan/engine/schedule.py` decides which steps start, and
+`tightloop/plan/engine/recovery.py` decides how failures are handled. `workflows/plan/dispatch.py` starts attempts, and
 `workflows/plan/commands.py` handles messages.
 """
 
@@ -52,11 +52,11 @@ class Opening:
         self._reporting = reporting
 
     async def open(self) -> None:
-        """Open a new plan, or load the graph of the previous Temporal run.
+        """Open a new plan, or load the previous Temporal run's graph.
 
         Raises:
-            PlanEnd: the previous run was compensating, and this one continues with that.
-            NotOpenedError: a new plan cannot be opened; an alert was sent.
+            PlanEnd: the previous run was compensating, and this run continues the compensation.
+            NotOpenedError: a new plan cannot be opened. An alert was sent.
         """
         context = self._context
         is_new = context.progress.plan is None
@@ -107,7 +107,7 @@ class Opening:
 
 
 class GraphWorkflow(RunWorkflow):
-    """Base of the workflows that run a graph of steps."""
+    """Base class of the workflows that run a graph of steps."""
 
     notice = NOTICE
     view_type: type[PlanView] = PlanView
@@ -138,12 +138,12 @@ class GraphWorkflow(RunWorkflow):
 
     @workflow.signal(description="Sent by child workflows of steps: their open questions")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
-        """Show the open questions of a child workflow. An invalid note is logged in the timeline."""
+        """Show a child workflow's open questions. An invalid note is logged in the timeline."""
         self._orders.child_waits(note)
 
     @workflow.query(description="All steps, 500 per page. Argument: the page, from 1")
     def steps(self, page: int = 1) -> StepPage:
-        """Return a page of the steps, counted from 1."""
+        """Return one page of the steps. Pages are counted from 1."""
         return self._view.steps(page)
 
     # -- main loop ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class GraphWorkflow(RunWorkflow):
         return await self._ending.close(PlanOutcome.COMPLETED, self._proof.summary)
 
     async def _pursue(self) -> None:
-        """Start steps and apply results until nothing is left to do."""
+        """Start steps and apply results until there is nothing left to do."""
         context = self._context
         while True:
             self._dispatch.apply_ended_attempts()
@@ -181,10 +181,10 @@ class GraphWorkflow(RunWorkflow):
             await self._waiting.next_event()
 
     async def _before_waiting(self) -> None:
-        """Hook that runs before the plan waits for the next event. Does nothing by default."""
+        """Hook that runs before the plan waits for the next event. It does nothing by default."""
 
     async def _is_done(self) -> bool:
-        """Return whether the plan is completed. Failed steps are left to open questions or end the plan.
+        """Return whether the plan is completed. Failed steps end the plan unless a question about them is open.
 
         Raises:
             PlanEnd: steps failed, and no question about them is open.
@@ -220,17 +220,17 @@ class GraphWorkflow(RunWorkflow):
 
 @workflow.defn
 class PlanWorkflow(GraphWorkflow):
-    """A plan carried out to an outcome. The history is its log."""
+    """Carries out a plan until there is an outcome. The workflow history is its log."""
 
     @workflow.init
     def __init__(self, request: PlanInput | None = None) -> None:
-        """Restore the state of the previous Temporal run, so that handlers see it before `run` starts."""
+        """Restore the previous Temporal run's state so that handlers see it before `run` starts."""
         plan_input = request or PlanInput(problem=f"the input is missing. Valid input: {RIGHT_PLAN_INPUT}")
         self._set_up(PlanContext(plan_input, run_id=workflow.info().workflow_id))
 
     @workflow.run
     async def run(self, request: PlanInput | None = None) -> PlanResult:
-        """Run the plan until its steps are done and verified, or a failure or a person ends it."""
+        """Run the plan until its steps are done and verified, or until a failure or a person ends it."""
         del request  # `__init__` has read it
         result: PlanResult = await self._live()
         return result
@@ -239,7 +239,7 @@ class PlanWorkflow(GraphWorkflow):
 
     @workflow.update(description='Change the plan: {"source": "<the whole plan>", "rationale": "why", "by": "ada"}')
     async def replan(self, message: Any = None) -> str:
-        """Replace the text of the plan, or have a planner write it if no text is given."""
+        """Replace the plan's text, or have a planner write it if no text is given."""
         return await self._orders.replan(self._take(self._orders.read_replan, message))
 
     @replan.validator
@@ -262,7 +262,7 @@ class PlanWorkflow(GraphWorkflow):
 
     @property
     def place(self) -> str:
-        """Current phase, shown by the replay tool."""
+        """Current phase, as shown by the replay tool."""
         return f"the plan is {self._context.progress.phase.value}"
 
     @workflow.query(description="The request")

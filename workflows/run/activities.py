@@ -1,4 +1,4 @@
-"""Execution of activities by a workflow."""
+"""How a workflow executes activities."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -21,24 +21,24 @@ from tightloop.safety.seal import RefusedPayload
 from tightloop.value import format_count
 
 FOUND_BY_WORKER = "tightloop"
-"""`source` of the timeout failure that is recorded when a worker process is found dead."""
+"""`source` of the timeout failure that is recorded when a worker process is found to be dead."""
 OPEN_TIMEOUT = timedelta(minutes=15)
 PLAN_TIMEOUT = timedelta(hours=2)
-"""Above the maximum of `planner.plan_timeout_s`, which bounds all attempts together."""
+"""Longer than the maximum of `planner.plan_timeout_s`, which limits all attempts together."""
 HAND_OFF_TIMEOUT = timedelta(minutes=1)
 TRACK_TIMEOUT = timedelta(minutes=5)
 REFLECT_TIMEOUT = timedelta(minutes=10)
 RESTORE_TIMEOUT = timedelta(minutes=15)
 CLOSE_TIMEOUT = timedelta(minutes=5)
 GRACE = timedelta(minutes=2)
-"""Added to limits that an executor or a check enforces itself."""
+"""Added to time limits that an executor or a check enforces itself."""
 NOTICE = timedelta(seconds=20)
 """Schedule-to-start timeout on another task queue, after which the workflow checks for workers."""
 EXECUTOR_NOTICE = timedelta(seconds=3)
-"""The same for a dedicated executor queue such as a screen: a missing worker is alerted within 5 s."""
+"""The same for a dedicated executor queue, e.g. for a screen. People are alerted to a missing worker within 5 s."""
 LOOK_TIMEOUT = timedelta(seconds=30)
 LOOK_AGAIN = timedelta(minutes=10)
-"""Interval between two checks for workers; those that were busy may be gone by then."""
+"""Interval between two checks for workers. Workers that were busy may have disappeared since the last check."""
 
 # Temporal retries forever by default, so a person would never hear of a permanent failure.
 RETRIES = RetryPolicy(
@@ -56,10 +56,10 @@ RETRIES_IN_TIME = RetryPolicy(
     # The server's own name for this timeout; the SDK has no constant for it.
     non_retryable_error_types=["TemporalTimeout:StartToClose"],
 )
-"""For plan steps: a dead worker causes a retry, a used-up time limit is a failure."""
+"""For plan steps. A dead worker causes a retry, but exceeding the time limit is a failure."""
 
 TRIES_BEFORE_FORGERS = 3
-"""Attempts for an activity whose results are signed by none of this installation's keys."""
+"""Maximum number of attempts for an activity whose results are not signed with any of this installation's keys."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -67,21 +67,22 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ActivityOptions:
-    """Options of one activity."""
+    """Options for one activity."""
 
     summary: str
     """Shown in Temporal's UI. It costs as much as the rest of the command."""
     timeout: timedelta
     queue: str = ""
-    """Task queue; empty for the workflow's own, where activities start eagerly."""
+    """Task queue. If it is empty, the workflow's own queue is used, where activities start eagerly."""
     work: Work | None = None
-    """Work shown to people; None derives it from the summary and the timeout."""
+    """Work that is shown to people. If it is None, it is derived from the summary and the timeout."""
     open_question: Question | None = None
-    """Question that is open while the activity runs; an answer stops the activity."""
+    """Question that is open while the activity runs. An answer stops the activity."""
     at_once: bool = False
-    """Run without a safe point before it: it concludes earlier work, so that the tree is known at a pause."""
+    """Run without a safe point before it. Such an activity concludes earlier work, so that the tree is known at a
+    pause."""
     instant: bool = False
-    """Takes no noticeable time: no heartbeats, and a timeout is retried."""
+    """Whether it finishes almost immediately. It then has no heartbeats, and a timeout is retried."""
 
 
 class ActivityFailedError(Exception):
@@ -102,35 +103,35 @@ class ActivityFailedError(Exception):
 
 
 class Routing:
-    """Task queues and priority of a workflow's activities; subclassed by `Run`."""
+    """Task queues and priority of a workflow's activities. `Run` is a subclass."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
 
     @property
     def queues(self) -> Queues:
-        """Task queues of the host, the executor and the models."""
+        """Task queues for the host, the executor and the models."""
         return self._queues
 
     @property
     def priority(self) -> Priority:
-        """Priority of the next activity; by default that of its workflow."""
+        """Priority of the next activity. Defaults to the workflow's priority."""
         return Priority()
 
     def report_missing_worker(self, what: str) -> None:
-        """Handle a missing worker of the executor. Called once per wait."""
+        """Handle a missing executor worker. Called once per wait."""
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Return whether the workflow moves to the host `successor` because its own has been silent for too long."""
+        """Return whether the workflow moves to the host `successor` because its host has been silent too long."""
         del successor
         return False
 
 
 class ActivityRunner:
-    """Runs activities on the host of the workspace and can interrupt the running ones.
+    """Runs activities on the workspace's host, and can interrupt running activities.
 
-    The workflow's own task queue is tried first, because activities start eagerly there. Once it has reached a host
-    without the workspace, they go to the task queue of the workspace's host.
+    The workflow's own task queue is tried first, because activities start eagerly there. After that queue has reached a
+    host without the workspace, activities go to the task queue of the workspace's host.
     """
 
     def __init__(
@@ -153,14 +154,14 @@ class ActivityRunner:
 
     @property
     def waits_for(self) -> str:
-        """Time and task queue of an activity that no worker had taken at the last check; empty if none.
+        """Time and task queue of an activity that no worker had taken at the last check.
 
-        Temporal knows whether it has started since.
+        Empty if there is none. Temporal knows whether the activity has started since then.
         """
         return next((wait_for_worker(since, queue) for since, queue in self._waits), "")
 
     def interrupt(self) -> None:
-        """Cancel all running activities. `run` raises once they have really stopped."""
+        """Cancel all running activities. `run` raises an error when they have actually stopped."""
         # Counted, because an interrupt may come between two activities, when there is nothing to cancel.
         self._interrupts += 1
         for handle in self._running:
@@ -174,7 +175,7 @@ class ActivityRunner:
     @overload
     async def run(self, method: Callable[[Any, A], R], request: A, options: ActivityOptions) -> R: ...
     async def run(self, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions) -> Any:
-        """Run an activity to its end.
+        """Run an activity until it ends.
 
         Raises:
             ActivityFailedError: it failed after all retries, timed out, was interrupted, or no worker took it.
@@ -205,9 +206,9 @@ class ActivityRunner:
                 )
 
     async def run_local(self, method: Callable[[Any, A], R], request: A, timeout: timedelta) -> R:
-        """Run a short activity as a local one, in the worker that has the workflow.
+        """Run a short activity as a local activity, in the worker that runs the workflow.
 
-        It adds fewer events to the history, has no heartbeats and may run again after a crash.
+        A local activity adds fewer events to the history, has no heartbeats and may run again after a crash.
 
         Raises:
             ActivityFailedError: see `run`.
@@ -230,7 +231,9 @@ class ActivityRunner:
         return result
 
     async def run_workflow(self, child: Coroutine[Any, Any, R]) -> R:
-        """Wait for a child workflow, which `interrupt` cancels. It has closed when this returns or raises.
+        """Wait for a child workflow, which `interrupt` cancels.
+
+        The child has closed when this method returns or raises an error.
 
         Raises:
             ActivityFailedError: it failed or was interrupted.
@@ -250,7 +253,7 @@ class ActivityRunner:
     async def _run_on(
         self, queue: str, method: Callable[[Any, Any], Any], request: Any, options: ActivityOptions
     ) -> Any:
-        """Run an activity on a task queue, and wait as long as its workers are busy."""
+        """Run an activity on a task queue, and wait while the queue's workers are busy."""
         since, notice, is_reported, before = workflow.now(), self._notice, False, self._interrupts
         if self._is_executors_own(queue):
             notice = min(notice, EXECUTOR_NOTICE)
@@ -275,7 +278,7 @@ class ActivityRunner:
             self._waits.pop((since, queue), None)
 
     def _is_stopped(self, before: int) -> bool:
-        """Return whether `interrupt` was called since `before` was read, even if nothing ran at that moment."""
+        """Return whether `interrupt` was called after `before` was read, even if nothing was running at that moment."""
         if self._interrupts == before:
             return False
         self.interrupted = True
@@ -320,7 +323,7 @@ class ActivityRunner:
         return queues.home if self._other_hosts and options.queue in ("", queues.workspace) else options.queue
 
     def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, tried_queues: list[str]) -> str:
-        """Return the next task queue to try, after workers without the workspace.
+        """Return the next task queue to try after reaching workers without the workspace.
 
         Raises:
             ActivityFailedError: no queue is left.
@@ -352,13 +355,13 @@ class ActivityRunner:
         return queue == queues.executor not in ("", queues.workspace, queues.home)
 
     async def _check_workers(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
-        """Check for workers of a task queue on which an activity has not been taken.
+        """Check for workers on a task queue where no worker has taken an activity.
 
         Returns:
             Time until the next check, and whether the queue has no worker.
 
         Raises:
-            ActivityFailedError: the configured patience is used up.
+            ActivityFailedError: the configured waiting time has passed.
         """
         # A local activity, because the slots for ordinary ones may be used up.
         looking = workflow.start_local_activity_method(
@@ -395,12 +398,12 @@ class ActivityRunner:
 
 
 def new_activity_id() -> str:
-    """Return an id that is unique in this workflow, because a result is sealed for a single call."""
+    """Return an id that is unique in this workflow, because each result is sealed for a single call."""
     return workflow.uuid4().hex[:16]
 
 
 def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedError:
-    """Return the error for a failed activity, with the activity's own message if it has one."""
+    """Return the error for a failed activity, with the activity's own message if there is one."""
     cause = error.cause
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
         reason = f"{error.activity_type} exceeded its time limit of {options.timeout.total_seconds():g} s"
@@ -424,5 +427,5 @@ def found_no_worker(error: ActivityError) -> bool:
 
 
 def priority_of(project: str, weight: float, urgent: Urgency) -> Priority:
-    """Return the task queue priority for activities of a project."""
+    """Return the task queue priority for a project's activities."""
     return Priority(priority_key=int(urgent), fairness_key=fairness_key(project) or None, fairness_weight=weight)

@@ -1,4 +1,4 @@
-"""Kernel of a run: messages, questions, timeline, alerts, and requests of people."""
+"""Kernel of a run: messages, questions, timeline, alerts and people's requests."""
 
 import asyncio
 import contextlib
@@ -34,15 +34,15 @@ from workflows.run.activities import Routing, found_no_worker, new_activity_id, 
 
 MESSAGE_CHARACTERS = 2_000
 COMMAND_CHARACTERS = 2_000
-"""Limit of an entry that shows a command with paths, which is useless when truncated."""
+"""Limit for an entry that shows a command with paths, which would be useless if truncated."""
 ALERT_TIMEOUT = timedelta(minutes=1)
 """Timeout of one attempt on all channels."""
 ALERT_PATIENCE = timedelta(minutes=15)
-"""Timeout of all attempts together; after it the alert is out of date."""
+"""Timeout of all attempts together. After that, the alert is out of date."""
 ALERT_PICK_UP_TIMEOUT = timedelta(seconds=20)
-"""Wait for a worker on the workspace's queue before the workflow's own queue is used."""
+"""How long to wait for a worker on the workspace's queue before using the workflow's own queue."""
 LAST_ALERT_TIMEOUT = timedelta(seconds=10)
-"""Wait of a failing workflow for its alert, which is lost when the workflow closes."""
+"""How long a failing workflow waits for its alert, which is lost when the workflow closes."""
 ALERT_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=2.0,
@@ -56,10 +56,10 @@ class ContinueAsNew(Exception):  # noqa: N818 - it ends the Temporal run, it is 
 
 
 class NotOpenedError(Exception):
-    """The workspace could not be opened, and no work has started."""
+    """The workspace could not be opened, and no work was started."""
 
     def __init__(self, reason: str, kind: str) -> None:
-        """`kind` is the error type that the caller of the workflow sees."""
+        """Store the reason and `kind`, the error type that the workflow's caller sees."""
         super().__init__(reason)
         self.reason, self.kind = reason, kind
 
@@ -68,7 +68,7 @@ class NotOpenedError(Exception):
 def refusals() -> Iterator[None]:
     """Turn an `InvalidRequestError` into a non-retryable `ApplicationError`.
 
-    Any other exception would fail the workflow task, which Temporal retries until the worker's code changes.
+    Any other exception would fail the workflow task, and Temporal would retry it until the worker's code changes.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def check_seal(seal: Seal | None) -> None:
     """Check that the input was sealed for this workflow.
 
     Raises:
-        InvalidRequestError: it was sealed for another one, so the workflow must not start.
+        InvalidRequestError: it was sealed for another workflow, so this one must not start.
     """
     if seal is not None:
         info = workflow.info()
@@ -95,15 +95,15 @@ def check_seal(seal: Seal | None) -> None:
 
 
 class Inbox:
-    """Verifies the seals of messages and refuses replays. Without authentication every message is accepted.
+    """Verifies message seals and refuses replays. Without authentication, it accepts every message.
 
     Attributes:
-        heard: accepted messages, carried to the next run.
-        last_heard: time of the last accepted message in this run.
+        heard: accepted messages, which are passed to the next run.
+        last_heard: time of the last message that was accepted in this run.
     """
 
     def __init__(self, seal: Seal | None, messages: MessageLog) -> None:
-        """Start with the seal of the input and the messages accepted by previous runs."""
+        """Start with the input's seal and the messages that previous runs accepted."""
         self._seal = seal
         # Messages issued before this workflow started were meant for an earlier workflow with the same id.
         since = 0 if seal is None else seal.issued - SKEW_SECONDS * 1000
@@ -114,7 +114,7 @@ class Inbox:
         """Return the content of an update's argument, without recording the message.
 
         Raises:
-            ApplicationError: it is a replay, or was sealed for another workflow.
+            ApplicationError: the message is a replay or was sealed for another workflow.
         """
         with refusals():
             if isinstance(message, SealedMessage):
@@ -127,7 +127,7 @@ class Inbox:
         return message
 
     def take(self, message: Any) -> Any:
-        """Return the content of an argument, and record the message so that it is not accepted again.
+        """Return an argument's content, and record the message so that it is not accepted again.
 
         Raises:
             ApplicationError: see `read`.
@@ -139,7 +139,10 @@ class Inbox:
         return content
 
     def take_signal(self, message: Any) -> tuple[Any, ...]:
-        """Return the content of a signal's argument; empty if it is refused, because a signal has no reply."""
+        """Return the content of a signal's argument.
+
+        Return an empty value if it is refused, because a signal has no reply.
+        """
         try:
             return (self.take(message),)
         except ApplicationError as error:
@@ -152,7 +155,7 @@ def _milliseconds(moment: datetime) -> int:
 
 
 class Meter:
-    """Metrics recorded by a workflow. The SDK records nothing during replay."""
+    """Metrics that a workflow records. The SDK records nothing during replay."""
 
     def count(self, name: str, **labels: str) -> None:
         """Add 1 to a counter."""
@@ -164,25 +167,25 @@ class Meter:
 
 
 class Run(Routing, ABC):
-    """Kernel state of a run. Others read it, and change it only through these methods.
+    """A run's kernel state. Other classes read it, and change it only through these methods.
 
     Attributes:
         id: workflow id.
-        core: state carried to the next Temporal run.
-        timeline: entries logged by this Temporal run.
+        core: state that is passed to the next Temporal run.
+        timeline: entries that this Temporal run logged.
         status: `running`, or the final status.
         reason: reason for the end.
         inbox: authenticates messages.
         alerts: sends alerts.
-        is_reset: the run was reset in Temporal and this has not been handled yet.
-        is_woken: the main loop has work.
+        is_reset: whether the run was reset in Temporal and the reset has not been handled yet.
+        is_woken: whether the main loop has work to do.
     """
 
     whole: ClassVar[str] = "the episode"
-    """Value of `Question.blocks` for a question that stops the whole run."""
+    """Value of `Question.blocks` for questions that stop the whole run."""
     line_characters: ClassVar[int] = 240
     lines_kept: ClassVar[int] = 80
-    """Number of timeline entries carried to the next Temporal run."""
+    """Number of timeline entries that are passed to the next Temporal run."""
 
     def __init__(
         self,
@@ -206,17 +209,17 @@ class Run(Routing, ABC):
     @property
     @abstractmethod
     def scope(self) -> EpisodeScope:
-        """Scope of activity requests."""
+        """Scope for activity requests."""
 
     @property
     @abstractmethod
     def queues(self) -> Queues:
-        """Task queues of the request."""
+        """The request's task queues."""
 
     @property
     @abstractmethod
     def project(self) -> str:
-        """Project name, the fairness key at task queues."""
+        """Project name, used as the fairness key on task queues."""
 
     @property
     def is_new(self) -> bool:
@@ -225,7 +228,7 @@ class Run(Routing, ABC):
 
     @property
     def answer_hint(self) -> str:
-        """Hint on where else to answer if the run has no open question."""
+        """Hint about where else to answer if the run has no open question."""
         return TELL_THE_PLANNER
 
     @property
@@ -240,7 +243,7 @@ class Run(Routing, ABC):
     # -- life cycle -----------------------------------------------------------------------------------
 
     def check_start(self) -> None:
-        """Check the requirements that all inputs share.
+        """Check the requirements that apply to all inputs.
 
         Raises:
             InvalidRequestError: the input cannot be parsed, is not authentic, or has an unknown field.
@@ -256,7 +259,7 @@ class Run(Routing, ABC):
 
     @property
     def is_first(self) -> bool:
-        """True if no run had this id before: it has no parent and continues no other run."""
+        """True if no earlier run had this id, i.e. the run has no parent and does not continue another run."""
         info = workflow.info()
         return info.parent is None and info.continued_run_id is None and not self.goes_on
 
@@ -274,11 +277,11 @@ class Run(Routing, ABC):
         self.is_woken = True
 
     def sleep(self) -> None:
-        """Let the main loop wait for the next event."""
+        """Make the main loop wait for the next event."""
         self.is_woken = False
 
     def watch_resets(self) -> None:
-        """Detect a reset in Temporal: the new random seed is its only sign."""
+        """Detect a reset in Temporal. The only sign of a reset is the new random seed."""
         workflow.register_random_seed_callback(self._mark_reset)
 
     def _mark_reset(self, _seed: int) -> None:
@@ -306,7 +309,7 @@ class Run(Routing, ABC):
         self.timeline.add(self.core.timeline[-1])
 
     def log_drift(self, drift: Drift | None, step: str = "") -> None:
-        """Record changes on disk that the run had not made."""
+        """Record changes on disk that the run did not make."""
         self.core, report = note_drift(self.core, drift)
         for line in report:
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
@@ -320,7 +323,7 @@ class Run(Routing, ABC):
 
     @property
     def is_paused(self) -> bool:
-        """True if the whole run waits for an answer."""
+        """True if the whole run is waiting for an answer."""
         return any(question.blocks == self.whole for question in self.waiting)
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
@@ -339,7 +342,7 @@ class Run(Routing, ABC):
         """Parse the argument of the update `answer`.
 
         Raises:
-            InvalidRequestError: it is not an answer; the message shows an example.
+            InvalidRequestError: the argument is not an answer. The message shows an example.
         """
         return parse_answer(value, self.waiting[0].example) if self.waiting else parse_answer(value)
 
@@ -362,11 +365,11 @@ class Run(Routing, ABC):
         return updated_answers
 
     def close_questions(self, *ids: str) -> None:
-        """Remove questions that need no answer any more."""
+        """Remove questions that no longer need an answer."""
         self.core = self.core.evolve(questions=self.core.questions.close(*ids))
 
     def settle_question(self, question: Question) -> None:
-        """Remove a question that a person settled by other means than an answer."""
+        """Remove a question that a person settled by means other than an answer."""
         self.close_questions(question.id)
         self._measure(question)
 
@@ -379,24 +382,24 @@ class Run(Routing, ABC):
     # -- requests of people -----------------------------------------------------------------------------
 
     def want_pause(self, pause: Question | None) -> None:
-        """Set the pause for the next safe point; None withdraws it."""
+        """Set the pause for the next safe point. None withdraws it."""
         self.core = self.core.evolve(pause=pause)
 
     def take_pause(self) -> Question | None:
-        """Return and clear the requested pause, which begins now."""
+        """Return and clear the requested pause. The pause begins now."""
         pause = self.core.pause
         self.want_pause(None)
         return pause
 
     def cancel(self, reason: str) -> None:
-        """Request cancellation. The first reason wins, across Temporal runs too."""
+        """Request cancellation. The first reason wins, even across Temporal runs."""
         if self.core.cancel is None:
             self.core = self.core.evolve(cancel=reason)
         self.wake()
 
 
 class Alerts:
-    """Sends the alerts of a run and logs their delivery."""
+    """Sends a run's alerts and logs their delivery."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -416,7 +419,7 @@ class Alerts:
         return task
 
     async def send_last(self, alert: Alert) -> None:
-        """Send an alert and wait up to `LAST_ALERT_TIMEOUT` for it, because closing the workflow drops it."""
+        """Send an alert and wait up to `LAST_ALERT_TIMEOUT` for it, because closing the workflow would drop it."""
         task = self.send(alert)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
@@ -442,7 +445,7 @@ class Alerts:
             self._run.log("alert", delivery_line(request.alert, delivery))
 
     async def _deliver(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:
-        """Send from the workspace's queue, or from the workflow's own if that queue has no worker."""
+        """Send from the workspace's queue, or from the workflow's own queue if the workspace's queue has no worker."""
         try:
             return await _execute(request, self._run.queues.workspace)
         except ActivityError as error:

@@ -1,4 +1,4 @@
-"""Reporting of a run: details and search attributes in Temporal, its ledger row, open questions to its parent."""
+"""A run's reports: details and search attributes in Temporal, its ledger row, and its open questions for its parent."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ PAUSE_KIND = SearchAttributeKey.for_keyword("TightloopPauseKind")
 
 
 class Reporter:
-    """Publishes details and search attributes, no more often than needed."""
+    """Publishes details and search attributes only as often as needed."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Reporter:
 
         Args:
             details: returns the current details as Markdown.
-            called_for: kind of the question in the attributes; empty if none waits.
-            paused: whether they show that the workflow continues only after an answer.
-            running: status shown otherwise.
-            every: shortest time between two refreshes of the details that may wait.
-            now: returns the time.
+            called_for: kind of the question in the attributes. Empty if no question is waiting.
+            paused: whether the attributes show that the workflow continues only after an answer.
+            running: status that is shown otherwise.
+            every: minimum time between two refreshes of the details that can wait.
+            now: returns the current time.
             show: publishes the details.
             upsert: changes search attributes, which costs one event.
         """
@@ -57,7 +57,7 @@ class Reporter:
         self._shown_at: datetime | None = None
 
     def show(self, *, at_once: bool = True) -> None:
-        """Refresh the current details; unless `at_once`, at most once per interval."""
+        """Refresh the current details. Unless `at_once` is set, do this at most once per interval."""
         now = self._now()
         if at_once or self._shown_at is None or now - self._shown_at >= self._every:
             self._shown_at = now
@@ -65,10 +65,10 @@ class Reporter:
             self._show(self._details())
 
     def call_for(self, kind: str, *, paused: bool = True, running: str = "running") -> None:
-        """Publish in search attributes which kind of answer is needed.
+        """Publish in search attributes what kind of answer is needed.
 
         Args:
-            kind: kind of the open question; empty if none.
+            kind: kind of the open question. Empty if there is none.
             paused: whether the workflow continues only after an answer.
             running: status otherwise.
         """
@@ -88,10 +88,10 @@ class Reporter:
 
 RECORD_TIMEOUT = timedelta(seconds=30)
 RECORD_PATIENCE = timedelta(minutes=10)
-"""Timeout of all attempts; the next change sends the full state anyway."""
+"""Timeout of all attempts together. The next change sends the full state anyway."""
 PICK_UP_TIMEOUT = timedelta(minutes=1)
 SETTLE_TIMEOUT = timedelta(seconds=10)
-"""Wait at the end of a run for the record that is being sent."""
+"""How long to wait at the end of a run for the record that is being sent."""
 RECORD_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=2.0,
@@ -100,11 +100,13 @@ RECORD_RETRIES = RetryPolicy(
 )
 GOAL_CHARACTERS = 200
 StatusKey = tuple[str, ...]
-"""Status and ids of open questions; a change triggers a record."""
+"""Status and ids of open questions. A change triggers a record."""
 
 
 class Recording:
-    """Records a run in the ledger when its status or questions change, one call at a time, the newest state last.
+    """Records a run in the ledger when its status or questions change.
+
+    Makes one call at a time, ending with the newest state.
 
     The activities that open and close the workspace record the start and the end of a run.
     """
@@ -116,13 +118,13 @@ class Recording:
         row: Callable[[], WorkflowSnapshot],
         events: Callable[[], tuple[TrailEvent, ...]] = tuple,
     ) -> None:
-        """Start in the state that the opening recorded. After continue-as-new the recorded state is unknown.
+        """Start in the state that was recorded on opening. After continue-as-new, the recorded state is unknown.
 
         Args:
-            run: names the scope and the task queue.
-            visible_state: returns the visible state in short; a change of it is recorded.
+            run: provides the scope and the task queue.
+            visible_state: returns a short form of the visible state. Changes to it are recorded.
             row: returns the full row.
-            events: returns pending timeline events, each once.
+            events: returns pending timeline events, each of them once.
         """
         self._run, self._see, self._row, self._events = run, visible_state, row, events
         self._recorded: StatusKey | None = None if workflow.info().continued_run_id else ("running",)
@@ -140,7 +142,7 @@ class Recording:
         self.show()
 
     async def settle(self) -> None:
-        """Wait up to `SETTLE_TIMEOUT` for a running record, which the end of the run would drop."""
+        """Wait up to `SETTLE_TIMEOUT` for a running record, which would be lost when the run ends."""
         recording = self._recording
         if recording is not None and not recording.done():
             with contextlib.suppress(TimeoutError):
@@ -175,7 +177,7 @@ class Recording:
 
 
 def first_row(kind: str, goal: str, executor: str = "") -> WorkflowSnapshot:
-    """Return the first ledger row of a workflow."""
+    """Return a workflow's first ledger row."""
     info = workflow.info()
     return WorkflowSnapshot(
         id=info.workflow_id,
@@ -211,7 +213,7 @@ class ParentReporter:
     def __init__(
         self, *, is_child: bool, is_first_run: bool, send: Callable[[Waits], Awaitable[None]] = signal_parent
     ) -> None:
-        """Start with nothing reported. After continue-as-new the last report is unknown."""
+        """Start with nothing reported. After continue-as-new, the last report is unknown."""
         self._is_child, self._send = is_child, send
         self._sent: Waits | None = () if is_first_run else None
         self._wanted: Waits = ()
@@ -239,7 +241,7 @@ class ParentReporter:
 
 
 class View(ABC):
-    """Views of a kind of run."""
+    """Views of one kind of run."""
 
     @property
     @abstractmethod
@@ -259,7 +261,7 @@ class View(ABC):
     @property
     @abstractmethod
     def needs(self) -> tuple[Question | None, bool]:
-        """Most important open question, and whether the run continues only after its answer."""
+        """Most important open question, and whether the run continues only after it is answered."""
 
     @abstractmethod
     def details(self) -> str:
@@ -267,18 +269,21 @@ class View(ABC):
 
     @abstractmethod
     def row(self) -> WorkflowSnapshot:
-        """Return the row for the ledger."""
+        """Return the ledger row."""
 
     def take_events(self) -> tuple[TrailEvent, ...]:
-        """Return and clear the pending timeline events; empty if activities record them."""
+        """Return and clear the pending timeline events. Return nothing if activities record them."""
         return ()
 
 
 class Reporting:
-    """Publishes the state of a run after each change, no more often than needed."""
+    """Publishes a run's state after each change, but only as often as needed."""
 
     def __init__(self, run: Run, view: View, *, every: timedelta = timedelta()) -> None:
-        """Start with the search attributes of the previous run. `every` is the shortest time between details."""
+        """Start with the previous run's search attributes.
+
+        `every` is the minimum time between two refreshes of the details.
+        """
         info = workflow.info()
         self._run, self._view = run, view
         question, paused = view.needs
@@ -289,11 +294,11 @@ class Reporting:
 
     @property
     def status(self) -> str:
-        """`paused` if the run continues only after an answer; otherwise the run's own status."""
+        """`paused` if the run continues only after an answer, otherwise the run's own status."""
         return "paused" if self._run.is_running and self._view.needs[1] else self._run.status
 
     def show(self, *, at_once: bool = True) -> None:
-        """Publish the state. Without `at_once`, refresh only the details, at most once per interval."""
+        """Publish the state. Without `at_once`, refresh only the details, and at most once per interval."""
         run, view = self._run, self._view
         # Questions may still be open after the end; they must not replace the final status.
         if not run.is_running:
@@ -330,12 +335,12 @@ class Reporting:
         self._reporter.close(self._word)
 
     def refuse(self) -> None:
-        """Publish that the run was refused. A first run leaves its id free and hides no earlier run."""
+        """Publish that the run was refused. A first run's id stays available, and the run hides no earlier run."""
         self._reporter.close(REFUSED if self._run.is_first else "failed")
 
     @property
     def _word(self) -> str:
-        """Status in lists while no answer is needed."""
+        """Status that lists show while no answer is needed."""
         return self._run.status
 
     def _visible_state(self) -> StatusKey:

@@ -1,4 +1,4 @@
-"""Life cycle of a run, and the messages and queries that all runs accept."""
+"""A run's life cycle, and the messages and queries that all runs accept."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -18,11 +18,11 @@ from workflows.run.reporting import Reporting
 
 C = TypeVar("C")
 REASON_CHARACTERS = 1_000
-"""Limit of the reason why a run could not start."""
+"""Length limit of the reason why a run could not start."""
 
 
 class Commands(ABC):
-    """Commands of people, implemented by each kind of run.
+    """People's commands, implemented by each kind of run.
 
     A command is parsed before it gets here. It changes state and returns. `resume`, `answer` and `top_up` may wait, and
     must match the open questions again afterwards, because another answer may have arrived.
@@ -30,7 +30,7 @@ class Commands(ABC):
 
     @abstractmethod
     def refuse_late(self) -> None:
-        """Refuse messages that come too late.
+        """Refuse messages that arrive too late.
 
         Raises:
             InvalidRequestError: the run is ending.
@@ -38,11 +38,11 @@ class Commands(ABC):
 
     @abstractmethod
     def pause(self, remark: Remark) -> None:
-        """Start nothing new. Repeated requests have no effect."""
+        """Stop starting anything new. Repeated requests have no effect."""
 
     @abstractmethod
     async def resume(self, note: Any) -> None:
-        """Choose the default of each open question."""
+        """Choose the default option of each open question."""
 
     @abstractmethod
     def cancel(self, remark: Remark) -> None:
@@ -54,10 +54,10 @@ class Commands(ABC):
 
     @abstractmethod
     def read_top_up(self, value: Any) -> Any:
-        """Parse an addition to the budget.
+        """Parse a budget increase.
 
         Raises:
-            InvalidRequestError: it is not a valid addition.
+            InvalidRequestError: it is not a valid budget increase.
         """
 
     @abstractmethod
@@ -66,10 +66,10 @@ class Commands(ABC):
 
 
 class RunWorkflow(ABC):
-    """Base of the workflow classes. A subclass sets the three attributes in `@workflow.init`.
+    """Base class of the workflows. A subclass sets the three attributes in `@workflow.init`.
 
     Handlers may run before `run` does, so all state has to exist after `__init__`. A subclass that overrides an update
-    has to repeat its validator, or the update has none.
+    has to define its validator again. Otherwise, the update has no validator.
     """
 
     _run: Run
@@ -92,8 +92,8 @@ class RunWorkflow(ABC):
 
         Raises:
             ApplicationError: the run failed.
-            ContinueAsNew: a new Temporal run is to follow.
-            NotOpenedError: no work has started.
+            ContinueAsNew: a new Temporal run should follow.
+            NotOpenedError: no work was started.
         """
 
     @abstractmethod
@@ -102,11 +102,11 @@ class RunWorkflow(ABC):
 
     @abstractmethod
     async def _leave(self) -> None:
-        """Finish work that must not be cut off before a new Temporal run follows."""
+        """Finish work that must not be interrupted before a new Temporal run follows."""
 
     @abstractmethod
     def _next_input(self) -> Any:
-        """Return the input of the next Temporal run."""
+        """Return the next Temporal run's input."""
 
     # -- life cycle -----------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class RunWorkflow(ABC):
 
     @workflow.signal(description="Resume: choose the default of each open question. Optional: a note as text.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
-        """End pauses that need no decision."""
+        """End pauses that do not need a decision."""
         for content in self._run.inbox.take_signal(note):
             await self._commands.resume(content)
 
@@ -178,7 +178,7 @@ class RunWorkflow(ABC):
 
     @workflow.update(description='Answer a question: "allow", or the JSON that the details show for each option')
     async def answer(self, value: Any = None) -> str:
-        """Choose an option of a question."""
+        """Choose one of a question's options."""
         command = self._take(self._run.read_answer, value)
         with refusals():
             return await self._commands.answer(command)
@@ -189,7 +189,7 @@ class RunWorkflow(ABC):
 
     @workflow.update(description='Raise the budget, and continue if that is enough: {"cost_usd": 1}')
     async def top_up(self, addition: Any = None) -> str:
-        """Raise limits of the budget."""
+        """Raise budget limits."""
         added = self._take(self._commands.read_top_up, addition)
         with refusals():
             return await self._commands.top_up(added)
@@ -207,7 +207,7 @@ class RunWorkflow(ABC):
         description="Events of this Temporal run, by page. Argument: events to skip; -1: skip those from before a reset"
     )
     def events(self, after: int = 0) -> TimelinePage:
-        """Return a page of the events of this Temporal run."""
+        """Return a page of this Temporal run's events."""
         return self._run.timeline.page(after)
 
     # Temporal decodes arguments again after a validator, and replay runs no validator: handlers parse for themselves.
@@ -224,10 +224,10 @@ class RunWorkflow(ABC):
             read(content)
 
     def _take(self, read: Callable[[Any], C], message: Any) -> C:
-        """Parse the message of an update and record it, so that it is not accepted again.
+        """Parse an update's message, and record it so that it is not accepted again.
 
         Raises:
-            ApplicationError: see `_check`; the state may have changed since validation.
+            ApplicationError: see `_check`. The state may have changed since validation.
         """
         content = self._run.inbox.take(message)
         with refusals():
@@ -236,12 +236,12 @@ class RunWorkflow(ABC):
 
 
 def is_other_build_wanted() -> bool:
-    """Return whether new workflows start on another build than this run; never true on unversioned workers."""
+    """Return whether new workflows start on a different build than this run. Never true on unversioned workers."""
     return workflow.info().is_target_worker_deployment_version_changed()
 
 
 def continue_as_new(request: Any) -> NoReturn:
-    """Continue as new, on the build on which new workflows start."""
+    """Continue as new on the build that new workflows start on."""
     # By default a pinned workflow would stay on its old build forever.
     behavior = ContinueAsNewVersioningBehavior.AUTO_UPGRADE if is_other_build_wanted() else None
     workflow.continue_as_new(request, initial_versioning_behavior=behavior)

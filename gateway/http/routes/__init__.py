@@ -1,7 +1,7 @@
-"""Routes of the API, built from the table of operations.
+"""The API's routes, built from the table of operations.
 
-Routes that only send a message to a run are generated here. The others are functions in the modules of this package,
-named like their operation's path in the table.
+Routes that only send a message to a run are generated here. The other routes are functions in this package's modules.
+Their names match the names of their operation's paths in the table.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ PROBLEMS: dict[int | str, str] = {
     503: "Temporal, a worker or the database does not answer; try again.",
     "default": "A problem.",
 }
-"""Descriptions of error responses by status."""
+"""Descriptions of error responses, by status."""
 
 
 def router() -> APIRouter:
-    """Return the router of all paths below `/api`."""
+    """Return the router for all paths under `/api`."""
     api_router = APIRouter(prefix="/api")
     for operation in OPERATIONS:
         for row in operation.http:
@@ -65,7 +65,7 @@ def _add(router: APIRouter, operation: Operation, row: Http, path: str) -> None:
 
 
 def _problems(operation: Operation, row: Http) -> dict[int | str, dict[str, Any]]:
-    """Return the error responses of a path for the OpenAPI document."""
+    """Return a path's error responses for the OpenAPI document."""
     statuses = {401, 403, 422, 503} | {getattr(errors, name).status for name in operation.errors}
     if "{" in row.path:
         statuses.add(404)

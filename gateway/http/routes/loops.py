@@ -1,4 +1,4 @@
-"""Routes for plans of the project loop, with the bodies and names of requirement LO-3: plan, dispatch, verify."""
+"""Routes for the project loop's plans, with the bodies and names from requirement LO-3: plan, dispatch and verify."""
 
 import asyncio
 from collections.abc import Callable
@@ -174,7 +174,7 @@ async def _status(scope: Scope, plan_id: str) -> LoopStatus:
 
 
 async def _until(scope: Scope, plan_id: str, is_there: Callable[[LoopStatus], bool], seconds: float) -> None:
-    """Poll until a condition holds or the time is up."""
+    """Poll until a condition is true or the time is up."""
     clock = asyncio.get_running_loop().time
     until = clock() + seconds
     while clock() < until and not is_there(await _status(scope, plan_id)):

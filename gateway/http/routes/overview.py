@@ -1,4 +1,4 @@
-"""Routes across runs: projects, questions, metrics, events, workers, schemas and plan validation."""
+"""Routes that are not specific to a run: projects, questions, metrics, events, workers, schemas and plan validation."""
 
 from datetime import UTC, date, datetime
 from typing import Annotated, Any
@@ -102,9 +102,9 @@ async def events(
         str, Query(alias="lastEventId", max_length=40, description="Same as the header Last-Event-ID.")
     ] = "",
 ) -> StreamingResponse:
-    """Server-Sent Events: `trail` with one event of the timeline, `reset` to reload everything.
+    """Sends Server-Sent Events: `trail` contains one timeline event, and `reset` asks the reader to reload everything.
 
-    To resume, send the id of the last event as Last-Event-ID. A stream ends after five minutes.
+    To resume, send the last event's id in the Last-Event-ID header. A stream ends after five minutes.
     """
     visible_projects = frozenset(scope.person.projects) if scope.person.projects else None
     stream_filter = StreamFilter(visible_projects, project, workflow)
@@ -182,4 +182,4 @@ HANDLERS = (projects, project, digest, inbox, metrics, events, workers, schemas,
 RAW: dict[str, dict[int | str, dict[str, Any]]] = {
     "events": {200: {"description": "A stream of events.", "content": {STREAM: {"schema": {"type": "string"}}}}}
 }
-"""Responses without a model, as described in the OpenAPI document."""
+"""Descriptions of the responses without a model, for the OpenAPI document."""

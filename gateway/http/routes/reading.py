@@ -132,7 +132,7 @@ async def plan(
     workflow_id: WorkflowId,
     fresh: Fresh = False,
 ) -> Any:
-    """A project's plan has `kind: loop`, a plan of steps `kind: plan`."""
+    """A project's plan has `kind: loop`, and a plan of steps has `kind: plan`."""
     workflow = await scope.find(workflow_id, PLANS, now=fresh)
     if workflow.kind == "loop":
         row = await details_of(scope, workflow, LoopStatus, is_fresh=fresh)
@@ -218,7 +218,7 @@ async def _artifacts(scope: Scope, workflow: WorkflowRef) -> list[Any]:
 
 
 def _references(document: Any) -> Iterator[ArtifactRef]:
-    """Yield the artifact references in a document without duplicates."""
+    """Yield a document's artifact references without duplicates."""
     digests: set[str] = set()
     for ref in _walk(document):
         if ref.sha256 not in digests:
@@ -245,8 +245,8 @@ def _read_artifact(
     """Return a stored artifact that a workflow refers to.
 
     Raises:
-        ArtifactMissingError: the workflow has no such reference, or this host lacks the artifact.
-        ArtifactCorruptError: it is damaged.
+        ArtifactMissingError: the workflow has no such reference, or the artifact is not on this host.
+        ArtifactCorruptError: the artifact is damaged.
     """
     ref = next((entry for entry in refs if entry.sha256 == sha256), None)
     if ref is None:
@@ -257,7 +257,7 @@ def _read_artifact(
 
 
 def _read_diff(workspace: str, episode_id: str, names: tuple[str, str], records: Sequence[CheckpointRecord]) -> Diff:
-    """Return the change between two checkpoints.
+    """Return the changes between two checkpoints.
 
     Raises:
         InvalidRequestError: a checkpoint does not exist.
@@ -295,4 +295,4 @@ RAW: dict[str, dict[int | str, dict[str, Any]]] = {
         }
     },
 }
-"""Responses without a model, as described in the OpenAPI document."""
+"""Descriptions of the responses without a model, for the OpenAPI document."""
