@@ -197,7 +197,7 @@ def test_a_key_file_that_others_can_read_is_refused(home: Path) -> None:
 def test_keys_come_from_a_variable_where_the_settings_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
     privacy = PrivacySettings(encrypt=True, keys_env="MY_KEYS")
     monkeypatch.delenv("MY_KEYS", raising=False)
-    with pytest.raises(SettingsError, match=r"the variable MY_KEYS that privacy\.keys_env names is empty"):
+    with pytest.raises(SettingsError, match=r"the variable MY_KEYS named by privacy\.keys_env is empty"):
         read_ring(privacy)
     ring = new_ring()
     monkeypatch.setenv("MY_KEYS", ring.as_json())

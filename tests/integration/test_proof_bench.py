@@ -126,8 +126,8 @@ def test_proof_with_a_large_file_never_has_it_in_memory(proofs: Path, tmp_path: 
 def test_process_that_ends_right_after_a_proof_leaves_no_checkout(proofs: Path, tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
-        "from activities.proof.checkouts import LocalBench\n"
-        "with LocalBench().room(pathlib.Path(sys.argv[1])) as room:\n"
+        "from activities.proof.checkouts import LocalCheckouts\n"
+        "with LocalCheckouts().proof_folder(pathlib.Path(sys.argv[1])) as room:\n"
         "    for number in range(2_000):\n"
         "        (room._observers / str(number)).touch()\n"
     )
@@ -138,8 +138,8 @@ def test_process_that_ends_right_after_a_proof_leaves_no_checkout(proofs: Path, 
 def test_checkout_of_a_killed_worker_is_removed_with_the_next_proof(proofs: Path, tmp_path: Path) -> None:
     program = (
         "import os, sys, signal, pathlib\n"
-        "from activities.proof.checkouts import LocalBench\n"
-        "with LocalBench().room(pathlib.Path(sys.argv[1])):\n"
+        "from activities.proof.checkouts import LocalCheckouts\n"
+        "with LocalCheckouts().proof_folder(pathlib.Path(sys.argv[1])):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)

@@ -58,7 +58,7 @@ KILLED = """
 import json, os, signal, sys, threading
 from datetime import datetime, timedelta
 from pathlib import Path
-from activities.tracking.retention import Known, collect
+from activities.tracking.retention import KnownWorkflow, collect
 
 MOMENTS = {"os.remove", "os.rename", "os.rmdir", "shutil.rmtree", "sqlite3.connect", "subprocess.Popen"}
 folder, ids, stop, delay = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -78,7 +78,7 @@ def count(event, _):
 
 
 known = {
-    key: Known(key, datetime.fromisoformat(began), datetime.fromisoformat(ended) if ended else None)
+    key: KnownWorkflow(key, datetime.fromisoformat(began), datetime.fromisoformat(ended) if ended else None)
     for key, (began, ended) in ids.items()
 }
 sys.addaudithook(count)
@@ -272,7 +272,7 @@ async def test_collections_beside_running_episodes_take_nothing_from_them(
             asked = datetime.now(UTC)
             known = merged_runs(await known_workflows(temporal_client))
             found.append(
-                await asyncio.to_thread(collect, folder, known, older_than=timedelta(), dry_run=False, asked=asked)
+                await asyncio.to_thread(collect, folder, known, older_than=timedelta(), dry_run=False, queried_at=asked)
             )
 
     async with working():

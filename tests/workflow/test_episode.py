@@ -127,7 +127,7 @@ async def test_a_planner_that_gives_up_is_asked_again_after_a_response(client, w
     assert status.questions
     assert status.questions[0].kind is QuestionKind.PLANNER_GAVE_UP
     assert status.questions[0].title == "I do not know how"
-    assert "goes on" in answer
+    assert "continues" in answer
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 

@@ -286,7 +286,9 @@ def test_a_placeholder_of_a_secret_is_never_written_into_a_file(made: Bench) -> 
     assert "[secret:" in shown
     line = next(line for line in shown.split("\n") if "TOKEN" in line).partition("\t")[2]
     assert "leave those lines out" in made.failed("edit_file", path="conf.py", old=f"{line}\nDEBUG = 1", new="x")
-    assert "not shown" in made.failed("create_file", path="conf.py", content=f"{line}\nDEBUG = 0\n", overwrite=True)
+    assert "hidden from you" in made.failed(
+        "create_file", path="conf.py", content=f"{line}\nDEBUG = 0\n", overwrite=True
+    )
     made.done("edit_file", path="conf.py", old="DEBUG = 1", new="DEBUG = 0")
     assert (made.root / "conf.py").read_text() == f"TOKEN = '{key}'\nDEBUG = 0\n"
 

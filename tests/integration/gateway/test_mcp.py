@@ -284,7 +284,7 @@ async def test_an_agent_ends_no_pause(
             told = await call(noting, "send_message", target="planner", message="the release is out")
         assert told["ack"] == "the planner will read it; the episode stays paused"
         assert await pauses()
-        assert "goes on" in await client.respond(episode, "now")
+        assert "continues" in await client.respond(episode, "now")
         assert (await client.result(episode)).outcome == "SUCCEEDED"
 
 
