@@ -326,7 +326,7 @@ async def test_beginning_of_an_id_and_last_mean_an_episode(client: TightloopClie
     async with asyncio.timeout(60):
         while other not in [row.id for row in await client.list()]:
             await asyncio.sleep(0.05)
-    with pytest.raises(InvalidRequestError, match="fits"):
+    with pytest.raises(InvalidRequestError, match="matches 2 ids"):
         await client.resolve(first[:-1])
 
 
