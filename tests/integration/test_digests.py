@@ -88,7 +88,7 @@ async def test_words_are_in_it_only_where_alerts_are_full(
     caplog.set_level(logging.INFO)
     await send_due(post(receiver, privacy="full", log=True), AT, NOW)
     assert "done     ep-1: raise the prices" in receiver.came[0].told["text"]
-    assert any("1 done" in record.message and record.levelno == logging.INFO for record in caplog.records)
+    assert any("1 succeeded" in record.message and record.levelno == logging.INFO for record in caplog.records)
 
 
 async def test_missed_days_are_sent_oldest_first_and_idle_days_are_not(workspace: Path, receiver: Receiver) -> None:
@@ -112,7 +112,7 @@ async def test_channel_that_is_down_gets_it_later_and_the_other_not_twice(
     assert not await send_due(both, AT, NOW)
     assert await send_due(both, AT, NOW)
     assert [came.told["id"] for came in receiver.came] == [receiver.came[0].told["id"]] * 2
-    assert sum("1 done" in record.message for record in caplog.records) == 1
+    assert sum("1 succeeded" in record.message for record in caplog.records) == 1
 
 
 async def test_two_workers_of_a_host_send_it_once(workspace: Path, receiver: Receiver) -> None:

@@ -74,7 +74,7 @@ def test_a_go_program_that_ends_before_its_tests_has_no_report(go: Callable[[str
     seen, said = go("exit 0")
     assert seen.checkers == ("go",)
     assert not seen.complete["go"]
-    assert "exited with 0" in said
+    assert "ended with 0" in said
 
 
 def test_flags_of_go_in_the_command_stay(observe: Observe) -> None:

@@ -110,7 +110,7 @@ def test_another_host_gets_every_checkpoint_byte_for_byte(first: Host, host) -> 
     second, records = host("second"), []
     scope = second.scope(epoch + 1)
     second.copies.trees.make_workspace(scope)
-    head = second.copies.take(scope, last, lambda _head, record: records.append(record))
+    head = second.copies.claim(scope, last, lambda _head, record: records.append(record))
     with GitWorkspaces().hold(scope) as tree:
         for record in records:
             tree.restore(record.tree)
@@ -301,7 +301,7 @@ def test_of_two_conditional_writes_one_wins(bucket: S3Bucket) -> None:
 def test_server_that_ignores_conditions_is_refused() -> None:
     with careless_server() as settings:
         bucket = S3Bucket(settings)
-        with pytest.raises(SettingsError, match=r"ignores conditional writes .If-None-Match.: two hosts could go on"):
+        with pytest.raises(SettingsError, match=r"ignores conditional writes .If-None-Match.: two hosts could continue"):
             probe(bucket, str(bucket))
 
 
