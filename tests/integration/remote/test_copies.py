@@ -333,4 +333,4 @@ def test_copies_of_an_episode_that_was_moved_are_not_forgotten_by_the_host_befor
     second.take(epoch + 1)
     assert first.copies.delete_copies("ep-1") == 0
     assert len(bucket.names("ep-1")) == 2
-    assert second.copies.forget("ep-1") == 1
+    assert second.copies.delete_copies("ep-1") == 1
