@@ -301,7 +301,9 @@ def test_of_two_conditional_writes_one_wins(bucket: S3Bucket) -> None:
 def test_server_that_ignores_conditions_is_refused() -> None:
     with careless_server() as settings:
         bucket = S3Bucket(settings)
-        with pytest.raises(SettingsError, match=r"ignores conditional writes .If-None-Match.: two hosts could continue"):
+        with pytest.raises(
+            SettingsError, match=r"ignores conditional writes .If-None-Match.: two hosts could continue"
+        ):
             probe(bucket, str(bucket))
 
 
