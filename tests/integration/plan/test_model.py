@@ -101,7 +101,7 @@ def test_answer_that_never_fits_is_a_logic_failure_that_is_paid_for(tmp_path: Pa
     done = ask(tmp_path, server, schema=CLAIMS)
     assert done.failure is not None
     assert done.failure.failure_class is FailureClass.LOGIC
-    assert "3 tries" in done.failure.reason
+    assert "3 attempts" in done.failure.reason
     assert done.api_calls == 3
     assert done.usage is not None
     assert done.usage.output_tokens

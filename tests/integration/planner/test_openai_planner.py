@@ -122,7 +122,7 @@ async def test_answer_that_stays_malformed_ends_in_a_verdict_with_all_usage() ->
         answer = await ask(server, corrections=2)
     assert answer.verdict is PlanVerdict.MALFORMED
     assert answer.message is None
-    assert "3 tries" in answer.reason
+    assert "3 attempts" in answer.reason
     assert len(server.requests) == 3
     assert answer.usage is not None
     assert answer.usage.input_tokens == sum(len(asked.text) // 4 for asked in server.requests)
