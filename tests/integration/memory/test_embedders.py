@@ -51,8 +51,8 @@ def test_vectors_of_a_service_come_in_the_order_of_the_texts(service: EmbeddingS
     ("fault", "said"),
     [
         ("busy", "overloaded"),
-        ("short", "gave 0 vectors of length 1536 for 2 texts"),
-        ("few", "gave 1 vectors of length 1536 for 2 texts"),
+        ("short", "returned 0 vectors of length 1536 for 2 texts"),
+        ("few", "returned 1 vectors of length 1536 for 2 texts"),
         ("garbage", "model text-embedding-3-large returned no vectors"),
         ("hang", "model text-embedding-3-large returned no vectors"),
     ],
