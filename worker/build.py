@@ -44,12 +44,14 @@ from activities.workspace.working_tree import GitWorkspaces
 from tightloop.client.execution import KINDS, SEALS
 from tightloop.client.sealing import SealingCodec
 from tightloop.database.ledger import open_project
+from tightloop.episode.exit_status import BASH, has_pipe, refuse_masked
 from tightloop.episode.model import EpisodeRequest
+from tightloop.errors import InvalidRequestError
 from tightloop.host import state_home
 from tightloop.host.identity import home_queue, host_identity
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.settings import PlannerSettings, Settings
-from tightloop.value import build_models
+from tightloop.value import build_models, shorten
 from worker.composition import (
     Adapters,
     activities_of,
@@ -323,7 +325,7 @@ def _key_of(client: Client) -> str:
 
 def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     workspace = WorkspaceActivities(
-        use.workspaces, use.stores, use.ledgers, use.differ, use.has_ended, _names_known_to(use)
+        use.workspaces, use.stores, use.ledgers, use.differ, use.has_ended, _refusal_by(use)
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
     proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench)
@@ -373,10 +375,20 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     )
 
 
-def _names_known_to(use: Adapters) -> Callable[[EpisodeRequest], None]:
-    """Return a check that rejects a request with an unknown executor, unless another queue serves executors."""
+def _refusal_by(use: Adapters) -> Callable[[EpisodeRequest], None]:
+    """Return a function that rejects requests which this worker cannot carry out.
+
+    It rejects unknown executors, unless another queue serves executors, and checks that cannot fail or need bash.
+    """
 
     def refuse(episode: EpisodeRequest) -> None:
+        refuse_masked(episode.definition_of_done)
+        piped = next((check.run for check in episode.definition_of_done if has_pipe(check.run)), "")
+        if piped and not Path(BASH).exists():
+            raise InvalidRequestError(
+                f"the check {shorten(piped, 80)!r} has a pipe, which needs {BASH}: other shells ignore the failure of "
+                "all but its last command. Install bash on this host, or write the check without a pipe"
+            )
         if not episode.queues.executor:
             for name in (episode.executor.name, *episode.executor.fallback):
                 use.executors(name)

@@ -29,10 +29,11 @@ from tightloop.client.setup import NotAllowedError, set_up
 from tightloop.client.sign_in import has_sign_in, signed_in
 from tightloop.database.ledger import close_ledgers
 from tightloop.episode.check import Check
-from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
+from tightloop.episode.model import EpisodeRequest, EpisodeStatus
 from tightloop.errors import WorkspaceError
 from tightloop.host.programs import find_trusted_program, own_environment, trusted_path
 from tightloop.ledger.alert import episode_link
+from tightloop.run.outcome import is_plain_success
 from tightloop.settings import Settings
 from tightloop.value import shorten
 from tightloop.wording import budget_line
@@ -355,7 +356,7 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
                 await client.result(episode_id)
             status = await client.status(episode_id)
         assert isinstance(status, EpisodeStatus)
-        green = status.outcome is EpisodeOutcome.SUCCEEDED
+        green = is_plain_success(status.status, status.qualifier)
         stat = _git(workspace, "diff", "--stat", "HEAD")
         print(f"\nWhat changed in {workspace}:\n{stat.stdout.rstrip()}")
         spent = budget_line(status.spent, status.budget)

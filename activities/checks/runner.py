@@ -9,6 +9,7 @@ from activities.checks.activity import CheckView, CommandResult
 from activities.process import GRACE_S, Reason
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, build_spec
 from tightloop.episode.check import Check
+from tightloop.episode.exit_status import check_argv
 from tightloop.settings import SandboxSettings
 
 # POSIX shell: exit status if the command is not found.
@@ -18,7 +19,7 @@ _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution
 
 
 class ProcessCheckRunner:
-    """Runs each check with `/bin/sh` in the sandbox. If a program is missing, the exit code is 127."""
+    """Runs each check with a shell in the sandbox. If a program is missing, the exit code is 127."""
 
     def __init__(self, sandbox: Sandbox, settings: SandboxSettings, *, grace_s: float = GRACE_S) -> None:
         self._sandbox = sandbox
@@ -40,7 +41,7 @@ class ProcessCheckRunner:
             SandboxUnavailableError: no sandbox works on this host. Not retryable, because a person has to install one.
             SettingsError: the sandbox settings refer to a missing path. Not retryable.
         """
-        argv = ("/bin/sh", "-c", check.run)
+        argv = check_argv(check.run)
         spec = build_spec(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
         spec = replace(
             spec,

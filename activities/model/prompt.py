@@ -22,11 +22,15 @@ class Prompts:
     """The prompt files in a folder.
 
     Templates limit the values they insert with the filters `start`, `end` and `items`. Each filter takes a share of the
-    whole in percent, so that no prompt grows with the length of an episode.
+    whole in percent, so that no prompt grows with the length of an episode. `all_items` has no limit. It is for
+    messages of people, which are limited when they are sent.
     """
 
     def __init__(self, folder: Path, *, context_characters: int) -> None:
-        """Load `folder`. A prompt has at most `context_characters`, but never less than `SMALLEST_CONTEXT`."""
+        """Load `folder`.
+
+        A prompt has at most `context_characters` plus the messages of people. The limit is at least `SMALLEST_CONTEXT`.
+        """
         self._characters = max(context_characters, SMALLEST_CONTEXT) * SHARED_OUT
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(folder),
@@ -37,7 +41,7 @@ class Prompts:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(start=self._start, end=self._end, items=self._items)
+        self._environment.filters.update(start=self._start, end=self._end, items=self._items, all_items=_all_items)
         digest = hashlib.sha256()
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             content = path.read_bytes()
@@ -75,6 +79,11 @@ class Prompts:
                 break
             lines.append(line)
         return "\n".join(reversed(lines))
+
+
+def _all_items(items: Sequence[str]) -> str:
+    """Return a Markdown list."""
+    return "\n".join("- " + item.replace("\n", "\n  ") for item in items)
 
 
 WITHHELD = "[withheld: privacy.prompts is summary]"

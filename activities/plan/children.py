@@ -41,6 +41,7 @@ from tightloop.plan.request import INPUT_CHARACTERS, SOURCE_BYTES, PlanOutcome, 
 from tightloop.plan.step import Access, Alternative, BranchAction, Capability, Step, SubplanAction
 from tightloop.plan.text.writing import write_plan
 from tightloop.plan.validation import check_text
+from tightloop.run.outcome import headline
 from tightloop.settings import Settings
 from tightloop.value import ArtifactRef, clip, format_count, shorten
 from tightloop.value.scrub import scrub
@@ -504,6 +505,7 @@ class StepChildren:
             run_result = self._branches.settle(work, request)
         else:
             child, outcome, reason = request.children[0], request.outcomes[0], request.reasons[0]
+            qualifier = request.qualifiers[0] if request.qualifiers else ""
             outputs: dict[str, Any] = {"outcome": outcome, "reason": reason, "tree": request.trees[0]}
             evidence: tuple[EvidenceNote, ...] = ()
             if work.step.capability is Capability.SUBPLAN:
@@ -519,7 +521,7 @@ class StepChildren:
                 command=f"start {child}",
                 failure=problem,
                 evidence=evidence,
-                summary=shorten(f"{child} ended {outcome}" + (f": {reason}" if reason else ""), 200),
+                summary=shorten(f"{child} ended {headline(outcome, qualifier, reason)}", 200),
             )
             if work.step.tree_access is Access.MERGES:
                 run_result = self._own.settle(work, request, run_result)

@@ -200,6 +200,8 @@ class SettleRequest(Value):
     outcomes: tuple[str, ...] = ()
     """Outcomes in the same order as `children`."""
     reasons: tuple[str, ...] = ()
+    qualifiers: tuple[str, ...] = ()
+    """What keeps each success from being a plain success."""
     trees: tuple[str, ...] = ()
     cost_usd: float = 0.0
     tokens: int = 0

@@ -188,10 +188,10 @@ class HeuristicPlanner:
         report = briefing.checks
         if report is None or not report.results:
             return _gave_up("no check has run: name at least one command in the definition of done, such as pytest -q")
+        if briefing.takes_whole_plans and (briefing.asked_for or not report.green):
+            return _handed_over(briefing, report)
         if report.green:
             return _claims_done(len(report.results))
-        if briefing.takes_whole_plans:
-            return _handed_over(briefing, report)
         tried = parse_history(briefing.plan_request.history if briefing.plan_request else ())
         finder = FixFinder(report, tried, briefing.programs)
         rules = RuffRules()
@@ -201,10 +201,10 @@ class HeuristicPlanner:
         # Fixes of the same failure come before any rule, fixes of similar failures before giving up.
         recollections = finder.select_patterns(briefing.remembered or (), exact=bool(fixes))
         if recollections:
-            return _repeat_solutions(report, recollections, fixes)
+            return _with_notes(_repeat_solutions(report, recollections, fixes), briefing.notes)
         if not fixes:
             return _gave_up(finder.why_none(rules))
-        return _plan_first_fix(report, fixes)
+        return _with_notes(_plan_first_fix(report, fixes), briefing.notes)
 
 
 def _failing(report: CheckReport) -> str:
@@ -215,6 +215,14 @@ def _failing(report: CheckReport) -> str:
 
 def _gave_up(reason: str) -> PlannerAnswer:
     return PlannerAnswer(verdict=PlanVerdict.GAVE_UP, reason=reason, model=MODEL)
+
+
+def _with_notes(answer: PlannerAnswer, notes: tuple[str, ...]) -> PlannerAnswer:
+    """Add the messages of people to the plan, because rules cannot follow them."""
+    if answer.message is None or not notes:
+        return answer
+    context = "\n\n".join((*notes, answer.message.context))
+    return answer.evolve(message=answer.message.evolve(context=context))
 
 
 def _claims_done(count: int) -> PlannerAnswer:
@@ -245,9 +253,10 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     before = (f"What helped before in this project: {'. '.join(solutions)}",) if solutions else ()
     message = PlanMessage(
         context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]), *before)),
-        steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5]),
+        steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5])
+        or (PlannedStep(title="Do what the message asks for"),),
         reflection=Reflection(
-            diagnosis=_failing(report),
+            diagnosis=_failing(report) if failed else "every check passes, and a message asks for more",
             action_items=("fix the causes that the outputs show", "change nothing that the goal does not need"),
         ),
         alignment=Alignment(answer="yes", rationale="the agent is asked for the goal and its checks only"),

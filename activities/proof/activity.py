@@ -13,11 +13,11 @@ from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, Lock
 from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
-from tightloop.episode.check import CheckReport
+from tightloop.episode.check import FAILING_LIMIT, CheckReport
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.report import CheckBaseline, InitialState
 from tightloop.safety.drift import DriftCause
-from tightloop.value import ArtifactRef
+from tightloop.value import ArtifactRef, shorten
 
 if TYPE_CHECKING:
     from activities.proof.checkouts import LocalCheckouts
@@ -33,7 +33,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def begin(self, request: BeginRequest) -> BeginResult:
-        """Run every check to get a baseline, as `verify` does, and record the untracked files. Idempotent."""
+        """Run every check to get a baseline, and record the untracked files. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         # If work has already been done, the checks say nothing about the initial tree.
         checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
@@ -48,10 +48,16 @@ class ProofActivities:
             finally:
                 # Also after a cancellation: leftovers of a check must not be taken for a person's edits.
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
-        report = CheckReport(tree=request.expected_tree, results=tuple(result for result, _ in outcomes))
+        report = CheckReport(tree=request.expected_tree, results=tuple(outcome.result for outcome in outcomes))
         baselines = tuple(
-            CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=observation)
-            for result, observation in outcomes
+            CheckBaseline(
+                run=result.run,
+                passed=result.passed,
+                flaky=is_flaky,
+                exit_code=result.exit_code,
+                observation=observation,
+            )
+            for result, observation, is_flaky in outcomes
         )
         beginning = InitialState(
             tree=inherited.tree if inherited else request.base_tree or request.expected_tree,
@@ -60,11 +66,13 @@ class ProofActivities:
             ignored=store.put(manifest, name="beside the tree", media_type="application/zlib"),
         )
         verification = verification_of(store, report, find_model(store, request.compare_with, CheckReport))
+        flaky = tuple(shorten(outcome.result.name, 80) for outcome in outcomes if outcome.is_flaky)
         return BeginResult(
             verification=verification.evolve(
                 drift=drift,
                 touched=touched,
                 checks_touched_tree=touched is not None,
+                flaky=flaky[:FAILING_LIMIT],
                 attempt=activity.info().attempt,
             ),
             beginning=put_model(store, beginning, name="beginning"),
@@ -85,6 +93,8 @@ class ProofActivities:
                 beginning=find_model(store, request.beginning, InitialState),
                 allowed=request.allow,
                 earlier=find_model(store, request.earlier, Proof),
+                seen_to_fail=request.seen_to_fail,
+                flaky=request.flaky,
             )
         return store_proof(store, proof).evolve(drift=drift, attempt=activity.info().attempt)
 

@@ -111,6 +111,10 @@ class ProveRequest(Value):
     """Proof findings to accept without asking."""
     earlier: ArtifactRef | None = None
     """Earlier proof that may be reused, from an episode within the plan."""
+    seen_to_fail: bool = True
+    """True if at least one check failed before it passed."""
+    flaky: tuple[str, ...] = ()
+    """Checks that failed once and passed when they were repeated without a change."""
 
 
 class ProveResult(Value):
@@ -118,6 +122,8 @@ class ProveResult(Value):
 
     proof: ArtifactRef
     verdict: ProofVerdict
+    files_changed: int | None = None
+    """Number of files that differ from the initial tree."""
     title: str = ""
     """Sentence about the first finding. Empty if there are no findings."""
     evidence: tuple[str, ...] = ()

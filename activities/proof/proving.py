@@ -15,7 +15,8 @@ from activities.proof.port import Files, LockedTrees, ProveResult, TreeFile, Unt
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import check_work
-from tightloop.episode.check import Check, CheckResult, ProofRule
+from tightloop.episode.check import Check, CheckResult, CheckStatus, ProofRule
+from tightloop.episode.exit_status import check_argv
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import (
     FILES_LIMIT,
@@ -66,6 +67,14 @@ if TYPE_CHECKING:
 TAIL_CHARACTERS = 1_200
 
 
+class CheckedTwice(NamedTuple):
+    """Result of a check that was repeated if it failed."""
+
+    result: CheckResult
+    observation: Observation
+    is_flaky: bool
+
+
 class Runs:
     """Runs checks on a locked tree on disk."""
 
@@ -81,8 +90,10 @@ class Runs:
         self.tree, self.store, self.checkouts = tree, store, checkouts
         self._runner, self._cancelled, self._heartbeat = runner, cancelled, heartbeat
 
-    def run_in_place(self, checks: tuple[Check, ...], expected_tree: str) -> list[tuple[CheckResult, Observation]]:
-        """Run every check in the working tree.
+    def run_in_place(self, checks: tuple[Check, ...], expected_tree: str) -> list[CheckedTwice]:
+        """Run every check in the working tree, and repeat the ones that fail.
+
+        A check that passes the second time fails at random, so its failure says nothing about the work.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -92,7 +103,14 @@ class Runs:
             for number, check in enumerate(checks, start=1):
                 self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
                 result, observation = self._run_observed_check(check, room, CheckView())
-                results.append((result.evolve(tree=expected_tree), observation))
+                is_flaky = False
+                # A missing program stays missing, and a check that ran out of time would cost as much time again.
+                if result.status is CheckStatus.FAILED:
+                    self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "repeated check"))
+                    second, second_observation = self._run_observed_check(check, room, CheckView())
+                    if is_flaky := second.passed:
+                        result, observation = second, second_observation
+                results.append(CheckedTwice(result.evolve(tree=expected_tree), observation, is_flaky))
         return results
 
     def run_in_checkout(
@@ -153,7 +171,7 @@ def _check_run(
     return CheckRun(
         name=shorten(check.title, 200),
         run=check.run,
-        argv=("/bin/sh", "-c", check.run),
+        argv=check_argv(check.run),
         status=result.status,
         exit_code=result.exit_code,
         duration_s=result.duration_s,
@@ -208,6 +226,11 @@ class Difference:
                 del files[path]
             files[file.path] = old
         return files
+
+    @property
+    def count(self) -> int:
+        """Number of changed files, excluding caches."""
+        return len(self._changed)
 
     def configuration(self) -> tuple[ConfigurationFile, ...]:
         """Return the digests of delivered files that contain checker configuration."""
@@ -320,7 +343,11 @@ def store_proof(store: ArtifactStore, proof: Proof) -> ProveResult:
     lines = [*evidence_lines(proof), *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
     evidence = tuple(shorten(scrub(line), LINE_CHARACTERS) for line in lines[:EVIDENCE_LINES])
     return ProveResult(
-        proof=put_model(store, proof, name="proof"), verdict=proof.verdict, title=title, evidence=evidence
+        proof=put_model(store, proof, name="proof"),
+        verdict=proof.verdict,
+        files_changed=proof.files_changed,
+        title=title,
+        evidence=evidence,
     )
 
 
@@ -333,8 +360,21 @@ def prove_tree(
     beginning: InitialState | None,
     allowed: tuple[ProofRule, ...] = (),
     earlier: Proof | None = None,
+    seen_to_fail: bool = True,
+    flaky: tuple[str, ...] = (),
 ) -> Proof:
     """Return the proof of a locked tree on disk. `earlier` is reused if its inputs are identical.
+
+    Args:
+        use: runs the checks.
+        subject: the work, with its definition of done.
+        workflow_id: id of the episode or plan.
+        delivered: tree to prove.
+        beginning: initial state.
+        allowed: findings to accept without asking.
+        earlier: earlier proof.
+        seen_to_fail: whether at least one check failed before it passed.
+        flaky: checks that fail at random.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.
@@ -378,7 +418,10 @@ def prove_tree(
         changed=change.guarded[:FILES_LIMIT],
         changed_count=len(change.guarded),
         configuration=change.configuration(),
-        verdict=verdict_of(findings),
+        files_changed=change.count,
+        seen_to_fail=seen_to_fail,
+        flaky=flaky,
+        verdict=verdict_of(findings, proves=seen_to_fail and change.count > 0),
         findings=tuple(
             finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
             for finding in findings

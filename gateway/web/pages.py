@@ -65,13 +65,15 @@ def badge(status: str, *, waits: bool = False) -> Badge:
     """Return a status's badge.
 
     Args:
-        status: status of an episode, plan, loop, task or step, in upper or lower case.
+        status: status of an episode, plan, loop, task or step, in upper or lower case, with any qualifier.
         waits: whether a person is needed. This overrides the status.
     """
     state = status.lower()
     if waits or state in _NEEDS:
         return NEEDS_RESPONSE
-    glyph, tone = _TONE_OF.get(state, ("○", "quiet"))
+    word, _, qualifier = state.partition(", ")
+    # A success with a qualifier needs a look, so it does not get the colour of success.
+    glyph, tone = ("!", "paused") if qualifier else _TONE_OF.get(word, ("○", "quiet"))
     return Badge(status_label(state, None).replace("_", " ").capitalize(), glyph, tone)
 
 

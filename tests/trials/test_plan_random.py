@@ -126,7 +126,7 @@ class Course:
     def _holds(self, need: str, step: Step | None) -> bool:
         """Return whether a need has really ended as the specification says, and well enough."""
         status = self.expected[need]
-        if step is not None and step.join is Join.SETTLED and status not in DONE:
+        if step is not None and step.join is Join.ENDED and status not in DONE:
             # It ended somehow, or never starts.
             return not {need, *self.made(need)} & self.running.keys()
         if status is StepStatus.SKIPPED:

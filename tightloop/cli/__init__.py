@@ -4,10 +4,8 @@ import gc
 import sys
 
 YOUNG_OBJECTS = 50_000
-FAILED = 1
 WRONG_INPUT = 2
-NEEDS_PERSON = 3
-"""Exit code of a command that does not wait although a person is needed."""
+"""Exit code after wrong arguments. `tightloop/run/outcome.py` has the exit codes for the outcome of a run."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells (128 + SIGINT)."""
 LOG = "tightloop.log"

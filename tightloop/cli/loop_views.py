@@ -8,6 +8,7 @@ from rich.text import Text
 from tightloop.cli.terminal import apply_colour, plain, table
 from tightloop.loop.control import counts_of
 from tightloop.loop.model import GateCheck, LoopStatus, LoopTask
+from tightloop.run.outcome import headline
 from tightloop.value import shorten
 
 TEXT_SHOWN = 200
@@ -41,7 +42,7 @@ def loop_line(status: LoopStatus) -> str:
 
 def loop_end_lines(status: LoopStatus) -> list[str]:
     """Return the outcome of a plan."""
-    lines = [f"{status.status.value}: {status.reason or 'no reason was given'}"]
+    lines = [headline(status.status.value, status.qualifier, status.reason)]
     return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
 
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import click
 
-from tightloop.cli import FAILED, INTERRUPTED, LOG, WRONG_INPUT
+from tightloop.cli import INTERRUPTED, LOG, WRONG_INPUT
 from tightloop.cli.commands import COMMANDS, Group
 from tightloop.cli.parameters import Option, parameters_of
 from tightloop.errors import InvalidRequestError, PlanError, SettingsError, TightloopError
+from tightloop.run.outcome import FAILED
 
 
 class RootGroup(Group):

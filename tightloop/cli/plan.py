@@ -12,7 +12,6 @@ import click
 from rich.syntax import Syntax
 from rich.text import Text
 
-from tightloop.cli import FAILED
 from tightloop.cli.follow import follow
 from tightloop.cli.parameters import Argument, AsJson, JsonLines, Option, Wait, complete_id
 from tightloop.cli.plan_file import (
@@ -39,6 +38,7 @@ from tightloop.plan.request import SOURCE_BYTES, PlanRequest, PlanStatus, StepLi
 from tightloop.plan.step import Step
 from tightloop.plan.text.reading import read_plan
 from tightloop.plan.text.writing import FORMS, to_mermaid, write_plan
+from tightloop.run.outcome import FAILED
 from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import click
 
-from tightloop.cli import FAILED
 from tightloop.cli.host.server_part import run_again
 from tightloop.cli.parameters import Argument, AsJson, Id, Option
 from tightloop.cli.session import session_of
@@ -19,6 +18,7 @@ from tightloop.client.proof.verify import verify as verify_content
 from tightloop.episode.check import CheckStatus
 from tightloop.episode.proof import ProofVerdict, TestsFrom
 from tightloop.errors import InvalidRequestError
+from tightloop.run.outcome import FAILED, QUALIFIED
 from tightloop.wording import format_count
 
 RESULT_SECONDS = 15.0
@@ -51,6 +51,8 @@ def proof(
     # After the output, because a failed proof is evidence, too.
     if statement.predicate.result is Result.FAILED:
         raise click.exceptions.Exit(FAILED)
+    if statement.predicate.tightloop.verdict is not ProofVerdict.PROVEN:
+        raise click.exceptions.Exit(QUALIFIED)
 
 
 def verify(
@@ -146,6 +148,8 @@ def proof_lines(statement: Statement) -> Iterator[str]:
         yield f"changed: {file.path} ({file.kind.value.replace('_', ' ')} {file.change.value})"
     if details.changed_count > _SHOWN:
         yield f"changed: {details.changed_count - _SHOWN} more"
+    if details.files_changed is not None:
+        yield f"{format_count(details.files_changed, 'file')} changed"
     if not details.changed_count:
         yield "no test, test data or checker configuration changed"
     for sentence in details.not_held:
@@ -155,6 +159,8 @@ def proof_lines(statement: Statement) -> Iterator[str]:
 def _verdict(result: Result, details: Details) -> str:
     if details.verdict is ProofVerdict.ACCEPTED:
         return f"NOT PROVEN, accepted by {details.accepted_by or 'somebody'}"
+    if details.verdict is ProofVerdict.NOT_PROVEN:
+        return f"NOT PROVEN: {', '.join(details.doubts)}"
     if result is Result.FAILED:
         return "NOT PROVEN"
     return "PROVEN" if result is Result.PASSED else "PROVEN, with changes that were announced beforehand"

@@ -11,11 +11,12 @@ from typing import TypeVar
 
 import click
 
-from tightloop.cli import FAILED, INTERRUPTED, LOG, NEEDS_PERSON
+from tightloop.cli import INTERRUPTED, LOG
 from tightloop.client import CLOSED_STATUSES, Kind, RunStatus, TightloopClient
 from tightloop.client.connection import trace_calls
 from tightloop.errors import ServiceUnavailableError
 from tightloop.host import load_settings
+from tightloop.run.outcome import PLAIN, exit_code
 from tightloop.settings import Settings
 
 FLUSH_SECONDS = 1.0
@@ -102,10 +103,9 @@ def operator() -> str:
 
 
 def exit_with_status(last: RunStatus | None) -> None:
-    """Exit with code 1 if a run ended without success, or with code 3 if it is waiting for a person.
-
-    Return on success.
-    """
-    if last is None or last.list_status in ("succeeded", "completed", "verified"):
+    """Exit with the code for the outcome of a run, see `tightloop/run/outcome.py`. Return on a plain success."""
+    if last is None:
         return
-    raise click.exceptions.Exit(FAILED if last.list_status in CLOSED_STATUSES else NEEDS_PERSON)
+    code = exit_code(last.list_status, last.qualifier, is_closed=last.list_status in CLOSED_STATUSES)
+    if code != PLAIN:
+        raise click.exceptions.Exit(code)

@@ -17,6 +17,7 @@ from tightloop.client import TightloopClient
 from tightloop.client.workers import explain_idle
 from tightloop.coder.model import CODER
 from tightloop.episode.check import ProofRule
+from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.episode.progress.classification import Preset, apply_preset_to_request
 from tightloop.errors import InvalidRequestError, TightloopError
@@ -104,6 +105,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
         raise InvalidRequestError(f"{first_problem(error)}. For example: {_EXAMPLE}") from error
     request = settings.with_defaults(request)
     request.check()
+    refuse_masked(request.definition_of_done)
     return request
 
 

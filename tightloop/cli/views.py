@@ -17,6 +17,7 @@ from rich.text import Text
 
 from tightloop.cli.terminal import apply_colour, panel, plain, table
 from tightloop.host import diff_command
+from tightloop.run.outcome import headline
 from tightloop.wording import (
     budget_line,
     counts_line,
@@ -131,6 +132,10 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     return lines
 
 
+def _qualified(word: str, status: Any) -> str:
+    return f"{word}, {status.qualifier}" if status.qualifier else word
+
+
 _TREE_DIGITS = 12
 
 
@@ -157,7 +162,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
     label = status_label(status.status, status.questions[0].kind if status.questions else None)
     iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
     return [
-        ("status", apply_colour(label + (", pause requested" if status.pause_requested else ""))),
+        ("status", apply_colour(_qualified(label, status) + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),
         ("workspace", status.workspace),
         ("phase", status.phase),
@@ -168,6 +173,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("executor", status.executor + (f": {status.executor_error}" if status.executor_error else "")),
         ("class", apply_colour(status.probability_class) if status.probability_class else ""),
         ("checks", status.checks),
+        ("changed", "" if status.files_changed is None else format_count(status.files_changed, "file")),
         *(("", f"{check.status}: {check.name}") for check in status.failed_checks),
         ("diagnosis", status.diagnosis),
         ("checkpoint", status.checkpoint_id),
@@ -196,9 +202,10 @@ def episode_line(status: EpisodeStatus) -> str:
 def episode_end_lines(status: EpisodeStatus) -> list[str]:
     """Return the outcome of an episode and the command to continue."""
     outcome = status.outcome if status.outcome is not None else status.status.upper()
+    changed = "" if status.files_changed is None else f" {format_count(status.files_changed, 'file')} changed."
     lines = [
-        f"{outcome}: {status.reason or 'no reason was given'}",
-        f"Checks: {status.checks or 'not run'}. Spent: {budget_line(status.spent, status.budget)}.",
+        headline(outcome, status.qualifier, status.reason),
+        f"Checks: {status.checks or 'not run'}.{changed} Spent: {budget_line(status.spent, status.budget)}.",
         *drift_lines(status.drifts),
     ]
     if status.status == "succeeded":
@@ -238,7 +245,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of the status panel."""
     failed = ((line.id, line.failure.reason if line.failure else "unknown reason") for line in status.failed)
     return [
-        ("status", apply_colour(status.status)),
+        ("status", apply_colour(_qualified(status.status, status))),
         ("plan", status.title + (f", revision {status.revision}" if status.revision > 1 else "")),
         ("workspace", status.workspace),
         ("phase", status.phase),
@@ -269,7 +276,7 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
     """Return the outcome of a plan and the command to show its report."""
     outcome = status.outcome if status.outcome is not None else status.status.upper()
     lines = [
-        f"{outcome}: {status.reason or 'no reason was given'}",
+        headline(outcome, status.qualifier, status.reason),
         f"Steps: {counts_line(status.counts)}. Spent: {spent_line(status.spent)}.",
         *drift_lines(status.drifts),
         f"Report: tightloop export {status.plan_id} --report",
@@ -321,7 +328,7 @@ def list_table(rows: Iterable[Summary | Document]) -> Table:
     result = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
     for row in rows:
         label = status_label(row.status, row.pause_kind)
-        status = apply_colour(label)
+        status = apply_colour(label + (f", {row.qualifier}" if row.qualifier else ""))
         if row.pause_kind and label == row.status:
             status.append(f" ({plain(row.pause_kind)})")
         goal = Text(plain(row.goal.partition("\n")[0]), overflow="ellipsis", no_wrap=True)

@@ -21,7 +21,7 @@ from tightloop.client.status import choose_id, describe_run
 from tightloop.client.viewer import Viewer
 from tightloop.host import load_settings
 from tightloop.host.identity import home_queue
-from tightloop.run.routing import PLAN_WORKFLOW_TYPE
+from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE
 from tightloop.value.arguments import Hint, checks_arguments
 
 if TYPE_CHECKING:
@@ -203,6 +203,10 @@ class TightloopClient(Viewer):
     async def _start(self, workflow_id: str, start: "EpisodeInput | PlanInput | LoopInput", origin: str = "") -> str:
         # Checked here, because an error of the workflow would only show in its result.
         start.check()
+        if start.workflow_type == EPISODE_WORKFLOW_TYPE:
+            from tightloop.episode.exit_status import refuse_masked
+
+            refuse_masked(cast("EpisodeInput", start).definition_of_done)
         if start.workflow_type == PLAN_WORKFLOW_TYPE and (plan := cast("PlanInput", start)).source:
             # Lazy import: it loads a shell parser, which is slow to import.
             from tightloop.plan.validation import check_source
@@ -349,9 +353,11 @@ class TightloopClient(Viewer):
             InvalidRequestError: the call changes nothing, or the episode is closed.
         """
         from tightloop.episode.control import read_amendment
+        from tightloop.episode.exit_status import refuse_masked
 
         arguments = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
         amendment = read_amendment(arguments | ({"executor": executor} if executor else {}))
+        refuse_masked(amendment.definition_of_done)
         changes = amendment.model_dump(mode="json")
         return await self._send_update(episode_id, Kind.EPISODE, "amend_goal", changes, message_id=message_id)
 

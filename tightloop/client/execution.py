@@ -75,6 +75,8 @@ class Summary(Value):
     kind: Kind
     status: str
     """One of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
+    qualifier: str = ""
+    """What keeps a success from being a plain success, in short: `not proven`. The full text is in the status."""
     iteration: int = 0
     """Number of iterations of an episode."""
     pause_kind: str = ""
@@ -166,6 +168,7 @@ async def read_execution(
         kind=kind,
         run_id=info.execution.run_id,
         status=status,
+        qualifier=_qualifier(status, str(attributes.get(STATUS, ""))),
         is_open=is_open,
         refused=info.status == FAILED and attributes.get(STATUS) == REFUSED,
         frozen=frozen if info.status == PAUSED else "",
@@ -291,6 +294,11 @@ def _status_word(kind: Kind, number: int, attribute: str) -> str:
         return _DONE[kind]
     # A run started with Temporal's own tools has no attribute until its first workflow task.
     return _CLOSED_AS.get(number) or (attribute if attribute in OPEN_STATUSES else "running")
+
+
+def _qualifier(status: str, attribute: str) -> str:
+    """Return the qualifier in a value of `TightloopStatus`, such as `succeeded, not proven`."""
+    return attribute.removeprefix(f"{status}, ") if attribute.startswith(f"{status}, ") else ""
 
 
 def moment(stamp: Timestamp) -> datetime | None:

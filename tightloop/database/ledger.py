@@ -35,7 +35,6 @@ from tightloop.host import state_folder, state_home
 from tightloop.host.identity import host_identity
 from tightloop.ledger.metrics import MetricsFilter, MetricsReport, report_of
 from tightloop.ledger.model import (
-    SUCCEEDED,
     Digest,
     EvidenceLine,
     InboxItem,
@@ -46,6 +45,7 @@ from tightloop.ledger.model import (
     WorkflowPage,
 )
 from tightloop.loop.model import LoopStatus
+from tightloop.run.outcome import is_plain_success, is_success
 from tightloop.settings import Settings
 
 PAGE_LIMIT = 500
@@ -242,21 +242,28 @@ class Ledger:
         begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
         end = begin + timedelta(days=1)
         day_condition = (workflows.c.project == project, workflows.c.closed >= begin, workflows.c.closed < end)
-        good = func.lower(workflows.c.status).in_(sorted(SUCCEEDED))
-        succeeded_query = select(workflows.c.id, workflows.c.goal).where(*day_condition, good)
-        failed_query = select(workflows.c.id, workflows.c.status, workflows.c.details).where(*day_condition, ~good)
+        # A project plan, its dispatch and its tasks are one job.
+        ended_query = (
+            select(*(workflows.c[name] for name in ("id", "goal", "status", "qualifier", "details")))
+            .where(*day_condition, workflows.c.parent == "")
+            .order_by(workflows.c.closed, workflows.c.id)
+            .limit(DIGEST_LINES)
+        )
         worked = (events.c.project == project, events.c.kind == "iteration", events.c.at >= begin, events.c.at < end)
-        by_end = (workflows.c.closed, workflows.c.id)
         with self._database.reading() as connection:
-            ended = connection.execute(succeeded_query.order_by(*by_end).limit(DIGEST_LINES)).all()
-            failed = connection.execute(failed_query.order_by(*by_end).limit(DIGEST_LINES)).all()
+            ended = connection.execute(ended_query).all()
             iterations = connection.execute(select(func.count()).where(*worked)).scalar_one()
             cost = connection.execute(_cost_of(project, day)).scalar() or 0.0
         return Digest(
             project=project,
             day=day,
-            done=tuple(f"{row.id}: {row.goal}" for row in ended),
-            blocked=tuple(f"{row.id}: {_reason(row.details) or row.status}" for row in failed),
+            done=tuple(f"{row.id}: {row.goal}" for row in ended if is_plain_success(row.status, row.qualifier)),
+            qualified=tuple(
+                f"{row.id}: {row.status}, {row.qualifier}" for row in ended if is_success(row.status) and row.qualifier
+            ),
+            blocked=tuple(
+                f"{row.id}: {_reason(row.details) or row.status}" for row in ended if not is_success(row.status)
+            ),
             waiting=self.inbox(project),
             iterations=iterations,
             cost_usd=cost,

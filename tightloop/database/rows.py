@@ -16,8 +16,9 @@ from tightloop.database.schema import clock, days, events, metrics, steps, workf
 from tightloop.episode.control import FALLBACK_MARK
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.ledger.metrics import EndedEpisode, Metric, MetricKind, MetricsFilter
-from tightloop.ledger.model import SUCCEEDED, UNKNOWN, EvidenceLine, StepRow, TrailEvent, WorkflowLine, WorkflowSnapshot
+from tightloop.ledger.model import UNKNOWN, EvidenceLine, StepRow, TrailEvent, WorkflowLine, WorkflowSnapshot
 from tightloop.plan.child import StepStatus
+from tightloop.run.outcome import is_plain_success
 from tightloop.run.question import Question, QuestionKind
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
@@ -304,6 +305,7 @@ def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[floa
         model,
         closed,
         status,
+        qualifier,
         iterations,
         tokens,
         cost,
@@ -317,7 +319,7 @@ def _episode(row: Sequence[Any], answers: Mapping[tuple[str, str], Iterable[floa
         executor=executor.partition(FALLBACK_MARK)[0],
         model=model,
         closed=closed,
-        succeeded=None if status == UNKNOWN else status.lower() in SUCCEEDED,
+        succeeded=None if status == UNKNOWN else is_plain_success(status, qualifier),
         iterations=iterations,
         tokens=tokens,
         cost_usd=cost if cost_known else None,
@@ -336,8 +338,8 @@ def _episodes(which: Iterable[ColumnElement[bool]]) -> Any:
     of_kind = {kind: case((metrics.c.kind == kind.value, metrics.c.value)) for kind in MetricKind}
     row = workflows.c
     columns = (
-        row.project, row.id, row.executor, row.model, row.closed, row.status, row.iteration, row.tokens, row.cost_usd,
-        row.cost_known, row.worked_s, row.interventions,
+        row.project, row.id, row.executor, row.model, row.closed, row.status, row.qualifier, row.iteration,
+        row.tokens, row.cost_usd, row.cost_known, row.worked_s, row.interventions,
     )  # fmt: skip
     # One pass over the metrics; a subquery per kind would read them five times.
     sums = (

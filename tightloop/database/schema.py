@@ -113,6 +113,8 @@ workflows = Table(
     key_column("id"),
     Column("kind", String, nullable=False),
     Column("status", String, nullable=False),
+    text_column("qualifier"),
+    Column("files_changed", Integer),
     text_column("parent", String),
     text_column("goal"),
     text_column("executor"),

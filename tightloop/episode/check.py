@@ -352,6 +352,8 @@ class Verification(Value):
     unchanged: bool = False
     """True if the output is the same as before, including numbers. False if there is no output."""
     newly_failing: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()
+    """Checks that failed and then passed when they were repeated without a change. They count as passed."""
     drift: Drift | None = None
     """Changes found before the checks, compared with the expected tree. They were saved and undone."""
     touched: Drift | None = None

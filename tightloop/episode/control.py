@@ -93,6 +93,13 @@ def read_response(value: Any) -> Remark:
     return remark
 
 
+def message_effect(planner: str) -> str:
+    """Return the effect of a message to the planner, as a reply to its sender."""
+    if planner == "heuristic":
+        return "the planner follows rules and passes the message on to the executor with the next plan"
+    return "the planner will read it"
+
+
 def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: int) -> RestoreTarget:
     """Parse the argument of `restore_checkpoint`.
 

@@ -17,7 +17,7 @@ from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, Tr
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
-from tightloop.run.core import RunResult, RunStatus, Work
+from tightloop.run.core import Evidence, RunResult, RunStatus, Work
 from tightloop.run.routing import Queues, project_of
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
@@ -246,6 +246,12 @@ class EpisodeState(Value):
     """Latest proof of success."""
     refused_tree: str = ""
     """Tree that a person refused even though its checks pass."""
+    seen_to_fail: bool = False
+    """True if a check has failed in this episode, and not only at random. A restore does not reset it."""
+    flaky: tuple[str, ...] = ()
+    """Checks that failed at first and passed when they were repeated without a change."""
+    evidence: Evidence | None = None
+    """Facts from the latest proof."""
     baseline_red: bool = False
     """True if the checks failed before the first plan. In that case, making them pass is the goal itself."""
     reflection: ArtifactRef | None = None
@@ -367,7 +373,9 @@ class EpisodeStatus(RunStatus):
             status=status,
             phase=EpisodePhase.CLOSED,
             outcome=result.outcome,
+            qualifier=result.qualifier,
             reason=result.reason,
+            files_changed=result.files_changed,
             questions=(),
             iteration=max(self.iteration, result.iterations),
             checkpoint_id=result.checkpoint_id or self.checkpoint_id,

@@ -13,12 +13,19 @@ from tightloop.episode.progress.course import reset_counts
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
 from tightloop.executor.asking import ANSWER
 from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
+from tightloop.run.core import Evidence
+from tightloop.run.outcome import Facts, qualify
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered_findings
 from tightloop.value import ArtifactRef, format_count, shorten
 
 # The state is an input of each new run and a query result, so every list in it is bounded.
-NOTES_LIMIT = 5
+NOTES_CHARACTERS = 16_000
+"""Total length of the messages that may wait for the planner. A message beyond that is refused, and none is cut."""
+NOTE_CHARACTERS = 4_200
+"""Maximum length of a note. The longest message fits, with the name of its author."""
+AGENT_NOTES_LIMIT = 5
+"""Number of waiting notes from which on messages of agents are refused."""
 GRANTS_LIMIT = 100
 GRANT_CHARACTERS = 2_000
 FAILED_SHOWN = 5
@@ -51,9 +58,14 @@ def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeS
 
     If the note requests work, the episode stays open until that work is planned.
     """
-    text = shorten(note, 2_000)
-    asked_for = (*state.asked_for, text)[-NOTES_LIMIT:] if asks else state.asked_for
-    return state.evolve(notes=(*state.notes, text)[-NOTES_LIMIT:], asked_for=asked_for)
+    text = shorten(note, NOTE_CHARACTERS)
+    asked_for = (*state.asked_for, text) if asks else state.asked_for
+    return state.evolve(notes=(*state.notes, text), asked_for=asked_for)
+
+
+def has_room_for(state: EpisodeState, text: str) -> bool:
+    """Return whether another message may wait for the planner."""
+    return sum(map(len, state.notes)) + len(text) <= NOTES_CHARACTERS
 
 
 def with_retries(state: EpisodeState, attempt: int) -> EpisodeState:
@@ -123,6 +135,7 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[s
 def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
     """Record the report on a delivery."""
     spent = state.spent.with_usage(report.usage)
+    spent = spent.evolve(deliveries=spent.deliveries + 1)
     limited = report.status is ExecutorStatus.LIMIT_HIT
     fine = report.succeeded or report.question is not None
     # An executor that gives up a denied action has obeyed, so this is not a failure.
@@ -170,6 +183,8 @@ def with_verification(state: EpisodeState, verification: Verification, *, baseli
             checks_green=verification.green,
             checks_text=verification.passed_of_all,
             failed_checks=verification.failed[:FAILED_SHOWN],
+            seen_to_fail=state.seen_to_fail or verification.failed_count > 0,
+            flaky=tuple(dict.fromkeys((*state.flaky, *verification.flaky)))[:FAILED_SHOWN],
             baseline_red=state.baseline_red or (baseline and not verification.green),
         ),
         verification.attempt,
@@ -313,6 +328,8 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         branch=max(initial.branch, *(record.branch for record in records)),
         # A proof compares with the tree before the first plan, not with that of the checkpoint.
         beginning=past.beginning,
+        seen_to_fail=past.seen_to_fail,
+        flaky=past.flaky,
         runs=initial.runs + (newest.runs if newest else 0),
     )
 
@@ -334,8 +351,11 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         branch=current.branch + 1,
         request=current.request or stored.request,
         beginning=current.beginning or stored.beginning,
+        seen_to_fail=current.seen_to_fail or stored.seen_to_fail,
+        flaky=current.flaky or stored.flaky,
         # A proof is about the tree that is being left.
         proof=None,
+        evidence=None,
         refused_tree=current.refused_tree,
         tree=record.tree,
         spent=current.spent,
@@ -371,7 +391,15 @@ def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Ve
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
     """Continue the work even though the checks pass. The planner receives the reason."""
     note = "\n".join((f"Success was not accepted: {title}", *evidence))
-    return with_note(state.evolve(refused_tree=state.tree, proof=None), note, asks=True)
+    return with_note(state.evolve(refused_tree=state.tree, proof=None, evidence=None), note, asks=True)
+
+
+def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
+    """Return what keeps a success from being a plain success, or "" if nothing does."""
+    if outcome is not EpisodeOutcome.SUCCEEDED:
+        return ""
+    evidence = state.evidence or Evidence(seen_to_fail=state.seen_to_fail, flaky=state.flaky)
+    return qualify(Facts(**dict(evidence), worked=state.spent.deliveries > 0))
 
 
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
@@ -379,7 +407,9 @@ def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> Epis
     last = state.last_checkpoint
     return EpisodeResult(
         outcome=outcome,
+        qualifier=qualifier_of(state, outcome),
         reason=shorten(reason, 600),
+        files_changed=state.evidence.files_changed if state.evidence else None,
         iterations=state.spent.iterations,
         checkpoint_id=last.id if last else "",
         tree=state.tree,

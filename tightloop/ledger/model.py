@@ -11,6 +11,7 @@ from pydantic import Field
 from tightloop.episode.model import EpisodeStatus
 from tightloop.ledger.alert import AlertKind, Notice, Subject
 from tightloop.ledger.metrics import Unit
+from tightloop.run.outcome import label
 from tightloop.run.question import Question
 from tightloop.value import Value, format_count, shorten
 from tightloop.value.scrub import scrub
@@ -22,8 +23,6 @@ KEPT, RELEASED = "kept", "released"
 """Kinds of the events that protect a workflow from `tightloop gc` or end this protection. The last event wins."""
 
 
-SUCCEEDED = frozenset({"succeeded", "completed", "verified"})
-"""Statuses that mean success, in lower case."""
 UNKNOWN = "unknown"
 """Status of an ended workflow if Temporal no longer knows the outcome."""
 
@@ -57,6 +56,10 @@ class WorkflowSnapshot(Value):
     """One of `KINDS`."""
     status: str
     """Status as in `tightloop list`: `running`, `paused`, `succeeded`, ..."""
+    qualifier: str = ""
+    """What keeps a success from being a plain success; see `RunResult`."""
+    files_changed: int | None = None
+    """Number of files that differ from the initial tree. None if it is unknown."""
     parent: str = ""
     goal: str = ""
     """Goal of an episode or loop, or title of a plan; at most 200 characters."""
@@ -84,6 +87,11 @@ class WorkflowSnapshot(Value):
     questions: tuple[Question, ...] = ()
     details: dict[str, Any] = Field(default_factory=dict)
     """Complete status as JSON: an `EpisodeStatus`, `PlanStatus` or `LoopStatus`."""
+
+    @property
+    def label(self) -> str:
+        """Status with the short form of its qualifier, such as `succeeded, not proven`."""
+        return label(self.status, self.qualifier)
 
 
 class WorkflowLine(WorkflowSnapshot):
@@ -167,7 +175,9 @@ class Digest(Value):
     project: str
     day: date
     done: tuple[str, ...] = ()
-    """Workflows that succeeded, as `id: goal`."""
+    """Runs that ended with a plain success, as `id: goal`. Runs that belong to a plan count only as part of it."""
+    qualified: tuple[str, ...] = ()
+    """Runs that succeeded with a qualifier, as `id: succeeded, not proven: no check ever failed`."""
     blocked: tuple[str, ...] = ()
     """Blocked workflows as `id: reason`."""
     waiting: tuple[InboxItem, ...] = ()
@@ -191,6 +201,8 @@ def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> Wor
         id=status.episode_id,
         kind="episode",
         status=status.status,
+        qualifier=status.qualifier,
+        files_changed=status.files_changed,
         parent=parent,
         goal=status.goal,
         executor=status.executor,
@@ -250,7 +262,9 @@ def digest_lines(digest: Digest) -> list[str]:
 
 def is_worth_telling(digest: Digest) -> bool:
     """Return whether the digest has any content."""
-    return bool(digest.done or digest.blocked or digest.waiting or digest.iterations or digest.cost_usd)
+    return bool(
+        digest.done or digest.qualified or digest.blocked or digest.waiting or digest.iterations or digest.cost_usd
+    )
 
 
 def newest_day(now: datetime, at: time) -> date:
@@ -298,7 +312,8 @@ def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice
 
 def _counts(digest: Digest) -> str:
     return (
-        f"{digest.project}, {digest.day}: {len(digest.done)} succeeded, {len(digest.blocked)} blocked, "
+        f"{digest.project}, {digest.day}: {len(digest.done)} succeeded, {len(digest.qualified)} to review, "
+        f"{len(digest.blocked)} blocked, "
         f"{format_count(len(digest.waiting), 'question')} open; {format_count(digest.iterations, 'iteration')}, "
         f"${digest.cost_usd:.2f}"
     )
@@ -306,6 +321,7 @@ def _counts(digest: Digest) -> str:
 
 def _details(digest: Digest, *, full: bool) -> Iterator[str]:
     yield from (f"done     {line}" for line in _format_lines(digest.done, full))
+    yield from (f"review   {line}" for line in _format_lines(digest.qualified, full))
     yield from (f"blocked  {line}" for line in _format_lines(digest.blocked, full))
     for item in digest.waiting:
         yield f"waits    {item.workflow_id}: {item.question.title if full else item.question.kind.value}"

@@ -294,6 +294,7 @@ class LoopStatus(RunStatus):
         assert isinstance(result, LoopResult)
         return self.evolve(
             status=result.outcome,
+            qualifier=result.qualifier,
             reason=result.reason,
             questions=(),
             children=(),

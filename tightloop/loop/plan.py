@@ -172,7 +172,7 @@ def project_plan(request: LoopRequest) -> Plan:
                 id=VERIFY,
                 needs=(DISPATCH,),
                 # A failed task must not block `verify`: a person may want the gates for the tasks that completed.
-                join=Join.SETTLED,
+                join=Join.ENDED,
                 failure_modes=_ENDS_PLAN,
                 project=_stage("verify"),
             ),

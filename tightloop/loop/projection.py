@@ -76,6 +76,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         children=plan.children,
         waits_for=plan.waits_for,
         as_of=plan.as_of,
+        qualifier=plan.qualifier,
         reason=_reason(plan, state, tasks, gates),
         tree=plan.tree,
         created_at=facts.created_at,

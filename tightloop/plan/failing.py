@@ -28,7 +28,9 @@ class Recovery(StrEnum):
     ASK = "ask"
     ABORT = "abort"
     SKIP = "skip"
-    """Treat the step as skipped and continue."""
+    """Treat the step as skipped, together with the steps that need it."""
+    CONTINUE = "continue"
+    """Leave the step failed, and start the steps that need it as if it had completed."""
 
 
 class Retry(Document):

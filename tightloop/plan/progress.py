@@ -10,7 +10,7 @@ from tightloop.plan.child import Belief, StepFailure, StepResult
 from tightloop.plan.document import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_beliefs, update_beliefs
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
-from tightloop.run.core import RunInput
+from tightloop.run.core import Evidence, RunInput
 from tightloop.run.question import Answer
 from tightloop.run.routing import PLAN_WORKFLOW_TYPE
 from tightloop.safety.drift import DriftAnswer
@@ -63,6 +63,14 @@ class PlanProgress(Value):
     """Budget, including top-ups."""
     runs: int = 1
     """Number of workflow runs so far, including this run."""
+    seen_to_fail: bool = False
+    """True if a check of the definition of done has failed, and not only at random."""
+    flaky: tuple[str, ...] = ()
+    """Checks that failed at first and passed when they were repeated without a change."""
+    evidence: Evidence | None = None
+    """Facts from the latest proof."""
+    qualifiers: dict[str, str] = Field(default_factory=dict)
+    """What keeps the success of a step's child workflow from being a plain success, by step."""
     beginning: ArtifactRef | None = None
     """Stored `Beginning`, with which the delivered tree is compared. None if there is no definition of done."""
     proof_within: ArtifactRef | None = None
@@ -108,6 +116,13 @@ class PlanProgress(Value):
     def note_answers(self, step: str, answers: tuple[Answer, ...]) -> Self:
         """Keep the answers for a step until its next attempt."""
         return self.evolve(answers={**self.answers, step: answers})
+
+    def note_qualifier(self, step: str, qualifier: str) -> Self:
+        """Record the qualifier of a step's child workflow. An empty one removes that of an earlier attempt."""
+        if qualifier == self.qualifiers.get(step, ""):
+            return self
+        others = {name: text for name, text in self.qualifiers.items() if name != step}
+        return self.evolve(qualifiers={**others, step: qualifier} if qualifier else others)
 
     def note_failure(self, step: str, failure: StepFailure) -> Self:
         """Record the last failure of a step."""

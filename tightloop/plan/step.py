@@ -53,6 +53,15 @@ class StepKind(StrEnum):
     DEPLOY = "deploy"
 
 
+WORK_KINDS = frozenset(
+    {
+        StepKind.RESEARCH, StepKind.ANALYZE, StepKind.SYNTHESIZE, StepKind.IMPLEMENT, StepKind.VALIDATE,
+        StepKind.DEBUG, StepKind.REFACTOR, StepKind.DEPLOY,
+    }
+)  # fmt: skip
+"""Kinds that describe work, which needs an action."""
+
+
 class Capability(StrEnum):
     """Implementation of a step, which determines the runner."""
 
@@ -114,7 +123,7 @@ class Join(StrEnum):
     """Start if all needs are settled, none of them has failed and at least one has completed. Use it to join exclusive
     paths.
     """
-    SETTLED = "settled"
+    ENDED = "ended"
     """Start if all needs have ended in any way: completed, skipped, failed without further retries, or blocked by a
     failed step.
     """

@@ -64,7 +64,7 @@ def read_text(value: Any) -> Remark:
     """Parse a text, or an object with the fields `text`, `by` and `resumes`.
 
     Raises:
-        InvalidRequestError: a field is unknown or invalid.
+        InvalidRequestError: a field is unknown or invalid, or the text is too long.
     """
     if value is None:
         return Remark()
@@ -78,7 +78,13 @@ def read_text(value: Any) -> Remark:
         # The Web UI sends whatever JSON was typed; a number is a remark too, and a signal could not report the refusal.
         value = {"text": value if isinstance(value, str) else shorten(repr(value), 200)}
     remark = read_argument(value, Remark, what="respond", example='"the reason" or {"text": "the reason", "by": "ada"}')
-    return Remark(text=shorten(remark.text.strip(), TEXT_CHARACTERS), by=shorten(remark.by, 80), resumes=remark.resumes)
+    text = remark.text.strip()
+    if len(text) > TEXT_CHARACTERS:
+        raise InvalidRequestError(
+            f"the text has {len(text)} characters; the maximum is {TEXT_CHARACTERS}. Put it into a file of the "
+            "workspace, and name the file"
+        )
+    return Remark(text=text, by=shorten(remark.by, 80), resumes=remark.resumes)
 
 
 def read_remark(value: Any) -> Remark:
@@ -86,7 +92,8 @@ def read_remark(value: Any) -> Remark:
     try:
         return read_text(value)
     except InvalidRequestError:
-        return Remark(text=shorten(str(value), 200))
+        text = value.get("text", value) if isinstance(value, dict) else value
+        return Remark(text=shorten(str(text), TEXT_CHARACTERS))
 
 
 def read_amounts(value: Any, kind: type[A], *, example: str) -> A:

@@ -193,11 +193,30 @@ again.
 """
 
 
+class Evidence(Value):
+    """Facts about a delivered tree that decide whether a success is proven."""
+
+    files_changed: int | None = None
+    """Number of files that differ from the initial tree. None if it is unknown."""
+    seen_to_fail: bool = True
+    """True if at least one check failed before it passed."""
+    flaky: tuple[str, ...] = ()
+    """Checks that failed once and passed when they were repeated without a change."""
+    accepted_by: str = ""
+    """Person who accepted the tree although the proof has findings."""
+    finding: str = ""
+    """First finding of the proof that this person accepted."""
+
+
 class RunResult(Value):
     """Result of a run. Each kind of run defines its outcomes and adds its own fields."""
 
     outcome: str
+    qualifier: str = ""
+    """What keeps a success from being a plain success, such as `not proven: no check ever failed`. Otherwise empty."""
     reason: str = ""
+    files_changed: int | None = None
+    """Number of files that differ from the initial tree. None if it is unknown."""
     tree: str = ""
     """Last tree that the run created or checked."""
     proof: ArtifactRef | None = None
@@ -220,8 +239,12 @@ class RunStatus(Value):
     """Task queue on which a step is waiting for a worker or a free slot, and the time since when it has been waiting.
     """
     tree: str = ""
+    qualifier: str = ""
+    """See `RunResult`. It is empty while the run is open."""
     reason: str = ""
     """Reason for the outcome."""
+    files_changed: int | None = None
+    """See `RunResult`. None while the run is open."""
 
     @property
     @abstractmethod

@@ -30,6 +30,7 @@ from tightloop.executor.asking import (
 )
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.plan.child import child_id
+from tightloop.run.core import Evidence
 from tightloop.run.question import QuestionKind
 from tightloop.safety.drift import DriftCause
 from tightloop.value import ArtifactRef, clip, format_count
@@ -67,7 +68,8 @@ class Proof:
             ),
             ActivityOptions(
                 "checks before the first plan",
-                self._limit + OPEN_TIMEOUT,
+                # Checks that fail are run twice.
+                2 * self._limit + OPEN_TIMEOUT,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done),
             ),
@@ -91,6 +93,8 @@ class Proof:
                 expected_tree=record.state.tree,
                 beginning=record.state.beginning,
                 allow=record.request.allow,
+                seen_to_fail=record.state.seen_to_fail,
+                flaky=record.state.flaky,
             ),
             ActivityOptions(
                 "prove it in a fresh checkout",
@@ -104,7 +108,12 @@ class Proof:
         record.apply(state_changes.with_retries, proved.attempt)
         if record.state.checked_tree != record.state.tree or record.state.asked_for:
             return  # A person edited files, amended the request or asked for more during a pause before the proof.
-        record.replace(record.state.evolve(proof=proved.proof))
+        facts = Evidence(
+            files_changed=proved.files_changed,
+            seen_to_fail=record.state.seen_to_fail,
+            flaky=record.state.flaky,
+        )
+        record.replace(record.state.evolve(proof=proved.proof, evidence=facts))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
         tree = record.state.tree
@@ -124,10 +133,10 @@ class Proof:
             ActivityOptions("record who accepted the proof", HAND_OFF_TIMEOUT, record.request.queues.workspace),
         )
         # Compared again: `do` passes a safe point first, where a pause may have brought edits.
-        if record.state.tree == tree:
-            record.replace(record.state.evolve(proof=accepted))
-            reason = f"all checks pass: {record.state.checks_text}; accepted by {answer.by}: {proved.title}"
-            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, reason)
+        if record.state.tree == tree and not record.state.asked_for:
+            facts = facts.evolve(accepted_by=answer.by, finding=proved.title)
+            record.replace(record.state.evolve(proof=accepted, evidence=facts))
+            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
 
     @property
     def _limit(self) -> timedelta:

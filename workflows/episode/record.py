@@ -261,7 +261,13 @@ class EpisodeView(View):
             work=record.work,
         )
         is_pause_requested = record.core.pause is not None and record.is_running
-        return status.evolve(pause_requested=is_pause_requested, waits_for=self._runner.waits_for, reason=record.reason)
+        return status.evolve(
+            pause_requested=is_pause_requested,
+            waits_for=self._runner.waits_for,
+            qualifier=record.qualifier,
+            reason=record.reason,
+            files_changed=record.state.evidence.files_changed if record.state.evidence else None,
+        )
 
     def details(self) -> str:
         """Return the current details as Markdown."""

@@ -22,6 +22,7 @@ from tightloop.episode.model import RIGHT_INPUT, EpisodeOutcome, EpisodeRequest,
 from tightloop.episode.planning import PlanVerdict
 from tightloop.errors import InvalidRequestError
 from tightloop.run.commands import Remark, read_remark
+from tightloop.run.outcome import headline
 from tightloop.run.question import Answer, AnswerCommand, Question, QuestionKind
 from workflows.episode.iteration import Delivery, Iteration, Proof
 from workflows.episode.record import EpisodeRecord, EpisodeView
@@ -155,31 +156,35 @@ class EpisodeCommands(Commands):
             self._intervene("respond")
         self._record.note(f"{remark.by}: {remark.text}", asks=remark.resumes)
         self._record.log("response", f"{remark.by}: {remark.text}")
-        waiting = self._record.waiting
+        waiting, effect = self._record.waiting, control.message_effect(self._record.request.planner)
         if not self._record.is_paused:
-            return "the planner will read it"
+            return effect
         if not remark.resumes:
-            return "the planner will read it; the episode stays paused"
+            return f"{effect}; the episode stays paused"
         if not all(map(is_ended_by_message, waiting)):
             question = waiting[0]
-            return (
-                f"the planner will read it; {question.id} still waits. Send an answer, for example: {question.example}"
-            )
+            return f"{effect}; {question.id} still waits. Send an answer, for example: {question.example}"
         self._record.close_questions(*(question.id for question in waiting))
-        return "the planner will read it; the episode continues"
+        return f"{effect}; the episode continues"
 
     def read_response(self, message: Any) -> Remark:
         """Parse a message to the planner.
 
         Raises:
-            InvalidRequestError: the message is empty, or an agent has already queued as many messages as the planner
-                reads.
+            InvalidRequestError: the message is empty, there is no room for it, or the episode is being cancelled.
         """
-        remark = control.read_response(message)
-        if not remark.resumes and len(self._record.state.notes) >= state_changes.NOTES_LIMIT:
+        remark, state = control.read_response(message), self._record.state
+        if self._record.core.cancel is not None:
+            raise InvalidRequestError("the episode is being cancelled, so the planner will not read any more messages")
+        if not remark.resumes and len(state.notes) >= state_changes.AGENT_NOTES_LIMIT:
             raise InvalidRequestError(
-                f"{state_changes.NOTES_LIMIT} messages already wait for the planner, which reads them with the next "
-                "plan. Put what matters into the report"
+                f"{len(state.notes)} messages already wait for the planner, which reads them with the next plan. "
+                "Put what matters into the report"
+            )
+        if not state_changes.has_room_for(state, remark.text):
+            raise InvalidRequestError(
+                f"{len(state.notes)} messages already wait for the planner, and there is no room for another one. The "
+                "planner reads them with the next plan; send this message after that"
             )
         return remark
 
@@ -370,8 +375,9 @@ class EpisodeWorkflow(RunWorkflow):
         return result
 
     async def _close(self, outcome: EpisodeOutcome, reason: str) -> None:
-        self._record.close(outcome.value.lower(), reason)
-        self._record.log("closed", f"{outcome.value}: {reason}")
+        qualifier = state_changes.qualifier_of(self._record.state, outcome)
+        self._record.close(outcome.value.lower(), reason, qualifier)
+        self._record.log("closed", headline(outcome.value, qualifier, reason))
         await self._workspace.close(outcome, reason)
         self._record.count_end(outcome)
         self._record.enter_closed_phase()

@@ -141,6 +141,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     ended = await _all([run_child(identity, start, attempt.summary) for identity, start in starts])
     # Of several alternatives one is selected later, so none of their proofs covers the final tree for certain.
     attempt.proof = ended[0].proof if len(ended) == 1 else None
+    attempt.qualifier = "; ".join(dict.fromkeys(end.qualifier for end in ended if end.qualifier))
     settle = attempt.options(f"{attempt.summary}: take over the results", SETTLE_TIMEOUT)
     base = attempt.request.expected_tree if attempt.merges else ""
     if attempt.merges:
@@ -164,6 +165,7 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
         children=tuple(attempt.children),
         outcomes=tuple(end.outcome.value for end in ended),
         reasons=tuple(abridge(end.reason, REASON_CHARACTERS) for end in ended),
+        qualifiers=tuple(end.qualifier for end in ended),
         trees=tuple(end.tree for end in ended),
         cost_usd=sum(end.spent.cost_usd for end in ended),
         tokens=sum(end.spent.tokens for end in ended),

@@ -25,6 +25,7 @@ from tightloop.plan.guard import carry_over_bounds, changed_bounds
 from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanPhase, PlanRequest
 from tightloop.plan.step import Capability
+from tightloop.run.outcome import Facts
 from tightloop.run.question import ChildWait, Question
 from tightloop.run.routing import Queues, project_of
 from tightloop.value import ArtifactRef, abridge, format_count, shorten
@@ -76,6 +77,8 @@ class Attempt:
     """Whether it ended without reporting what it wrote."""
     proof: ArtifactRef | None = None
     """Proof of the tree that the only child left behind."""
+    qualifier: str = ""
+    """What keeps a child's success from being a plain success."""
 
     @property
     def number(self) -> int:
@@ -352,10 +355,25 @@ class PlanContext(Run):
         del step
         self.attempts += 1
 
-    def take_result(self, step: str, result: StepResult) -> None:
-        """Record an attempt's usage and findings."""
-        del step
-        self.progress = self.progress.count_attempt(result)
+    def take_result(self, step: str, result: StepResult, qualifier: str = "") -> None:
+        """Record an attempt's usage and findings. `qualifier` is that of the attempt's child."""
+        self.progress = self.progress.count_attempt(result).note_qualifier(step, qualifier)
+
+    @property
+    def outcome_facts(self) -> Facts:
+        """Facts that decide whether a completed plan is a plain success."""
+        steps, skipped = self.schedule.list_skipped()
+        evidence = dict(self.progress.evidence) if self.progress.evidence else {}
+        return Facts(
+            has_checks=bool(self.schedule.graph.head.checks),
+            steps=len(steps),
+            skipped=skipped,
+            failed=self.schedule.list_tolerated(),
+            dry_run=self.request.dry_run,
+            # A nested plan's changes are proven together with those of its parent.
+            is_part=self.request.depth > 1,
+            **evidence,
+        )
 
     def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
         """Return whether the plan revises itself after this step or its failure."""

@@ -343,7 +343,7 @@ class Dispatch:
     def _settle(self, attempt: Attempt, number: int, result: StepResult) -> None:
         context, schedule = self._context, self._context.schedule
         node, name = schedule.node(number), attempt.name
-        context.take_result(name, result)
+        context.take_result(name, result, attempt.qualifier)
         context.log_drift(result.drift, name)
         if attempt.writes:
             context.set_tree(result.tree)

@@ -16,6 +16,8 @@ from tightloop.plan.document import OnPlanFailure
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.progress import Doubt
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult
+from tightloop.run.core import Evidence
+from tightloop.run.outcome import headline, qualify
 from tightloop.value import abridge
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
@@ -78,19 +80,19 @@ class Ending:
             await context.alerts.send_last(context.alert(AlertKind.FAILED, reason))
         return await self.close(outcome, reason)
 
-    async def close(self, outcome: PlanOutcome, reason: str) -> PlanResult:
+    async def close(self, outcome: PlanOutcome, reason: str, qualifier: str = "") -> PlanResult:
         """Close the plan and return its result.
 
         Raises:
             ApplicationError: the plan failed or was compensated. The error's first detail is the result.
         """
         context = self._context
-        context.close(outcome.value.lower(), abridge(reason, REASON_CHARACTERS))
+        context.close(outcome.value.lower(), abridge(reason, REASON_CHARACTERS), qualifier)
         self._dispatch.count_time()
-        result = PlanResult(outcome=outcome, reason=context.reason)
+        result = PlanResult(outcome=outcome, qualifier=qualifier, reason=context.reason)
         if context.is_open:
             context.schedule.close()
-            context.log("closed", f"{outcome.value}: {context.reason}")
+            context.log("closed", headline(outcome.value, qualifier, context.reason))
             result = await self._store_result(outcome)
         context.enter_closed_phase()
         self._reporting.close()
@@ -137,7 +139,9 @@ class Ending:
             context.log("closed", f"the workspace could not be released: {failure.reason}")
         return PlanResult(
             outcome=outcome,
+            qualifier=context.qualifier,
             reason=context.reason,
+            files_changed=context.progress.evidence.files_changed if context.progress.evidence else None,
             counts=counts,
             tree=context.progress.tree,
             revision=context.progress.revision,
@@ -181,9 +185,14 @@ class PlanProof:
             ),
             context.on_host("checks before the first step", CHECKS_TIMEOUT),
         )
-        context.log_drift(baseline.verification.drift)
-        context.log_drift(baseline.verification.touched)
-        context.progress = context.progress.evolve(beginning=baseline.beginning)
+        verification = baseline.verification
+        context.log_drift(verification.drift)
+        context.log_drift(verification.touched)
+        context.progress = context.progress.evolve(
+            beginning=baseline.beginning,
+            seen_to_fail=context.progress.seen_to_fail or verification.failed_count > 0,
+            flaky=verification.flaky or context.progress.flaky,
+        )
 
     async def holds(self) -> bool:
         """Return whether the definition of done holds on the final tree and is proven.
@@ -208,15 +217,19 @@ class PlanProof:
     @property
     def summary(self) -> str:
         """Closing sentence for a completed plan."""
-        context, doubted = self._context, self._context.progress.doubted
-        if self.is_needed and doubted is not None:
-            return f"all steps are done; accepted by {doubted.accepted_by}: {doubted.title}"
-        if self.is_needed:
-            return "all steps are done, and the definition of done is proven"
-        # A nested plan's changes are proven together with those of its parent.
-        if context.request.dry_run or context.request.depth > 1:
-            return "all steps are done"
-        return "all steps are done; the plan has no definition of done to prove"
+        context = self._context
+        steps, skipped = context.schedule.list_skipped()
+        left = len(skipped) + len(context.schedule.list_tolerated())
+        done = f"{len(steps) - left} of {len(steps)} steps are done" if left else "all steps are done"
+        if not self.is_needed:
+            return done
+        is_proven = self.qualifier == ""
+        return f"{done}, and the definition of done {'is proven' if is_proven else 'passes'}"
+
+    @property
+    def qualifier(self) -> str:
+        """What keeps a completed plan from being a plain success, or "" if nothing does."""
+        return qualify(self._context.outcome_facts)
 
     async def _verify(self) -> bool:
         context = self._context
@@ -228,6 +241,8 @@ class PlanProof:
         )
         context.log_drift(verification.drift)
         context.log_drift(verification.touched)
+        if verification.failed:
+            context.progress = context.progress.evolve(seen_to_fail=True)
         context.log("verified", f"{verification.total - len(verification.failed)} of {verification.total} checks pass")
         # If people changed or paused the plan meanwhile, it is verified again later.
         if not verification.passed and self._context.is_nothing_left:
@@ -255,12 +270,19 @@ class PlanProof:
                 goal=context.request.goal,
                 allow=context.request.allow,
                 earlier=context.progress.proof_within,
+                seen_to_fail=context.progress.seen_to_fail,
+                flaky=context.progress.flaky,
             ),
             # The checks run twice: as delivered, and with the original tests put back.
             context.on_host("prove it in a fresh checkout", 2 * CHECKS_TIMEOUT),
         )
         context.log_drift(proved.drift)
-        context.progress = context.progress.evolve(proof=proved.proof)
+        evidence = Evidence(
+            files_changed=proved.files_changed,
+            seen_to_fail=context.progress.seen_to_fail,
+            flaky=context.progress.flaky,
+        )
+        context.progress = context.progress.evolve(proof=proved.proof, evidence=evidence)
         is_proven = proved.verdict is not ProofVerdict.DOUBTED
         detail = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
         context.log("proven" if is_proven else "doubted", detail)
@@ -277,5 +299,9 @@ class PlanProof:
             lambda: AcceptRequest(scope=context.scope, proof=proof, by=doubted.accepted_by),
             context.on_host("record who accepted the proof", HAND_OFF_TIMEOUT),
         )
-        context.progress = context.progress.evolve(proof=accepted)
+        evidence = context.progress.evidence or Evidence()
+        context.progress = context.progress.evolve(
+            proof=accepted,
+            evidence=evidence.evolve(accepted_by=doubted.accepted_by, finding=doubted.title),
+        )
         return True

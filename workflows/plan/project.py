@@ -39,6 +39,7 @@ from tightloop.loop.projection import event_name, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
 from tightloop.run.core import TimelineLine, with_line
+from tightloop.run.outcome import Facts, label
 from tightloop.run.question import Answer, Question
 from tightloop.value import format_count, shorten
 from workflows.plan.commands import PlanCommands
@@ -146,9 +147,22 @@ class ProjectContext(PlanContext):
         elif step.startswith(GATE_STEP):
             self.log("started", step=step)
 
-    def take_result(self, step: str, result: StepResult) -> None:
+    @property
+    def outcome_facts(self) -> Facts:
+        """Facts that decide whether a verified plan is a plain success.
+
+        The gates replace a definition of done. The episodes of the tasks show whether a check was seen to fail.
+        """
+        tasks, qualifiers = [task.task_id for task in self.facts.tasks], self.progress.qualifiers
+        return Facts(
+            has_checks=bool(self.facts.gate_names),
+            worked=bool(tasks),
+            unproven=[name for name in tasks if name in qualifiers],
+        )
+
+    def take_result(self, step: str, result: StepResult, qualifier: str = "") -> None:
         """Record an attempt's usage and findings, and when a person can dispatch or verify."""
-        super().take_result(step, result)
+        super().take_result(step, result, qualifier)
         if result.note is not None:
             self.facts = self.facts.with_note(step, ProjectNote.model_validate(result.note))
         if result.status is not StepStatus.WAITING or step not in COMMANDS:
@@ -170,9 +184,9 @@ class ProjectContext(PlanContext):
         self.cancel(reason)
         return PlanEnd(reason)
 
-    def close(self, status: str, reason: str) -> None:
+    def close(self, status: str, reason: str, qualifier: str = "") -> None:
         """Record how the plan ended."""
-        super().close(status, reason)
+        super().close(status, reason, qualifier)
         if self.facts.verify_asked_at is not None:
             self.facts = self.facts.evolve(verified_at=self.now())
 
@@ -286,7 +300,7 @@ class ProjectReporting(PlanReporting):
 
     @property
     def _word(self) -> str:
-        return self._view.loop_status().list_status
+        return label(self._view.loop_status().list_status, self._context.qualifier)
 
     def _visible_state(self) -> StatusKey:
         status = self._view.loop_status()

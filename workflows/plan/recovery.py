@@ -342,6 +342,8 @@ class Recovery:
             case RouteAction.SKIP:
                 context.progress = context.progress.settle(name)
                 schedule.finish(number, StepStatus.SKIPPED)
+            case RouteAction.CONTINUE:
+                schedule.fail(number, tolerated=True)
             case RouteAction.REPLAN:
                 schedule.retry_later(number)
                 self._run_aside(self._ask_planner(name, failure))

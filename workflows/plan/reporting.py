@@ -226,7 +226,9 @@ class PlanView(View):
             drifts=context.core.drifts,
             tree=progress.tree,
             proof=progress.proof,
+            qualifier=context.qualifier,
             reason=context.reason,
+            files_changed=progress.evidence.files_changed if progress.evidence else None,
             waits_for=self._activities.waits_for,
         )
 

@@ -154,7 +154,7 @@ class GraphWorkflow(RunWorkflow):
             await self._pursue()
         except PlanEnd as end:
             return await self._ending.end(end)
-        return await self._ending.close(PlanOutcome.COMPLETED, self._proof.summary)
+        return await self._ending.close(PlanOutcome.COMPLETED, self._proof.summary, self._proof.qualifier)
 
     async def _pursue(self) -> None:
         """Start steps and apply results until there is nothing left to do."""

@@ -174,6 +174,7 @@ class Run(Routing, ABC):
         core: state that is passed to the next Temporal run.
         timeline: entries that this Temporal run logged.
         status: `running`, or the final status.
+        qualifier: what keeps a success from being a plain success.
         reason: reason for the end.
         inbox: authenticates messages.
         alerts: sends alerts.
@@ -198,7 +199,7 @@ class Run(Routing, ABC):
         self.id, self.now, self.meter = run_id, now, meter or Meter()
         self.core = run_input.core or RunCore()
         self.timeline = RunTimeline()
-        self.status, self.reason = "running", ""
+        self.status, self.qualifier, self.reason = "running", "", ""
         self.inbox = Inbox(run_input.sealed_as, run_input.heard)
         self.alerts = Alerts(self)
         self.is_reset = self.is_woken = False
@@ -268,9 +269,9 @@ class Run(Routing, ABC):
         """True if the run accepts messages."""
         return self.status == "running"
 
-    def close(self, status: str, reason: str) -> None:
+    def close(self, status: str, reason: str, qualifier: str = "") -> None:
         """Record how the run ended."""
-        self.status, self.reason = status, reason
+        self.status, self.qualifier, self.reason = status, qualifier, reason
 
     def wake(self) -> None:
         """Wake the main loop."""

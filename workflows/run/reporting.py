@@ -14,6 +14,7 @@ from temporalio.exceptions import ActivityError, FailureError
 from activities.tracking.activity import RecordActivities, RecordRequest
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.run.core import REFUSED
+from tightloop.run.outcome import label
 from tightloop.run.question import CHILD_WAITS, WAITS_LIMIT, ChildNote, ChildWait, Question, waits_of
 from tightloop.value import shorten
 from workflows.run.activities import new_activity_id
@@ -341,7 +342,7 @@ class Reporting:
     @property
     def _word(self) -> str:
         """Status that lists show while no answer is needed."""
-        return self._run.status
+        return label(self._run.status, self._run.qualifier)
 
     def _visible_state(self) -> StatusKey:
         return (self.status, *(question.id for question in self._run.waiting))

@@ -90,12 +90,12 @@ class _Prediction:
         edges = [self._edge(source, step.id) for source in self.into.get(step.id, ())]
         any_of = step.join is Join.ANY
         skipped = [status is StepStatus.SKIPPED for status in needs]
-        is_lenient = step.join is Join.SETTLED
+        is_lenient = step.join is Join.ENDED
         misses = bool(skipped) and not is_lenient and (all if any_of else any)(skipped)
         if (edges and all(edge == "dead" for edge in edges)) or misses:
             self.known[step.id] = StepStatus.SKIPPED
             return
-        if step.join is Join.SETTLED:
+        if step.join is Join.ENDED:
             held = all(self._is_over(name) for name in step.needs)
         elif self._is_blocked(step, edges):
             self.blocked.add(step.id)

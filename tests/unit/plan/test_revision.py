@@ -25,7 +25,7 @@ def _revised(schedule: Schedule, old: Plan, new: Plan) -> Schedule:
 
 
 def test_a_revision_that_nobody_asked_for_keeps_what_failed_and_blocks_what_needs_it() -> None:
-    old = _plan(_step("a"), _step("b", "a"), _step("c"), _step("end", "b", "c", join="settled"))
+    old = _plan(_step("a"), _step("b", "a"), _step("c"), _step("end", "b", "c", join="ended"))
     new = _plan(*old.steps[:3], _step("d", on_success=()), old.steps[3].evolve(needs=("b", "c", "d")))
     schedule = Schedule(compile_graph(old))
     assert len(schedule.take(2)) == 2

@@ -97,7 +97,7 @@ class Run:
             assert (name, schedule.attempt(number)) not in self.starts
         self.starts.add((name, schedule.attempt(number)))
         needs = [schedule.status(need) for need in node.needs]
-        if node.join is Join.SETTLED:
+        if node.join is Join.ENDED:
             assert not any(status in (StepStatus.PENDING, StepStatus.RUNNING, StepStatus.WAITING) for status in needs)
             return
         assert all(status in DONE or (node.join is Join.ANY and status is StepStatus.SKIPPED) for status in needs)
@@ -377,7 +377,7 @@ def test_a_step_that_joins_what_is_settled_starts_whatever_came_of_its_needs() -
         Step(id="a"),
         Step(id="b"),
         Step(id="c", needs=("b",)),
-        Step(id="end", needs=("a", "b", "c"), join=Join.SETTLED),
+        Step(id="end", needs=("a", "b", "c"), join=Join.ENDED),
         Step(id="never", needs=("c",)),
     )
     schedule = Schedule(compile_graph(Plan(id="p", steps=steps)))

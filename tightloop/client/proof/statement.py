@@ -19,6 +19,7 @@ from tightloop.client.proof.envelope import read_json
 from tightloop.episode.check import CheckStatus, ProofRule
 from tightloop.episode.proof import ChangedFile, Proof, ProofRun, ProofVerdict, TestsFrom
 from tightloop.errors import ProofError
+from tightloop.run.outcome import Facts, doubts
 from tightloop.value import Value, first_problem
 
 STATEMENT_TYPE: Literal["https://in-toto.io/Statement/v1"] = "https://in-toto.io/Statement/v1"
@@ -121,10 +122,21 @@ class Details(_Part):
     """Changed tests, test data and configuration. `changed_count` is the total number."""
     changed_count: int = 0
     findings: tuple[FindingDetails, ...] = ()
+    files_changed: int | None = None
+    """Number of files that differ from the initial tree."""
+    seen_to_fail: bool = True
+    """True if at least one check failed before it passed."""
+    flaky: tuple[str, ...] = ()
+    """Checks that failed once and passed when they were repeated without a change."""
     not_held: tuple[str, ...] = ()
     """Properties that the proof does not show."""
     started_at: datetime
     ended_at: datetime
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Reasons why the passing checks prove nothing."""
+        return doubts(Facts(seen_to_fail=self.seen_to_fail, flaky=self.flaky, files_changed=self.files_changed))
 
 
 class TestResult(_Part):
@@ -244,6 +256,8 @@ def _contradictions(statement: Statement) -> Iterator[str]:
             yield f"its result is {predicate.result.value}, and tests failed"
         if not details.runs[0].green:
             yield f"its result is {predicate.result.value}, and a command of the definition of done failed"
+        if details.verdict is ProofVerdict.PROVEN and details.doubts:
+            yield f"its verdict is {details.verdict.value}, but {', '.join(details.doubts)}"
         if details.verdict is ProofVerdict.DOUBTED:
             yield f"its result is {predicate.result.value}, and its verdict is {details.verdict.value}"
     if predicate.result is Result.PASSED and (
@@ -281,6 +295,9 @@ def _details(proof: Proof) -> Details:
         changed=proof.changed,
         changed_count=proof.changed_count,
         findings=tuple(FindingDetails.of(finding) for finding in proof.findings),
+        files_changed=proof.files_changed,
+        seen_to_fail=proof.seen_to_fail,
+        flaky=proof.flaky,
         not_held=proof.not_held,
         started_at=proof.started,
         ended_at=proof.ended,

@@ -337,6 +337,10 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
     match predicate.result, details.verdict:
         case Result.PASSED | Result.WARNED, ProofVerdict.PROVEN:
             verification.add(True, f"all {commands} of the definition of done passed in a fresh checkout")
+        case Result.WARNED, ProofVerdict.NOT_PROVEN:
+            reasons = ", ".join(details.doubts) or "it gives no reason"
+            hint = "" if rules.accepted else ". To accept that: --accepted"
+            verification.add(rules.accepted, f"the definition of done passed, but it proves nothing: {reasons}{hint}")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
             hint = "" if rules.accepted else ". To accept that: --accepted"

@@ -147,6 +147,8 @@ class ProofVerdict(StrEnum):
     """Verdict of a proof."""
 
     PROVEN = "proven"
+    NOT_PROVEN = "not_proven"
+    """There are no findings, but the checks prove nothing: none was seen to fail, or no file changed."""
     ACCEPTED = "accepted"
     """There are findings, and a person accepted the tree."""
     DOUBTED = "doubted"
@@ -177,6 +179,12 @@ class Proof(Value):
     """Configuration files in the delivered tree, at most `FILES_LIMIT` of them."""
     verdict: ProofVerdict
     findings: tuple[ProofFinding, ...] = ()
+    files_changed: int | None = None
+    """Number of files that differ from the initial tree."""
+    seen_to_fail: bool = True
+    """True if at least one check failed before it passed."""
+    flaky: tuple[str, ...] = ()
+    """Checks that failed once and passed when they were repeated without a change."""
     accepted_by: str = ""
     """Person who accepted the findings. Empty if nobody did."""
     not_held: tuple[str, ...] = ()

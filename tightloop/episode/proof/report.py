@@ -202,6 +202,8 @@ class CheckBaseline(Value):
 
     run: str
     passed: bool = False
+    flaky: bool = False
+    """True if it failed first and passed when it was repeated without a change."""
     exit_code: int | None = None
     observation: Observation = Observation.model_construct()
 

@@ -224,9 +224,16 @@ def _line(file: ChangedFile) -> str:
     return f"{file.change.value} {file.kind.value.replace('_', ' ')}: {file.path}"
 
 
-def verdict_of(findings: Sequence[ProofFinding]) -> ProofVerdict:
-    """Return the verdict. Announced findings are only evidence."""
-    return ProofVerdict.DOUBTED if any(not finding.announced for finding in findings) else ProofVerdict.PROVEN
+def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> ProofVerdict:
+    """Return the verdict. Announced findings are only evidence.
+
+    Args:
+        findings: findings in the delivered tree.
+        proves: True if a check was seen to fail and files changed. Otherwise, passing checks prove nothing.
+    """
+    if any(not finding.announced for finding in findings):
+        return ProofVerdict.DOUBTED
+    return ProofVerdict.PROVEN if proves else ProofVerdict.NOT_PROVEN
 
 
 def evidence_lines(proof: Proof) -> tuple[str, ...]:

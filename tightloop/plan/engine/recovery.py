@@ -21,7 +21,9 @@ class RouteAction(StrEnum):
     ALTERNATE = "alternate"
     """Compensate the steps in `Route.compensate`, then start the alternate."""
     SKIP = "skip"
-    """Treat the step as skipped and continue."""
+    """Treat the step as skipped, together with the steps that need it."""
+    CONTINUE = "continue"
+    """Leave the step failed, and start the steps that need it as if it had completed."""
     REPLAN = "replan"
     """Ask a planner for a new revision."""
     ASK = "ask"
@@ -77,7 +79,7 @@ def choose_route(
         recovery = None
     # Both enumerations have the same values for these.
     last = RouteAction(on_plan_failure.value)
-    if recovery is Recovery.SKIP or recovery is Recovery.ASK:
+    if recovery in (Recovery.SKIP, Recovery.CONTINUE, Recovery.ASK):
         return Route(action=RouteAction(recovery.value))
     if recovery is Recovery.ABORT:
         # A plan that compensates on failure does so after an abort too.

@@ -11,7 +11,7 @@ from tightloop.plan.engine.graph import Graph, Node
 from tightloop.plan.engine.revision import StepIndex
 from tightloop.plan.engine.state import STATUS_OF, ScheduleState, decode_tries, encode_tries
 from tightloop.plan.engine.verdicts import GOOD, OPEN, Verdicts
-from tightloop.plan.step import Access
+from tightloop.plan.step import Access, StepKind
 
 _READING = (Access.READS, Access.MERGES)
 
@@ -129,6 +129,43 @@ class Schedule:
     def find(self, name: str) -> int | None:
         """Return the number of the step with this ID, or None."""
         return self._index.find(name)
+
+    def list_skipped(self) -> tuple[list[str], list[str]]:
+        """Return the names of the steps that count as work, and of those among them that were skipped.
+
+        Compensation steps, alternates that were not needed, and steps that a decision did not choose do not count.
+        Neither do the steps that only follow them. A template without any items counts as one skipped step.
+        """
+        nodes = range(len(self.graph.nodes))
+        skipped = {number for number in nodes if self._is_skipped(number)}
+        work = [
+            number
+            for number in skipped
+            # With an attempt, it was skipped by its own condition, a recovery or a person.
+            if self._tries[number] > 0 or not any(need in skipped for need in self.graph.nodes[number].needs)
+        ]
+        counted: set[int] = set()
+        while work:
+            number = work.pop()
+            if number not in counted and not self._verdicts.is_unchosen(number):
+                counted.add(number)
+                work += [dependent for dependent in self.graph.dependents[number] if dependent in skipped]
+        steps = [
+            number
+            for number in range(len(self))
+            if not self.is_expanded(number)
+            and self.node(number).kind is not StepKind.COMPENSATION
+            and (number not in skipped or number in counted)
+        ]
+        left_out = [self.name(number) for number in steps if number in counted or self._is_skipped(number)]
+        return [self.name(number) for number in steps], left_out
+
+    def list_tolerated(self) -> list[str]:
+        """Return the names of the failed steps after which the plan continued as if they had completed."""
+        return [self.name(number) for number, letter in enumerate(self._codes) if letter == code.TOLERATED]
+
+    def _is_skipped(self, number: int) -> bool:
+        return self._codes[number] == code.SKIPPED and self.node(number).kind is not StepKind.COMPENSATION
 
     def template(self, number: int) -> tuple[str, int] | None:
         """Return the template ID and the item index of an instance, or None for any other step."""
@@ -263,12 +300,18 @@ class Schedule:
                 self._lengths[f"{node.id}.{output}"] = lengths[output]
         self._end(number, code.COMPLETED)
 
-    def fail(self, number: int, *, alternate: bool = False) -> None:
+    def fail(self, number: int, *, alternate: bool = False, tolerated: bool = False) -> None:
         """Record a final failure.
 
-        If `alternate` is set, the `on_failure` step may start. If this step recovers from the failure, dependents wait
-        for it. Otherwise they are BLOCKED.
+        Args:
+            number: number of the step.
+            alternate: let the `on_failure` step start. If it recovers from the failure, dependents wait for it.
+                Otherwise they are BLOCKED.
+            tolerated: let dependents start as if the step had completed.
         """
+        if tolerated:
+            self._end(number, code.TOLERATED)
+            return
         over = alternate and self.node(number).alternate is not None
         self._end(number, code.FAILED_OVER if over else code.FAILED)
 
@@ -435,7 +478,7 @@ class Schedule:
         if (instances := self._index.instances(source)) is not None:
             # Failed and skipped instances have no output, so the list of outputs is shorter than the list of items.
             return sum(self._codes[instance] == code.COMPLETED for instance in instances)
-        # With `join: settled` a template may start although its source failed; then there is nothing to expand.
+        # With `join: ended` a template may start although its source failed; then there is nothing to expand.
         if self._verdicts.means(source) != GOOD:
             return 0
         for stand_in in self.graph.stand_ins(source):

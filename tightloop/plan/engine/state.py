@@ -32,6 +32,8 @@ SKIPPED: Final = "s"
 FAILED: Final = "f"
 FAILED_OVER: Final = "F"
 """Failed, and its alternate may start."""
+TOLERATED: Final = "t"
+"""Failed, and the steps that need it start as if it had completed."""
 RECOVERED: Final = "v"
 BLOCKED: Final = "b"
 COMPENSATED: Final = "u"
@@ -48,6 +50,7 @@ STATUS_OF = {
     SKIPPED: StepStatus.SKIPPED,
     FAILED: StepStatus.FAILED,
     FAILED_OVER: StepStatus.FAILED,
+    TOLERATED: StepStatus.FAILED,
     RECOVERED: StepStatus.RECOVERED,
     BLOCKED: StepStatus.BLOCKED,
     COMPENSATED: StepStatus.COMPENSATED,

@@ -18,7 +18,7 @@ release others.
 """
 
 _MEANING = {
-    **dict.fromkeys((code.COMPLETED, code.RECOVERED, code.COMPENSATED), GOOD),
+    **dict.fromkeys((code.COMPLETED, code.RECOVERED, code.COMPENSATED, code.TOLERATED), GOOD),
     code.SKIPPED: SKIPPED,
     code.FAILED: BAD,
 }
@@ -28,7 +28,7 @@ _OTHERWISE: Final = 4
 """States of a step, as seen by its conditional edges: failed over, completed, or settled in another way."""
 _SIGNALS = {
     **dict.fromkeys((code.COMPLETED, code.COMPENSATED), _DONE),
-    **dict.fromkeys((code.SKIPPED, code.FAILED), _OTHERWISE),
+    **dict.fromkeys((code.SKIPPED, code.FAILED, code.TOLERATED), _OTHERWISE),
     **dict.fromkeys((code.FAILED_OVER, code.RECOVERED), _OTHERWISE | _FAILED_OVER),
 }
 
@@ -62,6 +62,10 @@ class Verdicts:
         """Return OPEN, GOOD, SKIPPED, BAD or HELD."""
         return self._means[number]
 
+    def is_unchosen(self, number: int) -> bool:
+        """Return whether a step only starts after a choice, a success or a failure that did not happen."""
+        return number < len(self._conditional) and self._conditional[number] and not self._fired_edges[number]
+
     def grow(self, count: int) -> None:
         """Add counters for the template that was expanded last."""
         self._means.extend([OPEN] * count)
@@ -82,7 +86,7 @@ class Verdicts:
         if letter in (code.PENDING, code.BLOCKED) and not self._index.is_instance(number):
             node = self._graph.nodes[number]
             counts = self._needs[number]
-            is_lenient = node.join is Join.SETTLED
+            is_lenient = node.join is Join.ENDED
             all_skipped = counts[SKIPPED] == len(node.needs)
             skipped = not is_lenient and counts[SKIPPED] > 0 and (node.join is not Join.ANY or all_skipped)
             never = self._conditional[number] and not self._fired_edges[number] and not self._undecided[number]

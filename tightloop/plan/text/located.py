@@ -383,7 +383,7 @@ GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
         "folder": "Write `shell: {run: ..., folder: ...}`",
         "depends": "Write `needs:`",
         "dependencies": "Write `needs:`",
-        "continue_on_error": "Write `failure_modes: [{name: any, recover: skip}]`",
+        "continue_on_error": "Write `failure_modes: [{name: any, recover: continue}]`",
         "matrix": _FOR_EACH,
         "loop": _FOR_EACH,
         "fetch": "Write `http: {urls: [...]}`",

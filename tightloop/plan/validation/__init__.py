@@ -3,12 +3,13 @@
 from collections.abc import Collection
 from dataclasses import replace
 
+from tightloop.episode.exit_status import masked_problem
 from tightloop.errors import InvalidRequestError, PlanError, Problem, Severity, did_you_mean
-from tightloop.plan.document import Plan
+from tightloop.plan.document import ArtifactDeclaration, Plan
 from tightloop.plan.step import StepKind
 from tightloop.plan.text.reading import ReadPlan, read_parts
 from tightloop.plan.validation.edges import Report, Scope, check_edges, find_repeats, longest
-from tightloop.plan.validation.references import check_policy, check_references
+from tightloop.plan.validation.references import check_policy, check_references, outputs_of, results_of
 from tightloop.plan.validation.step import check_commands, check_step
 from tightloop.value import format_count
 
@@ -109,6 +110,16 @@ def _index(scope: Scope) -> dict[str, int]:
     return index
 
 
+def _check_definition_of_done(scope: Scope) -> None:
+    plan, report = scope.plan, scope.report
+    for number, check in enumerate(plan.definition_of_done):
+        if not check.run.strip():
+            message = f"check {number + 1} of the definition of done has no command"
+            report.error("empty-check", ("definition_of_done", number), message, "Write `run:`")
+        elif problem := masked_problem(check.run):
+            report.error("masked-check", ("definition_of_done", number), problem, "")
+
+
 def _check_plan(scope: Scope) -> None:
     plan, report = scope.plan, scope.report
     if plan.id.endswith("*"):
@@ -121,10 +132,7 @@ def _check_plan(scope: Scope) -> None:
             f"{plan.budget.max_attempts}"
         )
         report.error("max-attempts", ("budget", "max_attempts"), message, "Raise it")
-    for number, check in enumerate(plan.definition_of_done):
-        if not check.run.strip():
-            message = f"check {number + 1} of the definition of done has no command"
-            report.error("empty-check", ("definition_of_done", number), message, "Write `run:`")
+    _check_definition_of_done(scope)
     for number, name in find_repeats(hypothesis.id for hypothesis in plan.hypotheses):
         report.error("double-id", ("hypotheses", number), f"hypothesis '{name}' occurs twice", "Rename one")
     for number, name in find_repeats(declaration.name for declaration in plan.artifacts):
@@ -135,9 +143,21 @@ def _check_plan(scope: Scope) -> None:
             message = f"artifact '{artifact.name}' comes from '{artifact.from_step}', which is not a step"
             hint = report.closest(artifact.from_step, ids)
             report.error("unknown-step", ("artifacts", number, "from_step"), message, hint)
+        else:
+            _check_artifact(scope, number, artifact)
     check_policy(plan.policy, plan.steps, report)
     _check_budget_sums(plan, report)
     _check_deploys(plan, report)
+
+
+def _check_artifact(scope: Scope, number: int, artifact: ArtifactDeclaration) -> None:
+    source = next(step for step in scope.plan.steps if step.id == artifact.from_step)
+    name, outputs = artifact.output or artifact.name, outputs_of(source)
+    if results_of(source) is None or name in outputs:
+        return
+    message = f"artifact '{artifact.name}' is output '{name}' of '{source.id}', which has no such output"
+    hint = scope.report.closest(name, outputs) or f"Declare it in `outputs` of '{source.id}'"
+    scope.report.error("unknown-output", ("artifacts", number), message, hint)
 
 
 def _check_budget_sums(plan: Plan, report: Report) -> None:

@@ -42,7 +42,7 @@ RESULTS = {
 }
 """Results of each action, for actions whose results do not depend on their fields."""
 _DOCUMENTS = frozenset({"documents", "texts", "duplicates", "failed"})
-_PROSE_HINT = "Write an expression such as `${exit_code} == 0`, or `prose: ...` for what only a person can judge"
+_PROSE_HINT = "Write an expression such as `${build.exit_code} == 0`, or `prose: ...` for what only a person can judge"
 _FILES = re.compile(r"\b(?:os|pathlib|shutil)\.|\bPath\(|\bopen\(|\bfile_exists\b|\bisfile\b|^\s*-[efds]\s|^\[\[? ")
 _FILES_HINT = (
     "Expressions cannot see files: test for it in a command (`test -e x`), or declare `outputs: {x: file:x}` and write "
@@ -192,10 +192,12 @@ class _Reader:
             message = f"'${{{name}}}' is used, but '{self._step.id}' does not need '{source.id}'"
             self._report("not-needed", path, message, f"Add '{source.id}' to its needs", (name, text))
         if not rest:
-            hint = f"Write `${{{source.id}.{next(iter(sorted(_outputs(source))), 'output')}}}`"
+            hint = f"Write `${{{source.id}.{next(iter(sorted(outputs_of(source))), 'output')}}}`"
             self._report("no-output", path, f"'${{{name}}}' names a step, not one of its outputs", hint, (name, text))
-        elif results_of(source) is not None and rest[0] not in _outputs(source):
-            hint = self._scope.report.closest(rest[0], _outputs(source)) or f"Declare it in `outputs` of '{source.id}'"
+        elif results_of(source) is not None and rest[0] not in outputs_of(source):
+            hint = (
+                self._scope.report.closest(rest[0], outputs_of(source)) or f"Declare it in `outputs` of '{source.id}'"
+            )
             self._report("unknown-output", path, f"'{source.id}' has no output '{rest[0]}'", hint, (name, text))
 
     def _check_reserved_name(self, path: Path, parts: list[str], text: str) -> None:
@@ -203,16 +205,18 @@ class _Reader:
         if head == "item" and self._step.for_each is None:
             hint = "Use it in a step with `for_each`"
             self._report("item", path, f"'${{{name}}}' is available in templates only", hint, (name, text))
-        elif head == "exit_code" and path[0] in AFTER and self._lacks_exit_code():
+        elif head == "exit_code" and (path[0] in AFTER or path[0] == "gate") and self._lacks_exit_code():
             message = f"'{self._step.id}' has no exit code: only `shell` has one"
-            self._report("unknown-output", path, message, "Use `${status}` or `${outputs.<name>}`", (name, text))
+            hint = "Write `${STEP.exit_code}` for a step with `run:`, or `command:` for a check with its own command"
+            hint = hint if path[0] == "gate" else "Use `${status}` or `${outputs.<name>}`"
+            self._report("unknown-output", path, message, hint, (name, text))
         elif head in OWN and path[0] in BEFORE and path[0] != "gate":
             hint = f"Write $${{{name}}} for the shell's own variable" if path[0] == "shell" else "Use it in `expect`"
             message = f"'${{{name}}}' is the step's own result, which is not known before it acts"
             self._report("own-result", path, message, hint, (name, text))
         names = {"inputs": self._step.inputs, "plan": self._scope.inputs, "hypotheses": self._hypotheses}.get(head)
         if head == "outputs" and results_of(self._step) is not None:
-            names = _outputs(self._step)
+            names = outputs_of(self._step)
         if names is None:
             return
         if len(parts) < 2 or parts[1] not in names:
@@ -224,7 +228,7 @@ class _Reader:
             self._report("unknown-input", path, f"{owner} '{'.'.join(parts[1:])}'", hint, (name, text))
 
     def _lacks_exit_code(self) -> bool:
-        return results_of(self._step) is not None and "exit_code" not in _outputs(self._step)
+        return results_of(self._step) is not None and "exit_code" not in outputs_of(self._step)
 
     def _report(self, code: str, path: Path, message: str, suggestion: str, reference: tuple[str, str]) -> None:
         name, text = reference
@@ -244,7 +248,7 @@ def results_of(step: Step) -> frozenset[str] | None:
     return RESULTS.get(step.capability)
 
 
-def _outputs(step: Step) -> frozenset[str]:
+def outputs_of(step: Step) -> frozenset[str]:
     return (results_of(step) or frozenset()) | frozenset(step.outputs)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from posixpath import basename, dirname, normpath
 from typing import Any
 
+from tightloop.episode.exit_status import masked_problem
 from tightloop.errors import ExpressionError, Problem, Severity, did_you_mean
 from tightloop.plan.guard import judge_changes, judge_command_of_plan
 from tightloop.plan.reference import (
@@ -15,7 +16,7 @@ from tightloop.plan.reference import (
     place_references,
     with_placeholders,
 )
-from tightloop.plan.step import ACTIONS, RESERVED_IDS, Access, Capability, Step, StepKind
+from tightloop.plan.step import ACTIONS, RESERVED_IDS, WORK_KINDS, Access, Capability, Step, StepKind
 from tightloop.plan.text.located import Path
 from tightloop.plan.text.reading import ReadPlan, read_parts
 from tightloop.plan.validation.edges import Scope, find_repeats
@@ -104,13 +105,15 @@ def _check_action(scope: Scope, index: int, step: Step) -> None:
         # Other kinds can be implemented by any action, but a gate or a decision needs its own.
         tell = report.error if step.kind in (StepKind.GATE, StepKind.DECISION) else report.warning
         tell("kind", scope.at(index, "kind"), message, f"Add `{expected.value}:`, or give it another kind")
+    if step.kind in WORK_KINDS and capability is Capability.NONE:
+        message = f"'{step.id}' is of kind {step.kind.value} but has no action, so nothing would be done"
+        hint = "Add an action such as `run:` or `episode:`. Leave out `kind` for a milestone"
+        report.error("no-action", scope.at(index, "kind"), message, hint)
 
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     """Yield the field, message and suggestion for parts of an action that are missing or must not be there."""
-    for fields, text, what in _texts(step):
-        if not text.strip():
-            yield fields, f"'{step.id}' {what}", f"Write `{fields[-1]}:`"
+    yield from _text_faults(step)
     if step.edit and bool(step.edit.files) == bool(step.edit.diff.strip()):
         yield ("edit",), f"'{step.id}' must have either `files` or `diff`", ""
     for number, file in enumerate(step.edit.files if step.edit else ()):
@@ -133,6 +136,14 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     undo = step.compensate
     if undo and bool(undo.run) + bool(undo.step) + undo.none > 1:
         yield ("compensate",), f"'{step.id}' must be undone in one way: `run`, `step` or `none`", ""
+
+
+def _text_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
+    for fields, text, what in _texts(step):
+        if not text.strip():
+            yield fields, f"'{step.id}' {what}", f"Write `{fields[-1]}:`"
+        elif "definition_of_done" in fields and (problem := masked_problem(text)):
+            yield fields, f"'{step.id}': {problem}", ""
 
 
 def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:

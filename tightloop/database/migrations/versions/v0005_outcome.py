@@ -1,0 +1,19 @@
+"""Columns for the outcome of a run. A database that was created with the present `schema.py` has them already."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from tightloop.database.schema import workflows
+
+revision = "v0005_outcome"
+down_revision = "v0004_metrics"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the columns that are missing."""
+    existing = {column["name"] for column in sa.inspect(op.get_bind()).get_columns(workflows.name)}
+    for name in ("qualifier", "files_changed"):
+        if name not in existing:
+            op.add_column(workflows.name, workflows.c[name].copy())

@@ -1,0 +1,125 @@
+"""The table of outcomes: the words and the exit code for a run that has ended.
+
+Every surface shows a status with a qualifier from here. A success without a qualifier is a plain success: all parts of
+the work were done, files changed, and a check that failed before passes now. This module does not import pydantic, so
+that the command line can use it without loading any models.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SUCCESSES = ("succeeded", "completed", "verified")
+"""Statuses that mean success: an episode succeeds, a plan completes, a project's plan is verified."""
+NAMES_SHOWN = 5
+PLAIN, FAILED, NEEDS_PERSON, QUALIFIED = 0, 1, 3, 4
+"""Exit codes of commands that wait for a run: plain success, failure, open question, success with a qualifier."""
+DRY_RUN = "dry run"
+NOT_PROVEN = "not proven"
+# Only these words may appear in search attributes, which Temporal stores as plain text.
+_LEVEL = re.compile(rf"(?:^|; )(\d+ of \d+ steps? (?:skipped|failed)|{NOT_PROVEN}|{DRY_RUN})(?=:|;|$)")
+
+
+class Facts(NamedTuple):
+    """Facts about a run that ended with a success."""
+
+    has_checks: bool = True
+    """False if the run has no definition of done, so nothing was checked."""
+    seen_to_fail: bool = True
+    """True if at least one check failed before it passed, and not only at random."""
+    flaky: Sequence[str] = ()
+    """Checks that failed once and passed when they were repeated without a change."""
+    worked: bool = True
+    """False if no executor ran."""
+    files_changed: int | None = None
+    """Number of files that differ from the initial tree; None if unknown."""
+    unproven: Sequence[str] = ()
+    """Tasks whose episode succeeded without a proof."""
+    accepted_by: str = ""
+    """Person who accepted the files although the proof has findings."""
+    finding: str = ""
+    steps: int = 0
+    skipped: Sequence[str] = ()
+    """Steps that did not run."""
+    failed: Sequence[str] = ()
+    """Steps that failed without ending the plan."""
+    dry_run: bool = False
+    is_part: bool = False
+    """True for a plan within another one, whose changes are proven together with those of the outer plan."""
+
+
+def qualify(facts: Facts) -> str:
+    """Return what keeps a success from being a plain success, or "" if nothing does."""
+    if facts.dry_run:
+        return f"{DRY_RUN}: nothing was changed"
+    parts = []
+    if facts.skipped:
+        steps = "step" if facts.steps == 1 else "steps"
+        parts.append(f"{len(facts.skipped)} of {facts.steps} {steps} skipped: {_names(facts.skipped)}")
+    if facts.failed:
+        steps = "step" if facts.steps == 1 else "steps"
+        parts.append(f"{len(facts.failed)} of {facts.steps} {steps} failed: {_names(facts.failed)}")
+    if reasons := doubts(facts):
+        parts.append(f"{NOT_PROVEN}: {', '.join(reasons)}")
+    return "; ".join(parts)
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
+
+
+def doubts(facts: Facts) -> tuple[str, ...]:
+    """Return the reasons why passing checks prove nothing about a run's work."""
+    if facts.is_part:
+        return ()
+    if not facts.has_checks:
+        return ("there is no definition of done",)
+    reasons = []
+    if not facts.worked:
+        reasons.append("no executor ran")
+    if facts.files_changed == 0:
+        reasons.append("0 files changed")
+    if not facts.seen_to_fail:
+        flaky = f" (flaky: {', '.join(facts.flaky[:NAMES_SHOWN])})" if facts.flaky else ""
+        reasons.append(f"no check ever failed{flaky}")
+    if facts.unproven:
+        reasons.append(f"no proof of {_names(facts.unproven)}")
+    if facts.accepted_by:
+        reasons.append(f"{facts.accepted_by} accepted it despite this finding: {facts.finding}")
+    return tuple(reasons)
+
+
+def level(qualifier: str) -> str:
+    """Return the short form of a qualifier, without names and reasons, such as `not proven`."""
+    return ", ".join(_LEVEL.findall(qualifier))
+
+
+def label(status: str, qualifier: str) -> str:
+    """Return a status with the short form of its qualifier, such as `succeeded, not proven`."""
+    return f"{status}, {short}" if (short := level(qualifier)) else status
+
+
+def headline(status: str, qualifier: str, reason: str) -> str:
+    """Return the line that a run ends with, such as `SUCCEEDED, not proven: no check ever failed (3/3 checks pass)`."""
+    name = status.upper()
+    if not qualifier:
+        return f"{name}: {reason or 'no reason was given'}"
+    return f"{name}, {qualifier}" + (f" ({reason})" if reason else "")
+
+
+def is_success(status: str) -> bool:
+    """Return whether a status means success, with or without a qualifier."""
+    return status.lower() in SUCCESSES
+
+
+def is_plain_success(status: str, qualifier: str) -> bool:
+    """Return whether a run did all of its work and proved it."""
+    return is_success(status) and not qualifier
+
+
+def exit_code(status: str, qualifier: str, *, is_closed: bool) -> int:
+    """Return the exit code of a command that waited for a run with this status."""
+    if is_success(status):
+        return PLAIN if not qualifier or level(qualifier) == DRY_RUN else QUALIFIED
+    return FAILED if is_closed else NEEDS_PERSON
