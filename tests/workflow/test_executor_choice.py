@@ -39,7 +39,7 @@ async def test_a_fallback_works_where_the_first_choice_cannot(
     assert report is not None
     assert report.executor == "appending"
     assert shown.executor == "appending in place of absent"
-    assert any("appending works instead of absent: absent: it is not installed: npm install" in line for line in told)
+    assert any("appending replaces absent: absent: it is not installed: npm install" in line for line in told)
 
 
 async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes_it(

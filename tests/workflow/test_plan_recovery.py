@@ -319,7 +319,7 @@ async def test_spent_budget_pauses_the_plan_until_it_is_raised(playing: Playing,
         said = await stage.plans.top_up(stage.id, **addition)
         result = await stage.result()
     assert sentence in status.questions[0].title
-    assert said == "the budget is raised"
+    assert said == "the budget was raised"
     assert stage.scripted.alerts[0].alert.kind is AlertKind.BUDGET
     assert result.outcome is PlanOutcome.COMPLETED
 

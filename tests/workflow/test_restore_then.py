@@ -115,7 +115,7 @@ async def test_a_cancellation_that_drops_a_restore_says_so(
         result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
     assert result.outcome is EpisodeOutcome.CANCELLED
-    told = "enough; the restore to ckpt-1 did not run; the files are unchanged"
+    told = "enough; the restore to ckpt-1 did not run, and the files are unchanged"
     assert result.reason == told
     # The worker of before stopped while it sent an alert: its line may be the last.
     assert f"CANCELLED: {told}" in [line.text for line in timeline]
@@ -166,7 +166,7 @@ async def test_edits_made_while_a_restore_waits_are_not_called_kept_and_can_be_b
         await client.cancel(episode_id)
         await client.result(episode_id)
     assert not [line for line in timeline if "were kept" in line.text]
-    command = [line.text for line in timeline if line.kind == "saved"][-1].removeprefix("restore them: ")
+    command = [line.text for line in timeline if line.kind == "saved"][-1].removeprefix("to get them back, run: ")
     subprocess.run(command, shell=True, check=False, timeout=60, cwd="/")
     assert (workspace / "mine.txt").read_text() == MINE
 

@@ -110,7 +110,7 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
     assert meanwhile.pause_requested
     assert asked.names == ("wait", "end")
     assert "the pause starts when this ends: check: touch half-done" in asked.title
-    assert told.endswith("stopped, then the episode pauses" if answer == "end" else "pauses when the running work ends")
+    assert told.endswith("will stop, then the episode will pause" if answer == "end" else "will pause when the running work ends")
     assert (paused.kind, paused.title) == (QuestionKind.OPERATOR, "lunch")
     assert not left, "what a check that was ended left behind is not a person's edit"
     assert not any("were kept" in line for line in lines)

@@ -222,7 +222,7 @@ class SafePoints:
         if record.core.cancel is not None:
             reason = record.core.cancel or "cancelled"
             if dropped := record.restore_wanted or self._restoring:
-                reason += f"; the restore to {dropped.checkpoint_id} did not run; the files are unchanged"
+                reason += f"; the restore to {dropped.checkpoint_id} did not run, and the files are unchanged"
             raise EpisodeOver(EpisodeOutcome.CANCELLED, reason)
         if record.continues:
             raise ContinueAsNew
@@ -429,7 +429,7 @@ class TreeChanges:
                 branch=max([record.state.branch, *(checkpoint.branch for checkpoint in outcome.discarded)]) + 1,
                 checkpoints=merge(record.state.checkpoints, outcome.discarded)[-RECENT_LIMIT:],
                 reflect_next=ReflectCause.RESTORED,
-                reflect_detail="the run was reset in Temporal to an earlier event",
+                reflect_detail="the run was reset to an earlier event in Temporal",
             )
         )
         record.log_saved_tree(outcome.saved_tree, outcome.bring_back)

@@ -352,7 +352,7 @@ def test_a_codex_that_the_tree_brings_along_is_refused(bench: Bench) -> None:
             (bench.root / "codex", bench.root),
             (bench.homes / "codex" / "codex", bench.homes),
         ):
-            with pytest.raises(UntrustedProgramError, match=f"{named}, which lies in {place}: "):
+            with pytest.raises(UntrustedProgramError, match=f"{named}, inside {place}, "):
                 bench.executor(model, program=str(named)).execute(bench.order(), Supervision(), bench.state)
         assert model.calls == 0
 
