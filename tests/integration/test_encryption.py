@@ -79,7 +79,9 @@ async def test_the_same_payload_is_never_sealed_the_same_way_twice() -> None:
 async def test_a_missing_key_is_named_with_what_to_do() -> None:
     one, other = new_ring(), new_ring()
     [sealed] = await codec_of(one).encode([HELLO])
-    with pytest.raises(SettingsError, match=f"sealed with key '{one.current}', which is not one of the keys on this host"):
+    with pytest.raises(
+        SettingsError, match=f"sealed with key '{one.current}', which is not one of the keys on this host"
+    ):
         codec_of(other).open(sealed)
 
 
@@ -318,7 +320,9 @@ async def test_a_worker_with_encryption_on_and_no_key_says_what_to_do(
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / uuid4().hex))
     private = settings.evolve(privacy=ENCRYPT)
     for opened in (connect(private), TightloopClient.connect(settings=private)):
-        with pytest.raises(SettingsError, match=r"the key file .*keys\.json is missing\. Create one: tightloop keys new"):
+        with pytest.raises(
+            SettingsError, match=r"the key file .*keys\.json is missing\. Create one: tightloop keys new"
+        ):
             await opened
 
 

@@ -77,7 +77,7 @@ TOLD = {
         r"answered: operator: deny to 'append line 1' not yet",
         r"iteration: ckpt-1:",
         r"paused: permission: append line 2 \(by the executor\)",
-        r"refused: resume: q2 needs a decision",
+        r"refused: cannot resume: q2 needs a decision",
         r"answered: operator: allow to 'append line 2'",
         r"closed: SUCCEEDED",
     ),
@@ -253,5 +253,7 @@ def test_history_of_another_program_is_refused_by_its_type(tmp_path: Path) -> No
 
 
 def test_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"no such file: .*nothing.json. Export a history with: tightloop export"):
+    with pytest.raises(
+        InvalidRequestError, match=r"no such file: .*nothing.json. Export a history with: tightloop export"
+    ):
         read_history(tmp_path / "nothing.json")

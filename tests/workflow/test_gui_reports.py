@@ -265,7 +265,9 @@ async def test_report_that_comes_late_is_kept_and_is_not_about_the_next_plan(
         agent.tell(hook_event_name="stop", status="completed")
         second = await watched(client, episode_id, agent, 2)
         [late] = await reported(served, workspace, episode_id, report(1))
-        assert late == "no report is expected at the moment, so the message was saved as a note: the planner will read it"
+        assert (
+            late == "no report is expected at the moment, so the message was saved as a note: the planner will read it"
+        )
         assert (await watched(client, episode_id, agent, 2)).id == second.id
         await reported(served, workspace, episode_id, report(2))
         result = await client.result(episode_id)

@@ -221,7 +221,7 @@ async def test_what_cannot_work_is_refused_with_what_to_do(
             ("/api/plans", {"workspace": str(workspace), "source": "title: x\nsteps: [{id: a, rnu: x}]"}, 422, "run"),
             ("/api/plans", {"workspace": str(workspace)}, 422, "exactly one of source, file and goal"),
             ("/api/projects/nowhere-1/episodes", {"goal": "x", "definitionOfDone": [{"run": "x"}]}, 404, "no project"),
-            ("/api/episodes/nothing/pause", {}, 404, "no episode has the id 'nothing'"),
+            ("/api/episodes/nothing/pause", {}, 404, "no such episode: 'nothing'"),
         ]
         for path, body, status, words in wrong:
             answer = await http.post(path, json=body)
@@ -245,7 +245,7 @@ async def test_a_misspelt_query_parameter_is_refused_with_the_names_that_exist(
         for path, names in (
             ("/api/episodes?staus=paused", "project, status, text, parent, cursor, limit"),
             ("/api/inbox?projekt=x", "project"),
-            ("/api/projects?limit=1", "None is allowed"),
+            ("/api/projects?limit=1", "This path allows none"),
             ("/api/events?after=1", "lastEventId"),
         ):
             answer = await http.get(path)
