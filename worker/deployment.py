@@ -375,7 +375,7 @@ class Deployment:
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
         if failed_outcomes(outcomes):
-            raise InvalidRequestError(f"new workflows do not start on {self.target}:\n\n{format_outcomes(outcomes)}")
+            raise InvalidRequestError(f"cannot route new workflows to {self.target}:\n\n{format_outcomes(outcomes)}")
         return format_outcomes(outcomes)
 
     # -- changes ----------------------------------------------------------------------------------------

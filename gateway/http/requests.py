@@ -71,7 +71,8 @@ Fresh = Annotated[bool, Query(description="Query the workflow directly. Requires
 FreshList = Annotated[
     bool,
     Query(
-        description="List the newest runs from Temporal, including runs that no worker has opened. Without `cursor`."
+        description="List the newest runs from Temporal, including runs that no worker has opened yet. Cannot be "
+        "combined with `cursor`."
     ),
 ]
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
@@ -123,7 +124,7 @@ async def check_request(request: Request) -> None:
             if isinstance(parameter.field_info, QueryField)
         ]
         for unknown in request.query_params.keys() - set(names):
-            allowed = f"Allowed: {', '.join(names)}" if names else "This path allows none"
+            allowed = f"Allowed: {', '.join(names)}" if names else "This path has none"
             raise InvalidRequestError(f"unknown query parameter {unknown[:80]!r}. {allowed}")
     # Pages of other sites can post forms and text without a preflight, so these must not count as JSON.
     is_json = _JSON.fullmatch(request.headers.get("content-type", "")) is not None

@@ -169,7 +169,7 @@ async def test_build_that_breaks_determinism_is_stopped(
 
         code, told = await run_in(broken, file, "deploy", "promote", "--days", "1")
         assert code == 1
-        assert f"new workflows do not start on {settings.worker.deployment}:A" in told
+        assert f"cannot route new workflows to {settings.worker.deployment}:A" in told
         assert f"EpisodeWorkflow {episode}" in told
         assert "on the build that recorded" in told
 

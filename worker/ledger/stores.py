@@ -158,7 +158,7 @@ class _Project:
                 run=0,
                 at=now,
                 closed=now,
-                details={"reason": "Temporal has deleted its history"},
+                details={"reason": "Temporal has deleted the workflow history"},
             )
         )
         self._counts.workflows += 1

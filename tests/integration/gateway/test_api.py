@@ -172,7 +172,7 @@ async def test_two_different_people_means_two_tokens(
         assert (await people["anna"].post(approve, json={"text": "fine"})).status_code == 200
         twice = await people["anna"].post(approve, json={})
         assert twice.status_code == 422
-        assert "anna has answered" in twice.json()["detail"]
+        assert "anna has already answered" in twice.json()["detail"]
         assert (await people["boris"].post(approve, json={})).status_code == 200
         await until(people["olga"], path, "completed")
         told = (await people["olga"].get(f"{path}/timeline")).text
@@ -245,7 +245,7 @@ async def test_a_misspelt_query_parameter_is_refused_with_the_names_that_exist(
         for path, names in (
             ("/api/episodes?staus=paused", "project, status, text, parent, cursor, limit"),
             ("/api/inbox?projekt=x", "project"),
-            ("/api/projects?limit=1", "This path allows none"),
+            ("/api/projects?limit=1", "This path has none"),
             ("/api/events?after=1", "lastEventId"),
         ):
             answer = await http.get(path)
