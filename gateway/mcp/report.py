@@ -197,8 +197,8 @@ def _listening(path: Path) -> socket.socket:
         folder_stat = folder.stat()
         if folder_stat.st_uid != os.geteuid() or stat.S_IMODE(folder_stat.st_mode) & 0o022:
             raise SettingsError(
-                f"the socket folder {folder} belongs to another user or is writable by others. Choose a folder of your "
-                "user"
+                f"the socket folder {folder} belongs to another user or is writable by others. Choose a folder "
+                "that only your user can write to"
             )
         _remove_left(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
