@@ -229,7 +229,7 @@ def test_conflict_becomes_a_task_and_what_depends_on_it_waits_for_that() -> None
     project.complete("ptask_1")
     project.conflict("ptask_2")
     _, second, third, fourth = project.status().tasks
-    assert (second.state, second.message) == (TaskState.ERROR, "ptask_4 resolves it: conflicts")
+    assert (second.state, second.message) == (TaskState.ERROR, "ptask_4 will resolve the conflict: conflicts")
     assert (third.state, fourth.state) == (TaskState.QUEUED, TaskState.QUEUED)
     assert fourth.definition_of_done[0] == CONFLICTING.check
     assert next(running) == "ptask_4"
