@@ -68,14 +68,14 @@ class RuleTaskPlanner:
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
         if tasks and not all(task.definition_of_done for task in tasks):
-            problem = "the project has no gate that tells when the goal is reached. Name one: --gate 'pytest -q'"
+            problem = "the project has no gate that shows when the goal is reached. Name one: --gate 'pytest -q'"
             return TaskAnswer(problem=problem, model=NAME)
         if tasks:
             return TaskAnswer(tasks=tasks, model=NAME)
         ran = sum(check.passed is not None for check in briefing.packet.checks)
         check_summary = f"{format_count(ran, 'check')} ran and none failed" if ran else "no check could be run"
         return TaskAnswer(
-            problem=f"there is nothing to do: no goal was given, and {check_summary}. Give a goal", model=NAME
+            problem=f"there is nothing to do: there is no goal, and {check_summary}. Specify a goal", model=NAME
         )
 
 
@@ -126,7 +126,7 @@ class ModelTaskPlanner:
             "plan.md", apply_privacy(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
         )
         tasks = exchange.value or ()
-        gave_up = "the model found no way to divide the goal" if exchange.value is not None else exchange.failure
+        gave_up = "the model could not divide the goal into tasks" if exchange.value is not None else exchange.failure
         # An answer that gives up is parsed as a single task that holds its reason.
         reason = next((task.message for task in tasks if task.message), "")
         return TaskAnswer(

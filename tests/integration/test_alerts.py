@@ -97,7 +97,7 @@ async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiv
     receiver.answers = [Answer(hang_s=20)]
     error = await refusal(hook(receiver, timeout_s=0.3))
     assert error.retryable
-    assert error.reason == "no answer within 0.3 s"
+    assert error.reason == "no response within 0.3 s"
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 408, 429])

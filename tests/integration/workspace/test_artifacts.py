@@ -48,7 +48,7 @@ def test_missing_artifact_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["", "../../../../etc/passwd", "ab", "A" * 64, "a" * 64 + "\n"])
 def test_address_that_is_no_hash_is_refused(tmp_path: Path, address: str) -> None:
-    with pytest.raises(ArtifactMissingError, match="is not an artifact address"):
+    with pytest.raises(ArtifactMissingError, match="is not a valid artifact address"):
         LocalArtifactStore(tmp_path).get(ArtifactRef(sha256=address, size_bytes=1))
 
 

@@ -61,7 +61,7 @@ def test_a_uniform_shift_of_all_lines_is_carried_over(shift: str) -> None:
         wanted = "class C:\n    def f(self):\n\n        if self:\n            return 2\n    x = 1\n"
         assert patched(text, old, new).text == wanted
     elif shift == "\t":
-        assert "Cannot find old in the file" in missed(text, old, new).reason
+        assert "cannot find old in the file" in missed(text, old, new).reason
 
 
 def test_a_shift_that_is_not_uniform_is_a_miss() -> None:
