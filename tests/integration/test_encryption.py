@@ -306,7 +306,7 @@ async def test_a_client_without_the_key_gets_a_sentence_and_the_list_still_works
     episode_id, _ = await run_episode(codec_client(temporal_client, ring), settings, request_for())
     other = TightloopClient(codec_client(temporal_client, new_ring()), settings)
     rows = {row.id: row for row in await other.list()}
-    assert rows[episode_id].goal.startswith("(not readable here")
+    assert rows[episode_id].goal.startswith("(cannot be read here")
     with pytest.raises(SettingsError, match=ring.current):
         await other.result(episode_id)
     plain = TightloopClient(temporal_client, settings)

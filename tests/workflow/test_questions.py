@@ -134,7 +134,7 @@ async def test_wrong_and_late_answers_get_a_sentence(client, working: Working, r
         await asked(client, episode_id)
         with pytest.raises(
             InvalidRequestError,
-            match=r"'done' is not an option of q1 \('append line 1'\)\. Options: allow, deny\. Send for example",
+            match=r"'done' is not an option of q1 \('append line 1'\)\. Options: allow, deny\. Example",
         ):
             await client.answer(episode_id, "done")
         await client.pause(episode_id, "asked twice")

@@ -183,7 +183,7 @@ def test_answers_are_read_as_people_write_them(question: Question, value: Any, o
         (PERMISSION, None, "answer: the input: must be fields"),
         (PERMISSION, "done", "'done' is not an option of q1 ('rm -rf build'). Options: allow, deny"),
         (WORK, "allow", "Options: done, failed, refused"),
-        (WORK, {"allow": True}, "answer: unknown field 'allow'. Known: by, option, question, text. Send for example: "),
+        (WORK, {"allow": True}, "answer: unknown field 'allow'. Known: by, option, question, text. Example: "),
         (PERMISSION, "", "'' is not an option"),
     ],
 )
@@ -191,7 +191,7 @@ def test_what_answers_nothing_is_refused_with_an_example(question: Question, val
     with pytest.raises(InvalidRequestError) as refused:
         match_answers(parse_answer(value), (question,))
     assert sentence in refused.value.message
-    assert "Send for example: " in refused.value.message
+    assert "Example: " in refused.value.message
 
 
 def test_the_whole_command_is_evidence_however_long_it_is() -> None:

@@ -243,7 +243,7 @@ def test_conflicts_of_conflicts_are_bounded() -> None:
     tasks = tasks_of(())
     for _ in range(20):
         tasks = (*tasks, resolving(tasks, tasks[-1].task_id, CONFLICTING))
-    with pytest.raises(InvalidRequestError, match="remain after 20 tasks"):
+    with pytest.raises(InvalidRequestError, match="remain after 20 conflict-resolution tasks"):
         resolving(tasks, tasks[-1].task_id, CONFLICTING)
 
 
