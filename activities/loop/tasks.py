@@ -142,16 +142,18 @@ class ModelTaskPlanner:
         if answer.gave_up and not answer.tasks:
             return (LoopTask(task_id=task_id(1), description="", message=answer.gave_up),)
         if not answer.tasks:
-            raise UnusableAnswerError("`tasks` is empty: give at least one, or say in `gave_up` why there can be none")
+            raise UnusableAnswerError(
+                "`tasks` is empty. Return at least one task, or explain in `gave_up` why there can be none"
+            )
         if value == self._asker.example:
-            raise UnusableAnswerError("the example came back: make tasks for the goal of the briefing")
+            raise UnusableAnswerError("the example came back: create tasks for the goal of the briefing")
         checks_by_command = {check.run: check for check in briefing.checks}
         # Validated with the model's own ids, so that it recognises the task in the message.
         if problem := find_task_problem(tuple(_task(task, checks_by_command) for task in answer.tasks)):
             raise UnusableAnswerError(problem)
         if not checks_by_command:
             raise UnusableAnswerError(
-                "the project has no checks that could tell when a task is done: say so in `gave_up`"
+                "the project has no checks that could show when a task is done. Explain this in `gave_up`"
             )
         ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks, start=1)}
         return tuple(
