@@ -146,7 +146,7 @@ def test_signed_bytes_are_those_of_the_specification() -> None:
         (b'{"payload": NaN}', "NaN"),
         (b'{"payload": ' + b"9" * 5_000 + b"}", "5000 digits"),
         (b'{"payload": "\\ud800"}', "an incomplete character"),
-        (b"", "not JSON"),
+        (b"", "not valid JSON"),
         (b"[]", "not a valid DSSE envelope"),
         (b'{"payload": "aGk=", "payloadType": "text/plain"}', "not an in-toto statement"),
         (b'{"payload": "aGl=", "payloadType": "%s"}' % PAYLOAD_TYPE.encode(), "not valid base64"),

@@ -86,7 +86,7 @@ async def test_service_is_asked_for_the_schema_that_is_read() -> None:
         (answer(task("a", "z")), "a depends on z, which is not a task of the plan"),
         (answer(task("a"), task("a")), "two tasks have the same id"),
         (answer(task("a", description=" ")), "a has no description"),
-        (answer(*(task(f"t{n}") for n in range(TASKS_LIMIT + 1))), f"the maximum is {TASKS_LIMIT}"),
+        (answer(*(task(f"t{n}") for n in range(TASKS_LIMIT + 1))), f"the limit is {TASKS_LIMIT}"),
         (says({"tasks": [{"id": "a"}], "gave_up": ""}), "description"),
         (says((PROMPTS / "example.json").read_text(encoding="utf-8")), "the example came back"),
         (says(json.dumps({"tasks": [task("a")], "gave_up": ""})[:-20], truncated=True), "cut off"),
