@@ -180,7 +180,9 @@ def unanswered_findings(findings: Iterable[Finding], overruled: Iterable[str]) -
     return tuple(finding for finding in findings if finding.fingerprint not in fingerprints)
 
 
-_PLANNER_SAYS_NO = Violation("planner_says_no", Topic.PLANNER, Verdict.DENY, "write a plan whose alignment check is yes")
+_PLANNER_SAYS_NO = Violation(
+    "planner_says_no", Topic.PLANNER, Verdict.DENY, "write a plan with a positive alignment check"
+)
 
 
 def planners_own(rationale: str) -> Finding:

@@ -29,7 +29,7 @@ def test_database_of_a_newer_version_is_refused(database: Database) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = 'v9999_later'"))
     address = str(database)
     again = postgres_database(address) if address.startswith("postgresql") else sqlite_database(Path(address))
-    with pytest.raises(WorkspaceError, match="newer tightloop"):
+    with pytest.raises(WorkspaceError, match="newer version of tightloop"):
         Ledger(again).projects()
     again.close()
 

@@ -115,7 +115,7 @@ def test_newer_database_is_refused_with_what_to_do(database: Database) -> None:
             WorkspaceError, match=r"the memory .* was written by a newer version of tightloop.*Upgrade this worker"
         ):
             use()
-    with pytest.raises(WorkspaceError, match="newer tightloop"):
+    with pytest.raises(WorkspaceError, match="newer version of tightloop"):
         again.upgrade()
     again.close()
 

@@ -131,7 +131,7 @@ class TestShell:
         assert plan.record("here").outputs["stdout"] == "two"
 
     def test_command_runs_nowhere_outside(self, root: Path) -> None:
-        with pytest.raises(PlanError, match=r"'../..' leaves the tree"):
+        with pytest.raises(PlanError, match=r"'../..' is outside the tree"):
             stage(root, {"id": "outside", "shell": {"run": "ls", "folder": "../.."}})
 
     def test_exit_code_that_the_criteria_ask_for_is_no_failure(self, root: Path) -> None:

@@ -57,7 +57,7 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: look-*, for_each: [1]}\n- {id: b, needs: [look-1]}",
             "p:4:19: 'b' needs 'look-1', which is not a step. Write 'look-*'",
         ),
-        ("- {id: a}\n- {id: a}", "p:4:8: duplicate id 'a' (first used on line 3). Rename one."),
+        ("- {id: a}\n- {id: a}", "p:4:8: duplicate id 'a' (first on line 3). Rename one."),
         (
             "- {id: look-*, for_each: [1]}\n- {id: look-1}",
             "p:4:8: 'look-1' conflicts with an instance of template 'look-*'.",

@@ -93,7 +93,7 @@ def _index(scope: Scope) -> dict[str, int]:
     for number, step in enumerate(scope.steps):
         if step.id in index:
             first = scope.report.read.where(scope.at(index[step.id], "id")).line
-            message = f"duplicate id '{step.id}'" + (f" (first used on line {first})" if first else "")
+            message = f"duplicate id '{step.id}'" + (f" (first on line {first})" if first else "")
             scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         index.setdefault(step.id, number)
     # In a second pass: the template may come later in the list than the step it clashes with.

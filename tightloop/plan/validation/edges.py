@@ -289,11 +289,13 @@ def _compensations(edges: Edges) -> None:
             if edge.kind != "need" or edge.source == index:
                 other = scope.steps[edge.source if edge.target == index else edge.target].id
                 message = f"'{other}' is connected to compensation step '{step.id}', which only starts to undo a step"
-                hint = f"Write `compensate: {{step: {step.id}}}` in the step that it undoes, or change its kind"
+                hint = (
+                    f"Write `compensate: {{step: {step.id}}}` in the step that '{step.id}' undoes, or change its kind"
+                )
                 scope.report.error("compensation-edge", edge.path, message, hint)
         if step.id not in used:
             message = f"compensation step '{step.id}' does not undo any step"
-            hint = f"Add `compensate: {{step: {step.id}}}` to the step that it undoes"
+            hint = f"Add `compensate: {{step: {step.id}}}` to the step that '{step.id}' should undo"
             scope.report.warning("unused-compensation", scope.at(index, "id"), message, hint)
 
 

@@ -75,7 +75,7 @@ class CodeReview(NamedTuple):
             who = "rejected by a person" if finding.refused else _WHO[finding.verdict]
             lines.append(f"- {finding.where}: {finding.rule} ({finding.layer}), {who}: {finding.evidence}")
             lines.append(f"  instead: {finding.suggestion}")
-        last = "Change the forbidden code" if denied else "Change it"
+        last = "Change the forbidden code" if denied else "Change the code"
         lines.append(f"{last} and run it again. If a person has to allow something, you can also wait for the answer.")
         return abridge("\n".join(lines), MESSAGE_CHARACTERS)
 

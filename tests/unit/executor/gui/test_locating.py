@@ -150,7 +150,7 @@ def test_what_is_no_picture_is_refused() -> None:
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="needs model"):
+    with pytest.raises(SettingsError, match="model is missing"):
         parse_settings("window: {agent_s: {python: python3}}", {})
     asked = WindowSettings(driver="applescript", agent_s=AgentSSettings(python="python3", model="m"))
     with pytest.raises(DriverError, match="but the applescript driver supports neither"):
