@@ -259,7 +259,7 @@ COMMANDS = (
     ),
     Group(
         "host",
-        "Name of this host, used to assign work to its workers that only they can do.",
+        "Name of this host, used to route host-specific work to its workers.",
         HOST,
         Command(
             "host show",

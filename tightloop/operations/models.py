@@ -157,7 +157,7 @@ class Cancel(Request):
 
 
 class Respond(Request):
-    """Message for the planner; never answers a question."""
+    """Message for the planner, which does not answer a question."""
 
     text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
     """The message."""
@@ -191,7 +191,7 @@ class Rejection(Request):
 
 
 class Amend(Request):
-    """Changes of an episode; omitted fields keep their values."""
+    """Changes to an episode; omitted fields keep their values."""
 
     goal: Annotated[str, Field(max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*$")] = Field(
         default="", examples=["Get the tests green on Python 3.13"]

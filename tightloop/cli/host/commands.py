@@ -347,7 +347,7 @@ def rotate_keys(context: click.Context) -> None:
     path, ring = key_file(privacy), read_ring(privacy).with_new_key()
     write_ring(path, ring, replace=True)
     show(
-        f"key {ring.current} is now current. {path} also contains {len(ring.keys) - 1} older. {_KEEP}. "
+        f"key {ring.current} is now current. Older keys in {path}: {len(ring.keys) - 1}. {_KEEP}. "
         "Copy the file to the other hosts and restart the workers, which still encrypt with the old key"
     )
 

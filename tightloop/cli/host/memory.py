@@ -106,9 +106,9 @@ def forget(
     removed = memory.forget(name, None if everything else ids)
     if not removed and ids:
         raise InvalidRequestError(
-            f"no such entry in the memory of {name}: {ids[0][:60]!r}. List entries with: tightloop memory list"
+            f"the memory of {name} has no entry {ids[0][:60]!r}. List the entries: tightloop memory list"
         )
-    show_either({"project": name, "forgotten": removed}, f"{format_count(removed, 'entry')} forgotten", as_json=as_json)
+    show_either({"project": name, "forgotten": removed}, f"entries deleted: {removed}", as_json=as_json)
 
 
 def export(
