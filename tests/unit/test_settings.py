@@ -134,7 +134,9 @@ def test_mistake_in_the_environment_names_the_variable() -> None:
 
 
 def test_mistake_in_a_document_names_the_document() -> None:
-    with pytest.raises(SettingsError, match=r"^project: planner\.kind must be one of auto, openai, heuristic, got 'gpt'"):
+    with pytest.raises(
+        SettingsError, match=r"^project: planner\.kind must be one of auto, openai, heuristic, got 'gpt'"
+    ):
         combined_settings([("user", "planner: {kind: openai}"), ("project", "planner: {kind: gpt}")], {})
 
 

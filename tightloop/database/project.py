@@ -209,7 +209,9 @@ class ProjectLedger:
 
     def mark(self, workflow_id: str, *, protect: bool) -> None:
         """Protect a workflow's data from `tightloop gc`, or remove the protection."""
-        kind, text = (KEPT, "protected from tightloop gc") if protect else (RELEASED, "no longer protected from tightloop gc")
+        kind, text = (
+            (KEPT, "protected from tightloop gc") if protect else (RELEASED, "no longer protected from tightloop gc")
+        )
         self.add_event(TrailEvent(episode_id=workflow_id, kind=kind, text=text))
 
     def list_protected_ids(self) -> frozenset[str]:

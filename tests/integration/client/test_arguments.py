@@ -188,9 +188,18 @@ PLAN = "id: p\ninputs: {target: staging}\nsteps:\n  - {id: one, shell: {run: 'ec
         (PlanRequest(workspace="/srv/app", source="id: p\nsteps: [{id: a, shel: {run: ls}}]"), "Did you mean 'shell'?"),
         (request(planner="heuristc"), "unknown planner 'heuristc'. Did you mean 'heuristic'?"),
         (request(executor={"name": "command", "options": {"argv": object()}}), "the request cannot be sent as JSON"),
-        (request(budget={"max_iterations": 0}), "budget.max_iterations must be above 0, or null (None) for no limit, got 0"),
-        (request(budget={"max_wall_time": timedelta(-1)}), "budget.max_wall_time must be above 0, or null (None) for no limit, got -1 day, 0:00:00"),
-        (request(budget={"max_cost_usd": -0.5}), "budget.max_cost_usd must be above 0, or null (None) for no limit, got -0.5"),
+        (
+            request(budget={"max_iterations": 0}),
+            "budget.max_iterations must be above 0, or null (None) for no limit, got 0",
+        ),
+        (
+            request(budget={"max_wall_time": timedelta(-1)}),
+            "budget.max_wall_time must be above 0, or null (None) for no limit, got -1 day, 0:00:00",
+        ),
+        (
+            request(budget={"max_cost_usd": -0.5}),
+            "budget.max_cost_usd must be above 0, or null (None) for no limit, got -0.5",
+        ),
     ],
 )
 async def test_request_that_cannot_work_is_not_started(

@@ -220,7 +220,7 @@ async def test_what_cannot_work_is_refused_with_what_to_do(
             ("/api/episodes", {**episode_at(workspace), "within": "plan-1"}, 422, "within"),
             ("/api/plans", {"workspace": str(workspace), "source": "title: x\nsteps: [{id: a, rnu: x}]"}, 422, "run"),
             ("/api/plans", {"workspace": str(workspace)}, 422, "exactly one of source, file and goal"),
-            ("/api/projects/nowhere-1/episodes", {"goal": "x", "definitionOfDone": [{"run": "x"}]}, 404, "no such project"),
+            ("/api/projects/no-1/episodes", {"goal": "x", "definitionOfDone": [{"run": "x"}]}, 404, "no such project"),
             ("/api/episodes/nothing/pause", {}, 404, "no such episode: 'nothing'"),
         ]
         for path, body, status, words in wrong:

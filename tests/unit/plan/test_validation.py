@@ -172,7 +172,10 @@ def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) ->
         ("protect: ['!x']", "the pattern '!x' excludes nothing."),
         ("approve: [deplyo]", "nobody would be asked. Did you mean 'deploy'?"),
         ("approve: [riksy]", "nobody would be asked. Did you mean 'risky'?"),
-        ("commands: [{match: 'git push | cat'}]", "matches no command because each command in a script is checked separately."),
+        (
+            "commands: [{match: 'git push | cat'}]",
+            "matches no command because each command in a script is checked separately.",
+        ),
         ("commands: [{match: ' '}]", "rule 1 matches no command."),
     ],
 )
@@ -216,7 +219,10 @@ def test_hosts_patterns_and_words_that_mean_something_are_accepted() -> None:
             "http: {url: 'https://a.org', secret_headers: {Authorization: Bearer x}}",
             "must name a worker environment variable",
         ),
-        ("edit: {files: [{path: /etc/x, content: y}]}", "'a': '/etc/x' is absolute, but steps can only access the tree."),
+        (
+            "edit: {files: [{path: /etc/x, content: y}]}",
+            "'a': '/etc/x' is absolute, but steps can only access the tree.",
+        ),
         ("edit: {files: [{path: .git/config, content: y}]}", "is in `.git`, which steps must not access."),
         ("shell: {run: x, folder: ../..}", "'a': '../..' is outside the tree."),
         ("shell: {run: x, environment: {A-B: x}}", "'a': 'A-B' is not a valid environment variable name"),
@@ -564,7 +570,7 @@ def test_ten_thousand_steps_take_time_in_proportion() -> None:
         ),
         (
             "- {id: a, run: make, compensate: {run: 'git checkout -- b.txt || rm -f b.txt'}}",
-            "p:3:41: warning: 'a' runs `git checkout`, but `.git` is read-only for commands. Use the `git` action instead",
+            "p:3:41: warning: 'a' runs `git checkout`, but `.git` is read-only for commands. Use the `git`",
         ),
         (
             "- {id: a, episode: {goal: x, definition_of_done: ['rm -rf /']}}",
@@ -572,7 +578,7 @@ def test_ten_thousand_steps_take_time_in_proportion() -> None:
         ),
         (
             "- id: a\n  run: |\n    cat > out <<'END'\n    Dear ${plan.who}\n    END",
-            "p:6:10: 'a': the shell does not expand references in a here-document with the quoted delimiter 'END'",
+            "p:6:10: 'a': the shell does not expand references in a here-document with the quoted delimiter",
         ),
         (
             "- {id: a, inputs: {n: many}, run: 'echo $(( ${inputs.n} + 1 ))'}",
