@@ -58,7 +58,7 @@ def fronts(temporal: WorkflowEnvironment, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(
     ("front", "given", "sentence"),
     [
-        ("by_certificate", {"tls_ca": "foe"}, "this host does not trust the authority that signed the server certificate"),
+        ("by_certificate", {"tls_ca": "foe"}, "does not trust the authority that signed the server certificate"),
         ("by_certificate", {"tls_server_name": ""}, "the server certificate is for another name. Set"),
         ("by_certificate", {"tls_key": "foreign_key"}, "temporal.tls_key does not match temporal.tls_cert"),
         ("by_certificate", {"tls_key": "client_cert"}, "temporal.tls_key contains no private key. Set it to"),

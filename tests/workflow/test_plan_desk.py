@@ -259,7 +259,7 @@ async def test_closed_plan_is_looked_at_and_takes_no_more_messages(playing: Play
         await stage.result()
         with pytest.raises(InvalidRequestError, match=f"--again {stage.id}"):
             await stage.plans.pause(stage.id)
-        with pytest.raises(EpisodeNotFoundError, match="no episode or plan with the id 'plan-x'"):
+        with pytest.raises(EpisodeNotFoundError, match="no such episode or plan: 'plan-x'"):
             await stage.plans.status("plan-x")
 
         async def listed() -> list[str]:

@@ -241,7 +241,7 @@ async def test_a_plain_start_is_refused_where_workers_encrypt(
         for request in (wanted(workspace), PlanRequest(workspace=str(workspace), goal=SECRET)):
             with pytest.raises(SettingsError, match=r"encrypt what Temporal stores.*nothing was sent"):
                 await plain.start(request, new_id=new_id)
-        with pytest.raises(TightloopError, match="no episode or plan"):
+        with pytest.raises(TightloopError, match="no such episode or plan"):
             await plain.summary(new_id)
         secret = await TightloopClient.connect(settings=sealed)
         episode_id = await secret.start(wanted(workspace, executor=ExecutorChoice(name="scripted", options=STEPS)))

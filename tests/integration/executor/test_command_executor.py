@@ -314,7 +314,9 @@ def test_executors_are_chosen_by_name(root: Path) -> None:
     )
     mine = CommandExecutor(SANDBOX, WALLS)
     assert executors(around, {"mine": mine})("mine") is mine
-    with pytest.raises(ExecutorError, match=r"unknown executor 'nobody'.* Executors on this worker: .*command, .*scripted"):
+    with pytest.raises(
+        ExecutorError, match=r"unknown executor 'nobody'.* Executors on this worker: .*command, .*scripted"
+    ):
         choose("nobody")
 
 
