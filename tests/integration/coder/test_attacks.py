@@ -102,7 +102,7 @@ def test_no_path_leads_out_of_the_tree_or_into_git(
         ("gone", "is a symbolic link"),
         (".git/config", ".git"),
         (".GIT/hooks/pre-commit", ".GIT"),
-        ("sub/.git", "may touch (.git)"),
+        ("sub/.git", "must not access (.git)"),
         ("sub", "is a folder"),
         ("a.txt/b", "a.txt is a file"),
         ("", "not a relative path inside the tree"),

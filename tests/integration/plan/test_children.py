@@ -264,7 +264,7 @@ class TestSubplan:
         assert run.plans[0].within == plan.plan_id
         result = played(plan, "sub")
         assert result.failure is not None
-        assert result.failure.reason.endswith("ended FAILED: exit code 1")
+        assert result.failure.reason.endswith("ended as FAILED: exit code 1")
         assert (root / "a.txt").read_text() == "one\n"
 
     def test_plan_file_is_held_within_the_policy_and_budget_around_it(self, root: Path) -> None:
@@ -414,7 +414,7 @@ def test_preview_says_what_would_be_started(root: Path) -> None:
     said = [prepared(plan, step, dry_run=True)[1].result for step in ("try", "agent", "sub")]
     assert [one.summary for one in said if one] == [
         "try x, y in separate worktrees, and apply the best one that passes",
-        "have scripted work on: fix it",
+        "ask scripted to work on: fix it",
         "run 1 step as a separate plan: m",
     ]
     assert worktrees(root) == []

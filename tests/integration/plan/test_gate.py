@@ -161,7 +161,10 @@ def test_claim_needs_sources_of_different_hosts(workspace: Path) -> None:
     gate = {"artifact": "${a.claims}", "confirmations": 2}
     assert check(workspace, gate, values={"a.claims": [two_hosts]})[0]
     passed, detail = check(workspace, gate, values={"a.claims": {"claims": [two_hosts, one_host]}})
-    assert (passed, detail) == (False, "1 of 2 claims: 'QUIC is fast' has 1 of 2 (a.org)")
+    assert (passed, detail) == (
+        False,
+        "1 of 2 claims are not confirmed: 'QUIC is fast' has 1 of 2 confirmations (a.org)",
+    )
     assert "no claims" in check(workspace, gate, values={"a.claims": []})[1]
 
 
@@ -284,7 +287,7 @@ def test_chosen_option_starts_its_steps(workspace: Path) -> None:
         asked = judge(workspace, {"approval": {"options": OPTIONS}}, answers=decisions)
         assert asked.question is not None
         assert [option.name for option in asked.question.options] == ["A", "B", "reject"]
-    assert "choose one of A, B" in "\n".join((asked.question.title, *asked.question.evidence))
+    assert "Choose one of: A, B" in "\n".join((asked.question.title, *asked.question.evidence))
 
 
 def test_person_who_thinks_again_counts_with_the_last_word() -> None:
@@ -300,5 +303,7 @@ def test_gate_without_checks_is_open(workspace: Path) -> None:
 
 def test_preview_runs_nothing(workspace: Path) -> None:
     work = work_for(workspace, {"gate": {"checks": [{"command": "touch ran"}], "approval": {"role": "lead"}}})
-    assert RUNNER.preview(work) == "check touch ran\nask 1 of lead: May the plan continue after 'one'?"
+    assert (
+        RUNNER.preview(work) == "check touch ran\nask lead for approval (1 needed): May the plan continue after 'one'?"
+    )
     assert not (workspace / "ran").exists()
