@@ -157,10 +157,10 @@ class CommandExecutor(Executor):
             network=(*spec.network, *options.network),
             readable=(
                 *spec.readable,
-                *resolve_locations(options.read, "option read of the command executor"),
+                *resolve_locations(options.read, "executor.options.read"),
                 plan_file,
             ),
-            writable=(*spec.writable, *resolve_locations(options.write, "option write of the command executor")),
+            writable=(*spec.writable, *resolve_locations(options.write, "executor.options.write")),
             secrets=options.variables(os.environ),
             stdin=plan_file if options.stdin else None,
         )

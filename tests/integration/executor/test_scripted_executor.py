@@ -211,7 +211,7 @@ def test_a_stalled_program_is_ended_by_the_idle_limit_and_its_words_are_kept(roo
     outcome = execute(scripted(root, {"stall": "Reconnecting... 1/5"}, idle_limit_s=3.0))
     assert outcome.status is ExecutorStatus.TIMED_OUT
     assert b"Reconnecting... 1/5" in outcome.transcript
-    assert "no output for 3 s" in outcome.error
+    assert "stopped after 3 s without output" in outcome.error
 
 
 def test_an_orphan_is_ended_before_it_edits_the_tree(root: Path) -> None:
