@@ -174,7 +174,7 @@ class BubblewrapSandbox:
             return ""
         output = (result.output.decode("utf-8", "replace").strip()[-300:] or result.message).rstrip(".")
         ending = f"exit code {result.exit_code}" if result.reason is Reason.EXITED else result.reason
-        return f"{PROGRAM} does not work on this host: {output or ending}. {HOW_TO_GET}"
+        return f"{PROGRAM} does not work here: {output or ending}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one

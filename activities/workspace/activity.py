@@ -196,7 +196,7 @@ class WorkspaceActivities:
             self._refuse_after_collection(workspace, episode_id)
             names = ", ".join(record.id for record in records[-10:]) or "none"
             raise WorkspaceError(
-                f"no such checkpoint in episode {episode_id}: {checkpoint!r}. The latest checkpoints are: {names}"
+                f"episode {episode_id} has no checkpoint {checkpoint!r}. The latest checkpoints are: {names}"
             )
         return match
 

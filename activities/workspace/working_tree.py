@@ -345,11 +345,11 @@ def notes_on(
     notes: dict[str, list[bytes]] = {
         "ignored files and empty folders are not part of checkpoints": _encode_paths(ignored),
         f"files over {size} slow down checkpoints and are stored again after every change": _encode_paths(big),
-        "submodules and nested repositories are part of checkpoints as regular files, without their .git "
-        "folder": _encode_paths(walk.nested),
+        "submodules and nested repositories are in checkpoints as regular files, without their .git": _encode_paths(
+            walk.nested
+        ),
         "the worktree starts from the last commit and does not contain uncommitted changes": changed,
-        "the worktree contains these files as git stores them, because filters (for example git-lfs) do not "
-        "run": filtered,
+        "the worktree contains these files as git stores them, because filters such as git-lfs do not run": filtered,
     }
     return tuple(f"{sentence}: {format_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
 

@@ -180,7 +180,7 @@ async def test_files_in_a_submodule_go_back_byte_for_byte(
         told = await one_step_and_back(client, request_for, workspace, "sh", "-c", edit)
     assert on_disk(workspace) == before
     assert git(workspace / "lib", "rev-parse", "HEAD") == head
-    assert any("as regular files, without their .git folder: lib" in text for text in told)
+    assert any("as regular files, without their .git: lib" in text for text in told)
 
 
 async def test_what_a_symlink_points_to_outside_is_never_touched(

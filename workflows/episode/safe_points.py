@@ -429,7 +429,7 @@ class TreeChanges:
                 branch=max([record.state.branch, *(checkpoint.branch for checkpoint in outcome.discarded)]) + 1,
                 checkpoints=merge(record.state.checkpoints, outcome.discarded)[-RECENT_LIMIT:],
                 reflect_next=ReflectCause.RESTORED,
-                reflect_detail="the run was reset to an earlier event in Temporal",
+                reflect_detail="the run was reset in Temporal to an earlier event",
             )
         )
         record.log_saved_tree(outcome.saved_tree, outcome.bring_back)
