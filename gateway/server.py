@@ -35,13 +35,13 @@ PAGE_POLICY = (
 _SIGN_IN = SignIn(
     title="tightloop",
     command="tightloop open",
-    other="a token created by `tightloop token create`",
+    other="a token created with `tightloop token create`",
     path=PATH,
 )
 
 _HINT = (
-    "Browser: open the link that `tightloop open` prints; programs: tightloop token create NAME --role operator, "
-    "then send Authorization: Bearer TOKEN"
+    "In a browser, open the link that `tightloop open` prints. For a program, run tightloop token create NAME "
+    "--role operator and send Authorization: Bearer TOKEN"
 )
 
 

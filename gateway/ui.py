@@ -47,7 +47,7 @@ COOKIE_SECONDS = 30 * 86_400
 _UNCHANGING = "/_app/immutable/"
 _OWNER = Account("", Person(name="operator", role=Role.ADMIN))
 _SIGN_IN = SignIn(
-    title="Temporal Web UI", command="tightloop ui", other="the token, from the file ui-token in the state folder"
+    title="Temporal Web UI", command="tightloop ui", other="the token from the file ui-token in the state folder"
 )
 
 
@@ -107,7 +107,7 @@ def _access(token: str, site: Site) -> Access:
         refusal=refusal,
         policy="frame-ancestors 'self'",
         cached=_UNCHANGING,
-        hint='Browser: open the link that `tightloop ui` prints; Temporal CLI: eval "$(tightloop env)"',
+        hint='In a browser, open the link that `tightloop ui` prints. For the Temporal CLI: eval "$(tightloop env)"',
     )
 
 
@@ -153,7 +153,7 @@ def _read(body: bytes) -> Payloads:
     except (ParseError, ValueError, RecursionError):
         # The parser's message quotes the content, so it is not repeated.
         raise InvalidRequestError(
-            'the body is not JSON like {"payloads": [{"metadata": {...}, "data": "..."}]}'
+            'the request body must be JSON of the form {"payloads": [{"metadata": {...}, "data": "..."}]}'
         ) from None
 
 
@@ -213,15 +213,16 @@ class Proxy:
         except httpx2.ConnectError:
             # Right after the start of `up` the port of the UI is not open yet.
             raise RefusedError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the Temporal Web UI does not answer yet. Reload in a moment"
+                HTTPStatus.SERVICE_UNAVAILABLE, "the Temporal Web UI does not answer yet. Reload the page in a moment"
             ) from None
         except httpx2.TimeoutException:
             raise RefusedError(
-                HTTPStatus.GATEWAY_TIMEOUT, "the Temporal Web UI did not answer in time. Reload"
+                HTTPStatus.GATEWAY_TIMEOUT, "the Temporal Web UI did not answer in time. Reload the page"
             ) from None
         except httpx2.TransportError as error:
             raise RefusedError(
-                HTTPStatus.BAD_GATEWAY, f"the Temporal Web UI closed the connection: {type(error).__name__}. Reload"
+                HTTPStatus.BAD_GATEWAY,
+                f"the Temporal Web UI closed the connection: {type(error).__name__}. Reload the page",
             ) from None
         response = StreamingResponse(_content(answer), answer.status_code)
         # A list, because a mapping would merge repeated headers such as Set-Cookie.
@@ -294,10 +295,14 @@ def application(access: Access, codec: PayloadCodec | None, upstream: str | None
     async def transform(request: Request) -> Response:
         route = request.path_params["route"]
         if route not in ROUTES or request.method != "POST":
-            raise RefusedError(HTTPStatus.NOT_FOUND, f"not found. POST to {CODEC_PATH}{{{','.join(ROUTES)}}}")
+            raise RefusedError(
+                HTTPStatus.NOT_FOUND, f"not found. Send a POST request to {CODEC_PATH}{{{','.join(ROUTES)}}}"
+            )
         # Forms and plain text could be posted by any page without a preflight.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
-            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send Content-Type: {_JSON}")
+            raise RefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the request must have the header Content-Type: {_JSON}"
+            )
         return Response(
             await run_in_threadpool(transform_payloads, codec, route, await body_of(request)), media_type=_JSON
         )
@@ -344,7 +349,7 @@ def main() -> int:
     parser.add_argument(
         "--embedded",
         action="store_true",
-        help="read the address of the server's own Web UI from standard input, and exit when that closes",
+        help="read the address of the server's Web UI from standard input, and exit when standard input closes",
     )
     arguments = parser.parse_args()
     try:
@@ -372,8 +377,8 @@ def serve(settings: Settings, *, embedded: bool) -> None:
         upstream, access, listen, name = None, codec_access(settings, ui_token()), settings.codec.listen, "codec.listen"
     else:
         raise SettingsError(
-            "codec.listen is not set. For a cluster, set it to an address such as 127.0.0.1:8234; `tightloop up` "
-            "serves the codec itself"
+            "codec.listen is not set. For a cluster, set it to an address, for example 127.0.0.1:8234. "
+            "`tightloop up` serves the codec without this setting"
         )
     listener = listening(listen, name)
     _run(http_server(application(access, codec, upstream)), listener, access.site.page, with_stdin=embedded)

@@ -50,7 +50,7 @@ class Evidence(Value):
 
     def __str__(self) -> str:
         """Return the counts as text."""
-        return f"worked {self.worked} of {format_count(self.tried, 'time')}" if self.tried else "not tried"
+        return f"worked {self.worked} out of {format_count(self.tried, 'time')}" if self.tried else "not tried"
 
 
 CONTEXT_CHARACTERS = 1_200

@@ -66,7 +66,7 @@ METRICS = {
     "tightloop_iterations": "Iterations by probability class and outcome of the delivery",
     "tightloop_tracker_seconds": "Time to evaluate an iteration: diff, class, checkpoint",
     "tightloop_plans": "Planner responses by verdict",
-    "tightloop_tokens": "Model tokens by user of the model",
+    "tightloop_tokens": "Model tokens by purpose of the call",
     "tightloop_call_cost_usd": "Cost of an activity that used a model, if known",
     "tightloop_alerts": "Alerts by cause, one per channel",
     "tightloop_activity_failures": "Failed activity attempts by error class",
@@ -77,8 +77,8 @@ METRICS = {
     "tightloop_bandit_findings": "New findings of Bandit, one value per scan",
     "tightloop_memory_searches": "Memory searches by whether they found something",
     "tightloop_changed_line_coverage": "Share of the changed lines that tests run, 0 to 1",
-    "tightloop_disk_used_share": "Used share of the nearer disk limit; 1: limit reached",
-    "tightloop_freed_bytes": "Bytes freed by scheduled collections",
+    "tightloop_disk_used_share": "Used share of the disk limit that is closer; 1 means the limit is reached",
+    "tightloop_freed_bytes": "Bytes freed by scheduled cleanups",
     "tightloop_episodes": "Episodes that ended, by outcome",
     "tightloop_episode_tokens": "Tokens of an episode, input and output, if known",
     "tightloop_episode_cost_usd": "Cost of an episode, if known",
@@ -111,9 +111,9 @@ class TelemetrySettings(Document):
     @model_validator(mode="after")
     def _check_addresses(self) -> "TelemetrySettings":
         if self.otlp_endpoint is not None and not _URL.fullmatch(self.otlp_endpoint):
-            raise ValueError("otlp_endpoint must be like http://127.0.0.1:4318, without a user and a password")
+            raise ValueError("otlp_endpoint must look like http://127.0.0.1:4318, without a user and a password")
         if self.prometheus_bind is not None and not _BIND.fullmatch(self.prometheus_bind):
-            raise ValueError("prometheus_bind must be like 127.0.0.1:9464")
+            raise ValueError("prometheus_bind must look like 127.0.0.1:9464")
         return self
 
     def endpoint(self, environ: Mapping[str, str]) -> str:

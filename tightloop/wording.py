@@ -109,7 +109,7 @@ def work_text(work: Any, now: datetime | None = None) -> str:
     if work.attempt > 1:
         parts.append(f"attempt {work.attempt}" + (f" of {work.attempts}" if work.attempts else ""))
     if work.next_attempt is not None and now is not None:
-        parts.append(f"again in {span((work.next_attempt - now).total_seconds())}")
+        parts.append(f"next attempt in {span((work.next_attempt - now).total_seconds())}")
     problems = work_problems(work)
     return "; ".join([", ".join(parts), *([f"before: {problems}"] if problems else [])])
 
@@ -131,17 +131,17 @@ def drift_files(drift: Any) -> str:
 
 def drift_text(drift: Any) -> str:
     """Describe how unexpected changes to files were handled."""
-    outcome = "undone" if drift.bring_back else "left in place, beside what was delivered"
+    outcome = "undone" if drift.bring_back else "kept together with the delivered changes"
     named = drift_files(drift)
     match drift.cause:
         case "interrupted":
-            return f"changes found after an interrupted attempt were {outcome}: {named}"
+            return f"changes found after an interrupted attempt were {outcome} ({named})"
         case "during_checks":
-            return f"changes made while checks ran were {outcome}: {named}"
+            return f"changes made while checks were running were {outcome} ({named})"
         case "during_step":
-            return f"changes made while {drift.step} ran were undone with it: {named}"
+            return f"changes made while {drift.step} was running were undone together with it ({named})"
         case _:
-            return f"changes made outside a pause were {outcome}: {named}"
+            return f"changes made outside a pause were {outcome} ({named})"
 
 
 def counts_line(counts: dict[str, int]) -> str:

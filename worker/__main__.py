@@ -193,10 +193,10 @@ def _hooks(what: str) -> str:
     from activities.executor.gui.cursor import hooks_file, hooks_problem, install, render_hooks
 
     if what == "show":
-        return f"{hooks_file()} would hold:\n{render_hooks()}{hooks_problem() or 'The hooks are installed.'}"
+        return f"{hooks_file()} would contain:\n{render_hooks()}{hooks_problem() or 'The hooks are installed.'}"
     open_state_home(state_home())
     backup = install(remove=what == "remove")
-    backup_note = f"; the previous content is in {backup}" if backup else ""
+    backup_note = f"; the previous content was saved to {backup}" if backup else ""
     return f"{hooks_file()}: {'installed' if what == 'install' else 'removed'}{backup_note}"
 
 
@@ -206,33 +206,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--state-folder", type=Path, help="folder for histories and logs")
     commands = parser.add_subparsers(dest="command", required=True)
     roles = [role.value for role in Role]
-    up = commands.add_parser("up", help="embedded Temporal server and workers")
+    up = commands.add_parser("up", help="start an embedded Temporal server and workers")
     up.add_argument("--role", choices=roles, default=Role.ALL.value)
-    up.add_argument("--encrypt", action="store_true", help="turn privacy.encrypt on, which keeps content out of logs")
-    run = commands.add_parser("run", help="workers for an existing server")
+    up.add_argument("--encrypt", action="store_true", help="turn on privacy.encrypt, which keeps content out of logs")
+    run = commands.add_parser("run", help="start workers for an existing server")
     run.add_argument("--role", choices=roles, default=Role.ALL.value)
-    collect = commands.add_parser("gc", help="free what closed episodes left on this host")
-    collect.add_argument("--older-than", type=float, help="days since the end; default: server.retention_days")
+    collect = commands.add_parser("gc", help="free the space that closed episodes use on this host")
+    collect.add_argument(
+        "--older-than", type=float, help="minimum days since a workflow ended; default: server.retention_days"
+    )
     collect.add_argument("--dry-run", action="store_true", help="only list what would be freed")
     ledger = commands.add_parser("ledger", help="rebuild the ledger, or upgrade its database")
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
-    hooks = commands.add_parser("hooks", help="Cursor's hooks, which report deliveries through its window")
+    hooks = commands.add_parser("hooks", help="show, install or remove the Cursor hooks that report deliveries")
     hooks.add_argument("what", choices=("show", "install", "remove"))
-    commands.add_parser("rerun", help="run the commands of a proof again; JSON on standard input")
-    commands.add_parser("recall", help="search the memory of a project; JSON on standard input")
+    commands.add_parser("rerun", help="run the commands of a proof again; reads JSON from standard input")
+    commands.add_parser("recall", help="search the memory of a project; reads JSON from standard input")
     commands.add_parser("demo", help="start everything and run one real episode on a sample repository")
-    commands.add_parser("describe", help="what executors and sandboxes of this host can do, as JSON")
+    commands.add_parser("describe", help="print what the executors and sandboxes on this host can do, as JSON")
     again = commands.add_parser("replay", help="replay a history file or an episode against the current code")
-    again.add_argument("what", nargs="?", default="", help="a history file, or the id of an episode")
+    again.add_argument("what", nargs="?", default="", help="a history file or the id of an episode")
     again.add_argument(
-        "--query", help="replay the workflows that this Temporal query matches; default: all of this installation"
+        "--query", help="replay the workflows that match this Temporal query; default: all of this installation"
     )
     again.add_argument("--days", type=int, help="only workflows that are open or ended in the last DAYS days")
     again.add_argument("--junit", type=Path, help="write a JUnit report to this file")
-    deploy = commands.add_parser("deploy", help="builds of the workers: list them, or choose which gets new workflows")
+    deploy = commands.add_parser("deploy", help="list worker builds, or choose which build gets new workflows")
     deploy.add_argument("what", choices=("status", "promote", "ramp"))
     deploy.add_argument("--unversioned", action="store_true", help="promote workers without a version")
-    deploy.add_argument("--percent", type=float, default=0.0, help="share of new workflows; 0 ends a ramp")
+    deploy.add_argument("--percent", type=float, default=0.0, help="percentage of new workflows; 0 ends a ramp")
     deploy.add_argument(
         "--days", type=int, default=7, help="replay workflows that are open or ended in the last DAYS days"
     )

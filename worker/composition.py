@@ -93,7 +93,7 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
     def problem() -> str:
         if not service.configured:
             variable = settings.coder.api_key_env or settings.planner.api_key_env
-            return f"no model can be asked: set {variable}, or coder.base_url to a service that needs no key"
+            return f"no model is available: set {variable}, or set coder.base_url to a service that needs no key"
         return sandbox.probe()
 
     return CoderExecutor(problem, (*settings.sandbox.network, *settings.sandbox.write))

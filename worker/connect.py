@@ -97,8 +97,9 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
         )
     except ValueError as error:
         raise SettingsError(
-            f"metrics cannot be served at {settings.telemetry.prometheus_bind}: {error}. Set telemetry.prometheus_bind "
-            "to a free port on an address of this host, such as 127.0.0.1:9464; each worker process needs its own"
+            f"cannot serve metrics at {settings.telemetry.prometheus_bind}: {error}. Set telemetry.prometheus_bind to "
+            "an address of this host with a free port, for example 127.0.0.1:9464. Each worker process needs its own "
+            "port"
         ) from error
 
 
@@ -121,7 +122,7 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
             page = await client.workflow_service.list_workflow_executions(request, retry=True)
         except RPCError as error:
             raise ServiceUnavailableError(
-                f"the open episodes cannot be listed: {error.message}. Nothing was changed"
+                f"cannot list the open episodes: {error.message}. Nothing was changed"
             ) from error
         executions += [await read_execution(info, client.data_converter) for info in page.executions]
         token = page.next_page_token
@@ -173,15 +174,15 @@ def turn_on(settings: Settings, settings_file: Path | None) -> Settings:
         settings = load_settings(settings_file)
         if not settings.privacy.encrypt:
             raise SettingsError(
-                f"{path} turns privacy.encrypt on, but a later source turns it off. "
-                "Check TIGHTLOOP_PRIVACY__ENCRYPT in the environment"
+                f"{path} turns on privacy.encrypt, but a source with higher precedence turns it off. "
+                "Check the environment variable TIGHTLOOP_PRIVACY__ENCRYPT"
             )
-        print(f"Content is kept out of logs from now on: privacy.encrypt in {path}")
+        print(f"Turned on privacy.encrypt in {path}. From now on, logs contain no content")
     path = key_file(settings.privacy)
     if not settings.privacy.keys_env and not path.exists():
         ring = new_ring()
         write_ring(path, ring)
-        print(f"Created key {ring.current} in {path}. Keep a copy: without it, encrypted histories cannot be read")
+        print(f"Created key {ring.current} in {path}. Back it up: encrypted histories cannot be read without it")
     return settings
 
 
@@ -192,12 +193,12 @@ def _write_into(path: Path) -> None:
         # Compare the parsed results: documents in braces or with `encrypt: false` cannot take another line.
         document = _document(before)
         if _document(text) != {**document, "privacy": {**(document.get("privacy") or {}), "encrypt": True}}:
-            raise SettingsError(f"privacy.encrypt cannot be added to {path}. Set it to true there by hand")
+            raise SettingsError(f"cannot add privacy.encrypt to {path}. Set it to true in that file by hand")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise SettingsError(
-            f"privacy.encrypt cannot be turned on in {path}: {error.strerror or error}. "
+            f"cannot turn on privacy.encrypt in {path}: {error.strerror or error}. "
             "Set TIGHTLOOP_PRIVACY__ENCRYPT=true for workers and clients"
         ) from error
 

@@ -100,8 +100,8 @@ async def find_runs(client: Client, query: str) -> list[Run]:
         ]
     except RPCError as error:
         if error.status is RPCStatusCode.INVALID_ARGUMENT:
-            raise InvalidRequestError(f"Temporal rejects the query {query!r}: {error.message}") from error
-        raise ServiceUnavailableError(f"the workflows cannot be listed: {error.message}") from error
+            raise InvalidRequestError(f"Temporal rejected the query {query!r}: {error.message}") from error
+        raise ServiceUnavailableError(f"cannot list the workflows: {error.message}") from error
 
 
 def replay_runs(settings: Settings, runs: Sequence[Run]) -> list[Outcome]:
@@ -151,9 +151,7 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 continue  # its retention has passed meanwhile
-            raise ServiceUnavailableError(
-                f"the history of {run.workflow_id} cannot be read: {error.message}"
-            ) from error
+            raise ServiceUnavailableError(f"cannot read the history of {run.workflow_id}: {error.message}") from error
         outcomes.append(Outcome(run, events, time.monotonic() - began, failure))
     return outcomes
 
@@ -169,7 +167,7 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
     lines = []
     for outcome in bad[:SHOWN]:
         run = outcome.run
-        lines += [f"{run.workflow_type} {run.workflow_id} (run {run.run_id}) does not fit:", outcome.failure, ""]
+        lines += [f"{run.workflow_type} {run.workflow_id} (run {run.run_id}) is not compatible:", outcome.failure, ""]
     if len(bad) > SHOWN:
         lines += [f"... and {len(bad) - SHOWN} more", ""]
     skipped = Counter(outcome.run.workflow_type for outcome in outcomes if outcome.skipped)
@@ -177,9 +175,10 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
     events, replayed = sum(outcome.events for outcome in outcomes), len(outcomes) - skipped.total()
     total = f"replayed {_histories(replayed)} of {format_count(events, 'event')}"
     if not bad:
-        return "\n".join([*lines, f"{total}: the current code fits" if replayed else "no history was found to replay"])
-    lines.append(f"{total}: the current code does not fit {len(bad)} of them")
-    lines.append("Let them end on the build that recorded them, or undo the change.")
+        verdict = f"{total}: the current code is compatible" if replayed else "found no history to replay"
+        return "\n".join([*lines, verdict])
+    lines.append(f"{total}: the current code is not compatible with {len(bad)} of them")
+    lines.append("Let these workflows finish on the build that recorded them, or undo the change.")
     return "\n".join(lines)
 
 
@@ -210,13 +209,13 @@ def write_junit(outcomes: Sequence[Outcome], file: Path) -> None:
         )
         if outcome.failure:
             text = outcome.failure.translate(_UNPRINTABLE)
-            ElementTree.SubElement(case, "failure", message="the current code does not fit").text = text
+            ElementTree.SubElement(case, "failure", message="the current code is not compatible").text = text
         if outcome.skipped:
             ElementTree.SubElement(case, "skipped", message=foreign_type(run.workflow_type))
     try:
         ElementTree.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)
     except OSError as error:
-        raise InvalidRequestError(f"the report cannot be written to {file}: {error.strerror or error}") from None
+        raise InvalidRequestError(f"cannot write the report to {file}: {error.strerror or error}") from None
 
 
 DRAINED = WorkerDeploymentVersionStatus.WORKER_DEPLOYMENT_VERSION_STATUS_DRAINED
@@ -304,7 +303,7 @@ class Deployment:
                 if error.status is not RPCStatusCode.NOT_FOUND or error.message.startswith("Namespace"):
                     raise
         raise InvalidRequestError(
-            f"Temporal knows no worker of deployment {self.name!r}. Start the workers of this build with "
+            f"Temporal has no workers for deployment {self.name!r}. Start the workers of this build with "
             f"worker.deployment: {self.name}"
         )
 
@@ -363,8 +362,8 @@ class Deployment:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
                 f"no worker {f'of {self.version}' if self.version else 'without a version'} runs on "
-                f"{queues_text}: new workflows would wait there. Start such workers next to the existing ones, "
-                "then try again"
+                f"{queues_text}, so new workflows would wait there. Start such workers in addition to the existing "
+                "ones, then try again"
             )
 
     async def need_fitting_histories(self, days: int) -> str:
@@ -376,7 +375,7 @@ class Deployment:
         runs = await find_runs(self._client, query_of(self._settings, days=days))
         outcomes = await asyncio.to_thread(replay_runs, self._settings, runs)
         if failed_outcomes(outcomes):
-            raise InvalidRequestError(f"{self.target} gets no new workflows:\n\n{format_outcomes(outcomes)}")
+            raise InvalidRequestError(f"cannot route new workflows to {self.target}:\n\n{format_outcomes(outcomes)}")
         return format_outcomes(outcomes)
 
     # -- changes ----------------------------------------------------------------------------------------
@@ -435,8 +434,8 @@ async def find_deployment(client: Client, settings: Settings, *, unversioned: bo
         name = next(filter(None, versions), "").partition(":")[0]
     if not name:
         raise SettingsError(
-            "worker.deployment is not set, so workers have no versions. Give the deployment a name in the settings "
-            "of all workers: worker.deployment: tightloop"
+            "worker.deployment is not set, so workers have no versions. Set it in the settings of all workers, for "
+            "example worker.deployment: tightloop"
         )
     return Deployment(client, settings, name, build_id)
 
@@ -454,7 +453,7 @@ def _state(
     return "drained" if summary.status == DRAINED else "not in use"
 
 
-_BACK = "workers without a version get new workflows again"
+_BACK = "new workflows start on workers without a version again"
 
 
 async def status(client: Client, settings: Settings) -> str:
@@ -474,7 +473,7 @@ async def status(client: Client, settings: Settings) -> str:
         if build.open_workflows and not build.workers and build.build_id != UNVERSIONED:
             lines.append(_describe_open_work(build))
             if build.build_id != deployment.build_id:
-                lines.append(f"  move what fits this build: {deployment.move_command(build.build_id)}")
+                lines.append(f"  move compatible workflows to this build: {deployment.move_command(build.build_id)}")
     return "\n".join(lines)
 
 
@@ -514,7 +513,7 @@ async def ramp(client: Client, settings: Settings, percent: float, days: int) ->
         InvalidRequestError: see `promote`. Nothing was changed.
     """
     deployment = await find_deployment(client, settings)
-    report = await _check_deployment(deployment, days) if percent else "no build is ramping any more"
+    report = await _check_deployment(deployment, days) if percent else "no build is ramping anymore"
     await deployment.ramp(percent)
     return f"{report}\n{percent:g} % of new workflows start on {deployment.version}" if percent else report
 
@@ -532,16 +531,17 @@ async def _drain(deployment: Deployment) -> str:
     own_build = deployment.build_id or UNVERSIONED
     left = [build for build in await deployment.builds() if build.build_id != own_build and build.open_workflows]
     if not left:
-        return "nothing is open on other builds: you can stop their workers"
+        return "other builds have no open workflows: you can stop their workers"
     lines = [_describe_open_work(build) for build in left]
     lines.append(
-        "They end there, or move with their next run, at the latest after the current iteration. Keep the workers of "
-        "these builds until tightloop deploy status shows 0. They fit this build; to move them now:"
+        "These workflows end on their build, or move to this one with their next run, at the latest after the current "
+        "iteration. Keep the workers of these builds running until tightloop deploy status shows 0. The workflows are "
+        "compatible with this build. To move them now:"
     )
     lines += [f"  {deployment.move_command(build.build_id)}" for build in left]
     return "\n".join(lines)
 
 
 def _describe_open_work(build: Build) -> str:
-    orphaned = "" if build.workers else ", which has no live workers: they wait until it has"
+    orphaned = "" if build.workers else ", which has no live workers: they wait until one starts"
     return f"{format_count(build.open_workflows, 'workflow')} still open on {build.build_id}{orphaned}"

@@ -52,7 +52,7 @@ class Health:
         """Return the reason to replace the process. Empty if it is alive."""
         # Draining stops workers on purpose; a restart now would cut their last activities off.
         dead = [] if self._drains else [worker.task_queue for worker in self._workers if not worker.is_running]
-        return f"the worker of task queue {dead[0]} has stopped: restart the process" if dead else ""
+        return f"the worker for task queue {dead[0]} has stopped. Restart the process" if dead else ""
 
     async def problem_of_work(self) -> str:
         """Return why the process cannot accept work.
@@ -60,7 +60,7 @@ class Health:
         Empty if it is ready. The result is cached for `ANSWER_SECONDS`.
         """
         if self._drains:
-            return "draining: running activities may finish, no new ones are taken"
+            return "draining: running activities can finish, but no new ones start"
         if self._client is None:
             return "starting: not connected to Temporal yet"
         if dead := self.problem_of_life():
@@ -78,7 +78,7 @@ class Health:
                 pollers = await asyncio.gather(*(_as_known(calls, served_worker) for served_worker in self._workers))
                 for worker, poller in zip(self._workers, pollers, strict=True):
                     if poller is None:
-                        return f"nothing polls task queue {worker.task_queue} yet"
+                        return f"no worker polls task queue {worker.task_queue} yet"
                     # An older build gets no new workflows, but is ready as long as open ones are pinned to it.
                     idle = explain_idle(worker.task_queue, [poller])
                     if idle and not (poller.version and await count_open(calls, poller.version)):
@@ -132,8 +132,8 @@ async def serving_health(settings: Settings) -> AsyncIterator[Health]:
         server = await asyncio.start_server(lambda *ends: _answer(health, *ends), host.strip("[]"), int(port))
     except (OSError, OverflowError) as error:
         raise SettingsError(
-            f"cannot listen at {settings.worker.health_bind}: {error}. Set worker.health_bind to a free port on "
-            "an address of this host, such as 127.0.0.1:9465; each worker process needs its own"
+            f"cannot listen on {settings.worker.health_bind}: {error}. Set worker.health_bind to an address of "
+            "this host with a free port, for example 127.0.0.1:9465. Each worker process needs its own port"
         ) from error
     async with server:
         yield health
@@ -155,7 +155,7 @@ async def _answer(health: Health, reader: asyncio.StreamReader, writer: asyncio.
             writer.write(head.encode() + (b"" if method == "HEAD" else body))
             await writer.drain()
     except (OSError, TimeoutError, ValueError) as error:
-        logger.debug("a probe was not answered: %s", error)
+        logger.debug("cannot answer a probe: %s", error)
     finally:
         writer.close()
         with suppress(OSError):
@@ -170,5 +170,5 @@ async def _status(health: Health, method: str, path: str) -> tuple[HTTPStatus, s
     elif path == "/readyz":
         problem = await health.problem_of_work()
     else:
-        return HTTPStatus.NOT_FOUND, "not found: the paths are /healthz and /readyz"
+        return HTTPStatus.NOT_FOUND, "not found. Available paths: /healthz and /readyz"
     return (HTTPStatus.SERVICE_UNAVAILABLE, problem) if problem else (HTTPStatus.OK, "ok")

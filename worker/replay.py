@@ -101,15 +101,15 @@ def read_history(path: Path) -> WorkflowHistory:
             raise ValueError("its first event is not WorkflowExecutionStarted")
     except FileNotFoundError:
         raise InvalidRequestError(
-            f"the file {path} is missing. Make one with: tightloop export ID --out {path}"
+            f"no such file: {path}. Export a history with: tightloop export ID --out {path}"
         ) from None
     except Exception as error:
         raise InvalidRequestError(
-            f"{path} is not the history of an episode ({error}). Make one with: tightloop export ID --out {path}"
+            f"{path} is not the history of an episode ({error}). Export one with: tightloop export ID --out {path}"
         ) from error
     started = history.events[0].workflow_execution_started_event_attributes
     if started.workflow_type.name not in WORKFLOW_TYPES:
-        raise InvalidRequestError(f"{path} was not replayed: {foreign_type(started.workflow_type.name)}")
+        raise InvalidRequestError(f"cannot replay {path}: {foreign_type(started.workflow_type.name)}")
     # Ids of child workflows are derived from it; old servers omit it.
     return replace(history, workflow_id=started.workflow_id or path.stem)
 
@@ -136,7 +136,7 @@ async def fetch_history(client: Client, episode_id: str) -> WorkflowHistory:
             raise
         if runs[0].workflow_type not in WORKFLOW_TYPES:
             reason = foreign_type(runs[0].workflow_type)
-            raise InvalidRequestError(f"{episode_id} was not replayed: {reason}") from None
+            raise InvalidRequestError(f"cannot replay {episode_id}: {reason}") from None
         run_id = runs[0].run_id
     return await client.get_workflow_handle(episode_id, run_id=run_id).fetch_history()
 
@@ -196,7 +196,7 @@ def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _Capture
         wants = f"activity {activity['wants']}"
     elif command:
         event = next((candidate for candidate in history.events if candidate.event_id == int(command["id"])), None)
-        wants = f"a command of another kind: {command['wants']}" if command["wants"] else "no command here"
+        wants = f"a different kind of command: {command['wants']}" if command["wants"] else "no command here"
     position, number = getattr(captured.instance, "place", "") if captured else "", event.event_id if event else reached
     rows = [("where", f"{position}, event {number}" if position else f"event {number}")]
     rows += [("history has", _event_text(event))] if event else []
@@ -248,12 +248,12 @@ async def _check_readable(history: WorkflowHistory, converter: DataConverter) ->
     ids = sorted(set().union(*map(key_ids, history.events)))
     if not ids:
         return
-    where = f"the history of {history.workflow_id} cannot be decrypted here"
+    where = f"cannot decrypt the history of {history.workflow_id}"
     if converter.payload_codec is None:
         raise SettingsError(
-            f"{where}: it was encrypted with key {', '.join(ids)}, and temporal.authenticate and privacy.encrypt are "
-            "off. Turn one on with the key file of the host that recorded it, or replay what that host exports: "
-            "tightloop export ID --out FILE"
+            f"{where}: it was encrypted with key {', '.join(ids)}, but temporal.authenticate and privacy.encrypt are "
+            "off. Turn on one of them with the key file of the host that recorded the history, or export the history "
+            "on that host and replay the file: tightloop export ID --out FILE"
         )
     try:
         for event in history.events:
@@ -270,12 +270,15 @@ def format_replay(replayed: ReplayResult) -> str:
     if replayed.failure:
         lines += [
             "",
-            f"DIVERGED: the current code does not fit the history of {replayed.workflow_id}.",
+            f"DIVERGED: the current code is not compatible with the history of {replayed.workflow_id}.",
             replayed.failure,
-            "Let it end on the build that recorded it, or undo the change.",
+            "Let the workflow finish on the build that recorded it, or undo the change.",
         ]
     else:
-        lines.append(f"replayed {replayed.events} events of {replayed.workflow_id}: the current code fits the history")
+        lines.append(
+            f"replayed {replayed.events} events of {replayed.workflow_id}: "
+            "the current code is compatible with the history"
+        )
     return "\n".join(lines)
 
 

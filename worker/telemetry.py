@@ -221,8 +221,8 @@ async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
         from tightloop.client.tracing import exporting
     except ImportError as error:
         raise SettingsError(
-            f"telemetry is on, but a package for it is missing ({error.name}). "
-            "Install it: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+            f"telemetry is on, but a required package is missing ({error.name}). "
+            "Install it with: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
     with exporting(endpoint, options.service_name, measures=isinstance(metrics, OpenTelemetryConfig)) as tracing:
         try:

@@ -125,9 +125,9 @@ async def warn_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
             names = ", ".join(str(path.relative_to(root)) for path in changed[:3])
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             logger.warning(
-                "the code of this worker changed since it started: %s%s. Until a restart it runs the old code and may "
-                "fail to answer for closed episodes. First check that the change fits the open ones: tightloop replay "
-                "ID. Then restart the worker: tightloop up",
+                "the code of this worker has changed since it started: %s%s. Until you restart it, the worker runs the "
+                "old code and may fail to answer for closed episodes. First check that the new code is compatible with "
+                "the open episodes: tightloop replay ID. Then restart the worker: tightloop up",
                 names,
                 more,
             )
@@ -236,7 +236,7 @@ def greeting(settings: Settings, folder: Path) -> str:
     ui, hint = settings.temporal.ui_url, ""
     if has_sign_in(settings):
         # Others may read a log, and a link signs in anyone who has it.
-        hint = "   (signs in once; another link: tightloop ui)" if sys.stdout.isatty() else "   (sign in: tightloop ui)"
+        hint = "   (single-use link; new link: tightloop ui)" if sys.stdout.isatty() else "   (sign in: tightloop ui)"
         ui = signed_in(settings, ui) if sys.stdout.isatty() else ui
     lines = [
         f"tightloop is up.  Histories: {folder / 'temporal.db'}",
@@ -247,14 +247,14 @@ def greeting(settings: Settings, folder: Path) -> str:
     if settings.seals_payloads:
         lines.insert(
             2 + len(page),
-            'Temporal CLI: eval "$(tightloop env)" lets it read payloads and send messages that the workers accept',
+            'Temporal CLI: run eval "$(tightloop env)" to read payloads and send messages that the workers accept',
         )
         privacy, current = settings.privacy, ring_of(settings).current
         where = f"the variable {privacy.keys_env}" if privacy.keys_env else f"{key_file(privacy)}; keep a copy"
         lines.insert(2 + len(page), f"Payloads are encrypted with key {current} in {where}")
     noted = owner_in(folder)
     if noted is not None and noted.owner.pid != os.getpid():
-        more = f"It was already up: the server belongs to process {noted.owner.pid} and ends with it. "
+        more = f"It was already running: the server belongs to process {noted.owner.pid} and stops with it. "
         lines.insert(1, f"{more}This process is an additional worker")
     return "\n".join(lines)
 
@@ -263,15 +263,15 @@ def _format_foreign_greeting(settings: Settings, page: list[str]) -> str:
     """Return the greeting for a server that was not started from this state home."""
     at = settings.temporal
     lines = [
-        f"tightloop is up with the Temporal server that already ran at {at.address} (namespace {at.namespace}).",
-        "It was not started from this state home, so it decides where histories are stored and for how long.",
+        f"tightloop is up and uses the Temporal server already running at {at.address} (namespace {at.namespace}).",
+        "The server was not started from this state home, so it decides where and how long histories are stored.",
     ]
     if at.loopback:
         host, _, port = at.address.rpartition(":")
         other = f"TIGHTLOOP_TEMPORAL__ADDRESS={host}:{int(port) + 100} "
         other += f"TIGHTLOOP_TEMPORAL__UI_URL=http://{host}:{at.ui_port + 100}"
-        lines.append(f"For a separate server of your own, stop this and set other ports: {other} tightloop up")
-        lines.append("Clients need the same address. Set it for both in the settings file: temporal.address")
+        lines.append(f"To run a separate server, stop this process and use other ports: {other} tightloop up")
+        lines.append("Clients need the same address. To set it for both, use temporal.address in the settings file")
     return "\n".join([*lines, *page, _NEXT])
 
 
@@ -323,7 +323,10 @@ def with_sandbox_or_none(settings: Settings) -> Settings:
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:
         return settings
-    print(f"No sandbox works here, so the sample runs without one (your own would be refused): {shorten(problem, 160)}")
+    print(
+        "No sandbox works here, so the sample runs without one (your own episodes would be rejected): "
+        f"{shorten(problem, 160)}"
+    )
     return settings.evolve(sandbox=settings.sandbox.evolve(unsafe_local=True))
 
 

@@ -325,9 +325,7 @@ class CoderWorkflow:
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
-                raise _DeliveryOver(
-                    ConversationEnd(EndReason.BOUND, reason=f"the checks are still red: {checked.summary}")
-                )
+                raise _DeliveryOver(ConversationEnd(EndReason.BOUND, reason=f"checks still fail: {checked.summary}"))
             self._enter(CoderState.REFLECTING, message=checked.said, role=REFLECTOR)
             return
         findings = checked.bandit_findings
@@ -409,7 +407,7 @@ class CoderWorkflow:
             )
         )
 
-    @workflow.signal(description="Stop before the next turn. The episode pauses and resumes from there.")
+    @workflow.signal(description="Stop before the next turn. The episode pauses and resumes from that turn.")
     def pause(self, *_reason: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
         self._conversations.pause_wanted = True

@@ -179,7 +179,7 @@ class AlertActivities:
             )
         except TimeoutError:
             logger.warning(
-                "alert %s: not recorded in the timeline within %g s", request.alert.episode_id, RECORD_TIMEOUT_S
+                "alert %s: could not record it in the timeline within %g s", request.alert.episode_id, RECORD_TIMEOUT_S
             )
 
 

@@ -75,7 +75,7 @@ class Desktop:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"
             return f"{self._name()} is not installed on the worker's host{advice}"
         if not mac and not any(self.environ.get(name) for name in SESSION[:3]):
-            return f"the worker runs outside a desktop session: none of {', '.join(SESSION[:3])} is set"
+            return f"the worker is running outside a desktop session: none of {', '.join(SESSION[:3])} is set"
         return ""
 
     async def deliver(self, notice: Notice) -> None:
@@ -151,7 +151,7 @@ class Webhook:
             async with asyncio.timeout(self.timeout_s):
                 await self._send(notice)
         except TimeoutError:
-            raise NotDeliveredError(f"no answer within {self.timeout_s:g} s", retryable=True) from None
+            raise NotDeliveredError(f"no response within {self.timeout_s:g} s", retryable=True) from None
         except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
             # Error texts of the library may contain the URL, which may be a secret.
             raise NotDeliveredError(f"cannot be reached ({type(error).__name__})", retryable=True) from None
@@ -212,7 +212,7 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
             return target
     if response.is_redirect:
         raise NotDeliveredError(
-            f"it answered {status}, a redirect that is not followed: set the final URL", retryable=False
+            f"it answered {status}, a redirect that is not followed. Set the final URL", retryable=False
         )
     # Other client errors are about this request, and a repetition would get the same answer.
     again = status in RETRY_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -276,7 +276,7 @@ class SentAlerts:
                 self.ledgers(Path(scope.workspace)).add_event(event)
         except (TightloopError, OSError) as error:
             # A full disk is a reason to alert, so it must not prevent the alert.
-            logger.warning("alert %s: not recorded in the timeline: %s", alert.episode_id, error)
+            logger.warning("alert %s: could not record it in the timeline: %s", alert.episode_id, error)
 
 
 def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:

@@ -242,13 +242,13 @@ class LocalArtifactStore:
     def get(self, ref: ArtifactRef) -> bytes:
         if not _DIGEST.fullmatch(ref.sha256):
             raise ArtifactMissingError(
-                f"'{ref.sha256[:80]}' is not an artifact address, which has 64 hexadecimal digits"
+                f"'{ref.sha256[:80]}' is not a valid artifact address. An address has 64 hexadecimal digits"
             )
         content = self.find(ref.sha256)
         if content is None:
             raise ArtifactMissingError(
-                f"artifact '{ref.name}' ({ref.sha256[:12]}) is not in {self._folder}. "
-                "Restore the folder from a backup, or check that this worker runs on the host of the workspace"
+                f"cannot find artifact '{ref.name}' ({ref.sha256[:12]}) in {self._folder}. Restore the "
+                "folder from a backup, or check that this worker runs on the host that contains the workspace"
             )
         if hashlib.sha256(content).hexdigest() != ref.sha256:
             raise ArtifactCorruptError(

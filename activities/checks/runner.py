@@ -77,9 +77,9 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
     where = f"it ran in the sandbox {result.backend}"
     hard = {limit for limit, how in result.limits.items() if how is Enforcement.HARD}
     if result.exit_code == NOT_FOUND and Limit.READS in hard:
-        return f"{where}, where a program outside of the system's folders and of PATH needs sandbox.read"
+        return f"{where}. To run a program outside the system folders and PATH, add its path to sandbox.read"
     if any(message in result.output for message in _NO_NETWORK) and Limit.NETWORK in hard:
-        return f"{where}, which reaches only the hosts in sandbox.network. Add those that the check needs"
+        return f"{where}, which can only reach the hosts in sandbox.network. Add the hosts that the check needs"
     # The sandbox drops all capabilities, without which file modes apply to root as well.
     if (
         b"Permission denied" in result.output
@@ -87,5 +87,5 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
         and os.geteuid() == 0
         and (owner := root.stat().st_uid) != 0
     ):
-        return f"{where}, where root has no rights on a tree of user {owner}. Run the worker as that user"
+        return f"{where}, in which root has no access to a tree of user {owner}. Run the worker as that user"
     return ""

@@ -150,7 +150,7 @@ class CoderActivities:
                 return CheckWorkResult(
                     tree=snapshot,
                     said=put_text(store, refusal.text.encode(), name="safety"),
-                    summary="the checks were not run: the code did not pass the safety layers",
+                    summary="the checks did not run because the safety layers rejected the code",
                     question=refusal.question,
                 )
             results = []
@@ -165,7 +165,7 @@ class CoderActivities:
             bandit_findings = self.reviewer.bandit_findings(context)
         red = [result for result in results if not result.passed]
         if not red:
-            summary = f"{format_count(len(results), 'check')} green"
+            summary = f"{format_count(len(results), 'check')} passed"
             return CheckWorkResult(green=True, tree=snapshot, bandit_findings=bandit_findings, summary=summary)
         parts = [
             f"The check `{result.name}` failed ({result.status.value}):\n{clip(scrub(result.tail), FAILING_CHARACTERS)}"
@@ -175,7 +175,7 @@ class CoderActivities:
             parts.append(f"{format_count(len(red) - FAILING_CHECKS, 'further check')} failed.")
         report = put_text(store, "\n\n".join(parts).encode(), name="red checks")
         return CheckWorkResult(
-            tree=snapshot, said=report, summary=f"{len(red)} of {format_count(len(results), 'check')} red"
+            tree=snapshot, said=report, summary=f"{len(red)} of {format_count(len(results), 'check')} failed"
         )
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -202,5 +202,5 @@ class CoderActivities:
         workspace = Path(scope.workspace)
         delivery = self.outboxes(workspace).get(scope.key)
         if delivery is None:
-            raise ExecutorError(f"the outbox of {workspace} has no delivery {scope.key}: was its state folder removed?")
+            raise ExecutorError(f"no delivery {scope.key} in the outbox of {workspace}. Was the state folder removed?")
         return get_model(self.stores(workspace), delivery.order, WorkOrder)

@@ -79,7 +79,9 @@ def fit_arguments(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[
     if problem is not None:
         path = ".".join(map(str, problem.absolute_path))
         message = shorten(problem.message, SHOWN_CHARACTERS)
-        raise ToolError(f"wrong arguments: {f'{path}: ' if path else ''}{message}. Make the call again")
+        raise ToolError(
+            f"invalid arguments{f' at {path}' if path else ''}: {message}. Correct them and call the tool again"
+        )
     return arguments
 
 
@@ -126,13 +128,13 @@ class CallJournal:
             return None
         except ValidationError as error:
             raise ExecutorError(
-                f"the journal entry {self._path} of {self._name} is damaged, so the outcome is unknown. "
-                "Check the files of the workspace, then cancel this episode and start another one"
+                f"the journal entry {self._path} of {self._name} is damaged, so the outcome of the call is unknown. "
+                "Check the files in the workspace, then cancel this episode and start a new one"
             ) from error
         if record.call != self.call:
             raise ExecutorError(
-                f"{self._name} is not the call recorded for it in {self._path}: two conversations share one "
-                "session. Cancel this episode and start another one"
+                f"{self._path} records a different call for {self._name}: two conversations share one session. "
+                "Cancel this episode and start a new one"
             )
         return record
 
@@ -192,7 +194,7 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
     verdict = Verdict.DENY if any(finding.verdict is Verdict.DENY for finding in findings) else Verdict.ASK
     reasons = "\n".join(f"rule {finding.rule}: instead: {finding.suggestion}" for finding in findings)
     if verdict is Verdict.DENY:
-        return ToolResult(f"refused; nothing was run.\n{reasons}", failed=True)
+        return ToolResult(f"rejected: the command was not run.\n{reasons}", failed=True)
     request = PermissionRequest(kind="execute", title=shorten(" ".join(command.split()), 200), command=command)
     all_grants = tuple(grants)
     answer = decide(request, mode=AgentMode.WORKSPACE, rule=verdict, grants=all_grants)
@@ -200,7 +202,9 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
         return None
     if answer is Verdict.DENY:
         comment = next((grant.text for grant in all_grants if grant.fingerprint == request.fingerprint), "")
-        return ToolResult(f"a person refused it; nothing was run{f': {comment}' if comment else ''}", failed=True)
+        return ToolResult(
+            f"a person rejected the command, so it was not run{f': {comment}' if comment else ''}", failed=True
+        )
     question = permission_question(scrub(request.title), scrub(f"{command}\n{reasons}"), request.fingerprint)
     return ToolResult(f"waits for a person: {request.title}", question=question)
 
@@ -225,7 +229,7 @@ def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: Tool
         # The sandbox can make existing files read-only, but not forbid names that do not exist yet.
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     names = ", ".join(format_path(str(path.relative_to(context.root))) for path in created[:PATHS_NAMED])
-    removed = f"[tightloop: {names} was removed: only a person may create such files]" if created else ""
+    removed = f"[tightloop removed {names}: only a person may create such files]" if created else ""
     output = scrub(result.output.decode("utf-8", "replace")).rstrip("\n")
     parts = (_ending(result, timeout_s, is_cancelled=context.cancelled()), output, removed)
     return ToolResult("\n".join(filter(None, parts)), failed=result.exit_code != 0)
@@ -233,9 +237,9 @@ def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: Tool
 
 def _ending(result: CommandResult, timeout_s: float, *, is_cancelled: bool) -> str:
     if result.timed_out:
-        return f"ended after its time limit of {timeout_s:g} s"
+        return f"timed out after {timeout_s:g} s"
     if result.exit_code is None:
-        return "stopped before it finished" if is_cancelled else "ended by a limit of the sandbox"
+        return "stopped before it finished" if is_cancelled else "stopped by a sandbox limit"
     return f"exit code {result.exit_code} after {result.duration_s:.1f} s"
 
 
@@ -318,7 +322,7 @@ class ToolExecutor:
         try:
             # The journal knows that it started, not how far it came: a second run could do things twice.
             if record is not None and not record.path:
-                return _unknown("an earlier attempt started the program and died before it ended")
+                return _unknown("an earlier attempt started the program but died before the program finished")
             if (tool := self._tools.get(call.tool)) is None:
                 name = shorten(call.tool, NAME_CHARACTERS)
                 raise ToolError(f"unknown tool {name!r}. {did_you_mean(name, self._tools)}")
@@ -382,12 +386,13 @@ def _resume(
             write_change(context.root, change, journal.temporary)
             return ToolResult(change.text)
     return _unknown(
-        f"an earlier attempt died changing {format_path(record.path)}, which has neither its old nor its new content"
+        f"an earlier attempt died while changing {format_path(record.path)}, which now has neither the old nor "
+        "the new content"
     )
 
 
 def _unknown(why: str) -> ToolResult:
-    text = f"outcome unknown: {why}. It was not repeated. Check the files before you continue"
+    text = f"outcome unknown: {why}. The call was not repeated. Check the files before you continue"
     return ToolResult(text, failed=True)
 
 

@@ -60,8 +60,8 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PROTECTED = Policy().protect
 """Paths that neither plan steps nor the coder may change."""
 _KINDS = {
-    stat.S_IFLNK: "a symbolic link: name the file that it points to",
-    stat.S_IFDIR: "a folder: list_files shows what is in it",
+    stat.S_IFLNK: "a symbolic link. Use the path of the file that it points to",
+    stat.S_IFDIR: "a folder. Use list_files to see its contents",
     stat.S_IFIFO: "a named pipe, not a file",
     stat.S_IFSOCK: "a socket, not a file",
     stat.S_IFCHR: "a device, not a file",
@@ -105,7 +105,7 @@ def check_writable(path: str) -> None:
     """
     # Case-folded, because on macOS `.GIT` is the same folder.
     if fits(PROTECTED, path, folded=True):
-        raise ToolError(f"{format_path(path)} is protected: only a person may change it. Do without")
+        raise ToolError(f"{format_path(path)} is protected: only a person may change it. Continue without changing it")
 
 
 def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None:
@@ -134,7 +134,7 @@ def read_entry(location: FolderEntry, *, limit: int = READ_BYTES) -> bytes | Non
         _check_file(location, os.fstat(descriptor), limit)
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ToolError(f"{format_path(location.path)} is still growing. Try again when nothing writes to it")
+        raise ToolError(f"{format_path(location.path)} is still growing. Try again when no program is writing to it")
     return content
 
 
@@ -159,7 +159,7 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
         _remove(location.folder, temporary)
         # A person or a process in the background may have edited it after the tool read it.
         if digest(read_entry(location)) != digest(change.before):
-            raise ToolError(f"{format_path(change.path)} was changed meanwhile: read it again")
+            raise ToolError(f"{format_path(change.path)} has changed since you read it. Read it again")
         if change.after is None:
             os.unlink(location.name, dir_fd=location.folder)
         else:
@@ -225,9 +225,7 @@ def _enter(parent: int, folder: str, path: str, *, make: bool) -> int | None:
         return None
     except (NotADirectoryError, OSError) as error:
         # ELOOP: a symlink.
-        raise ToolError(
-            f"{format_path(path)} cannot be reached: {folder!r} is not a folder ({error.strerror})"
-        ) from error
+        raise ToolError(f"cannot open {format_path(path)}: {folder!r} is not a folder ({error.strerror})") from error
 
 
 def _check_file(location: FolderEntry, status: os.stat_result, limit: int) -> None:
@@ -236,7 +234,7 @@ def _check_file(location: FolderEntry, status: os.stat_result, limit: int) -> No
     if status.st_size > limit:
         size, most = f"{status.st_size:,}", f"{limit:,}"
         raise ToolError(
-            f"{format_path(location.path)} has {size} bytes, more than {most}. Read a part of it with run_command"
+            f"{format_path(location.path)} has {size} bytes, but the limit is {most}. Read a part with run_command"
         )
 
 
@@ -292,7 +290,7 @@ def find_files(root: Path, path: str | None, glob: str | None) -> list[str]:
     if not glob:
         return names
     if len(glob) > GLOB_CHARACTERS:
-        raise ToolError(f"the glob has more than {GLOB_CHARACTERS} characters. Use a path")
+        raise ToolError(f"the glob is longer than {GLOB_CHARACTERS} characters. Use a path instead")
     pattern = glob if "/" in glob else f"**/{glob}"
     return [name for name in names if fits((pattern,), name)]
 
@@ -343,7 +341,7 @@ def search_files(
         ToolError: the pattern is invalid or the search timed out.
     """
     if not query.pattern or len(query.pattern) > PATTERN_CHARACTERS:
-        raise ToolError(f"the pattern must have 1 to {PATTERN_CHARACTERS} characters")
+        raise ToolError(f"the pattern must be between 1 and {PATTERN_CHARACTERS} characters long")
     # Symlinks may leave the tree, and files may have been deleted.
     files = [name for name in names[:FILES_LIMIT] if _is_plain(root / name)]
     ripgrep = find_trusted_program("rg") if with_ripgrep else None
@@ -353,10 +351,12 @@ def search_files(
         outputs = _by_ripgrep(root, files, query, cancelled, ripgrep)
     lines = list(_lines(outputs, set(map(os.fsencode, files))))
     marks = (
-        [f"[only the first {LINES_LIMIT} lines: narrow the pattern or the path]"] if len(lines) > LINES_LIMIT else []
+        [f"[only the first {LINES_LIMIT} lines are shown. Narrow the pattern or the path]"]
+        if len(lines) > LINES_LIMIT
+        else []
     )
     left = len(names) - FILES_LIMIT
-    marks += [f"[{format_count(left, 'file')} not searched: give a path or a glob]"] if left > 0 else []
+    marks += [f"[{format_count(left, 'file')} not searched. Specify a path or a glob]"] if left > 0 else []
     return "\n".join((*lines[:LINES_LIMIT], *marks)) or "no match"
 
 
@@ -418,7 +418,9 @@ def _request(root: Path, query: Query, program: TrustedProgram, arguments: tuple
 def _output(request: ProcessRequest, cancelled: Callable[[], bool]) -> bytes:
     result = run_process(request, cancelled=cancelled, started=lambda _pid: None)
     if result.reason is Reason.WALL_LIMIT:
-        raise ToolError(f"the search took longer than {request.wall_limit_s:g} s. Simplify the pattern, or give a path")
+        raise ToolError(
+            f"the search timed out after {request.wall_limit_s:g} s. Simplify the pattern or specify a path"
+        )
     if result.reason is not Reason.EXITED or result.exit_code not in (0, NO_MATCH):
         reason = result.message or result.output.decode("utf-8", "replace").strip() or result.reason.value
         raise ToolError(f"the search failed: {shorten(reason, 400)}")

@@ -53,13 +53,15 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     """
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
-        return _reject(reply, f"You refused: {refusal}. If the task cannot be done, call `{FINISH}` and say why")
+        return _reject(
+            reply, f"You refused the task: {refusal}. If the task cannot be done, call `{FINISH}` and explain why"
+        )
     # Calls are dropped, even if they are valid: the last argument may be incomplete.
     if reply.truncated:
         return _reject(
             reply,
-            "Your answer was cut off at the output limit and nothing in it was done. Write less at once: one call, "
-            "smaller edits, long files in several steps",
+            "Your answer was cut off at the output limit, so nothing in it was done. Write less at a time: make one "
+            "call, use smaller edits, and write long files in several steps",
         )
     by_name = {tool.name: tool for tool in tools}
     proposed = reply.calls or _calls_in(reply.text)
@@ -67,12 +69,12 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
         names = ", ".join(by_name)
         return _reject(
             reply,
-            f"Your answer calls no tool. Call one of {names}; when the work is done or cannot be done: `{FINISH}`. "
-            "A call that is written as text counts only if the answer contains nothing else",
+            f"Your answer contains no tool call. Call one of {names}, or `{FINISH}` when the work is done or cannot "
+            "be done. A call written as text counts only if the answer contains nothing else",
         )
     if len(proposed) > MOST_CALLS:
         return _reject(
-            reply, f"Your answer makes {len(proposed)} calls. Make at most {MOST_CALLS}, then read the results"
+            reply, f"Your answer contains {len(proposed)} calls. Make at most {MOST_CALLS}, then read the results"
         )
     calls: list[ProposedCall] = []
     for index, call in enumerate(proposed):
@@ -170,7 +172,9 @@ def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
     read = {name: _unwrap(value, properties.get(name, {})) for name, value in pairs}
     written = replace_surrogates(json.dumps(read, ensure_ascii=False))
     if len(written) > ARGUMENT_CHARACTERS:
-        raise ToolError(f"{call.tool}: the arguments have more than {ARGUMENT_CHARACTERS:,} characters. Do it in parts")
+        raise ToolError(
+            f"The arguments of {call.tool} are longer than {ARGUMENT_CHARACTERS:,} characters. Split the call"
+        )
     try:
         return json.dumps(fit_arguments(json.loads(written), tool.parameters), ensure_ascii=False)
     except ToolError as error:
@@ -193,11 +197,11 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
             break
     reading = read_object(call.arguments, names)
     if reading.truncated:
-        raise ToolError(f"The arguments of {call.tool} are incomplete. Write less at once")
+        raise ToolError(f"The arguments of {call.tool} are incomplete. Write less at a time")
     if reading.value is None:
         raise ToolError(
             f"The arguments of {call.tool} are not a JSON object: {shorten(call.arguments, 120)!r}. "
-            f"Write an object with {', '.join(names)}"
+            f"Pass an object with {', '.join(names)}"
         )
     return reading.value
 

@@ -74,7 +74,7 @@ class _ChatAnswer:
 
     @property
     def reply(self) -> ModelAnswer:
-        filtered = "the answer was stopped by the service's content filter" if self.reason == "content_filter" else ""
+        filtered = "the service's content filter stopped the answer" if self.reason == "content_filter" else ""
         return ModelAnswer(
             text=self.text,
             calls=tuple(ProposedCall(call.id, call.name, call.arguments) for _, call in sorted(self.calls.items())),
@@ -125,7 +125,7 @@ async def read_responses(
 
 
 def _ended_early(model: str) -> PlannerUnavailableError:
-    return PlannerUnavailableError(f"the answer of model {model} is incomplete: the connection was closed")
+    return PlannerUnavailableError(f"the answer from model {model} is incomplete because the connection was closed")
 
 
 def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
@@ -248,8 +248,8 @@ class OpenAIModel:
     def _apply_privacy(self, messages: Sequence[Message], privacy: PromptPrivacy) -> Sequence[Message]:
         if privacy is PromptPrivacy.SUMMARY:
             raise PlannerError(
-                "the coder was not started: it sends code to its model, and privacy.prompts of this project is "
-                "'summary'. Set it to 'redacted' or 'full', or choose an executor with a model of its own"
+                "cannot start the coder: it sends code to its model, but privacy.prompts is 'summary' for this "
+                "project. Set privacy.prompts to 'redacted' or 'full', or choose an executor that has its own model"
             )
         if privacy is PromptPrivacy.FULL:
             return messages

@@ -82,9 +82,7 @@ class ChangedTests:
         # The gate executes the tests, so they are reviewed like any other code.
         if (refusal := self.review(context)) is not None:
             refusal_ref = put_text(context.store, refusal.text.encode(), name="safety")
-            return JudgeResult(
-                refused=len(paths), said=refusal_ref, summary="the new tests did not pass the safety layers"
-            )
+            return JudgeResult(refused=len(paths), said=refusal_ref, summary="the safety layers rejected the new tests")
         report = self.gate.judge(
             tree,
             context.base_tree,
@@ -95,14 +93,14 @@ class ChangedTests:
             time_limit_s=TIME_LIMIT_S,
         )
         removed = self._remove_useless(context, coded_tree, paths, report)
-        lines = [f"Tests were written for your change and judged: {_summary(report)}."]
+        lines = [f"Tests for your change were written and evaluated: {_summary(report)}."]
         lines += [
-            f"- refused: {rejected_test.test}: {rejected_test.reason}"
+            f"- rejected {rejected_test.test}: {rejected_test.reason}"
             for rejected_test in report.refused[:LISTED_LIMIT]
         ]
-        lines += [f"- removed, because none of its tests was accepted: {path}" for path in removed]
+        lines += [f"- removed {path} because none of its tests was accepted" for path in removed]
         if report.survived:
-            lines.append("No test detects these faults. If one would be a real fault, add a test; otherwise leave it:")
+            lines.append("No test detects the following faults. Add a test for each real fault and ignore the others:")
             lines += [f"- {mutant}" for mutant in report.survived[:LISTED_LIMIT]]
         lines += [f"- {note}" for note in report.notes[:LISTED_LIMIT]]
         return JudgeResult(
@@ -134,7 +132,7 @@ class ChangedTests:
 
 
 def _summary(report: GateReport) -> str:
-    parts = [f"{format_count(len(report.accepted), 'test')} proved to be able to fail, {len(report.refused)} refused"]
+    parts = [f"{format_count(len(report.accepted), 'test')} accepted (able to fail), {len(report.refused)} rejected"]
     if report.mutants:
         parts.append(f"{report.survived_count} of {format_count(report.mutants, 'mutant')} survived")
     if report.coverage.total:

@@ -34,7 +34,7 @@ Arguments = Mapping[str, Any]
 Use = Callable[[Arguments, ToolContext], ToolResult | FileChange | ProgramStart]
 
 FINGERPRINT_DIGITS = 16
-PATH = text("Path below the root of the project")
+PATH = text("Path relative to the project root")
 
 
 def tool(
@@ -45,9 +45,10 @@ def tool(
 
 
 @tool(
-    "Ask a person what neither the files nor the task tell. The work waits for the answer: ask seldom.",
+    "Ask a person for information that is in neither the files nor the task. The work waits for the answer, so ask "
+    "rarely.",
     question={"type": "string", "description": "One line", "minLength": 1, "maxLength": TITLE_CHARACTERS},
-    detail=optional("string", "What a person has to know for the answer", maxLength=TEXT_CHARACTERS),
+    detail=optional("string", "What the person needs to know to answer", maxLength=TEXT_CHARACTERS),
 )
 def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Return the answer, or the question if it has not been answered yet."""
@@ -59,10 +60,10 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
         clarification = clarifying_question(question, arguments["detail"] or "", fingerprint)
         return ToolResult(f"waits for a person: {question}", question=clarification)
     if not grant.allowed:
-        return ToolResult(f"the person leaves it to you{f': {grant.text}' if grant.text else ''}")
+        return ToolResult(f"the person leaves the decision to you{f': {grant.text}' if grant.text else ''}")
     if not grant.text:
-        return ToolResult("the person answered without text: decide yourself")
-    return ToolResult(f"the person answers: {grant.text}")
+        return ToolResult("the person answered without text. Decide yourself")
+    return ToolResult(f"the person answered: {grant.text}")
 
 
 def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, bytes | None]:
@@ -73,16 +74,16 @@ def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, by
 
 
 @tool(
-    "Write a whole file. Folders that are missing are made.",
+    "Write a whole file. Missing folders are created.",
     path=PATH,
     content=text("The whole content"),
-    overwrite=optional("boolean", "true: replace the file that is there"),
+    overwrite=optional("boolean", "true: replace an existing file"),
 )
 def create_file(arguments: Arguments, context: ToolContext) -> FileChange:
     path, before = _file_to_change(arguments, context)
     if before is not None and not arguments["overwrite"]:
         lines = format_count(before.count(b"\n"), "line")
-        raise ToolError(f"{format_path(path)} already exists, with {lines}. Use edit_file, or overwrite: true")
+        raise ToolError(f"{format_path(path)} already exists and has {lines}. Use edit_file, or set overwrite to true")
     after = line_ends_of(before, arguments["content"]).encode()
     check_placeholders(before or b"", after)
     what = "written" if before is None else "replaced"
@@ -95,7 +96,7 @@ def create_file(arguments: Arguments, context: ToolContext) -> FileChange:
 def delete_file(arguments: Arguments, context: ToolContext) -> FileChange:
     path, before = _file_to_change(arguments, context)
     if before is None:
-        raise ToolError(f"{format_path(path)} does not exist: nothing was removed")
+        raise ToolError(f"{format_path(path)} does not exist, so nothing was removed")
     return FileChange(path=path, before=before, after=None, text=f"{format_path(path)} removed")
 
 
@@ -104,10 +105,10 @@ EDITED_LINES = 24
 
 
 @tool(
-    "Replace text that is in a file exactly once. Quote whole lines, enough of them to be found only once.",
+    "Replace text that occurs exactly once in a file. Quote enough whole lines to make the match unique.",
     path=PATH,
-    old=text("Text that is replaced, without line numbers"),
-    new=text("Text that takes its place; empty: it is removed"),
+    old=text("Text to replace, without line numbers"),
+    new=text("Replacement text; empty: remove the old text"),
 )
 def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     """Prepare the edit. The result shows the surrounding lines."""
@@ -115,11 +116,11 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     if before is None:
         raise ToolError(f"{format_path(path)} does not exist. Use create_file for a new file")
     if is_binary(before):
-        raise ToolError(f"{format_path(path)} is a binary file: it cannot be edited as text")
+        raise ToolError(f"{format_path(path)} is a binary file and cannot be edited as text")
     # surrogateescape preserves bytes that are not UTF-8.
     result = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
     if isinstance(result, PatchFailure):
-        advice = "\nText in brackets, such as [secret:...], is not in the file: leave those lines out of old"
+        advice = "\nText in brackets such as [secret:...] is not in the file. Leave those lines out of old"
         raise ToolError(
             f"{format_path(path)} was not changed: {result.reason}{advice if has_placeholder(arguments['old']) else ''}"
         )
@@ -129,14 +130,14 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     first = max(result.line - CONTEXT_LINES, 1)
     end = min(result.line + result.lines - 1 + CONTEXT_LINES, first + EDITED_LINES - 1)
     how = f" (found {result.how})" if result.how else ""
-    summary = f"{format_path(path)} changed{how}. It is now:\n{number_lines(lines[first - 1 : end], first)}"
+    summary = f"{format_path(path)} changed{how}. The lines are now:\n{number_lines(lines[first - 1 : end], first)}"
     return FileChange(path=path, before=before, after=after, text=summary)
 
 
 @tool(
-    "Say that your part is done, and what was done. What you say is checked.",
+    "Report that your part is finished and what you did. The report is checked.",
     reads=True,
-    summary=text("What was done, and what is left"),
+    summary=text("What was done and what remains"),
 )
 def finish(arguments: Arguments, context: ToolContext) -> ToolResult:
     del context
@@ -147,10 +148,10 @@ SHOWN_FILES = 400
 
 
 @tool(
-    "List the files of the project, without those that git ignores.",
+    "List the files of the project, except files that git ignores.",
     reads=True,
-    path=optional("string", "Folder, such as src; null: all"),
-    glob=optional("string", "Pattern for paths, such as **/test_*.py; null: all"),
+    path=optional("string", "Folder, for example src; null: all folders"),
+    glob=optional("string", "Pattern for paths, for example **/test_*.py; null: all files"),
 )
 def list_files(arguments: Arguments, context: ToolContext) -> ToolResult:
     names = find_files(context.root, arguments["path"], arguments["glob"])
@@ -158,7 +159,7 @@ def list_files(arguments: Arguments, context: ToolContext) -> ToolResult:
         return ToolResult("no files")
     more = len(names) - SHOWN_FILES
     lines = [format_path(name) for name in names[:SHOWN_FILES]]
-    lines += [f"[... {format_count(more, 'file')} more: give a path or a glob ...]"] if more > 0 else []
+    lines += [f"[... {format_count(more, 'more file')}. Specify a path or a glob ...]"] if more > 0 else []
     return ToolResult("\n".join(lines))
 
 
@@ -167,9 +168,9 @@ RESULTS_LIMIT = 10
 
 
 @tool(
-    "Search what is remembered of this project: failures, what solved them, facts.",
+    "Search the memory of this project for failures, their solutions and facts.",
     reads=True,
-    query=text("An error message, or what is wanted in a few words"),
+    query=text("An error message, or a short description of what you need"),
     limit=optional("integer", f"Null: {DEFAULT_RESULTS}", minimum=1, maximum=RESULTS_LIMIT),
 )
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
@@ -177,7 +178,7 @@ def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
     if context.memory is None:
         return ToolResult("this project has no memory. Continue without it")
     matches = context.memory.search(arguments["query"], arguments["limit"] or DEFAULT_RESULTS)
-    return ToolResult("\n\n".join(matches) or "nothing relevant is remembered")
+    return ToolResult("\n\n".join(matches) or "the memory contains nothing relevant")
 
 
 READ_LINES = 400
@@ -186,11 +187,11 @@ SHOWN_CHARACTERS = 9_000
 
 
 @tool(
-    "Read a text file, with line numbers. An earlier result is read by the name that it was given, result:<id>.",
+    "Read a text file with line numbers. To read an earlier result, pass its name, result:<id>.",
     reads=True,
-    path=text("Path below the root of the project, or result:<id>"),
-    start=optional("integer", "First line, from 1; null: the first", minimum=1),
-    end=optional("integer", "Last line; null: as many as fit", minimum=1),
+    path=text("Path relative to the project root, or result:<id>"),
+    start=optional("integer", "First line, counted from 1; null: the first line", minimum=1),
+    end=optional("integer", "Last line; null: as many lines as fit", minimum=1),
 )
 def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Return numbered lines from a file or from an earlier result in the session."""
@@ -198,14 +199,14 @@ def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
     if path.startswith(RESULT):
         ref = context.find_result(path.removeprefix(RESULT).strip().lower())
         if ref is None:
-            raise ToolError(f"{path[:80]!r} is not a result of this session. Copy its name from where it was shown")
+            raise ToolError(f"{path[:80]!r} is not a result in this session. Copy the name exactly as it was shown")
         return _number_lines(path, context.store.get(ref), arguments)
     path = relative(context.root, path)
     content = read_content(context.root, path)
     if content is None:
-        raise ToolError(f"{format_path(path)} does not exist. Find it with list_files or search")
+        raise ToolError(f"{format_path(path)} does not exist. Find the file with list_files or search")
     if is_binary(content):
-        raise ToolError(f"{format_path(path)} is a binary file of {len(content):,} bytes: it cannot be shown as text")
+        raise ToolError(f"{format_path(path)} is a binary file of {len(content):,} bytes and cannot be shown as text")
     return _number_lines(format_path(path), content, arguments)
 
 
@@ -217,7 +218,7 @@ def _number_lines(name: str, content: bytes, arguments: Arguments) -> ToolResult
     lines = plain.removesuffix("\n").split("\n")
     first, last = arguments["start"] or 1, arguments["end"] or len(lines)
     if first > len(lines) or last < first:
-        raise ToolError(f"{name} has lines 1 to {len(lines)}, not {first} to {last}")
+        raise ToolError(f"cannot read lines {first} to {last}: {name} has lines 1 to {len(lines)}")
     excerpt = lines[first - 1 : min(last, first + READ_LINES - 1)]
     # As many lines as fit into an answer, at least one.
     room = SHOWN_CHARACTERS
@@ -239,26 +240,26 @@ NOTE_CHARACTERS = 2_000
 
 
 @tool(
-    "Keep a fact about this project for later work, such as how its tests are run.",
+    "Save a fact about this project for later work, for example how to run its tests.",
     key={"type": "string", "description": "A short name", "minLength": 1, "maxLength": KEY_CHARACTERS},
     text={"type": "string", "description": "The fact", "minLength": 1, "maxLength": NOTE_CHARACTERS},
 )
 def remember(arguments: Arguments, context: ToolContext) -> ToolResult:
     """Store a fact. Idempotent."""
     if context.memory is None:
-        return ToolResult("nothing was saved: this project has no memory. Continue without it")
+        return ToolResult("nothing was saved because this project has no memory. Continue without it")
     context.memory.remember(arguments["key"], arguments["text"])
     return ToolResult(f"saved as {arguments['key']!r}")
 
 
 @tool(
-    "Search the text files of the project, line by line, for a regular expression.",
+    "Search the text files of the project line by line with a regular expression.",
     reads=True,
-    pattern=text("Regular expression, as ripgrep takes it"),
-    path=optional("string", "Folder or file, such as src; null: all"),
-    glob=optional("string", "Pattern for paths, such as **/*.py; null: all"),
-    literal=optional("boolean", "true: the pattern is plain text"),
-    ignore_case=optional("boolean", "true: upper and lower case are alike"),
+    pattern=text("Regular expression in ripgrep syntax"),
+    path=optional("string", "Folder or file, for example src; null: all files"),
+    glob=optional("string", "Pattern for paths, for example **/*.py; null: all files"),
+    literal=optional("boolean", "true: treat the pattern as plain text"),
+    ignore_case=optional("boolean", "true: ignore case"),
     context=optional("integer", "Lines shown around each match; null: 0", minimum=0, maximum=10),
 )
 def search(arguments: Arguments, context: ToolContext) -> ToolResult:
@@ -288,8 +289,8 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
     """
 
     @tool(
-        "Run a command by /bin/sh at the root of the project, in a sandbox without network. What it leaves in the "
-        "background is ended.",
+        "Run a command with /bin/sh in the project root, in a sandbox without network access. Processes that it leaves "
+        "in the background are terminated.",
         runs=True,
         command=text("Shell command"),
         timeout_s=optional("integer", f"Null: {USUAL_S}", minimum=1, maximum=LONGEST_S),
@@ -300,13 +301,13 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
         return refusal or ProgramStart(run=lambda: run_shell(runner, command, timeout_s, context))
 
     @tool(
-        "Run the checks that decide whether the task is done, or only some tests. What they write is undone.",
+        "Run the checks that decide whether the task is done, or only some tests. Their changes to files are undone.",
         runs=True,
         tests={
             "type": ["array", "null"],
             "items": {"type": "string", "minLength": 1},
             "maxItems": TESTS_LIMIT,
-            "description": "Tests as pytest names them, such as tests/test_a.py::test_b; null: all checks",
+            "description": "Pytest names of tests, for example tests/test_a.py::test_b; null: all checks",
         },
     )
     def run_tests(arguments: Arguments, context: ToolContext) -> ProgramStart:
@@ -330,13 +331,14 @@ def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str,
     # Options such as `-p` load code, and others change what a green run means.
     options = [test for test in tests if test.startswith("-")]
     if options:
-        raise ToolError(f"{options[0]!r} is not the name of a test. Pass options with run_command")
+        raise ToolError(f"{options[0]!r} is not a test name. To pass options, use run_command")
     for check in checks:
         if match := _PYTEST.match(check):
             # The check's own pytest command, which runs in the right environment.
             return (f"{match[1]} -q {shlex.join(tests)}",)
     raise ToolError(
-        f"single tests need a check with pytest, and none has it ({'; '.join(checks)[:300]}). Use null or run_command"
+        f"single tests need a check that runs pytest, and none does ({'; '.join(checks)[:300]}). Use null or "
+        "run_command"
     )
 
 

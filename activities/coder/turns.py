@@ -31,14 +31,15 @@ OUTCOME_CHARACTERS = 100
 NOTE_CHARACTERS = 600
 """People's and the reflector's messages get more space than a result, which can be read again."""
 HEAD = (
-    "# Done so far\n\nOlder turns, the oldest first, a line each. `read_file` with `result:<id>` shows a result again."
+    "# Done so far\n\nOlder turns, oldest first, one per line. To see a result again, use `read_file` with "
+    "`result:<id>`."
 )
 MAIN_ARGUMENTS = ("path", "command", "pattern", "query", "question")
 
 
 def digest_text(lines: Sequence[str], left_out: int) -> str:
     """Return the digest as the model sees it."""
-    omitted = [f"- [{left_out} older lines left out]"] if left_out else []
+    omitted = [f"- [{left_out} older lines omitted]"] if left_out else []
     return "\n".join((HEAD, "", *omitted, *lines))
 
 
@@ -253,8 +254,8 @@ def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
         return None
     except ValidationError as error:
         raise ArtifactCorruptError(
-            f"{path} is damaged ({error.error_count()} problems): remove the folder {session_folder} to make the "
-            "coder start again"
+            f"{path} is damaged ({error.error_count()} problems). To restart the coder, remove the folder "
+            f"{session_folder}"
         ) from None
 
 
@@ -326,7 +327,7 @@ class TurnTaker:
         """
         stored = find_turn(session_folder, number)
         if stored is None:
-            raise ArtifactMissingError(f"turn {number} is not in the journal {session_folder}: take it again")
+            raise ArtifactMissingError(f"turn {number} is not in the journal {session_folder}. Run the turn again")
         return stored
 
     def _find(self, request: TurnRequest) -> Turn | None:
@@ -370,8 +371,8 @@ class TurnTaker:
         earlier = find_turn(folder, request.number)
         if earlier is not None and earlier.input != key:
             raise ArtifactError(
-                f"turn {request.number} of session {request.scope.session} was taken by another run, which "
-                "continues the session; this run stops"
+                f"another run has taken turn {request.number} of session {request.scope.session} and continues "
+                "the session, so this run stops"
             )
         if earlier is not None:
             return earlier.turn

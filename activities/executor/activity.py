@@ -155,7 +155,7 @@ class ExecutionActivities:
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         message = get_model(store, request.plan, PlanRecord).message
         if message is None:
-            raise ArtifactMissingError(f"the plan of iteration {request.iteration} has no message to hand off")
+            raise ArtifactMissingError(f"the plan for iteration {request.iteration} contains no message to hand off")
         info = activity.info()
         # Keyed by run rather than workflow, so that a rerun after a reset is delivered again.
         key = f"{info.workflow_run_id}/{request.iteration}/{request.delivery}"
@@ -191,7 +191,7 @@ class ExecutionActivities:
             delivery = self._find_delivery(outbox, request)
             if delivery is None:
                 raise ExecutorError(
-                    f"the outbox of {workspace} has no delivery {request.key}: was its state folder removed?"
+                    f"no delivery {request.key} in the outbox of {workspace}. Was the state folder removed?"
                 )
             if delivery.report is not None:
                 return delivery.report
@@ -226,7 +226,7 @@ class ExecutionActivities:
                 outcome = self._run(request.scope, selection, order, tree)
                 # Temporal counts an activity as cancelled only if it ends with this error, not with a result.
                 if outcome.status is ExecutorStatus.CANCELLED and should_stop():
-                    raise CancelledError("the executor was stopped and its processes are gone")
+                    raise CancelledError("the executor was stopped and its processes have ended")
                 # The workflow that does the work has not started yet, so a snapshot would cost time and show nothing.
                 new_tree = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
                 return self._report(request, tree, outcome, selection, new_tree=new_tree, drift=drift)
@@ -243,7 +243,7 @@ class ExecutionActivities:
             executor = self._executors(name)
             if not isinstance(executor, DelegatingExecutor):
                 raise ExecutorError(
-                    f"the executor {name!r} of this worker does not delegate to a workflow: restart the worker"
+                    f"executor {name!r} on this worker does not delegate to a workflow. Restart the worker"
                 )
             outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
             execution = ExecuteRequest(scope=request.scope, key=report.key, expected_tree=report.new_tree)
@@ -258,7 +258,9 @@ class ExecutionActivities:
             yield
         except BaseException as error:
             reason = error.message if isinstance(error, TightloopError) else f"{type(error).__name__}: {error}"
-            stopped = "it was stopped" if isinstance(error, CancelledError) else clip(scrub(reason), SUMMARY_CHARACTERS)
+            stopped = (
+                "stopped on request" if isinstance(error, CancelledError) else clip(scrub(reason), SUMMARY_CHARACTERS)
+            )
             # The original error is more important; a full disk, for example, also prevents the record.
             with contextlib.suppress(Exception):
                 outbox.break_off(key, stopped)
@@ -332,11 +334,11 @@ class ExecutionActivities:
         except OSError as error:
             location = error.filename or state_folder_of(scope)
             if error.errno in FULL:
-                raise StorageFullError.of(location, error.strerror, "an agent was at work") from error
+                raise StorageFullError.of(location, error.strerror, "an agent was running") from error
             # Other errors may pass by themselves: Temporal retries the activity.
             if error.errno not in _FORBIDDEN:
                 raise
-            problem = f"cannot use {location}: {error.strerror}. Give the worker's user access to it"
+            problem = f"cannot use {location}: {error.strerror}. Grant the worker's user access to it"
             return ExecutorOutcome(status=ExecutorStatus.FATAL, error=problem, error_kind=ErrorKind.CONFIG)
 
     def _report(

@@ -47,7 +47,7 @@ class ExecutorRegistry:
             ExecutorError: there is no such executor. The message lists the known ones and suggests the closest match.
         """
         if name not in self._makers:
-            raise ExecutorError(f"the executor {name!r} is unknown. {_advice(name, self.names)}")
+            raise ExecutorError(f"unknown executor {name!r}. {_advice(name, self.names)}")
         with self._making:
             try:
                 if name not in self._made:
@@ -55,7 +55,7 @@ class ExecutorRegistry:
                 return self._made[name]
             # An optional dependency must not keep the worker from starting or break the other executors.
             except ImportError as error:
-                return NoExecutor(f"it needs {error.name}, which is not installed. It comes with tightloop-server")
+                return NoExecutor(f"it requires {error.name}, which is not installed. Install tightloop-server")
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,13 @@ def executors(dependencies: ExecutorDependencies, more: Mapping[str, Executor] |
     registry = ExecutorRegistry(makers)
     for name in settings.agents:
         if name not in makers:
-            raise SettingsError(
-                f"executor.agents has {name!r}, which is not an executor. {_advice(name, registry.names)}"
-            )
+            raise SettingsError(f"unknown executor {name!r} in executor.agents. {_advice(name, registry.names)}")
     return registry
 
 
 def _advice(name: str, names: tuple[str, ...]) -> str:
     matches = get_close_matches(name, names, 1)
-    return f"{f'Did you mean {matches[0]}? ' if matches else ''}This worker has: {', '.join(names)}"
+    return f"{f'Did you mean {matches[0]}? ' if matches else ''}Executors on this worker: {', '.join(names)}"
 
 
 class LazyAgentSandbox:

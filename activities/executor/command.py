@@ -59,7 +59,7 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
             names = ", ".join(f"{{{name}}}" for name in values)
-            raise ExecutorError(f"placeholder {match[0]} in executor.argv is not known. Use one of {names}")
+            raise ExecutorError(f"unknown placeholder {match[0]} in executor.argv. Use one of {names}")
         return values[match[1]]
 
     return tuple(_PLACEHOLDER.sub(value, part) for part in template)
@@ -104,7 +104,7 @@ class CommandExecutor(Executor):
         if program and self.sandbox.name != _DOCKER and "{" not in program and shutil.which(program) is None:
             return Availability(
                 usable=False,
-                reason=f"program {program!r} of executor.argv was not found in PATH. Install it where the worker runs",
+                reason=f"program {program!r} in executor.argv was not found in PATH. Install it on the worker's host",
             )
         return Availability()
 
@@ -135,8 +135,8 @@ class CommandExecutor(Executor):
             # Checked for all steps before the first runs: half a plan would be worse than none.
             if missing := [program for program in programs if shutil.which(program, path=path) is None]:
                 return fatal_outcome(
-                    f"program {missing[0]!r} was not found in the .venv of the workspace, next to tightloop's Python "
-                    "or in PATH. Install it where the worker runs",
+                    f"program {missing[0]!r} was not found in the workspace's .venv, next to tightloop's Python, "
+                    "or in PATH. Install it on the worker's host",
                     ErrorKind.MISSING_PROGRAM,
                 )
             run = partial(self.sandbox.run, cancelled=control.is_cancelled, started=control.own_process)
@@ -157,10 +157,10 @@ class CommandExecutor(Executor):
             network=(*spec.network, *options.network),
             readable=(
                 *spec.readable,
-                *resolve_locations(options.read, "option read of the command executor"),
+                *resolve_locations(options.read, "executor.options.read"),
                 plan_file,
             ),
-            writable=(*spec.writable, *resolve_locations(options.write, "option write of the command executor")),
+            writable=(*spec.writable, *resolve_locations(options.write, "executor.options.write")),
             secrets=options.variables(os.environ),
             stdin=plan_file if options.stdin else None,
         )
@@ -204,13 +204,13 @@ class CommandExecutor(Executor):
             if step.run[0] not in self.programs:
                 allowed_programs = ", ".join(sorted(self.programs)) or "none"
                 problem = (
-                    f"program {program!r} is not in the setting executor.programs ({allowed_programs}). Add it "
-                    f"there to allow it"
+                    f"program {program!r} is not in executor.programs ({allowed_programs}). To allow the "
+                    "program, add it to this setting"
                 )
             elif outside is not None:
                 problem = f"argument {clip(outside, 80)!r} of {program} points outside the working tree"
             if problem:
-                return f"step {number} was refused, and nothing ran: {problem}"
+                return f"step {number} was rejected and nothing ran: {problem}"
         return ""
 
 
@@ -248,7 +248,7 @@ class _Steps:
         for step in self._order.plan.steps:
             if not step.run:
                 # Such a step is for agents. The others still run, and the checks show whether it was needed.
-                self._done.append(f"not done: {clip(step.title, 80)!r} has no command")
+                self._done.append(f"skipped {clip(step.title, 80)!r} because it has no command")
             elif early := self._run_step(step):
                 return self._outcome(early)
         status = ExecutorStatus.NO_CHANGE if self._exit_code is None else ExecutorStatus.COMPLETED

@@ -43,7 +43,7 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
     """
     if choice.permissions is Verdict.ASK and choice.mode is not AgentMode.READ_ONLY:
         raise ExecutorError(
-            f"{name} cannot ask a person before it acts. Use an executor that can, such as claude or opencode, or "
+            f"{name} cannot ask a person before it acts. Use an executor that can, for example claude or opencode, or "
             "set permissions to allow or deny"
         )
 
@@ -130,7 +130,7 @@ def timeout_outcome(choice: ExecutorChoice) -> ExecutorOutcome:
     """Return the outcome of a delivery that exceeded its wall limit."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
-        error=f"stopped after {choice.wall_limit_s:g} s of work. Raise executor.wall_limit_s or plan less.",
+        error=f"stopped after {choice.wall_limit_s:g} s of work. Raise executor.wall_limit_s or plan smaller steps.",
         error_kind=ErrorKind.TIMEOUT,
     )
 
@@ -139,7 +139,8 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
     """Return the outcome of a delivery that was silent for too long."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
-        error=f"no {missing} for {choice.idle_limit_s:g} s: stopped. If it was working, raise executor.idle_limit_s.",
+        error=f"stopped after {choice.idle_limit_s:g} s without {missing}. If it was busy, raise "
+        "executor.idle_limit_s.",
         error_kind=ErrorKind.TIMEOUT,
     )
 

@@ -38,7 +38,7 @@ class PersonExecutor(Executor):
             write_atomically(file, order.prompt.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
-                f"the plan cannot be written to {file}: {error.strerror}. Make the folder writable"
+                f"cannot write the plan to {file}: {error.strerror}. Make the folder writable"
             ) from None
         first = next((step.title for step in order.plan.steps if step.title.strip()), "") or order.plan.goal
         remaining = len(order.plan.steps) - 1
@@ -46,7 +46,10 @@ class PersonExecutor(Executor):
         # Titles are one line in lists and notifications; the number of further steps must survive the cut.
         question_title = shorten(" ".join(first.split()), TITLE_CHARACTERS - len(more)) + more
         # First the location of the whole plan, then as many steps as fit.
-        lines = [f"Work in {order.root}. The whole plan: {file}", f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}"]
+        lines = [
+            f"Work in {order.root}. The whole plan is in {file}",
+            f"Goal: {shorten(order.plan.goal, _STEP_CHARACTERS)}",
+        ]
         for number, step in enumerate(order.plan.steps, start=1):
             title = shorten(" ".join(step.title.split()), _STEP_CHARACTERS)
             command = f" (run: {shorten(' '.join(step.run), _STEP_CHARACTERS)})" if step.run else ""

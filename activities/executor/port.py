@@ -233,4 +233,4 @@ def choose(executors: Executors, choice: ExecutorChoice) -> ExecutorSelection:
             shorten(f"{name}: {availability.reason or 'it cannot be used on this host'}", REASON_CHARACTERS)
         )
     # Not an exception: the delivery then has an outcome, which the episode shows with the reasons.
-    return ExecutorSelection(choice.name, NoExecutor("no executor can be used. " + "; ".join(passed_over)))
+    return ExecutorSelection(choice.name, NoExecutor("no executor is usable. " + "; ".join(passed_over)))

@@ -72,8 +72,8 @@ class ScriptedExecutor(Executor):
         if not 0 <= index < len(script.steps):
             return ExecutorOutcome(
                 status=ExecutorStatus.NO_CHANGE,
-                summary=f"the script has {format_count(len(script.steps), 'step')}, "
-                f"none for iteration {order.iteration}",
+                summary=f"the script has only {format_count(len(script.steps), 'step')}, "
+                f"so iteration {order.iteration} has no step",
             )
         step = script.steps[index]
         orphaned = (step.orphan.path,) if step.orphan else ()
@@ -83,7 +83,7 @@ class ScriptedExecutor(Executor):
         for deleted in step.delete:
             inside(order, deleted.path, follow=False)
         if (number := try_of(order.key)) <= step.limit_tries:
-            summary = f"limit in try {number}, as scripted for {step.limit_tries}"
+            summary = f"the script hit a limit in try {number} of {step.limit_tries}"
             return _ending(step.evolve(summary=summary), ExecutorStatus.LIMIT_HIT)
         return _Performance(step, order, control, self._grace_s).run(state_folder)
 
@@ -105,18 +105,18 @@ def read_script(order: WorkOrder) -> Script:
     document: object = options
     if "script" in options:
         if set(options) != {"script"} or not isinstance(options["script"], str):
-            raise ExecutorError("executor.options.script must be one path, and the only option")
+            raise ExecutorError("executor.options.script must be a single path and the only option")
         source = options["script"]
         try:
             document = load_yaml(inside(order, source).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ExecutorError(f"the script {source!r} cannot be read: {error}") from error
+            raise ExecutorError(f"cannot read the script {source!r}: {error}") from error
     try:
         return Script.model_validate(document)
     except ValidationError as error:
         # A misspelled field is the likely reason for the other problems, so it is reported first.
         problem = next(unknown_fields(Script, document), "") or first_problem(error)
-        raise ExecutorError(f"the script in {source} is wrong: {problem}") from None
+        raise ExecutorError(f"the script in {source} is invalid: {problem}") from None
 
 
 def insert_iteration(text: str, order: WorkOrder) -> str:
@@ -136,16 +136,16 @@ def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
         ExecutorError: the path is the tree itself or leaves it.
     """
     if "\0" in path:
-        raise ExecutorError(f"path {path!r} of the script cannot be used: it has a null byte")
+        raise ExecutorError(f"cannot use path {path!r} in the script: it contains a null byte")
     root = Path(order.root).resolve()
     location = root / insert_iteration(path, order)
     try:
         # A deletion removes the link itself, so its target does not matter.
         real = location.resolve() if follow else location.parent.resolve() / location.name
     except (OSError, RuntimeError) as error:
-        raise ExecutorError(f"path {path!r} of the script cannot be used: {error}") from error
+        raise ExecutorError(f"cannot use path {path!r} in the script: {error}") from error
     if real == root or not real.is_relative_to(root) or real.name == "..":
-        raise ExecutorError(f"path {path!r} of the script points outside the working tree {order.root}")
+        raise ExecutorError(f"path {path!r} in the script points outside the working tree {order.root}")
     return real
 
 

@@ -92,7 +92,7 @@ class SqliteOutbox:
         with self._transaction() as connection:
             # In one transaction with the claim, so that no report can come in between.
             if _existing(connection, key).state is DeliveryState.REPORTED:
-                raise DeliveryError(f"delivery {key!r} was already reported and must not run again: read its report")
+                raise DeliveryError(f"delivery {key!r} was already reported and must not run again. Read its report")
             connection.execute("UPDATE delivery SET state = ? WHERE key = ?", (DeliveryState.CLAIMED, key))
             connection.execute(
                 "INSERT INTO claim (key, claimed_at, base_tree, pid) VALUES (?, ?, ?, ?)",
@@ -114,8 +114,8 @@ class SqliteOutbox:
                 return
             if earlier is not None:
                 raise DeliveryError(
-                    f"delivery {key!r} was already reported as {earlier.status.value}, not as {report.status.value}: "
-                    "the first report is kept"
+                    f"delivery {key!r} was already reported as {earlier.status.value}, not as {report.status.value}. "
+                    "The first report is kept"
                 )
             connection.execute(
                 "UPDATE delivery SET state = ?, report = ?, reported_at = ? WHERE key = ?",
@@ -145,7 +145,7 @@ class SqliteOutbox:
             raise
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-                raise DeliveryError(f"the outbox {self._path} is damaged ({error}): move it away") from error
+                raise DeliveryError(f"the outbox {self._path} is damaged ({error}). Move the file away") from error
             raise
 
     def _connect(self) -> sqlite3.Connection:
@@ -165,7 +165,8 @@ class SqliteOutbox:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise DeliveryError(
-                f"the outbox {self._path} has schema {version}, newer than {SCHEMA_VERSION}: upgrade tightloop"
+                f"the outbox {self._path} has schema version {version}, but the newest "
+                f"supported version is {SCHEMA_VERSION}. Upgrade tightloop"
             )
         if version < SCHEMA_VERSION:
             for statement in _SCHEMA:
@@ -176,7 +177,7 @@ class SqliteOutbox:
 def _existing(connection: sqlite3.Connection, key: str) -> OutboxEntry:
     row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
     if row is None:
-        raise DeliveryError(f"the outbox has no delivery {key!r}: it must be queued first")
+        raise DeliveryError(f"no delivery {key!r} in the outbox. Queue the delivery first")
     return _read_row(row)
 
 

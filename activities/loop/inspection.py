@@ -180,7 +180,9 @@ class InspectionActivities:
             return None
         packet = self.packets(Path(request.scope.workspace)).find(request.packet_id)
         if packet is None:
-            raise InvalidRequestError(f"this project has no packet {request.packet_id!r}. Omit it to create one")
+            raise InvalidRequestError(
+                f"no such packet in this project: {request.packet_id!r}. Omit the id to create a packet"
+            )
         return packet if request.goal in ("", packet.goal) else sealed_packet(packet.evolve(goal=request.goal))
 
     def _source(self, store: ArtifactStore, request: InspectRequest) -> _Source:
@@ -191,10 +193,10 @@ class InspectionActivities:
         ledger = self.ledgers(Path(request.scope.workspace))
         records = [record for record in ledger.checkpoints(name) if record.state is not None]
         if not records:
-            raise InvalidRequestError(f"this project has no episode {name!r}. List its episodes: tightloop list")
+            raise InvalidRequestError(f"no such episode in this project: {name!r}. List its episodes: tightloop list")
         ends = [event.text for event in ledger.events(name) if event.kind == "closed"]
         if not ends:
-            raise InvalidRequestError(f"{name} has not ended. Wait until it does, or inspect the project itself")
+            raise InvalidRequestError(f"{name} has not ended. Wait until it ends, or inspect the project instead")
         state = get_model(store, records[-1].state, CheckpointFile).state if records[-1].state is not None else None
         episode_request = (
             get_model(store, state.request, EpisodeRequest) if state is not None and state.request else None

@@ -68,14 +68,14 @@ class RuleTaskPlanner:
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
         if tasks and not all(task.definition_of_done for task in tasks):
-            problem = "the project has no gate that tells when the goal is reached. Name one: --gate 'pytest -q'"
+            problem = "the project has no gate that shows when the goal is reached. Name one: --gate 'pytest -q'"
             return TaskAnswer(problem=problem, model=NAME)
         if tasks:
             return TaskAnswer(tasks=tasks, model=NAME)
         ran = sum(check.passed is not None for check in briefing.packet.checks)
         check_summary = f"{format_count(ran, 'check')} ran and none failed" if ran else "no check could be run"
         return TaskAnswer(
-            problem=f"there is nothing to do: no goal was given, and {check_summary}. Give a goal", model=NAME
+            problem=f"there is nothing to do: there is no goal, and {check_summary}. Specify a goal", model=NAME
         )
 
 
@@ -126,7 +126,7 @@ class ModelTaskPlanner:
             "plan.md", apply_privacy(briefing), briefing.prompt_privacy, lambda value: self._read(value, briefing)
         )
         tasks = exchange.value or ()
-        gave_up = "the model found no way to divide the goal" if exchange.value is not None else exchange.failure
+        gave_up = "the model could not divide the goal into tasks" if exchange.value is not None else exchange.failure
         # An answer that gives up is parsed as a single task that holds its reason.
         reason = next((task.message for task in tasks if task.message), "")
         return TaskAnswer(
@@ -142,16 +142,18 @@ class ModelTaskPlanner:
         if answer.gave_up and not answer.tasks:
             return (LoopTask(task_id=task_id(1), description="", message=answer.gave_up),)
         if not answer.tasks:
-            raise UnusableAnswerError("`tasks` is empty: give at least one, or say in `gave_up` why there can be none")
+            raise UnusableAnswerError(
+                "`tasks` is empty. Return at least one task, or explain in `gave_up` why there can be none"
+            )
         if value == self._asker.example:
-            raise UnusableAnswerError("the example came back: make tasks for the goal of the briefing")
+            raise UnusableAnswerError("the example came back: create tasks for the goal of the briefing")
         checks_by_command = {check.run: check for check in briefing.checks}
         # Validated with the model's own ids, so that it recognises the task in the message.
         if problem := find_task_problem(tuple(_task(task, checks_by_command) for task in answer.tasks)):
             raise UnusableAnswerError(problem)
         if not checks_by_command:
             raise UnusableAnswerError(
-                "the project has no checks that could tell when a task is done: say so in `gave_up`"
+                "the project has no checks that could show when a task is done. Explain this in `gave_up`"
             )
         ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks, start=1)}
         return tuple(

@@ -26,8 +26,8 @@ def choose_embedder(settings: MemorySettings, service: ModelService) -> Embedder
     if settings.embedder == "openai":
         if not service.configured:
             raise SettingsError(
-                "memory.embedder is openai, but there is no key: set OPENAI_API_KEY, or name your own service "
-                "with planner.base_url, or use memory.embedder: hashing"
+                "memory.embedder is openai, but no key is set. Set OPENAI_API_KEY, set planner.base_url to "
+                "your own service, or use memory.embedder: hashing"
             )
         return OpenAIEmbedder(service, settings.model, settings.dimension, settings.timeout_s)
     return HashingEmbedder()

@@ -42,16 +42,16 @@ class LocalEmbedder:
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
             raise SettingsError(
-                f"memory.folder {str(folder)!r} lacks {', '.join(missing)}. Name the folder of a model such as "
-                "all-MiniLM-L6-v2, or use memory.embedder: hashing"
+                f"memory.folder {str(folder)!r} does not contain {', '.join(missing)}. Use the folder of a "
+                "model, for example all-MiniLM-L6-v2, or set memory.embedder: hashing"
             )
         try:
             from safetensors.numpy import load_file
             from tokenizers import Tokenizer
         except ImportError as error:
             raise SettingsError(
-                f"memory.embedder is local, but the package {error.name} is missing. Install it for the "
-                "worker: pip install tokenizers safetensors; or use memory.embedder: hashing"
+                f"memory.embedder is local, but the package {error.name} is not installed. Install it for "
+                "the worker: pip install tokenizers safetensors (or set memory.embedder: hashing)"
             ) from None
         self._weights: Mapping[str, Matrix] = load_file(str(folder / "model.safetensors"))
         self._tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -72,7 +72,7 @@ class Exchange(Generic[T]):
             return f"the model refused: {self.refusal}"
         cut = ". Raise max_output_tokens or ask for less" if self.truncated else ""
         return (
-            f"model {self.model} gave no usable answer in {self.attempts} attempts: "
+            f"model {self.model} returned no usable answer in {self.attempts} attempts:\n"
             + "; ".join(self.problems[:3])
             + cut
         )

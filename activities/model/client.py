@@ -71,7 +71,7 @@ class ModelService:
             raise PlannerError(problem)
         if not self.configured and self._kind(planner) == "openai":
             raise PlannerError(
-                "planner 'openai' has no key: set OPENAI_API_KEY, or the base URL of your service, or use 'heuristic'"
+                "planner 'openai' has no key. Set OPENAI_API_KEY, set the base URL of your service, or use 'heuristic'"
             )
         return self.plans(planner)
 
@@ -171,8 +171,8 @@ class FirstAvailable:
             except openai.APIError as error:
                 raise translate_error(error, model) from error
         raise PlannerError(
-            f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}: "
-            f"set {self._setting} to names that this key may use, and check the base URL"
+            f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}. "
+            f"Set {self._setting} to models that this key may use, and check the base URL"
         )
 
 
@@ -254,7 +254,7 @@ async def request_answer(
         message = as_dict(choice.get("message"))
         reason = choice.get("finish_reason")
         # As a refusal: a filtered answer is empty, and would otherwise be asked for again.
-        filtered = "the answer was stopped by the service's content filter" if reason == "content_filter" else ""
+        filtered = "the content filter of the service stopped the answer" if reason == "content_filter" else ""
         return ModelAnswer(
             text=str(message.get("content") or ""),
             truncated=reason == "length",

@@ -19,11 +19,12 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 
 # Advice to the operator by HTTP status, shown with the service's own text.
 _ADVICE = {
-    400: "the service does not accept the request: choose a model with support for JSON schemas and enough context",
-    401: "the key is not valid: set OPENAI_API_KEY to a valid one, and check that it belongs to this base URL",
-    403: "the key lacks a permission: check its permissions, its project and the region",
-    404: "the address or model does not exist: check the base URL (it ends in /v1) and the model names",
-    422: "the service does not accept the request: choose a model that supports JSON schemas",
+    400: "the service does not accept the request. Choose a model that supports JSON schemas and has a large "
+    "enough context",
+    401: "the key is not valid. Set OPENAI_API_KEY to a valid key, and check that it belongs to this base URL",
+    403: "the key lacks a permission. Check its permissions, its project and the region",
+    404: "the address or model does not exist. Check the base URL (it must end in /v1) and the model names",
+    422: "the service does not accept the request. Choose a model that supports JSON schemas",
 }
 
 
@@ -47,13 +48,13 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
     if isinstance(error.__cause__, AnswerError):
         return too_large(error.__cause__, model)
     if isinstance(error, openai.APITimeoutError):
-        return PlannerUnavailableError(f"model {model} did not answer in time")
+        return PlannerUnavailableError(f"model {model} did not respond in time")
     if not isinstance(error, openai.APIStatusError):
         return PlannerUnavailableError(f"the model service cannot be reached ({detail})")
     status = error.status_code
     # Before the retryable statuses: OpenAI reports a spent quota as 429, for which waiting does not help.
     if status == 402 or error.code in _QUOTA or error.type in _QUOTA:
-        return PlannerError(f"the quota of the key is used up ({detail}): add credit or use another key, then resume")
+        return PlannerError(f"the quota of the key is used up ({detail}). Add credit or use another key, then resume")
     if status in (408, 409, 425, 429) or status >= 500:
         # The request (`error.request`) is not part of the signal: a prompt may mention limits as well.
         signal = LimitSignal(
@@ -67,17 +68,17 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
         if limit is not None and choose_action(limit) is LimitAction.PERSON:
             when = "" if limit.retry_after is None else f", which resets in {limit.retry_after}"
             return PlannerError(
-                f"model {model} has reached a limit{when} ({detail}): add credit, use another key or model, "
+                f"model {model} has reached a limit{when} ({detail}). Add credit, use another key or model, "
                 "or resume after the reset"
             )
         wait = limit.retry_after if limit else None
         return PlannerUnavailableError(f"model {model} is busy or down ({status}: {detail})", retry_after=wait)
     if error.code in _TOO_LONG or error.type in _TOO_LONG:
         return PlannerError(
-            f"the prompt is too long for model {model} ({detail}): choose one with enough context, or lower "
-            "coder.context_tokens (for the planner: planner.context_characters)"
+            f"the prompt is too long for model {model} ({detail}). Choose a model with a larger context, or "
+            "lower coder.context_tokens (for the planner: planner.context_characters)"
         )
-    advice = _ADVICE.get(status, "the service refuses the request: check base URL and model")
+    advice = _ADVICE.get(status, "the service rejected the request. Check the base URL and the model")
     return PlannerError(f"model {model} answered {status} ({detail}); {advice}")
 
 

@@ -162,7 +162,7 @@ class _Reader:
         if _CUT_KEY.match(self.text, self.at):
             self._cut()
             return None
-        raise Malformed(f"no key at {self.at}")
+        raise Malformed(f"expected a key at {self.at}")
 
     def _value(self, depth: int, *, in_list: bool) -> Any:
         character = self.text[self.at]
@@ -188,16 +188,16 @@ class _Reader:
             try:
                 return float(literal) if set(literal) & set(".e") else int(literal)
             except ValueError:
-                raise Malformed(f"no number at {self.at}") from None
+                raise Malformed(f"expected a number at {self.at}") from None
         bare = _BARE.match(self.text, self.at)
         if bare is None:
-            raise Malformed(f"no value at {self.at}")
+            raise Malformed(f"expected a value at {self.at}")
         self.at = bare.end()
         if self.at >= len(self.text.rstrip()):
             self._cut()
         elif " " not in bare[0].strip():
             # A single word is more likely code or a name than a text that lost its quotes.
-            raise Malformed(f"a single word without quotes at {self.at}")
+            raise Malformed(f"a single unquoted word at {self.at}")
         return bare[0].strip()
 
     def _string(self, closers: str, *, in_list: bool) -> str:
@@ -311,7 +311,9 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
     truncation flag.
     """
     if not text.strip() or len(text) > ANSWER_CHARACTERS:
-        size = f"has {len(text):,} characters; at most {ANSWER_CHARACTERS:,} are read" if text.strip() else "is empty"
+        size = (
+            f"has {len(text):,} characters, but at most {ANSWER_CHARACTERS:,} are read" if text.strip() else "is empty"
+        )
         return Reading(None, Level.NONE, f"the answer {size}")
     exact = _load_object(text)
     if exact is not None and _fits(exact, keys):
@@ -329,7 +331,7 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
         return Reading(_with_key_names(exact, keys), Level.EXACT)
     if _THOUGHTS_BEGIN.search(text) and not _THOUGHTS_END.search(text):
         return Reading(None, Level.NONE, _CUT_IN_THOUGHTS, truncated=True)
-    return lacking or Reading(None, Level.NONE, "the answer has no JSON object with the keys " + ", ".join(keys))
+    return lacking or Reading(None, Level.NONE, "the answer contains no JSON object with the keys " + ", ".join(keys))
 
 
 def _fits(value: dict[str, Any], keys: Sequence[str]) -> bool:
@@ -491,7 +493,7 @@ class Unpacker:
         self._left = self._limit = limit_bytes
         packed = encoding.strip().lower() or "identity"
         if packed not in ("identity", "gzip", "x-gzip", "deflate"):
-            raise AnswerError(f"the answer is encoded as {packed[:40]!r}, although identity was requested")
+            raise AnswerError(f"the answer has encoding {packed[:40]!r}, although identity was requested")
         # 47 = 32 + 15: zlib detects gzip or deflate by the header.
         self._zip = None if packed == "identity" else zlib.decompressobj(wbits=47)
 
@@ -508,12 +510,12 @@ class Unpacker:
             while chunk:
                 # zlib would buffer data after the end without a limit.
                 if self._zip.eof:
-                    raise AnswerError("the answer continues after the end of its compressed data")
+                    raise AnswerError("the answer contains more data after the end of its compressed data")
                 # Limited per call, so that a bomb is noticed before it fills the memory.
                 yield self._count_bytes(self._zip.decompress(chunk, _PART_BYTES))
                 chunk = self._zip.unconsumed_tail
         except zlib.error:
-            raise AnswerError("the answer cannot be decompressed") from None
+            raise AnswerError("cannot decompress the answer") from None
 
     def _count_bytes(self, part: bytes) -> bytes:
         self._left -= len(part)

@@ -136,10 +136,10 @@ class Compensator:
             result, run_result = self._run_compensation_command(work, record, how.run, tree)
         elif how.none or record.tree_before == record.tree_after:
             expected = work.request.expected_tree
-            result, run_result = CompensationResult(tree=expected), RunnerResult(command="nothing to take back")
+            result, run_result = CompensationResult(tree=expected), RunnerResult(command="nothing to undo")
         else:
             result = self._undo_files(work, record, tree)
-            run_result = RunnerResult(command=f"undo the files of {record.step}")
+            run_result = RunnerResult(command=f"undo the file changes of {record.step}")
         failure = make_failure(result.failure) if result.failure else None
         # The command's log is stored as an artifact; its outputs are not readable by references.
         run_result = replace(run_result, outputs={}, failure=failure, summary="")
@@ -156,8 +156,8 @@ class Compensator:
             more = len(undone.conflicts) - CONFLICTS_SHOWN
             return _fail_compensation(
                 request,
-                f"step {record.step!r} cannot be undone: later steps changed the same places of {paths}"
-                f"{f' and {more} more' if more > 0 else ''}. Nothing was changed. Take those steps back first",
+                f"step {record.step!r} cannot be undone: later steps changed the same parts of {paths}"
+                f"{f' and {more} more' if more > 0 else ''}. No files were changed. Undo those steps first",
             )
         trees, before = self._ports.trees, request.expected_tree
         drift = replace_files(tree, trees, store, before, undone.tree, undone_step=record.step)
@@ -196,7 +196,7 @@ class Compensator:
         code = run_result.outputs.get("exit_code")
         if run_result.failure is not None or code != 0:
             why = run_result.failure.reason if run_result.failure is not None else f"exit code {code}"
-            result = _fail_compensation(request, f"the command that takes step {record.step!r} back failed: {why}")
+            result = _fail_compensation(request, f"the command that undoes step {record.step!r} failed: {why}")
         # A compensation obeys the policy too; only its result shows which files the command wrote.
         elif refusal := check_changes(work.plan, paths):
             result = _fail_compensation(request, f"step {record.step!r} cannot be undone: {refusal}")
@@ -213,7 +213,7 @@ def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult 
         return None
     if name not in work.loaded.steps:
         return _fail_compensation(
-            request, f"step {request.step!r} is undone by step {name!r}, which is not in the plan"
+            request, f"step {request.step!r} is to be undone by step {name!r}, but the plan has no such step"
         )
     result = run_step(
         RunStepRequest(
@@ -226,7 +226,9 @@ def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult 
     )
     if result.status is not StepStatus.COMPLETED:
         why = result.failure.reason if result.failure is not None else result.status.value
-        return _fail_compensation(request, f"step {name!r}, which takes {request.step!r} back, did not complete: {why}")
+        return _fail_compensation(
+            request, f"step {name!r}, which undoes step {request.step!r}, did not complete: {why}"
+        )
     return CompensationResult(tree=result.tree or request.expected_tree)
 
 

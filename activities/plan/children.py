@@ -80,14 +80,16 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
     """
     text = read_text(work.root, file)
     if text is None:
-        raise InvalidRequestError(f"the tree has no plan file {file!r}. Check its name")
+        raise InvalidRequestError(f"plan file {file!r} not found in the tree. Check the file name")
     read, problems = check_text(text, name=file)
     wrong = tuple(problem for problem in problems if problem.is_error)
     if read is None or wrong:
         raise PlanError(wrong)
     plan = read.plan
     if unknown := sorted(set(inputs) - set(plan.inputs)):
-        raise InvalidRequestError(f"{file} has no input {unknown[0]!r}. It has: {', '.join(plan.inputs) or 'none'}")
+        raise InvalidRequestError(
+            f"{file} has no input {unknown[0]!r}. Available inputs: {', '.join(plan.inputs) or 'none'}"
+        )
     budget = narrowest(plan.budget, work.plan.budget)
     return plan.evolve(
         # An earlier step may have edited this file, so it can narrow the outer plan's policy but not widen it.
@@ -106,12 +108,12 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
     source = write_plan(plan, "json")
     if (size := len(source.encode())) > SOURCE_BYTES:
         raise InvalidRequestError(
-            f"the steps of {work.step.id!r} have {size} bytes; one plan may have {SOURCE_BYTES}. "
-            "Split them into several subplans"
+            f"the steps of {work.step.id!r} have {size} bytes, but a plan can have at most {SOURCE_BYTES}. "
+            "Split the steps into several subplans"
         )
     if len(str(dict(inputs))) > INPUT_CHARACTERS:
         raise InvalidRequestError(
-            f"the inputs of {work.step.id!r} have more than {INPUT_CHARACTERS} characters. Put large values into files"
+            f"the inputs of {work.step.id!r} have more than {INPUT_CHARACTERS} characters. Store large values in files"
         )
     return PlanRequest(
         workspace=work.scope.workspace,
@@ -289,7 +291,7 @@ class BranchRunner:
         alternative = AlternativeResult(name=action.alternatives[number].name, order=number)
         outcome, reason, tree = request.outcomes[number], request.reasons[number], request.trees[number]
         if not tree:
-            return replace(alternative, why=reason or f"it ended {outcome}")
+            return replace(alternative, why=reason or f"it ended as {outcome}")
         # Also for alternatives that failed: their patches show how far they came.
         changed = self._trees.changed_paths(store_folder_of(work.scope), work.request.expected_tree, tree)
         patch = self._trees.patch(store_folder_of(work.scope), work.request.expected_tree, tree)
@@ -298,7 +300,7 @@ class BranchRunner:
             ref = work.store.put(patch, name=f"patch of {alternative.name}", media_type="text/x-diff")
             patches[f"patch-{alternative.name}"] = ref
         if outcome != PlanOutcome.COMPLETED:
-            return replace(alternative, why=reason or f"it ended {outcome}")
+            return replace(alternative, why=reason or f"it ended as {outcome}")
         with self._worktrees.open_worktree(child_scope(work.scope, request.children[number]), tree) as worktree:
             for check in action.checks:
                 result = self._run(work, check, worktree, alternative.tree)
@@ -312,7 +314,7 @@ class BranchRunner:
             # The last number: benchmark commands often print progress before it.
             score = float(numbers[-1]) if numbers and result.exit_code == 0 else math.nan
             if not math.isfinite(score):
-                return replace(alternative, why=f"the score command printed no number: {_tail(result)}")
+                return replace(alternative, why=f"the score command did not print a number: {_tail(result)}")
             return replace(alternative, passed=True, score=score)
 
     def _run(self, work: Work, check: Check, worktree: WorkingTree, tree: str) -> CommandResult:
@@ -399,7 +401,9 @@ class OwnWorktree:
         ).extra_paths
         paths = ", ".join(shlex.quote(path) for path in merged.conflicts[:SHOWN])
         more = len(merged.conflicts) - SHOWN
-        reason = f"its changes conflict with those of other steps in {paths}{f' and {more} more' if more > 0 else ''}"
+        reason = (
+            f"its changes conflict with changes made by other steps in {paths}{f' and {more} more' if more > 0 else ''}"
+        )
         conflict = Conflict(
             base=request.base_tree, tree=left, paths=merged.conflicts[:SHOWN], beside=their_paths[:SHOWN]
         )
@@ -415,7 +419,7 @@ class OwnWorktree:
         work.tree.keep(f"{name}.base", request.base_tree)
         command = diff_command(Path(work.scope.workspace), request.base_tree, request.trees[0])
         kind = run_result.failure.failure_class if run_result.failure is not None else None
-        message = f"{reason}. Its changes are saved. Show them: {command}"
+        message = f"{reason}. Its changes were saved. To view them, run: {command}"
         return replace(run_result, failure=make_failure(message) if kind is None else make_failure(message, kind))
 
 
@@ -444,7 +448,7 @@ class StepChildren:
         merges = work.step.tree_access is Access.MERGES
         if work.step.tree_access is not Access.WRITES and not merges and not _only_reads(work.step):
             raise InvalidRequestError(
-                f"step {work.step.id!r} starts a workflow in the tree: leave out 'access', or set it to 'writes'"
+                f"step {work.step.id!r} starts a workflow in the tree: remove 'access', or set it to 'writes'"
             )
         if work.request.expected_tree and not merges:
             with self._workspaces.hold(work.scope) as tree:
@@ -488,13 +492,13 @@ class StepChildren:
         step = work.step
         if step.episode is not None:
             who = step.episode.executor or self._settings.executor.default
-            return f"have {who} work on: {shorten(str(work.resolve(step.episode.goal)), GOAL_SHOWN)}"
+            return f"ask {who} to work on: {shorten(str(work.resolve(step.episode.goal)), GOAL_SHOWN)}"
         if step.branch is not None:
             names = ", ".join(alternative.name for alternative in step.branch.alternatives)
-            return f"try {names}, each in its own worktree, and apply the best one that passes"
+            return f"try {names} in separate worktrees, and apply the best one that passes"
         steps = step.subplan.steps if step.subplan is not None else ()
         if step.subplan is not None and step.subplan.file:
-            return f"run the plan in {work.resolve(step.subplan.file)}"
+            return f"run the plan file {work.resolve(step.subplan.file)}"
         return f"run {format_count(len(steps), 'step')} as a separate plan: " + ", ".join(
             inner_step.id for inner_step in steps[:20]
         )
@@ -515,13 +519,13 @@ class StepChildren:
             problem = None
             if outcome not in right:
                 kind = FailureClass.POLICY if outcome in _REFUSED else FailureClass.LOGIC
-                problem = make_failure(f"{child} ended {outcome}: {reason}", kind)
+                problem = make_failure(f"{child} ended as {outcome}: {reason}", kind)
             run_result = RunnerResult(
                 outputs=outputs,
                 command=f"start {child}",
                 failure=problem,
                 evidence=evidence,
-                summary=shorten(f"{child} ended {headline(outcome, qualifier, reason)}", 200),
+                summary=shorten(f"{child} ended as {headline(outcome, qualifier, reason)}", 200),
             )
             if work.step.tree_access is Access.MERGES:
                 run_result = self._own.settle(work, request, run_result)
@@ -550,8 +554,8 @@ def _subplan(work: Work) -> PlanRequest:
     writer = next((step for step in plan.steps if step.tree_access.changes_tree), None)
     if writer is not None and _only_reads(work.step):
         raise InvalidRequestError(
-            f"step {work.step.id!r} only reads the tree, but step {writer.id!r} within it writes. "
-            f"Give {writer.id!r} 'access: reads', or leave out 'access' of {work.step.id!r}"
+            f"step {work.step.id!r} only reads the tree, but its inner step {writer.id!r} writes to the tree. "
+            f"Set 'access: reads' in {writer.id!r}, or remove 'access' from {work.step.id!r}"
         )
     # It works in this plan's tree, under its claim.
     request = build_request(work, plan, inputs, worktree=scope.worktree)

@@ -30,19 +30,21 @@ def resolve_path(root: Path, path: str) -> Path:
     """
     parts = PurePosixPath(path).parts
     if not path or "\0" in path or path.startswith("/") or ".." in parts or not parts:
-        raise InvalidRequestError(f"{path!r} is not a path below the root of the tree. Write it as src/module.py")
+        raise InvalidRequestError(
+            f"{path!r} is not a relative path inside the tree. Write a path such as src/module.py"
+        )
     # Casefolded: on case-insensitive file systems such as macOS, `.GIT` is `.git`.
     if any(part.casefold() in CLOSED for part in parts):
-        raise InvalidRequestError(f"{path!r} lies in a folder that no step may touch ({', '.join(sorted(CLOSED))})")
+        raise InvalidRequestError(f"{path!r} is in a folder that steps must not access ({', '.join(sorted(CLOSED))})")
     if any(len(os.fsencode(part)) > NAME_BYTES for part in parts) or len(os.fsencode(path)) > PATH_BYTES:
-        raise InvalidRequestError(f"{path[:80]!r}... is too long for a path. Shorten it")
+        raise InvalidRequestError(f"path {path[:80]!r}... is too long. Shorten it")
     location = root
     # Not the last part: it may be missing, and readers open it with O_NOFOLLOW.
     for part in parts[:-1]:
         location = location / part
         if location.is_symlink():
             raise InvalidRequestError(
-                f"{path!r} leads through the link {location.relative_to(root)}. Name the real path"
+                f"{path!r} goes through the symbolic link {location.relative_to(root)}. Use the real path"
             )
         if location.exists() and not location.is_dir():
             raise InvalidRequestError(f"{path!r} cannot exist: {location.relative_to(root)} is a file")
@@ -55,7 +57,7 @@ def read_text(root: Path, path: str) -> str | None:
     try:
         return None if content is None else content.decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"{path!r} is not UTF-8 text (byte {error.start})") from error
+        raise InvalidRequestError(f"{path!r} is not valid UTF-8 text (byte {error.start})") from error
 
 
 def read_file(root: Path, path: str) -> bytes | None:
@@ -71,13 +73,15 @@ def read_file(root: Path, path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InvalidRequestError(f"{path!r} cannot be read as a file: {error.strerror}") from error
+        raise InvalidRequestError(f"cannot read {path!r} as a file: {error.strerror}") from error
     try:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
             raise InvalidRequestError(f"{path!r} is not a regular file")
         if state.st_size > READ_BYTES:
-            raise InvalidRequestError(f"{path!r} has {state.st_size} bytes, more than {READ_BYTES}. Use a part of it")
+            raise InvalidRequestError(
+                f"{path!r} has {state.st_size} bytes, but the limit is {READ_BYTES}. Use a part of the file"
+            )
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             # Bounded again, as the file may grow after fstat.
             return file.read(READ_BYTES)
@@ -141,7 +145,9 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
         parts.append(" ".join(_expansion(name, quoting) for name in names))
         inlined.append(" ".join(_written(as_text(element), quoting) for element in values))
     if sum(map(len, variables.values())) > ALL_BYTES:
-        raise InvalidRequestError(f"the values in the command have more than {ALL_BYTES} bytes. Pass them in a file")
+        raise InvalidRequestError(
+            f"the values in the command have more than {ALL_BYTES} bytes. Pass the values in a file"
+        )
     return Command("".join(parts), "".join(inlined), variables)
 
 
@@ -155,8 +161,8 @@ def variable(name: str, value: Any) -> str:
     # A zero byte ends a C string, so the kernel cannot pass it in a variable.
     if len(text.encode("utf-8", "surrogatepass")) > VALUE_BYTES or "\0" in text:
         raise InvalidRequestError(
-            f"{name} does not fit into a command: it has more than {VALUE_BYTES} bytes, or a zero byte. "
-            "Write it to a file with an edit step, and read it there"
+            f"{name} cannot be passed in a command: it has more than {VALUE_BYTES} bytes or contains a zero byte. "
+            "Write it to a file with an edit step, and read that file in the command"
         )
     return text
 

@@ -106,8 +106,8 @@ class PlanOpener:
         earlier = records.read_fact(scope.episode_id, fact, OpenedPlan)
         if earlier is None and request.is_new and records.read_fact(scope.episode_id, RUN_START, RunStart) is not None:
             raise IdTakenError(
-                f"{scope.episode_id} already is a plan of {scope.workspace}. Choose another id, or run it again and "
-                f"reuse its completed steps: tightloop plan run --again {scope.episode_id}"
+                f"plan {scope.episode_id} already exists in {scope.workspace}. Choose another id, or run the plan "
+                f"again and reuse its completed steps: tightloop plan run --again {scope.episode_id}"
             )
         # Also if it was opened before: a reset run starts again after the claim was released.
         notes = self._ports.workspaces.prepare(scope, take_over=self._has_ended)
@@ -170,7 +170,7 @@ class PlanOpener:
         diff = diff_plans(old.plan, plan)
         problems = find_refusals(diff, fixed=request.fixed, running=request.busy)
         if diff.empty or problems:
-            text = "\n".join(problems) or "it does not differ from the current revision. Change the plan, or resume"
+            text = "\n".join(problems) or "the plan is identical to the current revision. Change the plan, or resume"
             return RevisedPlan(problem=shorten(text, PROBLEM_CHARACTERS))
         # Only values given at the start stay: for the others, a default that the revision changes must take effect.
         defaults = old.plan.inputs
@@ -206,7 +206,8 @@ class PlanOpener:
     def _ask(self) -> PlanWriter:
         if self._writer is None:
             raise InvalidRequestError(
-                "no plan was given. Pass it as text or as a file, or set plans.agent_planning to let a model write it"
+                "no plan was provided. Pass a plan as text or as a file, or set plans.agent_planning to let a model "
+                "write it"
             )
         return self._writer
 
@@ -286,7 +287,7 @@ class PlanOpener:
         except WorkspaceError:
             # The tree is no longer in the repository.
             return snapshot, ()
-        note = f"files reset to its initial tree {left.base_tree[:12]}; completed steps are reused"
+        note = f"files were reset to the initial tree {left.base_tree[:12]}; completed steps are reused"
         return left.base_tree, (f"re-run: {note}",)
 
     def _text(self, scope: PlanScope, plan_request: PlanRequest) -> tuple[WrittenPlan, str]:
@@ -299,15 +300,19 @@ class PlanOpener:
             # Under the claim already: a workspace that is busy must be rejected before a model is paid.
             written = self._ask().write(scope, plan_request)
             if written.problem:
-                raise InvalidRequestError(f"no plan for the goal: {written.problem}")
+                raise InvalidRequestError(f"cannot write a plan for the goal: {written.problem}")
             return written, ""
         # A new worktree lacks uncommitted files, and the plan file is often one of them.
         places = [root_of(scope) / plan_request.file, Path(scope.workspace) / plan_request.file]
         file = next((path for path in places if path.is_file()), None)
         if file is None:
-            raise InvalidRequestError(f"{scope.workspace} has no plan file {plan_request.file!r}. Check its name")
+            raise InvalidRequestError(
+                f"plan file {plan_request.file!r} not found in {scope.workspace}. Check the file name"
+            )
         if file.stat().st_size > READ_BYTES:
-            raise InvalidRequestError(f"the plan file {file} is larger than {READ_BYTES} bytes. Split it into subplans")
+            raise InvalidRequestError(
+                f"the plan file {file} is larger than {READ_BYTES} bytes. Split the plan into subplans"
+            )
         return WrittenPlan(text=decode(file.read_bytes(), name=plan_request.file)), plan_request.file
 
     def _prompts_of(self, scope: PlanScope, text: str) -> str:

@@ -52,7 +52,7 @@ def _unfit(value: Any) -> str:
         if isinstance(part, str):
             # UTF-8 cannot encode surrogates, so neither the record nor Temporal's JSON could hold the text.
             if any("\ud800" <= letter <= "\udfff" for letter in part):
-                return "the text is not valid Unicode: it has half of a surrogate pair"
+                return "the text is not valid Unicode: it contains half of a surrogate pair"
         # Python writes NaN and Infinity, which are not JSON (RFC 8259, section 6).
         elif isinstance(part, float) and not math.isfinite(part):
             return f"{part} is not a JSON number"
@@ -69,7 +69,7 @@ def _output(name: str, source: str, results: Mapping[str, Any], root: Path) -> A
     if colon and kind in ("file", "json"):
         text = read_text(root, path.strip())
         if text is None:
-            raise InvalidRequestError(f"output {name!r}: the step left no file {path.strip()!r}")
+            raise InvalidRequestError(f"output {name!r}: the step did not produce the file {path.strip()!r}")
         return text if kind == "file" else _json(name, text, path.strip())
     parts = source.split(".")
     if parts[0] == "json" and "stdout" in results:
@@ -80,8 +80,8 @@ def _output(name: str, source: str, results: Mapping[str, Any], root: Path) -> A
     except ReferenceMissingError:
         names = ", ".join(sorted(results)) or "none"
         raise InvalidRequestError(
-            f"output {name!r}: the step has no result {source!r}. It has: {names}; "
-            "`json`, `file:<path>` and `json:<path>` are possible too"
+            f"output {name!r}: the step has no result {source!r}. Available results: {names}. "
+            "You can also use `json`, `file:<path>` or `json:<path>`"
         ) from None
 
 
@@ -171,11 +171,11 @@ class References:
     def _item(self) -> Any:
         template, index = self.loaded.steps.get(self.request.template), self.request.item
         if template is None or index is None:
-            raise ReferenceMissingError("${item} has no value: the step is not one of a template (`name-*`)")
+            raise ReferenceMissingError("${item} has no value: the step was not created from a template (`name-*`)")
         items = self._items(template)
         if not 0 <= index < len(items):
             raise ReferenceMissingError(
-                f"${{item}} has no value: the list has {format_count(len(items), 'item')}, this is {index + 1}"
+                f"${{item}} has no value: the list has {format_count(len(items), 'item')}, but this is item {index + 1}"
             )
         return resolve(items[index], self) if isinstance(template.for_each, tuple) else items[index]
 
@@ -183,7 +183,7 @@ class References:
         """Return a template's items. Items written in the plan still contain references."""
         items = resolve(template.for_each, self) if isinstance(template.for_each, str) else template.for_each
         if not isinstance(items, list | tuple):
-            raise ReferenceMissingError(f"for_each of {template.id} is not a list but {type(items).__name__}")
+            raise ReferenceMissingError(f"for_each of {template.id} must be a list, not {type(items).__name__}")
         return items
 
     def _outputs_of(self, step: str, name: str) -> Any:

@@ -114,7 +114,7 @@ class ModelPlanWriter:
             problems = [*refusals, *find_gate_bypasses(new, plan)]
             # Compared by steps: a revision that only rewords its title would fail in the same way.
             if new.steps == plan.steps:
-                problems.append("it does not differ from the failed plan, and would fail again")
+                problems.append("the plan is identical to the failed plan and would fail again")
             if problems:
                 raise UnusableAnswerError(*problems)
             return new, why
@@ -139,13 +139,13 @@ class ModelPlanWriter:
     def _check(self, what: str) -> None:
         if not self._planning.enabled:
             raise InvalidRequestError(
-                f"a model must not {what}: the setting plans.agent_planning is off. Set it to true for the worker "
-                "(TIGHTLOOP_PLANS__AGENT_PLANNING=true), or give the plan as text or file"
+                f"a model is not allowed to {what}: plans.agent_planning is off. Set it to true for the worker "
+                "(TIGHTLOOP_PLANS__AGENT_PLANNING=true), or provide the plan as text or as a file"
             )
         if not self._planning.service.configured:
             raise InvalidRequestError(
-                f"no model can {what}: the worker has no key. Set OPENAI_API_KEY (or the variable that "
-                "planner.api_key_env names), or planner.base_url for a service of your own, and restart the worker"
+                f"no model can {what}: the worker has no API key. Set OPENAI_API_KEY (or the variable named in "
+                "planner.api_key_env), or set planner.base_url to your own service, and restart the worker"
             )
 
     def _bounds(self) -> Mapping[str, Any]:
@@ -218,7 +218,7 @@ def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
     # A step generated from a template counts as the template.
     templates = {name: name.rstrip("0123456789") + "*" for name in keep if name not in old_steps}
     if unknown := [name for name, template in templates.items() if template not in old_steps]:
-        raise UnusableAnswerError(*(f"`keep` names {name!r}, which is not a step of the plan" for name in unknown))
+        raise UnusableAnswerError(*(f"`keep` contains {name!r}, but the plan has no such step" for name in unknown))
     own_ids = {step.id for step in plan.steps}
     kept_ids = {*keep, *templates.values()}
     kept_steps = tuple(step for step in old.steps if step.id in kept_ids and step.id not in own_ids)

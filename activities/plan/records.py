@@ -62,8 +62,8 @@ class LoadedPlan:
         packed = compile_graph(self.plan, self.stored.inputs).pack()
         if len(packed) > GRAPH_CHARACTERS:
             raise InvalidRequestError(
-                f"the plan's {len(self.plan.steps)} steps need {len(packed)} characters of the history, more than "
-                f"{GRAPH_CHARACTERS}. Split it into subplans, or use templates (`name-*`)"
+                f"the plan's {len(self.plan.steps)} steps need {len(packed)} characters in the history, but the limit "
+                f"is {GRAPH_CHARACTERS}. Split the plan into subplans, or use templates (`name-*`)"
             )
         return packed
 
@@ -217,7 +217,7 @@ def _line(record: StepRecord, titles: dict[str, str]) -> str:
 
 def _failure(record: StepRecord, titles: dict[str, str]) -> str:
     failure = record.result.failure
-    why = f"{failure.failure_class.value}: {failure.reason}" if failure is not None else "no reason is known"
+    why = f"{failure.failure_class.value}: {failure.reason}" if failure is not None else "unknown reason"
     at = f", {record.ended:%Y-%m-%d %H:%M:%S} UTC" if record.ended is not None else ""
     return f"{titles.get(record.step, record.step)} ({record.step}), attempt {record.attempt}{at}: {why}"
 
@@ -409,7 +409,7 @@ def _digest(content: bytes) -> str:
 
 
 def _corrupt(path: Path) -> ArtifactCorruptError:
-    return ArtifactCorruptError(f"{path} is damaged: not a valid step record. Restore it from a backup, or remove it")
+    return ArtifactCorruptError(f"{path} is not a valid step record. Restore it from a backup, or remove it")
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -491,5 +491,5 @@ def _collect_artifacts(loaded: LoadedPlan, records: FileRecords, plan_id: str) -
         elif record is not None and name in record.artifacts:
             artifacts[declared.name] = {"artifact": record.artifacts[name].model_dump(mode="json")}
         else:
-            artifacts[declared.name] = {"missing": f"step {declared.from_step!r} left no {name!r}"}
+            artifacts[declared.name] = {"missing": f"step {declared.from_step!r} did not produce {name!r}"}
     return artifacts

@@ -76,7 +76,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
             message=_complete_message(reply.message, briefing), usage=total(usages) if usages else None
         )
         if answer.verdict is PlanVerdict.GAVE_UP and not answer.reason.strip():
-            gaps = "- [reason] is missing: say in one sentence what a person has to do"
+            gaps = "- [reason] is missing. State in one sentence what a person must do"
         elif answer.verdict is PlanVerdict.PLANNED:
             gaps = gaps_of_plan(answer.message or PlanMessage())
         elif answer.verdict is PlanVerdict.CLAIMS_DONE and answer.message is not None:
@@ -98,12 +98,12 @@ def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
         reason = f"the checks pass, but no command is known for the request: {briefing.asked_for[-1]}"
         return answer.evolve(verdict=PlanVerdict.GAVE_UP, message=None, reason=reason)
     message = PlanMessage(
-        steps=tuple(PlannedStep(title=f"Do what was asked for: {shorten(text, 300)}") for text in briefing.asked_for),
+        steps=tuple(PlannedStep(title=f"Do what was requested: {shorten(text, 300)}") for text in briefing.asked_for),
         reflection=Reflection(
-            diagnosis="the checks pass, and a person asks for more",
-            action_items=("do what was asked for", "keep the checks green"),
+            diagnosis="the checks pass, but a person requested more work",
+            action_items=("do what was requested", "keep the checks green"),
         ),
-        alignment=Alignment(answer="yes", rationale="a person asked for it"),
+        alignment=Alignment(answer="yes", rationale="a person requested it"),
     )
     return answer.evolve(verdict=PlanVerdict.PLANNED, message=message, reason="")
 
@@ -138,7 +138,7 @@ async def ask_with_timeout(ask: Callable[[], Awaitable[T]], limit: timedelta, pl
         PlannerError: the time is up. The message includes the problem with the last response. Not retryable.
         PlannerUnavailableError: the service is busy or down, and there is still time for another attempt.
     """
-    work = observed.begin(f"asks planner {planner!r}", limit)
+    work = observed.begin(f"asking planner {planner!r}", limit)
     start = time.monotonic()
 
     def seconds_left() -> float:
@@ -162,7 +162,7 @@ def _timeout_message(limit: timedelta) -> str:
     tries = format_count(activity.info().attempt, "attempt")
     return (
         f"no plan after {span(limit.total_seconds())} and {tries} (planner.plan_timeout_s): {why}. "
-        "Choose a faster or stronger model (planner.models), give it more time, or work without one: "
+        "Choose a faster or stronger model (planner.models), allow more time, or plan without a model: "
         f"tightloop amend {activity.info().workflow_id} --planner heuristic"
     )
 

@@ -117,13 +117,13 @@ class OpenAIPlanner:
         plan = _Plan.model_validate(value)
         gaps: list[str] = []
         if plan.claims_done and plan.gave_up:
-            gaps.append("`claims_done` and `gave_up` are both true: at most one of them can be")
+            gaps.append("`claims_done` and `gave_up` are both true, but at most one of them may be true")
         if plan.gave_up and not (plan.reason or "").strip():
-            gaps.append("`reason` is empty: say in one sentence what a person has to do")
+            gaps.append("`reason` is empty. State in one sentence what a person must do")
         if not (plan.steps or plan.claims_done or plan.gave_up):
-            gaps.append("`steps` is empty: give at least one step, or set `claims_done` or `gave_up`")
+            gaps.append("`steps` is empty. Provide at least one step, or set `claims_done` or `gave_up`")
         if len(plan.steps) > STEPS_LIMIT:
-            gaps.append(f"`steps` has {len(plan.steps)} items: at most {STEPS_LIMIT}, for one cause")
+            gaps.append(f"`steps` has {len(plan.steps)} items. Use at most {STEPS_LIMIT}, all for one cause")
         gaps.extend(f"`steps.{n}.title` is empty" for n, step in enumerate(plan.steps) if not step.title.strip())
         # All at once, because every further question is paid.
         problems = [*problems_of(*_closing(plan)), *gaps, *_not_runnable(plan, briefing.programs)]
@@ -187,7 +187,9 @@ class HeuristicPlanner:
         """Respond to a briefing using rules alone. Requires neither a network nor a key."""
         report = briefing.checks
         if report is None or not report.results:
-            return _gave_up("no check has run: name at least one command in the definition of done, such as pytest -q")
+            return _gave_up(
+                "no check has run. Add at least one command to the definition of done, for example pytest -q"
+            )
         if briefing.takes_whole_plans and (briefing.asked_for or not report.green):
             return _handed_over(briefing, report)
         if report.green:
@@ -229,10 +231,10 @@ def _claims_done(count: int) -> PlannerAnswer:
     message = PlanMessage(
         final=True,
         reflection=Reflection(
-            diagnosis=f"every check of the definition of done passes ({count} of {count})",
-            action_items=("compare the result with the goal, which checks may not cover",),
+            diagnosis=f"every check in the definition of done passes ({count} of {count})",
+            action_items=("compare the result with the goal, because the checks may not cover it",),
         ),
-        alignment=Alignment(answer="yes", rationale="every command of the definition of done exits with 0"),
+        alignment=Alignment(answer="yes", rationale="every command in the definition of done exits with 0"),
     )
     return PlannerAnswer(
         verdict=PlanVerdict.CLAIMS_DONE, message=message, reason=f"every check passes ({count} of {count})", model=MODEL
@@ -257,9 +259,9 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
         or (PlannedStep(title="Do what the message asks for"),),
         reflection=Reflection(
             diagnosis=_failing(report) if failed else "every check passes, and a message asks for more",
-            action_items=("fix the causes that the outputs show", "change nothing that the goal does not need"),
+            action_items=("fix the causes shown in the outputs", "change nothing that the goal does not require"),
         ),
-        alignment=Alignment(answer="yes", rationale="the agent is asked for the goal and its checks only"),
+        alignment=Alignment(answer="yes", rationale="the agent is asked only for the goal and its checks"),
     )
     followed = tuple(pattern.id for _, pattern in helped)
     return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, followed=followed, model=MODEL)
@@ -287,7 +289,7 @@ def _repeat_solutions(
         ),
         alignment=Alignment(
             answer="yes",
-            rationale=f"{recollections[0].check!r} is part of the definition of done; this made it pass before",
+            rationale=f"{recollections[0].check!r} is part of the definition of done, and this made it pass before",
         ),
     )
     followed = tuple(pattern.id for pattern in patterns)
@@ -311,7 +313,7 @@ def _plan_first_fix(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswe
         ),
         alignment=Alignment(
             answer="yes",
-            rationale=f"'{first.check}' is part of the definition of done; the tool itself makes the change",
+            rationale=f"'{first.check}' is part of the definition of done, and the tool itself makes the change",
         ),
     )
     return PlannerAnswer(verdict=PlanVerdict.PLANNED, message=message, model=MODEL)

@@ -81,14 +81,14 @@ DETAIL_CHARACTERS = 300
 
 _BY_REASON = {
     "newly.failing": "first undo or fix what broke the checks that passed before",
-    "outside the plan|out_of_scope": "keep to the announced files, or announce the others with a reason",
-    "back and forth|alternation": "stop alternating: choose one of the two states and say why the other is wrong",
+    "outside the plan|out_of_scope": "change only the announced files, or announce the others with a reason",
+    "back and forth|alternation": "stop alternating: choose one of the two states and explain why the other is wrong",
     "exactly like this before|same_tree_again": (
-        "do not repeat the last plan: it leads to a tree that was seen before"
+        "do not repeat the last plan, because it leads to a tree that was seen before"
     ),
     "changed no file|no_change": "make the next plan's first step a concrete change to a named file",
-    "is not known|outcome_unknown": "look at the tree before planning: the last delivery may have been done in part",
-    "of the tree is unchanged|ratio": "plan a smaller change: one cause, few files",
+    "is not known|outcome_unknown": "inspect the tree before planning: the last delivery may be only partly done",
+    "of the tree is unchanged|ratio": "plan a smaller change that addresses one cause in few files",
 }
 """Advice by the wording of the tracker's reasons, most urgent first."""
 
@@ -109,7 +109,7 @@ def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
     elif briefing.cause is ReflectCause.REPEATED_FAILURE:
         happened = "The same failure came back"
         tried = shorten(briefing.previous.diagnosis, 120) if briefing.previous else ""
-        why = f"acting on '{tried}' did not help" if tried else "what was planned does not touch the cause"
+        why = f"acting on '{tried}' did not help" if tried else "the plan does not address the cause"
         actions.append(f"form a new diagnosis: {why}")
     else:
         happened = "The last iteration went off course"
@@ -140,12 +140,12 @@ def _by_check(checks: CheckReport | None) -> list[str]:
     actions: list[str] = []
     for result in checks.failed[:CHECKS_NAMED] if checks else ():
         if result.status is CheckStatus.NOT_FOUND:
-            actions.append(f"have the program of '{result.name}' installed, or correct the command")
+            actions.append(f"have the program for '{result.name}' installed, or correct the command")
         elif result.status is CheckStatus.TIMED_OUT:
             actions.append(f"find what hangs in '{result.name}'")
         else:
             causes = ", ".join(result.failing[:CHECKS_NAMED])
-            actions.append(f"make '{result.name}' pass" + (f", beginning with {causes}" if causes else ""))
+            actions.append(f"make '{result.name}' pass" + (f", starting with {causes}" if causes else ""))
     return actions
 
 

@@ -189,20 +189,23 @@ class Child:
     def _describe_reason(self, reason: Reason) -> str:
         request, footprint = self._request, self._footprint
         if self._shim.report is None:
-            return "its supervisor was killed or stopped: its processes were ended as far as they were found"
+            return "its supervisor was killed or stopped. All processes that could be found were ended"
         match reason:
             case Reason.MEMORY_LIMIT:
                 allowed, used = (request.memory_limit_bytes or 0) / _MEGABYTE, footprint.resident_bytes / _MEGABYTE
-                return f"ended: it used {used:.0f} MB of memory; the limit is {allowed:.0f} MB. Raise it or use less"
+                return (
+                    f"killed: it used {used:.0f} MB of memory, but the limit is {allowed:.0f} MB. Raise the "
+                    "limit or use less memory"
+                )
             case Reason.PROCESS_LIMIT:
                 allowed = request.process_limit or 0
                 return (
-                    f"ended: it ran {footprint.processes} processes at once; the limit is {allowed}. Raise "
-                    f"it or start fewer"
+                    f"killed: it ran {footprint.processes} processes at once, but the limit is {allowed}. "
+                    "Raise the limit or start fewer processes"
                 )
             case Reason.OUTPUT_LIMIT:
                 allowed = request.output_limit_bytes or 0
-                return f"ended: it wrote more than {allowed} bytes. Write less, or to a file"
+                return f"killed: it wrote more than {allowed} bytes of output. Write less, or write to a file"
             case Reason.DISK_LIMIT:
                 return self._grown
             case _:
@@ -227,7 +230,7 @@ class Child:
         deadline = time.monotonic() + _KILL_S
         while members := self._signal(SIGKILL):
             if time.monotonic() > deadline:
-                self._message = f"processes {sorted(members)} could not be killed. Kill them by hand: kill -9 PID"
+                self._message = f"could not kill processes {sorted(members)}. Kill them manually: kill -9 PID"
                 return
             self._settle(self._gone, _TICK_S)
 

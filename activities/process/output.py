@@ -159,7 +159,10 @@ class GrowthWatch:
             return ""
         most = ", ".join(f"{name} ({size / _MEGABYTE:.0f} MB)" for name, size in added.most_common(_NAMED))
         allowed = f"{limit / _MEGABYTE:.0f} MB"
-        return f"ended: it added more than {allowed} to the disk, most in {most}. Write less, or raise sandbox.disk_mb"
+        return (
+            f"killed: it added more than {allowed} to the disk, most of it in {most}. Write less, or raise "
+            "sandbox.disk_mb"
+        )
 
     def _room(self) -> Iterator[tuple[int, int]]:
         """Yield each file system's device number and free bytes."""

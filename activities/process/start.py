@@ -488,7 +488,7 @@ def _send(channel: socket.socket, message: Any) -> None:
 def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
     for name in request.environment:
         if _SECRET.search(name):
-            raise ValueError(f"the environment of a child may not contain {name}: it looks like a secret")
+            raise ValueError(f"the environment of a child must not contain {name}, because it looks like a secret")
     allowed = INHERITED if request.inherit else NEEDED
     inherited = {
         name: value
@@ -515,7 +515,7 @@ def _refusal(what: str, number: int, text: str) -> NotStartedError:
         "enter": f"cannot enter the folder {detail!r}",
         "join": f"cannot join the control group {detail!r}",
         "limit": f"cannot set resource limit {detail}",
-        "schedule": "cannot set the cores that it may use",
+        "schedule": "cannot set the CPU cores to use",
     }
     return NotStartedError(f"{purpose.get(step, what)}: {text}")
 

@@ -251,8 +251,9 @@ class Copies:
             # Claiming an episode without its data would stop it on the host that has the data.
             if newest is None or checkpoint is None:
                 raise WorkspaceError(
-                    f"the remote store has no copy of {scope.episode_id}, and this host does not have its last "
-                    "checkpoint. Move it to the host that has it: tightloop move ID --to HOST"
+                    f"the remote store has no copy of {scope.episode_id}, and this host does not have its "
+                    "last checkpoint. Move the episode to the host that has the checkpoint: tightloop move "
+                    "ID --to HOST"
                 )
             return self._add(scope, newest, _CachedCopies(new_head, version, set()))
         # Before the download: from here on the previous host cannot write, so the list of increments is final.
@@ -260,7 +261,9 @@ class Copies:
         for name in new_head.increments:
             stored = self.bucket.read(f"{scope.episode_id}/{name}")
             if stored is None:
-                raise ArtifactMissingError(f"the copy {scope.episode_id}/{name} is gone from the remote store")
+                raise ArtifactMissingError(
+                    f"cannot find the copy {scope.episode_id}/{name} in the remote store: it was removed"
+                )
             increment = read_increment(stored.content, read_increment_name(name))
             self.trees.unpack(scope, dict(increment.pack))
             with store.open_batch() as together:
@@ -309,9 +312,9 @@ class Copies:
         if not written:
             now = self._head(scope)[0]
             raise FencedError(
-                f"the host of task queue {self._home(scope)!r} could not write its copy of {scope.episode_id} under "
-                f"epoch {head.epoch}: {now.home if now else 'another host'!r} has changed it since"
-                + (f" under epoch {now.epoch}" if now else "")
+                f"the host of task queue {self._home(scope)!r} could not write its copy of "
+                f"{scope.episode_id} under epoch {head.epoch}: {now.home if now else 'another host'!r} has "
+                "since changed the copy" + (f" under epoch {now.epoch}" if now else "")
             )
         return written
 
@@ -340,8 +343,9 @@ def need_copies(copies: Copies | None) -> Copies:
     """
     if copies is None:
         raise SettingsError(
-            "this episode has copies in a remote store, but this worker has none configured: it cannot tell whether "
-            "another host has taken it over. Add the section remote to the worker's settings"
+            "this episode has copies in a remote store, but this worker has no remote store configured, so "
+            "it cannot check whether another host has taken over the episode. Add the section remote to the "
+            "worker's settings"
         )
     return copies
 

@@ -85,8 +85,8 @@ class S3Bucket:
             # The rest is a debug dump of many lines.
             why = shorten(str(error).partition("\n\nDebug source")[0], 300)
             raise ServiceUnavailableError(
-                f"the remote store ({self._where}) cannot be used: {why}. Check the server and the section remote of "
-                "the settings"
+                f"the remote store ({self._where}) cannot be used: {why}. Check the server and the section "
+                "remote of the settings"
             ) from None
 
 
@@ -132,8 +132,9 @@ def probe(bucket: Bucket, where: str) -> None:
     if again or bucket.swap(PROBE, b"2", '"00000000000000000000000000000000"'):
         ignored = "If-None-Match" if again else "If-Match"
         raise SettingsError(
-            f"the remote store ({where}) ignores conditional writes ({ignored}): two hosts could continue the same "
-            "episode. Use AWS S3 or a server that honours them, or leave remote.bucket empty"
+            f"the remote store ({where}) ignores conditional writes ({ignored}), so two hosts could continue "
+            "the same episode. Use AWS S3 or a server that supports conditional writes, or leave "
+            "remote.bucket empty"
         )
 
 
@@ -189,6 +190,6 @@ class EncryptedBucket:
             return bytes(self.keys.cipher(key).decrypt(nonce, data, sealed[: len(_HEAD) + end] + name.encode()))
         except (InvalidTag, ValueError):
             raise ArtifactCorruptError(
-                f"the object {name} of the remote store is not authentic: it was changed, or sealed with another key "
-                "that has the same id. Compare the key files: tightloop keys list"
+                f"the object {name} in the remote store is not authentic: it was changed, or sealed with "
+                "another key that has the same id. Compare the key files: tightloop keys list"
             ) from None

@@ -135,7 +135,7 @@ class AlignmentChecker:
     async def _ask(self, findings: tuple[Finding, ...], briefing: JudgeBriefing, planner: str) -> JudgeAnswer:
         judge = self.judges(planner)
         if judge is None:
-            return JudgeAnswer(note="no model judges for this planner")
+            return JudgeAnswer(note="no model is available to judge for this planner")
         if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
-            return JudgeAnswer(note="privacy.prompts is summary: a model may not see the evidence")
+            return JudgeAnswer(note="privacy.prompts is summary, so a model may not see the evidence")
         return await judge.judge(briefing.evolve(findings=findings))

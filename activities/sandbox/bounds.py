@@ -118,7 +118,7 @@ _SANDBOX_BYTES = 32 * MEBIBYTE
 _KILLED = {
     Reason.MEMORY_LIMIT: "it needed more than {memory} MiB of memory and was killed. Raise sandbox.memory_mb",
     Reason.PROCESS_LIMIT: "it needed more than {processes} processes or threads. Raise sandbox.processes",
-    Reason.OUTPUT_LIMIT: "it wrote more than {output} MB of output and was killed. Reduce its output",
+    Reason.OUTPUT_LIMIT: "it wrote more than {output} MB of output and was killed. Reduce the output",
 }
 
 
@@ -232,7 +232,7 @@ def run_with_limits(
         PREPARED_GROUP.make(hierarchy)
     enforcement = {**limits, **dict.fromkeys(group.limits, Enforcement.HARD)}
     outcome = result_of(result, spec, use, enforcement)
-    left = "" if removed else f"control group {group.folders[0]} could not be removed: kill its processes by hand"
+    left = "" if removed else f"could not remove control group {group.folders[0]}. Kill its processes manually"
     return replace(outcome, message="; ".join(filter(None, (outcome.message, left))))
 
 

@@ -127,10 +127,10 @@ SHARED_BYTES = 64 * 1024 * 1024
 HIDDEN_BYTES = 1024 * 1024
 AGENT_TEMPORARY_BYTES = 1024 * 1024 * 1024
 HOW_TO_GET = (
-    "Install it: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). On Ubuntu 24.04 and "
-    "newer AppArmor denies it namespaces: apt-get install apparmor-profiles, then link "
-    "/usr/share/apparmor/extra-profiles/bwrap-userns-restrict into /etc/apparmor.d and reload AppArmor. In a container "
-    "the runtime has to allow user namespaces"
+    "Install it: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). On Ubuntu "
+    "24.04 and newer, AppArmor does not let it create namespaces: run apt-get install apparmor-profiles, "
+    "then link /usr/share/apparmor/extra-profiles/bwrap-userns-restrict into /etc/apparmor.d and reload "
+    "AppArmor. In a container, the runtime must allow user namespaces"
 )
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -372,7 +372,7 @@ def _unusable(spec: SandboxSpec, path: str) -> str:
         return f"program {program!r} was not found"
     paths = (*spec.readable, *spec.writable, *(source for source, _ in spec.mounts))
     missing = [location for location in paths if not location.exists()]
-    return f"{missing[0]} does not exist: correct the paths that commands may read and write" if missing else ""
+    return f"{missing[0]} does not exist. Correct the paths that commands may read and write" if missing else ""
 
 
 @functools.cache

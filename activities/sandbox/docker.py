@@ -46,7 +46,9 @@ CLIENT_VARIABLES = (
     "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK",
 )  # fmt: skip
 """Variables that the client uses to find its engine. They are not passed to the container."""
-HOW_TO_GET = "Start a Docker engine that the worker's user may use, and set sandbox.image to an image that it has"
+HOW_TO_GET = (
+    "Start a Docker engine that the worker's user may use, and set sandbox.image to an image that this engine has"
+)
 
 _CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES}) | {
     "DOCKER_API_VERSION", "DOCKER_CONTENT_TRUST", "DOCKER_CONTENT_TRUST_SERVER", "DOCKER_CUSTOM_HEADERS",
@@ -212,7 +214,7 @@ def _end(name: str) -> _Ending:
     if inspected.returncode != 0:
         return _Ending(error="" if "No such" in inspected.stderr else inspected.stderr.strip()[-300:])
     state = json.loads(inspected.stdout)
-    left = "" if removed.returncode == 0 else f"container {name} could not be removed: use docker rm --force"
+    left = "" if removed.returncode == 0 else f"could not remove container {name}: use docker rm --force"
     return _Ending(
         # Go's zero time: the container never started.
         began=not state["StartedAt"].startswith("0001-"),

@@ -205,8 +205,8 @@ def resolve_locations(paths: Iterable[str], what: str) -> tuple[Path, ...]:
     for location in locations:
         if not location.is_absolute() or not location.exists():
             raise SettingsError(
-                f"{what} names {str(location)!r}, which is not absolute or does not exist. "
-                f"Create it, or correct {what} in the settings and restart the worker"
+                f"{what} contains {str(location)!r}, which is not absolute or does not exist. Create this "
+                f"path, or correct {what} in the settings and restart the worker"
             )
     return locations
 

@@ -21,7 +21,7 @@ from tightloop.host.programs import TrustedProgram
 NAME = "sandbox-exec"
 PROGRAM = TrustedProgram("sandbox-exec", Path("/usr/bin/sandbox-exec"))
 PROBE_S = 10.0
-HOW_TO_GET = "It is part of macOS; a process that is itself in a sandbox cannot start another one"
+HOW_TO_GET = "It is part of macOS. A process that is already in a sandbox cannot start another sandbox"
 SYSTEM = (
     "/bin", "/sbin", "/usr", "/System", "/Library/Apple", "/Library/Developer/CommandLineTools", "/Library/Frameworks",
     "/Applications/Xcode.app/Contents/Developer", "/private/etc/hosts", "/private/etc/passwd", "/private/etc/group",
@@ -82,7 +82,7 @@ class SeatbeltSandbox:
 
     def probe(self) -> str:
         if not PROGRAM.path.exists():
-            return f"{PROGRAM} was not found: only macOS has it"
+            return f"{PROGRAM} was not found. It is only available on macOS"
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             access = Access(root=root, path="/usr/bin", program="true", writable=(root,))

@@ -254,7 +254,7 @@ class SandboxedTestGate:
         unread = "could not be read, so its changes have no mutants and no coverage."
         notes = [*report.notes, *(f"{path} {unread}" for path in change.unread[:5])]
         if len(mutants) < len(change.mutants):
-            notes.append(f"{len(mutants)} of {len(change.mutants)} mutants of the changed lines were chosen.")
+            notes.append(f"Only {len(mutants)} of {len(change.mutants)} mutants of the changed lines were chosen.")
         return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - start, 3))
 
 

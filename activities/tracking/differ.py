@@ -301,7 +301,7 @@ class GitDiffer:
         changes, complete = store.listed_changes(base, tree, seconds=bound.total_seconds())
         if not complete:
             names = tuple(FileChange(path=decode_path(change.path)) for change in changes[:FILES_LIMIT])
-            note = "the changed files could not be listed in time"
+            note = "could not list the changed files in time"
             return TreeDiff(files=names, files_changed=len(changes), approximate=True, note=note)
         if time.monotonic() < deadline and (quick := quick_diff(store, base, tree, changes)) is not None:
             numbers = [_Counted(path, added, removed, False) for path, added, removed in quick.lines]
@@ -359,7 +359,7 @@ def _estimate(pair: _Pair, counted_files: list[_Counted]) -> TreeDiff:
     guessed = estimate_lines(pair.store, rest, pair.sizes, average=average, seconds=pair.time_left().total_seconds())
     numbers = counted_files + [_Counted(change.path, guess.added, guess.removed, False) for change, guess in guessed]
     files = format_count(len(rest), "file")
-    note = f"comparing {files} took too long: their line counts are estimated, and there is no patch"
+    note = f"comparing {files} took too long. The line counts are estimated, and there is no patch"
     return _tree_diff(numbers, b"", note)
 
 
@@ -395,13 +395,16 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
         # Cut between two files, so that the rest still applies.
         patch = patch if whole else patch[: patch.rfind(b"\ndiff --git ") + 1]
         if not patch:
-            return b"", f"no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes, or took too long"
+            return b"", f"no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes or took too long"
         held_count = try_patch(pair.git, pair.changes, patch, pair.time_left())
         if held_count is not None and (held_count == len(pair.changes) or not whole):
             paths = len(pair.changes)
-            cut = f"the patch contains {held_count} of {paths} changed paths: it was cut at {PATCH_LIMIT_BYTES} bytes"
+            cut = (
+                f"the patch contains {held_count} of {paths} changed paths, because it was truncated at "
+                f"{PATCH_LIMIT_BYTES} bytes"
+            )
             return with_header(pair.base, pair.tree, patch, held_count=held_count, paths=paths), "" if whole else cut
-    return b"", "no patch: it could not be verified in time, or did not produce the new tree"
+    return b"", "no patch: it could not be verified in time or did not produce the new tree"
 
 
 def _numbers(output: bytes) -> Iterator[_Counted]:

@@ -146,7 +146,7 @@ class WorkspaceActivities:
         owner = request.target.episode_id or request.scope.episode_id
         record = request.record or self._find(workspace, owner, request.target.checkpoint_id)
         if record.state is None:
-            raise ArtifactMissingError(f"{record.id} has no stored state and cannot be restored")
+            raise ArtifactMissingError(f"{record.id} has no saved state and cannot be restored")
         store = self.stores(workspace)
         if request.closed and record.run_id == activity.info().workflow_run_id:
             # The person means an earlier checkpoint, not the one that this run created from the current files.
@@ -185,8 +185,8 @@ class WorkspaceActivities:
         if freed:
             at = f"{freed[-1]:%Y-%m-%d %H:%M} UTC" if freed[-1] else "an unknown time"
             raise WorkspaceError(
-                f"the checkpoints of {episode_id} were freed by tightloop gc at {at} and cannot be restored. "
-                "Start a new episode on the files as they are"
+                f"tightloop gc freed the checkpoints of {episode_id} at {at}, so they cannot be restored. "
+                "Start a new episode with the current files"
             )
 
     def _find(self, workspace: Path, episode_id: str, checkpoint: str) -> CheckpointRecord:
@@ -195,7 +195,9 @@ class WorkspaceActivities:
         if match is None:
             self._refuse_after_collection(workspace, episode_id)
             names = ", ".join(record.id for record in records[-10:]) or "none"
-            raise WorkspaceError(f"episode {episode_id} has no checkpoint {checkpoint!r}. The last ones are: {names}")
+            raise WorkspaceError(
+                f"episode {episode_id} has no checkpoint {checkpoint!r}. The latest checkpoints are: {names}"
+            )
         return match
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -250,8 +252,8 @@ class WorkspaceActivities:
 def _id_taken_error(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:
     name, last = scope.episode_id, checkpoints[-1].id
     return IdTakenError(
-        f"{name} already is an episode of {scope.workspace}, with {format_count(len(checkpoints), 'checkpoint')}; the "
-        f"last is {last}. "
-        f"Choose another id, continue from there: tightloop restore {name} {last}, "
-        "or start with --replace, which keeps its checkpoints"
+        f"{name} is already an episode of {scope.workspace}, with "
+        f"{format_count(len(checkpoints), 'checkpoint')}; the latest is {last}. Choose another id, continue "
+        f"from the latest checkpoint: tightloop restore {name} {last}, or start with --replace, which keeps "
+        "the existing checkpoints"
     )

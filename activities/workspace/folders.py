@@ -34,6 +34,6 @@ def root_of(scope: EpisodeScope) -> Path:
         return Path(scope.workspace)
     if not _NAME.fullmatch(scope.holder):
         raise WorkspaceError(
-            f"{scope.holder[:80]!r} cannot be the name of a worktree: use letters, digits, '-', '_' and single '.'"
+            f"{scope.holder[:80]!r} is not a valid worktree name. Use letters, digits, '-', '_' and single '.'"
         )
     return state_folder_of(scope) / "worktrees" / scope.holder

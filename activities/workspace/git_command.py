@@ -99,8 +99,8 @@ class Git:
             out, error = process.communicate(stdin, timeout=limit.total_seconds())
         except subprocess.TimeoutExpired:
             raise GitTimeoutError(
-                f"git {arguments[0]} in {self.folder} took longer than {limit.total_seconds():g} s and was ended. "
-                "Ignore big generated folders in .gitignore, or raise the time limit for git"
+                f"git {arguments[0]} in {self.folder} took longer than {limit.total_seconds():g} s and was "
+                "stopped. Ignore large generated folders in .gitignore, or raise the time limit for git"
             ) from None
         finally:
             _end(process)
@@ -290,7 +290,7 @@ def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, 
     with user_git(workspace, inherit=inherit) as git:
         head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if head.code != 0:
-        raise WorkspaceError(f"{workspace.root} needs a commit for a worktree of its own")
+        raise WorkspaceError(f"{workspace.root} needs a commit before a separate worktree can be created")
     registration = _worktree_folder(workspace, root)
     # Written by hand, since `git worktree add` would register it in the temporary folder of `user_git`.
     registration.mkdir(parents=True, exist_ok=True)
@@ -324,7 +324,9 @@ def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
     _check_writable(workspace)
     folder = workspace.common / "worktrees"
     if folder.is_symlink():
-        raise WorkspaceError(f"{folder} is a link: no worktree is made through it. Start without worktree")
+        raise WorkspaceError(
+            f"{folder} is a link, and a worktree cannot be created through a link. Start without worktree"
+        )
     for number in range(1_000):
         registration = folder / (f"{root.name}-{number}" if number else root.name)
         if registration.is_symlink():
@@ -339,8 +341,8 @@ def _config(repository: UserRepository) -> str:
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":
         raise WorkspaceError(
-            f"{repository.root} stores its references as {local['extensions.refstorage']!r:.40}; "
-            "only files are supported"
+            f"{repository.root} stores its references as {local['extensions.refstorage']!r:.40}, but only "
+            "files are supported"
         )
     sha256 = local.get("extensions.objectformat") == "sha256"
     lines = ["[core]", f"repositoryformatversion = {int(sha256)}", "bare = false", "autocrlf = false"]
@@ -365,7 +367,7 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
     try:
         descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-        raise GitError(f"{lock} exists: another git process is using it. Temporal retries") from None
+        raise GitError(f"{lock} exists: another git process is using the repository. Temporal retries") from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(after)
     lock.replace(head)
@@ -385,12 +387,12 @@ def _check_writable(repository: UserRepository) -> None:
         tree = read_config(folder / "config").get("core.worktree", "")
         if not (back and Path(back).absolute() == entry) and not (tree and (folder / tree).resolve() == entry.parent):
             raise WorkspaceError(
-                f"the git folder {folder} of {root} does not belong to it: it names no working tree, or another one. "
-                "Nothing is written to it"
+                f"the git folder {folder} does not belong to {root}: it refers to no working tree or to "
+                "another one. Nothing was written to it"
             )
     if common not in (folder, folder.parent.parent):
         raise WorkspaceError(
-            f"{folder / 'commondir'} points to {common}, which is not above it. Nothing is written to it"
+            f"{folder / 'commondir'} points to {common}, which is not a parent folder. Nothing was written to it"
         )
     # All locations that a branch or a commit may write to.
     places = [common / name for name in ("objects", "refs", "logs", "packed-refs", "worktrees")]
@@ -406,4 +408,6 @@ def _check_writable(repository: UserRepository) -> None:
             places += [Path(name, entry) for entry in (*folders, *files)]
     for location in places:
         if location.is_symlink():
-            raise WorkspaceError(f"{location} is a link: nothing is written through it. Replace it with its target")
+            raise WorkspaceError(
+                f"{location} is a link, so nothing was written through it. Replace the link with its target"
+            )

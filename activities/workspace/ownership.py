@@ -58,7 +58,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 holder = path.read_text()
             raise WorkspaceLockedError(
-                f"{what} is still held by another attempt (process {holder or 'unknown'}) after "
+                f"another attempt (process {holder or 'unknown'}) is still using {what} after "
                 f"{wait.total_seconds():g} s. Temporal retries; if that process hangs, end it"
             )
         time.sleep(LOCK_POLL.total_seconds())
@@ -140,7 +140,7 @@ class OwnedProcesses:
         while running := {process for entry in noted for process in _running(entry)}:
             if time.monotonic() >= deadline:
                 pids = ", ".join(str(process.pid) for process in running)
-                raise WorkspaceLockedError(f"process {pids} of an earlier attempt does not end. Kill it")
+                raise WorkspaceLockedError(f"process {pids} of an earlier attempt is still running. Kill it")
             self._ended |= running
             for process in running:
                 with contextlib.suppress(psutil.Error):
@@ -201,8 +201,8 @@ class WorkspaceLocks:
             # Asked without the lock, because a server may have to answer; the claim can change meanwhile.
             if not take_over(other):
                 raise WorkspaceBusyError(
-                    f"{other} works in {root}. End it first: tightloop cancel {other}, "
-                    "or start this one in a worktree of its own"
+                    f"{other} is using {root}. End that episode first: tightloop cancel {other}, or start "
+                    "this one in a separate worktree"
                 )
             ended = other
 

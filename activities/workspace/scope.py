@@ -43,7 +43,7 @@ class EpisodeScope(Sparse):
             ArtifactMissingError: the request is not stored yet.
         """
         if self.request is None:
-            raise ArtifactMissingError("the episode has no stored request: its workspace was never opened")
+            raise ArtifactMissingError("the episode has no saved request, because its workspace was never opened")
         return self.request
 
     @property

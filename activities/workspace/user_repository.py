@@ -54,8 +54,8 @@ class UserRepository:
                 and not candidate.is_relative_to(real / ".git")
             ):
                 raise WorkspaceError(
-                    f"the git folder of {root} is {candidate}, inside the tree, where an agent could forge it. "
-                    "Use an ordinary .git folder"
+                    f"the git folder of {root} is {candidate}, inside the tree, where an agent could forge "
+                    "it. Use a normal .git folder"
                 )
 
     def head(self) -> str:
@@ -107,7 +107,7 @@ def git_folder(root: Path) -> Path:
     kind, _, target = _read(entry, POINTER_BYTES).partition(b":")
     folder = (root / os.fsdecode(target.strip())).resolve() if b"\0" not in target else root
     if kind != b"gitdir" or not folder.is_dir():
-        raise NotARepositoryError(f"{root} is not a git repository. Make it one: git init {root}")
+        raise NotARepositoryError(f"{root} is not a git repository. Create one: git init {root}")
     return folder
 
 

@@ -157,7 +157,7 @@ class GitWorkingTree:
 
     def checkout(self, tree: str, folder: Path) -> None:
         if any(folder.iterdir()):
-            raise WorkspaceError(f"{folder} is not empty: a tree is checked out into an empty folder only")
+            raise WorkspaceError(f"{folder} is not empty. A tree can only be checked out into an empty folder")
         with translated_errors(folder):
             writer = TreeWriter(self._store, str(folder))
             try:
@@ -188,7 +188,7 @@ class GitWorkingTree:
         tree = folder.tree.hex()
         # An unchanged tree is not written again, so the loss of its object would go unnoticed.
         if not self._store.holds(tree):
-            raise GitError(f"the store lost the tree {tree} of {self.root}")
+            raise GitError(f"the tree {tree} of {self.root} is missing from the store")
         if previous is None or previous.tree != folder.tree or walk.changed_rows > SETTLED_ROWS:
             with translated_errors(self.root):
                 self._cache.save(folder)
@@ -201,8 +201,8 @@ class GitWorkingTree:
         """Restore `tree`. `actual` is the tree on disk, as last read."""
         if actual != tree and not self._store.holds(tree):
             raise WorkspaceError(
-                f"the store {self._store.folder} does not hold the tree {tree}. "
-                "Check that this is the episode's host and state folder, or choose another checkpoint"
+                f"the store {self._store.folder} does not contain the tree {tree}. Check that this is the "
+                "host and state folder of the episode, or choose another checkpoint"
             )
         for round_ in range(RESTORE_ROUNDS):
             if actual == tree:
@@ -215,7 +215,7 @@ class GitWorkingTree:
             actual = self.snapshot()
         if actual != tree:
             paths = format_paths([change.path for change in self._store.changes(actual, tree)], SHOWN_PATHS)
-            raise GitError(f"{self.root} could not be restored to {tree}: {paths} differ")
+            raise GitError(f"could not restore {self.root} to {tree}: {paths} differ")
 
     def _write(self, tree: str, actual: str) -> None:
         changes = self._store.changes(actual, tree)
@@ -270,23 +270,23 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
         WorkspaceError: the workspace cannot be used for another reason.
     """
     if not workspace.is_absolute():
-        raise WorkspaceError(f"the workspace '{workspace}' is not an absolute path: give the full path")
+        raise WorkspaceError(f"the workspace '{workspace}' is not an absolute path. Specify the full path")
     if not workspace.exists():
-        raise WorkspaceError(f"the workspace {workspace} does not exist on this host: check path and worker")
+        raise WorkspaceError(f"the workspace {workspace} does not exist on this host. Check the path and the worker")
     if not workspace.is_dir():
-        raise WorkspaceError(f"the workspace {workspace} is not a folder: name the top folder of a git working tree")
+        raise WorkspaceError(f"the workspace {workspace} is not a folder. Specify the top folder of a git working tree")
     # Not in the workspace, whose configuration must not be read before it is known to be trusted.
     answer = Git(Path("/"), timeout=timeout).run("version").decode("utf-8", "replace").strip()
     match = re.search(r"(\d+)\.(\d+)", answer)
     if match is None or (int(match[1]), int(match[2])) < OLDEST_GIT:
-        raise WorkspaceError(f"'{answer}' is too old: install git 2.30 or newer")
+        raise WorkspaceError(f"'{answer}' is too old. Install git 2.30 or newer")
     if not os.path.lexists(workspace / ".git"):
         raise _refusal(workspace)
     repository = UserRepository(workspace)
     if not is_trusted(repository.folder, workspace):
         raise WorkspaceError(
-            f"{workspace} belongs to another user, so git refuses it. Allow it: "
-            f"git config --global --add safe.directory {workspace}"
+            f"{workspace} belongs to another user, so git does not use it. Allow it: git config --global "
+            f"--add safe.directory {workspace}"
         )
     if not _is_git_folder(repository.common):
         raise NotARepositoryError(f"{workspace} is not a git repository: {repository.common} is incomplete")
@@ -295,8 +295,8 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
             has_commit = git.attempt("rev-parse", "--verify", "-q", "HEAD^{commit}").code == 0
         if not has_commit:
             raise WorkspaceError(
-                f"{workspace} needs a commit for a worktree of its own: "
-                f"git -C {workspace} commit --allow-empty -m start (or start without worktree)"
+                f"{workspace} needs a commit before a separate worktree can be created: git -C {workspace} "
+                "commit --allow-empty -m start (or start without worktree)"
             )
 
 
@@ -305,15 +305,17 @@ def _refusal(workspace: Path) -> NotARepositoryError:
     real = workspace.resolve()
     for folder in (real, *real.parents):
         if folder.name == ".git" and _is_git_folder(folder):
-            return NotARepositoryError(f"{workspace} is inside a .git folder: name the top of the working tree")
+            return NotARepositoryError(
+                f"{workspace} is inside a .git folder. Specify the top folder of the working tree"
+            )
         if _is_git_folder(folder):
             return NotARepositoryError(
-                f"{workspace} is a bare git repository: name a working tree of it "
-                f"(git -C {workspace} worktree add <path>)"
+                f"{workspace} is a bare git repository. Specify one of its working trees (git -C {workspace} "
+                "worktree add <path>)"
             )
         if os.path.lexists(folder / ".git"):
-            return NotARepositoryError(f"{workspace} is inside the git working tree {folder}: name the top")
-    return NotARepositoryError(f"{workspace} is not a git repository. Make it one: git init {workspace}")
+            return NotARepositoryError(f"{workspace} is inside the git working tree {folder}. Specify the top folder")
+    return NotARepositoryError(f"{workspace} is not a git repository. Create one: git init {workspace}")
 
 
 def _is_git_folder(folder: Path) -> bool:
@@ -342,12 +344,12 @@ def notes_on(
     size = f"{BIG_FILE_BYTES // 1_000_000} MB"
     notes: dict[str, list[bytes]] = {
         "ignored files and empty folders are not part of checkpoints": _encode_paths(ignored),
-        f"files over {size} slow checkpoints down and are stored again with every change": _encode_paths(big),
-        "submodules and nested repositories are part of checkpoints as plain files, without their .git": _encode_paths(
+        f"files over {size} slow down checkpoints and are stored again after every change": _encode_paths(big),
+        "submodules and nested repositories are in checkpoints as regular files, without their .git": _encode_paths(
             walk.nested
         ),
-        "the worktree starts from the last commit, without changes that are not committed": changed,
-        "the worktree has these files as git stores them, because filters (such as git-lfs) are not run": filtered,
+        "the worktree starts from the last commit and does not contain uncommitted changes": changed,
+        "the worktree contains these files as git stores them, because filters such as git-lfs do not run": filtered,
     }
     return tuple(f"{sentence}: {format_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
 
@@ -384,8 +386,8 @@ class GitWorkspaces:
         # Agents could write tightloop's trusted state, and snapshots would include it.
         if home.resolve().is_relative_to(workspace.resolve()):
             raise WorkspaceError(
-                f"the state home {home} lies in the workspace {workspace}. "
-                "Start the worker with one outside of it: export TIGHTLOOP_HOME=..."
+                f"the state home {home} is inside the workspace {workspace}. Start the worker with a state "
+                "home outside the workspace: export TIGHTLOOP_HOME=..."
             )
         open_state_home()
         repository = UserRepository(workspace)
@@ -395,7 +397,7 @@ class GitWorkspaces:
             write_atomically(state_folder_of(scope) / "workspace", os.fsencode(f"{workspace.resolve()}\n"))
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise WorkspaceError(
-                f"cannot write {error.filename}: {error.strerror}. Give the worker's user write access"
+                f"cannot write {error.filename}: {error.strerror}. Give write access to the worker's user"
             ) from error
         # Before the worktree is created, so that two episodes never create the same one.
         self._claims(scope).take(root_of(scope), scope.holder, take_over)

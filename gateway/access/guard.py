@@ -204,7 +204,7 @@ class Guard:
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001 - outermost handler; a traceback could hold content
-            logger.error("the gateway failed with %s at %s", type(error).__name__, request.url.path[:40])
+            logger.error("the gateway failed with %s while handling %s", type(error).__name__, request.url.path[:40])
 
     async def _answer(self, request: Request) -> Response | None:
         """Return the guard's own response, or None to pass the request on.
@@ -232,7 +232,8 @@ class Guard:
         judged = request.method in _SAFE or path in self._access.own_roles
         if not judged and not person.role.includes(Role.OPERATOR):
             raise RefusedError(
-                HTTPStatus.FORBIDDEN, f"{person.name} is a {person.role.value} and can only read. Ask an operator"
+                HTTPStatus.FORBIDDEN,
+                f"{person.name} is a {person.role.value} and has read-only access. Ask an operator",
             )
         request.state.person = person
         return None
@@ -252,7 +253,7 @@ class Guard:
             # A signed-in person may click a link again, and consumes it nevertheless.
             redeemed = self._access.sessions.redeem(link)
             if not redeemed and await self._person(request) is None:
-                note = "This link was already used, or has expired."
+                note = "This link was already used or has expired."
                 return sign_in_page(self._access.sign_in, note, HTTPStatus.UNAUTHORIZED)
             return self._signed_in(request, self._access.owner if redeemed else None)
         return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if sign_in_path else None
@@ -274,11 +275,11 @@ class Guard:
     def _unknown(self, *, opens_page: bool) -> Response:
         if opens_page:
             return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED)
-        raise RefusedError(HTTPStatus.UNAUTHORIZED, f"the token is missing, wrong or expired. {self._access.hint}")
+        raise RefusedError(HTTPStatus.UNAUTHORIZED, f"the token is missing, invalid or expired. {self._access.hint}")
 
     def _preflight(self, request: Request) -> Response:
         if not self._access.site.cors(request):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "this page may not call this server")
+            raise RefusedError(HTTPStatus.FORBIDDEN, "this page is not allowed to call this server")
         headers = {
             "Access-Control-Allow-Methods": "POST, OPTIONS",
             # The headers that Temporal's UI sends.

@@ -85,7 +85,8 @@ class Scope:
         """
         if not self.person.role.includes(role):
             raise RefusedError(
-                HTTPStatus.FORBIDDEN, f"{self.person.name} is {_article(self.person.role)}; this needs {_article(role)}"
+                HTTPStatus.FORBIDDEN,
+                f"{self.person.name} is {_article(self.person.role)}, but this requires {_article(role)}",
             )
 
     async def find(self, workflow_id: str, kinds: tuple[str, ...], *, now: bool = False) -> WorkflowRef:
@@ -257,7 +258,8 @@ async def check_workspace(scope: Scope, workspace: str) -> Queues:
     # Two hosts can have the same path, and a guess could start the work in the wrong project.
     if len(matches) != 1:
         raise ProjectNotFoundError(
-            f"this token has no project with the workspace {workspace[:200]!r}. List its projects: GET /api/projects"
+            f"this token has no access to a project with the workspace {workspace[:200]!r}. List the projects with: "
+            "GET /api/projects"
         )
     return scope.queues_of(matches[0])
 
@@ -288,17 +290,17 @@ async def check_id_choice(scope: Scope, new_id: str | None, kinds: tuple[str, ..
         IdTakenError: a workflow of another kind uses the id, or used it according to the ledger.
     """
     if replace and new_id is None:
-        raise InvalidRequestError("replace needs the id of a closed episode or plan: ?id=...&replace=true")
+        raise InvalidRequestError("replace requires the id of a closed episode or plan: ?id=...&replace=true")
     if new_id is None:
         return
     if scope.person.projects:
         raise InvalidRequestError(
-            "only a token for all projects can choose ids. To avoid a second start, send an Idempotency-Key"
+            "only a token for all projects can choose ids. To avoid starting a run twice, send an Idempotency-Key"
         )
     with suppress(EpisodeNotFoundError):
         entry = await asyncio.to_thread(scope.ledger.workflow, new_id)
         if entry.kind not in kinds:
-            raise IdTakenError(f"{new_id} is the id of {Kind(entry.kind).noun}. Choose another id")
+            raise IdTakenError(f"the id {new_id} already belongs to {Kind(entry.kind).noun}. Choose another id")
 
 
 async def workspace_of(scope: Scope, workflow: WorkflowRef) -> str:
@@ -395,7 +397,7 @@ def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> Epi
         return EpisodeNotFoundError(
             f"{workflow_id} is {Kind(other).noun}, not {Kind(what).noun}. Request it under {where}"
         )
-    return EpisodeNotFoundError(f"no {what} has the id {workflow_id[:120]!r} here. List them: GET /api/{what}s")
+    return EpisodeNotFoundError(f"no such {what}: {workflow_id[:120]!r}. List all {what}s with: GET /api/{what}s")
 
 
 def _article(role: Role) -> str:

@@ -84,7 +84,8 @@ class _RemainingBody:
         """Raise an error if the announced length exceeds the limit."""
         self._left = bound
         self._too_large = RefusedError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {bound} bytes. Send less at once"
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"the request body is larger than {bound} bytes. Send a smaller request",
         )
         if int(announced) > bound:
             raise self._too_large
@@ -142,7 +143,8 @@ class Site:
         # A rebound name resolves to this address, but the browser still sends the name of the other site.
         if not self.names(host_of(request)):
             raise RefusedError(
-                HTTPStatus.MISDIRECTED_REQUEST, f"this server does not answer under that name. Open {self.page}"
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"this server does not accept requests for that host name. Open {self.page}",
             )
         # HTTP also has the targets `http://host/path` and `*` (RFC 9112, 3.2), which later checks do not expect.
         if not request.scope["raw_path"].startswith(b"/"):
@@ -154,16 +156,18 @@ class Site:
         is_own = origin.partition("://")[2].lower() == host_of(request)
         if origin and not is_own:
             advice = f". If the page is yours, add its origin to {self.origins_setting}" if self.origins else ""
-            raise RefusedError(HTTPStatus.FORBIDDEN, f"pages of {origin[:200]!r} may not call this server{advice}")
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN, f"pages from {origin[:200]!r} are not allowed to call this server{advice}"
+            )
         # `same-site` includes other ports of this host, which belong to other programs. Links must still work.
         if site in ("cross-site", "same-site") and not (request.method == "GET" and is_page(request)):
-            raise RefusedError(HTTPStatus.FORBIDDEN, "pages of other sites may not call this server")
+            raise RefusedError(HTTPStatus.FORBIDDEN, "pages from other sites are not allowed to call this server")
         is_safe = request.method in ("GET", "HEAD", "OPTIONS")
         if not (is_safe or is_own or site == "same-origin" or "authorization" in request.headers):
             # A request without a cookie and a form body comes from a program that lacks its token.
             from_browser = "cookie" in request.headers or request.headers.get("content-type", "").startswith(FORM)
             status = HTTPStatus.FORBIDDEN if from_browser else HTTPStatus.UNAUTHORIZED
-            raise RefusedError(status, "send an Origin header or a bearer token")
+            raise RefusedError(status, "the request must have an Origin header or a bearer token")
 
 
 def host_of(request: Request) -> str:
@@ -184,7 +188,7 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname}{port}"
 
 
-BODY_TIMEOUT_TEXT = f"the body did not arrive within {BODY_SECONDS:g} s"
+BODY_TIMEOUT_TEXT = f"the request body did not arrive within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
@@ -297,7 +301,7 @@ def listening(address: str, setting: str) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ServiceUnavailableError(
-            f"cannot listen at {address}: {error.strerror or error}. Stop the program that uses it, or change {setting}"
+            f"cannot listen on {address}: {error.strerror or error}. Stop the program that uses it, or change {setting}"
         ) from error
 
 

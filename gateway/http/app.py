@@ -89,7 +89,7 @@ def _invalid(_: Request, error: Exception) -> Response:
         for entry in cast(RequestValidationError, error).errors()[:PROBLEMS_SHOWN]
     ]
     summary = "; ".join(f"{entry['field']}: {entry['message']}" for entry in problems[:3])
-    detail = f"{summary}. Allowed fields and values: /api/openapi.json"
+    detail = f"{summary}. See the allowed fields and values in /api/openapi.json"
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=problems)
 
 
@@ -100,8 +100,8 @@ def _unknown(request: Request, error: Exception) -> Response:
     status = HTTPStatus(cast(HTTPException, error).status_code)
     path = request.url.path[:200]
     detail = {
-        HTTPStatus.NOT_FOUND: f"{path} does not exist. All paths: /api/openapi.json",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not support {request.method}. All methods: /api/openapi.json",
+        HTTPStatus.NOT_FOUND: f"{path} does not exist. See paths in /api/openapi.json",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{path} does not support {request.method}. See methods in /api/openapi.json",
     }.get(status, str(cast(HTTPException, error).detail))
     answer = problem(status, status.phrase.lower().replace(" ", "-"), detail)
     answer.headers.update(cast(HTTPException, error).headers or {})
@@ -112,14 +112,16 @@ def _broken(_: Request, error: Exception) -> Response:
     return problem(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "failed",
-        f"the gateway failed with {type(error).__name__}. Try again; if it fails again, report it with its log",
+        f"the gateway failed with {type(error).__name__}. Try again. If it fails again, report the error with the "
+        "gateway log",
     )
 
 
 VERSION = "1"
 _ABOUT = (
-    "Start, watch and steer episodes, plans and loops. Names are camelCase; times are UTC; errors are "
-    "application/problem+json and say what to do. Make a token: tightloop token create NAME --role operator"
+    "Start, watch and steer episodes, plans and loops. Names are camelCase, and times are UTC. Errors are "
+    "application/problem+json and contain the next step. Create a token with: tightloop token create NAME --role "
+    "operator"
 )
 
 

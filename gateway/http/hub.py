@@ -159,7 +159,7 @@ class Hub:
             try:
                 waiting += await self._read_new_lines()
             except TightloopError as error:
-                logger.warning("live events stopped: %s", error.message)
+                logger.warning("live events stopped, trying again: %s", error.message)
                 # Nothing is lost: the next poll continues after the last event that was read.
                 await asyncio.sleep(BACK_OFF_SECONDS)
                 continue

@@ -41,7 +41,11 @@ ProjectFilter = Annotated[
 ]
 Wait = Annotated[
     int,
-    Query(ge=0, le=60, description="Seconds to wait for the outcome; after that, the response shows the state so far."),
+    Query(
+        ge=0,
+        le=60,
+        description="Seconds to wait for the outcome. After that time, the response shows the current state.",
+    ),
 ]
 Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
 Cursor = Annotated[
@@ -49,23 +53,26 @@ Cursor = Annotated[
     Query(
         max_length=1_000,
         pattern=r"^[A-Za-z0-9_.-]*$",
-        description="`cursor` of the previous page; empty: the first page.",
+        description="`cursor` from the previous page. Leave it empty for the first page.",
     ),
 ]
 NewId = Annotated[
     str | None,
     Query(
         max_length=100,
-        description="Id to use instead of a new one; only with a token for all projects.",
+        description="Id to use instead of a generated one. Requires a token for all projects.",
         examples=["nightly-1"],
     ),
 ]
-Replace = Annotated[bool, Query(description="Reuse the `id` of a closed run; its checkpoints and timeline are kept.")]
-Fresh = Annotated[bool, Query(description="Query the workflow itself, which needs a running worker.")]
+Replace = Annotated[
+    bool, Query(description="Reuse the `id` of a closed run. The checkpoints and timeline of that run are kept.")
+]
+Fresh = Annotated[bool, Query(description="Query the workflow directly. Requires a running worker.")]
 FreshList = Annotated[
     bool,
     Query(
-        description="Ask Temporal, which also knows runs that no worker has opened yet; the newest, without a cursor."
+        description="List the newest runs from Temporal, including runs that no worker has opened yet. Cannot be "
+        "combined with `cursor`."
     ),
 ]
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
@@ -78,7 +85,7 @@ Parent = Annotated[
     Query(
         max_length=200,
         pattern=r"^[^\x00]*$",
-        description="Id of the plan that started them; empty: not started by a plan.",
+        description="Id of the plan that started the runs. Leave it empty for runs that were not started by a plan.",
     ),
 ]
 RunId = Annotated[
@@ -92,7 +99,7 @@ RunId = Annotated[
 IN_PATH = {
     name: Annotated[
         str,
-        Path(alias=name, max_length=200, pattern=r"^[^\x00]*$", description="Id of a step, or of its question."),
+        Path(alias=name, max_length=200, pattern=r"^[^\x00]*$", description="Id of a step or its question."),
     ]
     for name in ("taskId", "gateId")
 }
@@ -117,12 +124,12 @@ async def check_request(request: Request) -> None:
             if isinstance(parameter.field_info, QueryField)
         ]
         for unknown in request.query_params.keys() - set(names):
-            allowed = f"Allowed: {', '.join(names)}" if names else "None is allowed"
+            allowed = f"Allowed: {', '.join(names)}" if names else "This path has none"
             raise InvalidRequestError(f"unknown query parameter {unknown[:80]!r}. {allowed}")
     # Pages of other sites can post forms and text without a preflight, so these must not count as JSON.
     is_json = _JSON.fullmatch(request.headers.get("content-type", "")) is not None
     if route.body_field is not None and not is_json and await request.body():
-        detail = "the body must be JSON. Send it with Content-Type: application/json"
+        detail = "the request body must be JSON. Send it with Content-Type: application/json"
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail)
 
 
@@ -247,8 +254,8 @@ async def read_idempotent_request(
             max_length=KEY_CHARACTERS,
             pattern=r"^[\x21-\x7e]*$",
             description=(
-                "A request repeated with its key within a day starts nothing new and gets the first response. "
-                "With another path, query or body the key is refused with 409: it belongs to one request."
+                "Repeating a request with the same key within a day starts nothing new and returns the first "
+                "response. A request with the same key but a different path, query or body is rejected with 409."
             ),
             examples=["7f1c2d1e-nightly"],
         ),

@@ -84,11 +84,11 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
         which = (
             f"is about iteration {plan_request.iteration}"
             if plan_request.iteration
-            else "does not name its [🔁 ITERATION]"
+            else "does not contain an [🔁 ITERATION]"
         )
         raise InvalidRequestError(
             f"the report {which}, but {status.episode_id} is in iteration {status.iteration}. "
-            "Report on the current plan, which the tool status shows"
+            "Report on the current plan. To see it, call the tool status"
         )
     return Report(question=question.id, option=_option(plan_request), text=_text(plan_request))
 
@@ -102,8 +102,8 @@ def _option(plan_request: PlanRequestMessage) -> str:
         if outcome == status.value:
             return option
     raise InvalidRequestError(
-        f"[📨 OUTCOME] says {plan_request.outcome[:60]!r}: it must be one of "
-        f"{', '.join(status.value for status in OUTCOMES)}"
+        f"[📨 OUTCOME] must be one of {', '.join(status.value for status in OUTCOMES)}, "
+        f"got {plan_request.outcome[:60]!r}"
     )
 
 
@@ -197,7 +197,8 @@ def _listening(path: Path) -> socket.socket:
         folder_stat = folder.stat()
         if folder_stat.st_uid != os.geteuid() or stat.S_IMODE(folder_stat.st_mode) & 0o022:
             raise SettingsError(
-                f"the folder {folder} of the socket belongs to another user, or others can write to it. Choose your own"
+                f"the socket folder {folder} belongs to another user or is writable by others. Choose a folder "
+                "that only your user can write to"
             )
         _remove_left(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -210,7 +211,7 @@ def _listening(path: Path) -> socket.socket:
         listener.listen(CONNECTIONS)
     except OSError as error:
         raise ServiceUnavailableError(
-            f"cannot listen at {path}: {error.strerror or error}. Choose another path for --socket"
+            f"cannot listen on {path}: {error.strerror or error}. Choose another path for --socket"
         ) from error
     return listener
 
@@ -233,7 +234,9 @@ def _remove_left(path: Path) -> None:
                 # Nobody accepts connections there, so its process is dead.
                 path.unlink()
                 return
-        raise ServiceUnavailableError(f"another process already listens at {path}. Stop it, or choose another path")
+        raise ServiceUnavailableError(
+            f"another process is already listening on {path}. Stop that process, or choose another path"
+        )
 
 
 def _is_own_user(connection: socket.socket) -> bool:
@@ -286,7 +289,7 @@ class Caller(NamedTuple):
         """
         bound = self.scope.person.episode
         if bound and self.episode not in ("", bound):
-            raise InvalidRequestError(f"this connection is for {bound}, not for {self.episode[:120]!r}")
+            raise InvalidRequestError(f"this connection is bound to {bound}, not to {self.episode[:120]!r}")
         return await self.find(bound or self.episode or await self._only_one(), EPISODES, now=True)
 
     async def _only_one(self) -> str:
@@ -299,10 +302,11 @@ class Caller(NamedTuple):
         # With several open episodes a guess could report on the wrong one.
         if len(ids) == 1:
             return ids[0]
-        summary = f"{len(ids)} are open: {', '.join(ids[:_NAMED])}" if ids else "none is open"
+        summary = f"{len(ids)} episodes are open: {', '.join(ids[:_NAMED])}" if ids else "no episode is open"
         raise InvalidRequestError(
-            f"this connection has no episode, and {summary}. Bind it: tightloop mcp serve --episode ID; over "
-            "HTTP /mcp?episode=ID, or a token of tightloop token create NAME --role agent --episode ID"
+            f"this connection is not bound to an episode, and {summary}. Bind it with: tightloop mcp serve "
+            "--episode ID. Over HTTP, use /mcp?episode=ID or a token from: tightloop token create NAME --role agent "
+            "--episode ID"
         )
 
 
@@ -314,5 +318,5 @@ def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
     except EpisodeNotFoundError:
         what = "episode" if kinds == EPISODES else "plan" if EPISODES[0] not in kinds else "episode or plan"
         raise EpisodeNotFoundError(
-            f"this connection sees no {what} with the id {workflow_id[:120]!r}. List them with the tool list_workflows"
+            f"no such {what} for this connection: {workflow_id[:120]!r}. List the ids with the tool list_workflows"
         ) from None

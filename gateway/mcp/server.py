@@ -148,7 +148,7 @@ async def _status(caller: Caller, workflow: WorkflowRef) -> Any:
 PARTS = (
     Part("timeline", f"The last {TIMELINE_EVENTS} events, oldest first.", _timeline),
     Part("checkpoints", "The checkpoints, oldest first, with their probability class.", _checkpoints),
-    Part("status", "The state of the episode, and the questions that wait for a person.", _status),
+    Part("status", "The state of the episode and the questions that are waiting for a person.", _status),
 )
 
 
@@ -200,8 +200,9 @@ logger = logging.getLogger("tightloop")
 
 ERROR_CHARACTERS = 4_000
 _ABOUT = (
-    "Durable episodes of coding work. If you work on a plan, report with send_message(target='planner'), in the "
-    "template of your rules file; to ask a person, call pause_episode. The episode checkpoints the files itself."
+    "Durable episodes of coding work. If you work on a plan, report with send_message(target='planner') and use "
+    "the template in your rules file. To ask a person, call pause_episode. The episode creates checkpoints of the "
+    "files automatically."
 )
 Context = ServerRequestContext[Any, Any]
 CallerOf = Callable[[Context], Awaitable[Caller]]
@@ -263,7 +264,9 @@ async def _call_tool(tool: Tool, caller_of: CallerOf, context: Context, argument
         return _failure(error.message)
     except Exception as error:  # noqa: BLE001 - outermost handler; a traceback could hold content
         logger.error("the tool %s failed with %s", tool.name, type(error).__name__)
-        return _failure(f"{tool.name} failed with {type(error).__name__}. Try again; if it fails again, report it")
+        return _failure(
+            f"{tool.name} failed with {type(error).__name__}. Try again. If it fails again, report the error"
+        )
     return CallToolResult(content=[TextContent(text=json.dumps(answer, ensure_ascii=False))], structured_content=answer)
 
 

@@ -30,8 +30,8 @@ class Comparison(Value):
 
     patch: str = Field(description="Unified diff of the files.")
     probability_class: ProbabilityClass = Field(
-        description="HIGH, MEDIUM or LOW: for consecutive checkpoints the tracker's class of the iteration, for "
-        "others by the share of unchanged lines: HIGH from 0.6, MEDIUM from 0.4."
+        description="HIGH, MEDIUM or LOW. For consecutive checkpoints, this is the tracker's class of the iteration. "
+        "For other checkpoints, it depends on the share of unchanged lines: HIGH from 0.6, MEDIUM from 0.4."
     )
     cut: bool = Field(default=False, description="True if the patch was truncated.")
 
@@ -65,7 +65,7 @@ def compare(workspace: str, episode_id: str, names: tuple[str, str], records: Se
 TEXT_CHARACTERS = 4_000
 MESSAGE_CHARACTERS = 20_000
 REASON = "resumed by MCP"
-_LATE = "no report on that is expected now"
+_LATE = "no report is expected at the moment"
 SCRATCHPAD_CHARACTERS = 1_900
 """Maximum length of a planner note, excluding its heading."""
 
@@ -124,7 +124,7 @@ async def record_checkpoint(
         Field(
             min_length=1,
             max_length=SCRATCHPAD_CHARACTERS,
-            description="What to know when work continues from this checkpoint.",
+            description="What the next iteration needs to know when work continues from this checkpoint.",
             examples=["parse() is done; lexer.py has a second caller that is not"],
         ),
     ],
@@ -139,7 +139,9 @@ async def record_checkpoint(
     ended = next((record.id for record in records if record.iteration == iteration and not record.discarded), "")
     if iteration != status.iteration or ended:
         over = f"; iteration {iteration} ended with {ended}" if ended else ""
-        raise InvalidRequestError(f"{episode.id} is in iteration {status.iteration}{over}. Name the current one")
+        raise InvalidRequestError(
+            f"{episode.id} is in iteration {status.iteration}{over}. Specify the current iteration"
+        )
     # A scratchpad must not end a pause that a person requested.
     await _note(caller, episode, f"scratchpad of the {role}, iteration {iteration}: {scratchpad}", resumes=False)
     # The next number: discarded checkpoints keep theirs, so it is unique after a restore, too.
@@ -159,8 +161,8 @@ async def send_message(
     target: Annotated[
         Literal["planner", "operator"],
         Field(
-            description="planner: the report on the plan, or a note if no report is expected. operator: asks a "
-            "person, and the episode pauses. Only the planner sends plans to the executor."
+            description="planner: sends the report on the plan, or saves a note if no report is expected. operator: "
+            "asks a person and pauses the episode. Only the planner sends plans to the executor."
         ),
     ],
     message: Annotated[
@@ -176,7 +178,7 @@ async def send_message(
     episode, scope = await caller.own(), caller.scope
     if target == "operator":
         await pause_episode(caller, message[:TEXT_CHARACTERS])
-        return Ack(ack="a person is asked; the episode pauses at the next safe point")
+        return Ack(ack="a person was asked. The episode pauses at the next safe point")
     status = await _status_of(caller, episode)
     question = awaited_work(status)
     # A late report becomes a note: the agent must not send it again as the report on the present work.
@@ -201,7 +203,9 @@ async def send_message(
 
 async def pause_episode(
     caller: Caller,
-    reason: Annotated[Text, Field(min_length=1, description="Shown to a person.", examples=["the API key is missing"])],
+    reason: Annotated[
+        Text, Field(min_length=1, description="Reason to show to a person.", examples=["the API key is missing"])
+    ],
 ) -> EpisodeNamed:
     """A person is asked to take a look."""
     episode, scope = await caller.own(), caller.scope
@@ -227,22 +231,22 @@ async def start_episode(
         Field(
             pattern=r"^/[^\x00]*$",
             max_length=1_000,
-            description="Absolute path of the top of a git working tree, on the host of its worker.",
+            description="Absolute path of the top of a git working tree on the worker's host.",
             examples=["/home/me/orders"],
         ),
     ],
     definition_of_done: Annotated[
         list[Annotated[Text, Field(min_length=1)]],
-        Field(min_length=1, description="Commands; all must exit with 0.", examples=[["pytest -q"]]),
+        Field(min_length=1, description="Commands that must all exit with 0.", examples=[["pytest -q"]]),
     ],
     executor: Annotated[
-        str, Field(max_length=80, description="Executor that does the work; empty: from the settings.")
+        str, Field(max_length=80, description="Executor that does the work. Defaults to the executor in the settings.")
     ] = "",
     key: Annotated[
         str,
         Field(
             max_length=200,
-            description="Repeating a call with the same key starts nothing new; another call needs another key.",
+            description="Repeating a call with the same key starts nothing new. Use a new key for a different call.",
         ),
     ] = "",
 ) -> Started:
@@ -263,7 +267,7 @@ async def start_episode(
 
 
 async def status(
-    caller: Caller, id: Annotated[Id, Field(description="Empty: the connection's own episode.")] = ""
+    caller: Caller, id: Annotated[Id, Field(description="Defaults to the episode of this connection.")] = ""
 ) -> dict[str, Any]:
     workflow = await caller.find(id, (*EPISODES, *PLANS), now=True) if id else await caller.own()
     return (await caller.scope.client.status(workflow.id)).model_dump(mode="json", exclude_defaults=True)
@@ -272,7 +276,8 @@ async def status(
 async def list_workflows(
     caller: Caller,
     kind: Annotated[
-        Literal["", "episode", "plan", "loop"], Field(description="loop: a plan of the project loop. Empty: all.")
+        Literal["", "episode", "plan", "loop"],
+        Field(description="loop is a plan of the project loop. Leave it empty for all kinds."),
     ] = "",
     status: Annotated[str, Field(pattern="^[a-z_]*$", max_length=40, examples=["paused"])] = "",
     text: Annotated[str, Field(max_length=200, description="Part of the id or the goal.")] = "",
@@ -295,7 +300,8 @@ async def plan(caller: Caller, id: Id) -> dict[str, Any]:
 
 
 async def inbox(
-    caller: Caller, project: Annotated[str, Field(max_length=80, description="Id of a project; empty: all.")] = ""
+    caller: Caller,
+    project: Annotated[str, Field(max_length=80, description="Id of a project. Leave it empty for all projects.")] = "",
 ) -> Inbox:
     return Inbox(items=await asyncio.to_thread(caller.scope.ledger.inbox, project))
 
@@ -314,8 +320,8 @@ async def _keep(caller: Caller, episode: WorkflowRef, message: str) -> str:
     except InvalidRequestError as error:
         if not is_report(message):
             raise
-        return f"{_LATE}, and it was not saved: {error.message}. You need not do anything about it"
-    return f"{_LATE}, so it was saved as a note: {noted}" if is_report(message) else noted
+        return f"{_LATE}, and the message was not saved: {error.message}. You do not need to do anything"
+    return f"{_LATE}, so the message was saved as a note: {noted}" if is_report(message) else noted
 
 
 async def _note(caller: Caller, episode: WorkflowRef, text: str, *, resumes: bool) -> str:

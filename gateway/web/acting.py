@@ -99,7 +99,7 @@ def describe_answer(actor: ActionContext) -> Intent:
     """
     line, option, question_id = actor.line(), actor.text("option"), actor.text("question")
     if not option:
-        raise InvalidRequestError("no option was selected, so nothing was sent. Go back and select one")
+        raise InvalidRequestError("no option was selected, so nothing was sent. Go back and select an option")
     question = next((candidate for candidate in line.questions if candidate.id == question_id), None)
     # The role comes first: without it nobody learns which questions are open.
     actor.scope.require(role_for(question.kind, question.role) if question is not None else Role.APPROVER)
@@ -142,7 +142,7 @@ async def fork(actor: ActionContext) -> ActionResult:
     episode = await reach(scope, operation, actor.target)
     work = scope.client.fork(episode.id, actor.text("checkpoint_id"), by=scope.person.name)
     new_id = await refused_by_state(scope, operation, episode, work)
-    return ActionResult(_page(episode.id), f"Forked as {new_id}; it appears here once it has started.")
+    return ActionResult(_page(episode.id), f"Forked as {new_id}. The fork appears here once it has started.")
 
 
 def describe_plan(actor: ActionContext) -> Intent:
@@ -158,7 +158,9 @@ async def plan(actor: ActionContext) -> ActionResult:
     plan_id = await actor.client.plan_project(_loop_request(project.workspace, actor))
     # The next page reads the ledger, where the plan appears with its first activity.
     await _wait_for_record(actor, plan_id)
-    return ActionResult(f"/projects/{project.id}", "The project is being inspected and planned; nothing is started.")
+    return ActionResult(
+        f"/projects/{project.id}", "The project is being inspected and planned. Nothing is started yet."
+    )
 
 
 def describe_add(actor: ActionContext) -> Intent:
@@ -176,19 +178,23 @@ async def add(actor: ActionContext) -> ActionResult:
     line = await _wait_for_record(actor, plan_id)
     if line is None:
         return ActionResult(
-            "/projects", f"{plan_id} inspects {workspace}; the project appears here once a worker has started."
+            "/projects", f"{plan_id} inspects {workspace}. The project appears here once a worker has started."
         )
-    return ActionResult(f"/projects/{line.project}", "The project is being inspected and planned; nothing is started.")
+    return ActionResult(
+        f"/projects/{line.project}", "The project is being inspected and planned. Nothing is started yet."
+    )
 
 
 def _need_all_projects(actor: ActionContext) -> None:
     actor.scope.require(Role.OPERATOR)
     if actor.scope.person.projects:
-        raise InvalidRequestError("only a person with access to all projects can add one. Ask an operator who has it")
+        raise InvalidRequestError(
+            "only a person with access to all projects can add a project. Ask an operator who has it"
+        )
 
 
 def _describe_planning(workspace: str, actor: ActionContext) -> Intent:
-    sentence = f"{workspace} is inspected, and its work is split into tasks. Nothing runs until you dispatch them."
+    sentence = f"This inspects {workspace} and splits the work into tasks. Nothing runs until you dispatch the tasks."
     return Intent(sentence, actor.text("goal"))
 
 
@@ -215,7 +221,7 @@ def describe_dispatch(actor: ActionContext) -> Intent:
     line = actor.line_to_steer()
     estimate = preview_dispatch(LoopStatus.model_validate(line.details))
     tasks = "1 task becomes an episode" if estimate.runs == 1 else f"{estimate.runs} tasks become episodes"
-    sentence = f"{tasks}, each in its own worktree. If two of them conflict, an extra task resolves the conflict."
+    sentence = f"{tasks}, each in its own worktree. If two of the tasks conflict, an extra task resolves the conflict."
     return Intent(sentence, estimate=estimate)
 
 

@@ -226,7 +226,7 @@ def web_app(services: Services) -> Starlette:
     async def problem(request: Request, error: Exception) -> Response:
         status, detail = _problem(error)
         view = look_of(request)
-        heading = "Not found" if status == HTTPStatus.NOT_FOUND else "That did not work"
+        heading = "Not found" if status == HTTPStatus.NOT_FOUND else "Request failed"
         screen, flash = Screen("problem.html", {"heading": heading, "detail": detail}), request.cookies.get(FLASH, "")
         return _clear_flash(HTMLResponse(templates.page(screen, view, flash), status), flash)
 

@@ -66,11 +66,11 @@ def read_files(patch: str) -> tuple[FileView, ...]:
         patch_set = PatchSet(_from_first_file(patch))
     except (UnidiffParseError, ValueError):
         rows = tuple(Row(CodeLine(), CodeLine(None, escape(line)), "same") for line in patch.splitlines())
-        return (FileView("the unparsed patch", "", 0, 0, (("", rows[:SHOWN_LINES]),)),)
+        return (FileView("unparsed patch", "", 0, 0, (("", rows[:SHOWN_LINES]),)),)
     views, left = [], SHOWN_LINES
     for file in patch_set:
         size = sum(len(hunk) for hunk in file)
-        views.append(_view(file) if size <= left else _view(file, note="too long to show here; run tightloop diff"))
+        views.append(_view(file) if size <= left else _view(file, note="too long to show here. Run: tightloop diff"))
         left -= min(size, left)
     return tuple(views)
 

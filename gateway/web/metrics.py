@@ -176,7 +176,7 @@ def metrics(view: View, request: Request) -> Screen:
     filters = {name: query.get(name, "") for name in ("project", "executor", "model")}
     since, until, by = query.get("since") or USUAL, query.get("until", ""), query.get("by", "")
     if by and by not in set(Division):
-        raise InvalidRequestError(f"by {by[:40]!r} is not one of {', '.join(Division)}")
+        raise InvalidRequestError(f"by must be one of {', '.join(Division)}, got {by[:40]!r}")
     begin, end = read_range(since, until, datetime.now(UTC))
     metrics_filter = MetricsFilter(since=begin, until=end, by=Division(by) if by else None, **filters)
     report = view.ledger.metrics(metrics_filter)

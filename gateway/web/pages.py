@@ -281,7 +281,7 @@ def preview_dispatch(status: LoopStatus) -> DispatchPreview:
 
 
 def _format_bound(bound: T | None, to_text: Callable[[T], str] = str) -> str:
-    return "no bound" if bound is None else f"at most {to_text(bound)}"
+    return "no limit" if bound is None else f"at most {to_text(bound)}"
 
 
 PAGE_LINES = 50
@@ -394,7 +394,7 @@ def _list_workflows(view: View, request: Request, kind: str, heading: str, comma
 
 def _why_not(may_act: bool, is_open: bool) -> str:
     if not may_act:
-        return "Your token can only read."
+        return "Your token is read-only."
     return "You can plan again when this plan has ended." if is_open else ""
 
 

@@ -128,7 +128,7 @@ def test_a_plan_runs_in_one_shell_and_is_approved_from_another(shell: Shell, tmp
     out, err = first.communicate(timeout=WAIT_S)
 
     assert first.returncode == 0, err
-    assert "release waits for a person: Release 1.1?" in out
+    assert "release is waiting for a person: Release 1.1?" in out
     assert re.search(r"  tightloop answer two-shells ship   # .*\+ now", out)
     assert "COMPLETED: all steps are done" in out
     assert (shell.folder / "VERSION").read_text() == "1.1"
@@ -175,7 +175,7 @@ def test_a_failure_is_answered_and_the_plan_runs_again_without_doing_it_twice(sh
     changed = shell.folder.parent / "changed.yaml"
     changed.write_text(FAILING.replace("test -f go.txt", "true"))
     code, out, _ = shell.run("plan", "replan", "fails", str(changed), "--rationale", "the file is not needed")
-    assert (code, out.startswith("revision 2 is in force")) == (0, True)
+    assert (code, out.startswith("revision 2 is now active")) == (0, True)
     shell.until("fails", lambda status: status["status"] == "completed")
     assert "not needed" in shell.run("timeline", "fails")[1]
 
@@ -209,8 +209,8 @@ def test_a_file_that_somebody_writes_meanwhile_is_asked_about_undone_and_brought
     assert code == 0, err
     out, _ = follower.communicate(timeout=WAIT_S)
     assert follower.returncode == 0
-    assert "somebody else changed 1 file: mine.txt. Keep or undo that?" in out
-    assert "changes made outside a pause were undone: 1 file: mine.txt" in out
+    assert "somebody else changed 1 file: mine.txt. Keep or undo the change?" in out
+    assert "changes made outside a pause were undone (1 file: mine.txt" in out
     assert not (shell.folder / "mine.txt").exists()
     found = re.search(r"restore them: (.+)", out)
     assert found is not None, out

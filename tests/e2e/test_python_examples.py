@@ -96,7 +96,7 @@ async def test_the_examples_run(
     assert waited == ["SUCCEEDED all checks pass: 1/1"]
     assert [line.split()[2] for line in followed] == ["opened", "iteration", "closed"]
     assert answered == ["the answer is 'extend'; the episode continues", "SUCCEEDED"]
-    assert topped_up[0] == "the budget is raised"
+    assert topped_up[0] == "the budget was raised"
     assert topped_up[-1].startswith("SUCCEEDED iterations=4")
     assert [*map(str.strip, planned[1:3]), planned[-1]] == ["count completed", "report completed", "1 files"]
     assert "SUCCEEDED" in synchronous

@@ -96,7 +96,7 @@ async def test_a_second_up_uses_the_server_of_the_first_and_leaves_it_running(tm
         server = server_of(tmp_path)
         with start_up(tmp_path, port, ui_port) as second:
             assert "tightloop is up" in first_line(second)
-            told = f"It was already up: the server belongs to process {first.pid} and ends with it."
+            told = f"It was already running: the server belongs to process {first.pid} and stops with it."
             assert told in first_line(second)
             assert stopped(second) == 0
         assert server_of(tmp_path) == server
@@ -111,9 +111,9 @@ async def test_up_beside_a_server_that_is_not_its_own_says_so_and_names_no_file_
     with start_up(tmp_path, int(address.rpartition(":")[2]), free_port()) as up:
         said = "".join(first_line(up) for _ in range(6))
         assert stopped(up) == 0
-    assert f"with the Temporal server that already ran at {address} (namespace default)" in said
-    assert "It was not started from this state home" in said
-    assert "set other ports: TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:" in said
+    assert f"uses the Temporal server already running at {address} (namespace default)" in said
+    assert "The server was not started from this state home" in said
+    assert "use other ports: TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:" in said
     assert "temporal.db" not in said
     assert "Start an episode from another terminal" in said
 
@@ -153,7 +153,7 @@ def test_a_taken_address_of_the_ui_ends_up_with_a_sentence(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", ui_port)), start_up(tmp_path, port, ui_port) as up:
         said = up.communicate(timeout=120)[0]
         assert up.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{ui_port}" in said
+    assert f"cannot listen on 127.0.0.1:{ui_port}" in said
     assert "change temporal.ui_url" in said
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0, "Temporal was ended, too"
@@ -184,7 +184,7 @@ def test_up_works_for_a_user_whom_the_machine_does_not_know(tmp_path: Path) -> N
         [*command, sys.executable, "-m", "worker", "up"], cwd=ROOT, env=known, capture_output=True, text=True
     )
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "this user (uid 54321) has no home" in refused.stderr
+    assert "cannot find a home folder for uid 54321" in refused.stderr
     assert "export TIGHTLOOP_HOME=" in refused.stderr
 
 

@@ -81,7 +81,7 @@ async def test_a_changed_body_does_not_pass_for_a_genuine_one(receiver: Receiver
 async def test_a_webhook_without_a_secret_is_not_signed(receiver: Receiver) -> None:
     await Webhook("chat", receiver.url, "").deliver(NOTICE)
     assert "webhook-signature" not in receiver.came[0].headers
-    assert "Episode episode-1 cannot continue and waits" in receiver.came[0].told["text"]
+    assert "Episode episode-1 cannot continue and is waiting" in receiver.came[0].told["text"]
 
 
 async def test_a_receiver_that_is_down_may_be_tried_again() -> None:
@@ -97,7 +97,7 @@ async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiv
     receiver.answers = [Answer(hang_s=20)]
     error = await refusal(hook(receiver, timeout_s=0.3))
     assert error.retryable
-    assert error.reason == "no answer within 0.3 s"
+    assert error.reason == "no response within 0.3 s"
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 408, 429])
@@ -185,7 +185,7 @@ async def test_the_linux_desktop_gets_title_and_text_as_plain_text(tmp_path: Pat
     *options, mark, title, text = (tmp_path / "said").read_text().split("\0")[:-1]
     assert "--urgency=critical" in options
     assert (mark, title) == ("--", "tightloop: fatal")
-    assert text.startswith("Episode &lt;b&gt;-x &amp; y cannot continue and waits")
+    assert text.startswith("Episode &lt;b&gt;-x &amp; y cannot continue and is waiting")
 
 
 async def test_the_mac_desktop_gets_texts_as_arguments_and_not_as_script(tmp_path: Path) -> None:

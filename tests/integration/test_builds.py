@@ -94,8 +94,8 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
 ) -> None:
     async with build("A") as a:
         told = await deployment.promote(temporal_client, a, 1)
-        assert "no history was found to replay" in told
-        assert "nothing is open on other builds" in told
+        assert "found no history to replay" in told
+        assert "other builds have no open workflows" in told
         ended = await client.start(request_for())
         assert (await client.result(ended)).outcome is EpisodeOutcome.SUCCEEDED
         await client.pause(open_one := await client.start(request_for()))
@@ -113,13 +113,13 @@ async def test_promotion_waits_for_workers_and_says_what_remains(
     async with build("B") as b:
         assert "10 % of new workflows start on" in await deployment.ramp(temporal_client, b, 10, 1)
         told = await deployment.status(temporal_client, b)
-        assert "1 workflow still open on A, which has no live workers: they wait until it has" in told
+        assert "1 workflow still open on A, which has no live workers: they wait until one starts" in told
         rows = [line.split() for line in told.splitlines()]
-        [command] = re.findall(r"move what fits this build: (.*build-id B.*)", told)
+        [command] = re.findall(r"move compatible workflows to this build: (.*build-id B.*)", told)
         assert rows[1:3] == [["A", "current", "1", "0"], ["B", "ramping", "at", "10", "%", "0", "1"]]
         told = await deployment.promote(temporal_client, b, 1)
-        assert "the current code fits" in told
-        assert "1 workflow still open on A, which has no live workers: they wait until it has" in told
+        assert "the current code is compatible" in told
+        assert "1 workflow still open on A, which has no live workers: they wait until one starts" in told
         # What the older workers left goes on with the command that both print.
         assert f"  {command}" in told.splitlines()
         _, *words = shlex.split(command)
@@ -169,7 +169,7 @@ async def test_build_that_breaks_determinism_is_stopped(
 
         code, told = await run_in(broken, file, "deploy", "promote", "--days", "1")
         assert code == 1
-        assert f"{settings.worker.deployment}:A gets no new workflows" in told
+        assert f"cannot route new workflows to {settings.worker.deployment}:A" in told
         assert f"EpisodeWorkflow {episode}" in told
         assert "on the build that recorded" in told
 
@@ -194,19 +194,19 @@ async def test_replay_and_promotion_take_retention_runs_and_skip_foreign_types_b
         skipped = "skipped 1 history: no worker of this installation runs workflows of type BillingWorkflow"
         [first, second] = format_outcomes(outcomes).splitlines()
         assert first == skipped
-        assert re.fullmatch(r"replayed 1 history of \d+ events: the current code fits", second)
+        assert re.fullmatch(r"replayed 1 history of \d+ events: the current code is compatible", second)
         write_junit(outcomes, tmp_path / "report.xml")
         suite = ElementTree.parse(tmp_path / "report.xml").getroot()
         assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["2", "0", "1"]
 
         history = await fetch_history(temporal_client, collected)
-        assert "the current code fits the history" in format_replay(
+        assert "the current code is compatible with the history" in format_replay(
             await replay(history, namespace=settings.temporal.namespace)
         )
         (tmp_path / "collected.json").write_text(history.to_json())
         read_again = read_history(tmp_path / "collected.json")
         assert (await replay(read_again, namespace=settings.temporal.namespace)).failure == ""
-        with pytest.raises(InvalidRequestError, match=r"was not replayed: no worker of .* type BillingWorkflow"):
+        with pytest.raises(InvalidRequestError, match=r"cannot replay .*: no worker of .* type BillingWorkflow"):
             await fetch_history(temporal_client, foreign.id)
 
         told = await deployment.promote(temporal_client, settings, 1)
@@ -223,7 +223,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", queue)
     health = Health()
     async with build("", health) as plain:
-        elsewhere = f"Temporal sends the new work of task queue '{queue}' to workers of {version}"
+        elsewhere = f"Temporal sends new work on task queue '{queue}' to workers of {version}"
         back = "send it to workers without a version: tightloop deploy promote --unversioned"
         nothing = f"{elsewhere}, not to workers without a version. Either start workers of {version}, or {back}"
         assert await health.problem_of_work() == nothing
@@ -244,11 +244,11 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         impatient = TightloopClient(temporal_client, plain, query_timeout=timedelta(seconds=1))
         with pytest.raises(ServiceUnavailableError) as silent:
             await impatient.status(episode)
-        assert silent.value.message == f"no worker answers on task queue '{queue}' for {episode}. {nothing}"
+        assert silent.value.message == f"no worker responds on task queue '{queue}' for {episode}. {nothing}"
 
         # Once it is over, the retention of this host and state home goes on as well.
         told = await deployment.promote(temporal_client, plain, 1, unversioned=True)
-        assert "workers without a version get new workflows again" in told
+        assert "new workflows start on workers without a version again" in told
         assert (await client.result(episode)).outcome is EpisodeOutcome.SUCCEEDED
         await eventually(lambda: _is_ready(health))
         await eventually(lambda: _has_logged(caplog, "worker 'all' is ready"))
@@ -306,7 +306,7 @@ async def run_in(folder: Path, settings_file: Path, *arguments: object) -> tuple
 
 
 async def test_replay_says_which_query_temporal_does_not_understand(temporal_client: Client) -> None:
-    with pytest.raises(InvalidRequestError, match="rejects the query 'Nothing ~ 3'"):
+    with pytest.raises(InvalidRequestError, match="rejected the query 'Nothing ~ 3'"):
         await find_runs(temporal_client, "Nothing ~ 3")
 
 

@@ -98,7 +98,7 @@ class StandIn:
     def _check(self, word: Any = None) -> None:
         if word["checkpoint_id"] == "ckpt-9":
             raise ApplicationError(
-                "the episode has no checkpoint 'ckpt-9'. Known: ckpt-0, ckpt-1", type="InvalidRequestError"
+                "the episode has no checkpoint 'ckpt-9'. Known checkpoints: ckpt-0, ckpt-1", type="InvalidRequestError"
             )
 
     @workflow.update
@@ -289,7 +289,7 @@ async def test_closed_episode_can_be_looked_at_without_a_worker(
     document = json.loads(exported[1])
     assert document["status"]["status"] == "succeeded"
     assert document["history"]["events"][0]["eventType"] == "EVENT_TYPE_WORKFLOW_EXECUTION_STARTED"
-    assert "no worker answers" in exported[2]
+    assert "no worker responds" in exported[2]
 
 
 async def test_open_episode_without_a_worker_says_which_queue_needs_one(
@@ -297,7 +297,7 @@ async def test_open_episode_without_a_worker_says_which_queue_needs_one(
 ) -> None:
     episode_id = await hasty.start(a_request())
     with pytest.raises(
-        ServiceUnavailableError, match=f"no worker answers on task queue '{settings.temporal.task_queue}'"
+        ServiceUnavailableError, match=f"no worker responds on task queue '{settings.temporal.task_queue}'"
     ):
         await hasty.status(episode_id)
 
@@ -359,7 +359,7 @@ async def test_refusal_of_the_workflow_reaches_the_caller_in_its_own_words(
     async with working():
         episode_id = await client.start(a_request())
         assert await client.restore(episode_id, "ckpt-1") == "going back to ckpt-1"
-        with pytest.raises(InvalidRequestError, match=r"no checkpoint 'ckpt-9'\. Known: ckpt-0, ckpt-1"):
+        with pytest.raises(InvalidRequestError, match=r"no checkpoint 'ckpt-9'\. Known checkpoints: ckpt-0, ckpt-1"):
             await client.restore(episode_id, "ckpt-9")
         with pytest.raises(InvalidRequestError, match="ckpt-9"):
             await client.resume(episode_id, checkpoint_id="ckpt-9")
@@ -464,7 +464,7 @@ async def test_watch_and_result_go_on_through_new_runs_resets_and_a_missing_work
             await tell(server, episode_id, "SUCCEEDED")
             await watching
             result = await waiting
-    assert "no worker answers" in silences[0]
+    assert "no worker responds" in silences[0]
     assert seen[-1].status == "succeeded"
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert all(one != two for one, two in itertools.pairwise(seen))
@@ -553,7 +553,7 @@ async def test_episode_that_temporal_itself_paused_is_shown_and_explained(
         await server.client.get_workflow_handle(episode_id).terminate()
     assert status.status == "paused"
     assert status.questions
-    assert status.questions[0].title == "paused by Temporal itself: hold it"
+    assert status.questions[0].title == "paused in Temporal: hold it"
 
 
 async def test_namespace_without_our_search_attributes_is_explained(tmp_path: Path) -> None:
@@ -684,7 +684,7 @@ async def test_id_of_the_other_kind_never_means_what_that_one_started(
 async def test_replay_of_nothing_names_what_it_could_be(server: WorkflowEnvironment) -> None:
     code, _, error = await run_cli(server, "replay", "nothing")
     assert code == 1
-    assert error.startswith("error: no file, episode or plan is named 'nothing'. See: ")
+    assert error.startswith("error: no such file, episode or plan: 'nothing'. List runs with: ")
 
 
 async def test_doctor_finds_server_attributes_and_workers(

@@ -119,7 +119,7 @@ def test_what_cannot_be_opened_stays_sealed_with_the_reason_beside_what_can(serv
     for given, shown in zip([strange, changed, nameless], others, strict=True):
         why = base64.b64decode(shown["metadata"].pop("tightloop-unopened")).decode()
         assert shown == given
-        assert "not among the keys here" in why or "cannot be decrypted" in why
+        assert "not one of the keys on this host" in why or "cannot be decrypted" in why
 
 
 def test_a_browser_is_told_exactly_what_the_ui_may_send(server: Served) -> None:
@@ -241,7 +241,7 @@ def test_nothing_of_a_payload_is_logged(server: Served, caplog: pytest.LogCaptur
 
 
 def test_a_taken_address_is_a_sentence(server: Served) -> None:
-    with pytest.raises(ServiceUnavailableError, match=r"cannot listen at .*, or change codec\.listen"):
+    with pytest.raises(ServiceUnavailableError, match=r"cannot listen on .*, or change codec\.listen"):
         listening(server.address, "codec.listen")
 
 
@@ -250,11 +250,11 @@ def test_the_token_file_is_made_once_for_this_user_alone(tmp_path: Path) -> None
     assert made == ui_token(tmp_path)
     assert token_file(tmp_path).stat().st_mode & 0o777 == 0o600
     token_file(tmp_path).chmod(0o644)
-    with pytest.raises(SettingsError, match="can be read by others"):
+    with pytest.raises(SettingsError, match="other users can read"):
         ui_token(tmp_path)
     token_file(tmp_path).chmod(0o600)
     token_file(tmp_path).write_text("short")
-    with pytest.raises(SettingsError, match="does not hold a token"):
+    with pytest.raises(SettingsError, match="does not contain a valid token"):
         ui_token(tmp_path)
 
 
@@ -268,7 +268,7 @@ def test_a_codec_server_without_an_address_says_what_to_set(tmp_path: Path) -> N
         timeout=90,
     )
     assert done.returncode == 1
-    assert "codec.listen is not set. For a cluster, set it to an address such as 127.0.0.1:8234" in done.stderr
+    assert "codec.listen is not set. For a cluster, set it to an address, for example 127.0.0.1:8234" in done.stderr
 
 
 # -- Temporal's own command line ----------------------------------------------------------------

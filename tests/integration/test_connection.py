@@ -58,19 +58,19 @@ def fronts(temporal: WorkflowEnvironment, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize(
     ("front", "given", "sentence"),
     [
-        ("by_certificate", {"tls_ca": "foe"}, "its certificate is not signed by an authority trusted here"),
-        ("by_certificate", {"tls_server_name": ""}, "its certificate is for another name. Set"),
-        ("by_certificate", {"tls_key": "foreign_key"}, "temporal.tls_key is not the key of temporal.tls_cert"),
+        ("by_certificate", {"tls_ca": "foe"}, "does not trust the authority that signed the server certificate"),
+        ("by_certificate", {"tls_server_name": ""}, "the server certificate is for another name. Set"),
+        ("by_certificate", {"tls_key": "foreign_key"}, "temporal.tls_key does not match temporal.tls_cert"),
         ("by_certificate", {"tls_key": "client_cert"}, "temporal.tls_key contains no private key. Set it to"),
-        ("by_certificate", {"tls_key": "broken"}, "holds a private key that cannot be read"),
-        ("by_certificate", {"tls_cert": "", "tls_key": ""}, "It may require another client certificate"),
-        ("by_certificate", {"tls_cert": "foreign_cert", "tls_key": "foreign_key"}, "It may require another client"),
-        ("by_key", {"api_key": "wrong"}, "refuses access. Set a valid temporal.api_key or TEMPORAL_API_KEY"),
-        ("by_key", {}, "refuses access. Set a valid temporal.api_key or TEMPORAL_API_KEY"),
-        ("plain", {"api_key": KEY}, "it answers without TLS. Set temporal.tls: false"),
+        ("by_certificate", {"tls_key": "broken"}, "contains a private key that cannot be read"),
+        ("by_certificate", {"tls_cert": "", "tls_key": ""}, "If it requires another client certificate"),
+        ("by_certificate", {"tls_cert": "foreign_cert", "tls_key": "foreign_key"}, "If it requires another client"),
+        ("by_key", {"api_key": "wrong"}, "denied access. Set a valid temporal.api_key or TEMPORAL_API_KEY"),
+        ("by_key", {}, "denied access. Set a valid temporal.api_key or TEMPORAL_API_KEY"),
+        ("plain", {"api_key": KEY}, "the server does not use TLS. Set temporal.tls: false"),
         ("by_key", {"tls": False}, "If it requires TLS, set temporal.tls: true"),
         ("127.0.0.1:9", {"tls": False}, "does not answer at 127.0.0.1:9 (connection refused). Start it: tightloop up"),
-        ("nowhere.invalid:7233", {"tls": False}, "(dns error). Correct temporal.address, or ask its operator"),
+        ("nowhere.invalid:7233", {"tls": False}, "(dns error). Correct temporal.address, or ask Temporal's operator"),
         ("plain", {"tls": False, "namespace": "nope"}, "has no namespace 'nope'. Correct temporal.namespace, or"),
     ],
 )  # fmt: skip
@@ -101,7 +101,10 @@ async def test_variables_of_temporal_do_not_turn_the_embedded_server_away(
     monkeypatch.setenv("TEMPORAL_ADDRESS", "cloud.example:7233")
     elsewhere = Settings(temporal=TemporalSettings(address="cloud.example:7233"))
     keyed = Settings(temporal=TemporalSettings.model_validate({"address": "127.0.0.1:9", "api_key": KEY}))
-    for settings, sentence in ((elsewhere, "names the server cloud.example:7233"), (keyed, "embedded one has no TLS")):
+    for settings, sentence in (
+        (elsewhere, "specifies the server cloud.example:7233"),
+        (keyed, "server does not support TLS"),
+    ):
         with pytest.raises(TightloopError) as refused:
             async with embedded_server(settings, tmp_path):
                 pass
@@ -124,6 +127,6 @@ async def test_setup_names_the_command_of_the_place_that_denies_it(address: str,
         async with translate_denial(calls, "change the retention", "temporal operator", "namespace retention set"):
             raise denied
     assert (
-        f"Temporal at {address} does not permit this client to change the retention (not here). {advice}"
+        f"Temporal at {address} does not allow this client to change the retention (not here). {advice}"
         in refused.value.message
     )

@@ -160,5 +160,5 @@ def test_digest_is_off_by_default_and_a_time_without_quotes_is_refused() -> None
     assert parse_settings("", {}).alerts.digest_at is None
     assert parse_settings("alerts: {digest: '07:30'}", {}).alerts.digest_at == AT
     for wrong in ("7:30", "'25:00'", "true"):
-        with pytest.raises(SettingsError, match='it must be like "07:30", in quotes'):
+        with pytest.raises(SettingsError, match='must be like "07:30", in quotes'):
             parse_settings(f"alerts: {{digest: {wrong}}}", {})

@@ -79,7 +79,9 @@ async def test_the_same_payload_is_never_sealed_the_same_way_twice() -> None:
 async def test_a_missing_key_is_named_with_what_to_do() -> None:
     one, other = new_ring(), new_ring()
     [sealed] = await codec_of(one).encode([HELLO])
-    with pytest.raises(SettingsError, match=f"sealed with key '{one.current}', which is not among the keys here"):
+    with pytest.raises(
+        SettingsError, match=f"sealed with key '{one.current}', which is not one of the keys on this host"
+    ):
         codec_of(other).open(sealed)
 
 
@@ -168,7 +170,7 @@ async def test_reason_of_a_failure_inside_a_deep_recursion_fits_the_limit_of_the
 
 
 def test_keys_are_made_listed_and_rotated_and_never_shown(tmp_path: Path) -> None:
-    assert "keys.json is missing. Make one" in tightloop(tmp_path, "keys", "list").stderr
+    assert "keys.json is missing. Create one" in tightloop(tmp_path, "keys", "list").stderr
     made = tightloop(tmp_path, "keys", "new")
     path = tmp_path / "keys.json"
     assert made.returncode == 0, made.stderr
@@ -190,7 +192,7 @@ def test_keys_are_made_listed_and_rotated_and_never_shown(tmp_path: Path) -> Non
 
 def test_a_key_file_that_others_can_read_is_refused(home: Path) -> None:
     (home / "keys.json").chmod(0o644)
-    with pytest.raises(SettingsError, match=r"can be read by others \(mode 0644\)\. Restrict it: chmod 600"):
+    with pytest.raises(SettingsError, match=r"other users can read .* \(mode 0644\)\. Restrict it: chmod 600"):
         read_ring(ENCRYPT, home)
 
 
@@ -207,11 +209,11 @@ def test_keys_come_from_a_variable_where_the_settings_name_one(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("secret-looking nonsense", "does not hold keys"),
-        ('{"current": "a", "keys": {"a": "c2hvcnQ="}}', "has 5 bytes, but AES-256 needs 32"),
-        ('{"current": "b", "keys": {}}', "the current key 'b' is not among its keys"),
-        ('{"current": ["a"], "keys": {}}', "does not hold keys"),
-        ("[]", "does not hold keys"),
+        ("secret-looking nonsense", "does not contain valid keys"),
+        ('{"current": "a", "keys": {"a": "c2hvcnQ="}}', "has 5 bytes, but AES-256 requires 32"),
+        ('{"current": "b", "keys": {}}', "the current key 'b' is not one of the keys"),
+        ('{"current": ["a"], "keys": {}}', "does not contain valid keys"),
+        ("[]", "does not contain valid keys"),
     ],
 )
 def test_a_wrong_key_file_is_refused_without_quoting_it(home: Path, text: str, said: str) -> None:
@@ -291,9 +293,9 @@ async def test_after_a_rotation_old_histories_are_read_and_replayed_and_new_ones
     assert old.current.encode() not in raw
 
     without = new_ring()
-    with pytest.raises(SettingsError, match=f"cannot be decrypted here: .*{old.current}"):
+    with pytest.raises(SettingsError, match=f"cannot decrypt the history of .*: .*{old.current}"):
         await replay(history, sealing_converter(codec_of(without)))
-    with pytest.raises(SettingsError, match=r"Turn one on with the key file"):
+    with pytest.raises(SettingsError, match=r"Turn on one of them with the key file"):
         await replay(history)
 
 
@@ -304,11 +306,11 @@ async def test_a_client_without_the_key_gets_a_sentence_and_the_list_still_works
     episode_id, _ = await run_episode(codec_client(temporal_client, ring), settings, request_for())
     other = TightloopClient(codec_client(temporal_client, new_ring()), settings)
     rows = {row.id: row for row in await other.list()}
-    assert rows[episode_id].goal.startswith("(not readable here")
+    assert rows[episode_id].goal.startswith("(cannot be read here")
     with pytest.raises(SettingsError, match=ring.current):
         await other.result(episode_id)
     plain = TightloopClient(temporal_client, settings)
-    with pytest.raises(SettingsError, match="the workers' tightloop release, key file"):
+    with pytest.raises(SettingsError, match="Use the same tightloop release, key file"):
         await plain.result(episode_id)
 
 
@@ -318,7 +320,9 @@ async def test_a_worker_with_encryption_on_and_no_key_says_what_to_do(
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / uuid4().hex))
     private = settings.evolve(privacy=ENCRYPT)
     for opened in (connect(private), TightloopClient.connect(settings=private)):
-        with pytest.raises(SettingsError, match=r"the key file .*keys\.json is missing\. Make one: tightloop keys new"):
+        with pytest.raises(
+            SettingsError, match=r"the key file .*keys\.json is missing\. Create one: tightloop keys new"
+        ):
             await opened
 
 

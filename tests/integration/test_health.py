@@ -81,6 +81,6 @@ async def test_what_is_no_request_is_cut_off_and_the_next_one_answered(settings:
 async def test_a_taken_port_is_one_sentence(settings: Settings) -> None:
     settings = answering(settings)
     async with serving_health(settings):
-        with pytest.raises(SettingsError, match=r"cannot listen at .*Set worker\.health_bind"):
+        with pytest.raises(SettingsError, match=r"cannot listen on .*Set worker\.health_bind"):
             async with serving_health(settings):
                 pass

@@ -156,7 +156,7 @@ async def test_copy_does_not_start_beside_the_original(
     name, said = read_name(home), clone.log.read_text()
     assert f"another state home uses the name of this host, '{name}': worker " in said
     assert "@original has it since 20" in said
-    assert f"To continue here ({copy}), stop that worker, then start this one again." in said
+    assert f"To continue with this state home ({copy}), stop that worker, then start this one again." in said
     assert "TIGHTLOOP_WORKER__HOST=NAME" in said
     # With a name of its own it works beside it.
     await clone.serve(copy, "workspace", TIGHTLOOP_WORKER__HOST="clone")
@@ -215,7 +215,9 @@ async def test_roles_of_one_state_home_share_its_name_and_refuse_another_one(
     await host.serve(home, "llm")
     host.start(home, "workspace", TIGHTLOOP_WORKER__HOST="build-2")
     assert await host.ended() == 1
-    assert "is in use by workers that call this host 'build-1', and this one calls it 'build-2'" in host.log.read_text()
+    assert (
+        "is in use by workers that call this host 'build-1', but this worker calls it 'build-2'" in host.log.read_text()
+    )
 
 
 async def test_open_work_of_an_adopted_host_goes_on_here(
@@ -238,11 +240,11 @@ async def test_open_work_of_an_adopted_host_goes_on_here(
     monkeypatch.setenv("TIGHTLOOP_HOME", str(home))
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", settings.temporal.task_queue)
     finding = await doctor(client)
-    assert finding["found"] == f"1 on {queue(settings, 'before')}, such as {episode_id}, where no worker polls"
+    assert finding["found"] == f"no worker polls for 1 on {queue(settings, 'before')} (for example {episode_id})"
     assert finding["fix"].endswith("tightloop host adopt before")
     assert finding["ok"] is False
     told = await run_cli(client, "host", "adopt", "before")
-    assert "this host is after, and works for before. Restart the workers" in told.stdout
+    assert "this host is after and does the work of before. Restart the workers" in told.stdout
     host.processes[-1].terminate()
     await host.ended()
     await host.serve(home, "workspace")

@@ -83,7 +83,7 @@ def test_a_range_without_episodes_has_no_figures() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--since", "yesterday"), "error: since 'yesterday' is not a time. Write it like 7d"),
+        (("--since", "yesterday"), "error: since 'yesterday' is not a valid time. Use a format like 7d"),
         (("--since", "1d", "--until", "2d"), "is empty"),
         (("--project", "nowhere"), "'nowhere' matches no project"),
     ],

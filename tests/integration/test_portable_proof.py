@@ -137,7 +137,7 @@ def test_one_trusted_signature_is_enough(key: Path, tmp_path: Path, allowed: Pat
 def test_unsigned_proof_is_not_proven_unless_that_is_said(workspace: Path, tree: str) -> None:
     content = to_json(seal(statement_of(proof_of(tree)).content)).encode()
     [problem] = problems(verify(content, Rules(workspace)))
-    assert problem == "it is not signed: anybody could have written it. To accept that: --unsigned"
+    assert problem == "it is not signed, so anyone could have written it. To accept that, add --unsigned"
     assert verify(content, Rules(workspace, unsigned=True)).proven
 
 
@@ -164,7 +164,7 @@ def test_what_a_person_accepted_is_proven_only_where_that_is_said(key: Path, all
     found = problems(verify(content, Rules(allowed_signers=allowed)))
     assert found == [
         "tests/test_shop.py was removed (accepted by eva)",
-        "it was not proven, but accepted by eva. To accept that: --accepted",
+        "it was not proven, but accepted by eva. To accept that, add --accepted",
     ]
     assert verify(content, Rules(allowed_signers=allowed, accepted=True)).proven
 
@@ -188,7 +188,7 @@ def test_proof_of_another_repository_or_another_commit_is_refused(
     other = tmp_path / "other"
     subprocess.run(["git", "init", "-q", str(other)], check=True)
     [problem] = problems(verify(content, Rules(other, allowed)))
-    assert problem.startswith("it is about other files")
+    assert problem.startswith("it covers other files")
 
 
 def test_files_that_were_not_committed_are_compared_byte_for_byte(

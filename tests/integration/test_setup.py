@@ -60,7 +60,7 @@ async def test_setup_makes_a_namespace_only_where_it_is_named(bare: WorkflowEnvi
     assert missing.exit_code == 2
     assert f"tightloop --address {address} setup --namespace crew" in missing.stderr
     made = await setup(address, "--namespace", "crew", "--retention", "5")
-    assert (made[0], "namespace: set up (crew, histories are kept for 5 days)" in made[1]) == (0, True)
+    assert (made[0], "namespace: set up (crew, histories are retained for 5 days)" in made[1]) == (0, True)
 
 
 async def test_attribute_of_another_type_has_a_command_that_replaces_it(bare: WorkflowEnvironment) -> None:

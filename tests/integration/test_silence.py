@@ -53,11 +53,13 @@ async def test_a_busy_worker_is_not_called_missing_and_a_killed_one_is(
     with pytest.raises(ServiceUnavailableError) as busy:
         await client.status(waiting)
     told = busy.value.message
-    assert told.startswith(f"the worker of {waiting} is busy and did not answer in time ({process.pid}@")
+    assert told.startswith(f"the worker of {waiting} is busy and did not respond in time ({process.pid}@")
     assert "Try again in a moment" in told
     assert "tightloop up" not in told
 
     process.kill()
     process.wait(10)
-    with pytest.raises(ServiceUnavailableError, match=f"no worker answers on task queue .* for {waiting}. Start one"):
+    with pytest.raises(
+        ServiceUnavailableError, match=f"no worker responds on task queue .* for {waiting}. Start a worker"
+    ):
         await client.status(waiting)

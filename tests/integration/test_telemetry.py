@@ -287,7 +287,7 @@ async def test_a_port_that_is_taken_is_told_in_one_sentence(tmp_path: Path) -> N
         with Stack(tmp_path / "stack", {"TIGHTLOOP_TELEMETRY__PROMETHEUS_BIND": bind}) as stack:
             done = await command_line(stack, "worker", "run")
     assert done.returncode == 1
-    assert f"error: metrics cannot be served at {bind}: " in done.stderr
+    assert f"error: cannot serve metrics at {bind}: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -399,7 +399,7 @@ def test_every_metric_is_in_the_documentation() -> None:
         ({}, {"payloads": (True, "encrypted and authenticated, current key KEY"), "telemetry": (False, "off")}),
         (
             {"TIGHTLOOP_TEMPORAL__AUTHENTICATE": "false"},
-            {"payloads": (False, "plain text: anyone who reaches"), "content in logs": (False, "may quote")},
+            {"payloads": (False, "plain text: anyone with access"), "content in logs": (False, "may contain")},
         ),
         (
             {"TIGHTLOOP_PRIVACY__ENCRYPT": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"},

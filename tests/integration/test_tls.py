@@ -110,9 +110,9 @@ async def test_a_listener_without_tls_never_sees_the_key() -> None:
 @pytest.mark.parametrize(
     ("temporal", "sentence"),
     [
-        ({"tls": "false"}, "api_key would be sent in clear text to temporal.example.com. Remove tls: false"),
+        ({"tls": "false"}, "api_key would be sent unencrypted to temporal.example.com. Remove tls: false"),
         ({"tls": "false", "tls_ca": "ca.pem", "api_key": ""}, "tls is false, so tls_ca would be ignored"),
-        ({"tls_key": "client.key"}, "tls_cert and tls_key belong together"),
+        ({"tls_key": "client.key"}, "tls_cert and tls_key must be set together"),
     ],
 )
 def test_settings_that_would_give_a_key_away_are_refused(temporal: dict[str, str], sentence: str) -> None:
@@ -128,7 +128,7 @@ def test_an_address_of_the_command_line_is_judged_too(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__API_KEY", KEY)
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TLS", "false")
     assert not Session().settings.temporal.encrypted, "on loopback it is the user's choice"
-    with pytest.raises(SettingsError, match=r"^temporal: api_key would be sent in clear text to cloud\.example"):
+    with pytest.raises(SettingsError, match=r"^temporal: api_key would be sent unencrypted to cloud\.example"):
         _ = Session(address="cloud.example:7233").settings
 
 

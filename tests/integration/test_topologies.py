@@ -257,13 +257,13 @@ async def test_workers_and_clients_that_lack_the_keys_of_the_others_are_refused(
     plain.settings = tmp_path / "plain.yaml"
     plain.settings.write_text(settings.as_yaml())
     await mine.serve("all")
-    for host, said in ((other, "encrypts with key"), (plain, "encrypts, and works on task queue")):
+    for host, said in ((other, "encrypts with key"), (plain, "encrypts, and it also uses task queue")):
         assert await asyncio.to_thread(host.start("all").wait, READY_SECONDS) == 1
         assert said in host.told("all")
-        assert "each would fail the episodes of the other. Copy its key file" in host.told("all")
+        assert "each worker would fail the episodes of the other. Copy the key file" in host.told("all")
 
     monkeypatch.setenv("TIGHTLOOP_HOME", str(other.home))
-    with pytest.raises(SettingsError, match=r"encrypts with key .* nothing was sent. Copy the key file of the workers"):
+    with pytest.raises(SettingsError, match=r"encrypts with key .* nothing was sent. Copy the workers' key file"):
         await (await TightloopClient.connect(settings=sealed)).start(green(workspace))
 
     shutil.copy(mine.home / "keys.json", other.home / "keys.json")

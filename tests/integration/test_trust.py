@@ -193,7 +193,7 @@ async def test_an_id_that_is_a_path_does_nothing_even_with_the_key(
         handle = await neighbour.start_workflow("EpisodeWorkflow", RawValue(sealed), id=name, task_queue=mine.queue)
         with pytest.raises(WorkflowFailureError) as failed:
             await with_converter(neighbour, mine.converter).get_workflow_handle(name).result(rpc_timeout=SOON)
-        assert "cannot be the id" in str(failed.value.cause)
+        assert "is not a valid episode or plan id" in str(failed.value.cause)
         assert not await payloads_of(handle, "activity_task_scheduled_event_attributes")
 
 

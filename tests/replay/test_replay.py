@@ -77,7 +77,7 @@ TOLD = {
         r"answered: operator: deny to 'append line 1' not yet",
         r"iteration: ckpt-1:",
         r"paused: permission: append line 2 \(by the executor\)",
-        r"refused: resume: q2 needs a decision",
+        r"refused: cannot resume: q2 needs a decision",
         r"answered: operator: allow to 'append line 2'",
         r"closed: SUCCEEDED",
     ),
@@ -91,7 +91,7 @@ TOLD = {
         r"closed: SUCCEEDED",
     ),
     "fallback_and_amended_executor": (
-        r"fallback: appending works instead of absent: absent: it is not installed",
+        r"fallback: appending replaces absent: absent: it is not installed",
         r"paused: budget:",
         r"amended: executor absent, planner auto \(by operator\)",
         r"paused: fatal: the executor cannot work: no executor can be used. absent: it is not installed",
@@ -140,8 +140,8 @@ TOLD = {
         r"paused: operator: lunch",
         r"resumed: resume \(by operator\)",
         r"plan_dispatched: 3 tasks, 4 at a time",
-        r"task_error: its changes conflict with those of other steps in log.txt",
-        r"conflict: ptask_[12] could not be merged; ptask_4 resolves it",
+        r"task_error: its changes conflict with changes made by other steps in log.txt",
+        r"conflict: ptask_[12] could not be merged; ptask_4 will resolve the conflict",
         r"plan_completed: 4 of 4 tasks complete",
         r"gate_passed: ",
         r"plan_verified: 2 gates passed",
@@ -218,7 +218,7 @@ async def test_workflow_code_changed_without_care_is_caught(name: str, changed: 
     assert isinstance(result.replay_failure, NondeterminismError)
     assert re.search(told, str(result.replay_failure), re.DOTALL)
     shown = format_replay(ReplayResult(history.workflow_id, len(history.events), (), str(result.replay_failure)))
-    assert f"DIVERGED: the current code does not fit the history of {history.workflow_id}" in shown
+    assert f"DIVERGED: the current code is not compatible with the history of {history.workflow_id}" in shown
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_file_that_is_no_history_is_refused_with_the_way_to_one(tmp_path: Path, 
         read_history(path)
     assert refused.value.message.startswith(f"{path} is not the history of an episode (")
     assert why in refused.value.message
-    assert refused.value.message.endswith(f"Make one with: tightloop export ID --out {path}")
+    assert refused.value.message.endswith(f"Export one with: tightloop export ID --out {path}")
 
 
 def test_history_of_another_program_is_refused_by_its_type(tmp_path: Path) -> None:
@@ -249,9 +249,11 @@ def test_history_of_another_program_is_refused_by_its_type(tmp_path: Path) -> No
     with pytest.raises(InvalidRequestError) as refused:
         read_history(path)
     reason = "no worker of this installation runs workflows of type BillingWorkflow"
-    assert refused.value.message == f"{path} was not replayed: {reason}"
+    assert refused.value.message == f"cannot replay {path}: {reason}"
 
 
 def test_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match=r"nothing.json is missing. Make one with: tightloop export"):
+    with pytest.raises(
+        InvalidRequestError, match=r"no such file: .*nothing.json. Export a history with: tightloop export"
+    ):
         read_history(tmp_path / "nothing.json")

@@ -78,7 +78,7 @@ def test_one_profile_serves_setup_workers_episode_plan_and_temporals_command_lin
         front = nginx_front(tmp_path / "nginx", upstream, authority.issue(NAME), key=KEY, clients_of=clients_of)
         file.write_text(profile(stack.enter_context(front), authority, by))
         made = run(*tightloop, "setup", "--namespace", "crew", "--retention", "3")
-        assert "namespace: set up (crew, histories are kept for 3 days)" in made
+        assert "namespace: set up (crew, histories are retained for 3 days)" in made
         assert "search attributes: set up" in made
         for role in ROLES:
             worker = (sys.executable, "-m", "worker", "run", "--role", role)

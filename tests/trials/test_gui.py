@@ -180,4 +180,4 @@ def test_second_window_of_the_project_stops_everything(desktop: LiveDesktop, fol
         time.sleep(0.1)
     result = hand_off(desktop.driver, folder).deliver(by_file("two", 1))
     assert (result.end, desktop.page.taken, desktop.page.leaked) == (HandOffEnd.REFUSED, [], [])
-    assert "2 windows could be meant" in result.reason
+    assert "2 windows match the project" in result.reason

@@ -85,7 +85,7 @@ async def add_on_the_page(page: Page, base: str, workspace: Path) -> None:
     await page.locator("summary", has_text="Add a project").click()
     await page.get_by_label("Folder").fill(f"{workspace}-none")
     await page.get_by_role("button", name="Add and plan").click()
-    await expect(page.get_by_role("status").filter(has_text="there is no folder")).to_be_visible()
+    await expect(page.get_by_role("status").filter(has_text="does not exist on this host")).to_be_visible()
     await page.locator("summary", has_text="Add a project").click()
     await page.get_by_label("Folder").fill(str(workspace))
     await page.get_by_label("Goal (optional)").fill("make files")

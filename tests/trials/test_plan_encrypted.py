@@ -353,8 +353,8 @@ def test_commands_show_it_with_the_key_and_say_what_to_do_without(played: Played
 
     write_ring(tmp_path / "other.json", new_ring())
     sentences = {
-        "Use the workers' tightloop release, key file and temporal.authenticate": WITHOUT_KEYS,
-        "which is not among the keys here": {"TIGHTLOOP_PRIVACY__KEYS_FILE": str(tmp_path / "other.json")},
+        "Use the same tightloop release, key file and temporal.authenticate as the workers": WITHOUT_KEYS,
+        "which is not one of the keys on this host": {"TIGHTLOOP_PRIVACY__KEYS_FILE": str(tmp_path / "other.json")},
     }
     for sentence, variables in sentences.items():
         for words in (("status", plan_id), ("export", plan_id)):
@@ -378,15 +378,15 @@ def test_export_holds_everything_and_is_replayed_without_the_key(played: Played,
     played.typed("export", played.plan_id, "--out", str(file))
     done = played.tightloop("replay", str(file), **WITHOUT_KEYS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"of {played.plan_id}: the current code fits the history" in done.stdout
+    assert f"of {played.plan_id}: the current code is compatible with the history" in done.stdout
 
 
 def test_plans_and_what_they_started_are_replayed_with_the_key_only(played: Played) -> None:
     for workflow in (*played.children, played.failed_id, played.plan_id):
         replayed = played.typed("replay", workflow)
-        assert f"of {workflow}: the current code fits the history" in replayed
+        assert f"of {workflow}: the current code is compatible with the history" in replayed
     assert missing(replayed, "question", "rationale", "because", "within") == []
     worker = (sys.executable, "-m", "worker", "replay", played.plan_id)
     without = played.ran(worker, **WITHOUT_KEYS)
     assert (without.returncode, WORD in without.stdout + without.stderr) == (1, False)
-    assert f"the history of {played.plan_id} cannot be decrypted here" in without.stderr
+    assert f"cannot decrypt the history of {played.plan_id}" in without.stderr

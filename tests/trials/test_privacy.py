@@ -247,8 +247,8 @@ async def test_with_encryption_nothing_that_was_planted_is_seen_without_the_key_
     assert any(CODE in entry["text"] for entry in document["timeline"])
     assert "json/plain" not in json.dumps(document["history"]), "encodings are base64 in histories"
     assert "YmluYXJ5L2VuY3J5cHRlZA==" not in json.dumps(document["history"]), "binary/encrypted"
-    assert "the current code fits the history" in replayed
-    assert "the current code fits the history" in offline
+    assert "the current code is compatible with the history" in replayed
+    assert "the current code is compatible with the history" in offline
 
 
 @pytest.mark.timeout(600)

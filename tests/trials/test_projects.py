@@ -157,7 +157,7 @@ async def test_a_viewer_reads_everything_and_changes_nothing(
                     )
                     answer = await http.request(method, there, json={})
                     assert answer.status_code == 403, f"{method} {there}: {answer.text}"
-                    assert "is a viewer and can only read" in answer.json()["detail"]
+                    assert "is a viewer and has read-only access" in answer.json()["detail"]
                     tried += 1
             for path in ("/workflows/orders-episode-1/answer", "/loops/x/dispatch", "/anything"):
                 assert (await http.post(path, data={"option": "allow"})).status_code == 403

@@ -174,7 +174,7 @@ def test_the_ui_shows_plan_and_input_after_the_sign_in_and_nothing_before(
         check_readable(browser, installation)
         with chromium(tmp_path / "second") as other:
             other.open(link)
-            assert "This link was already used, or has expired" in other.text()
+            assert "This link was already used or has expired" in other.text()
             paste = "document.querySelector('#token').value = arguments[0]; document.querySelector('button').click()"
             other.run(paste, "not the token of this user")
             assert "This token is not valid" in other.text_with("This token is not valid")

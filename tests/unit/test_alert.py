@@ -168,14 +168,14 @@ def test_by_default_alerts_go_to_the_log_only() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{ops: {type: webhook}}", "alerts.channels.ops: a webhook needs either url or url_env"),
-        ("{ops: {type: webhook, url: 'https://x', url_env: X}}", "needs either url or url_env"),
-        ("{ops: {type: webhook, url: 'ftp://x'}}", "alerts.channels.ops: url must be like https://host/path"),
-        ("{ops: {type: webhook, url: 'https://u:hunter22@x'}}", "without a user and a password"),
-        ("{ops: {type: log, secret_env: X}}", "belong to a webhook, not to log"),
-        ("{ops: {type: log, kinds: [deviaton]}}", "alerts.channels.ops.kinds[0] is 'deviaton'; it must be one of"),
+        ("{ops: {type: webhook}}", "alerts.channels.ops: a webhook requires either url or url_env"),
+        ("{ops: {type: webhook, url: 'https://x', url_env: X}}", "requires either url or url_env"),
+        ("{ops: {type: webhook, url: 'ftp://x'}}", "alerts.channels.ops: url must look like https://host/path"),
+        ("{ops: {type: webhook, url: 'https://u:hunter22@x'}}", "without a user name or password"),
+        ("{ops: {type: log, secret_env: X}}", "only valid for a webhook, not for log"),
+        ("{ops: {type: log, kinds: [deviaton]}}", "alerts.channels.ops.kinds[0] must be one of"),
         ("{ops: {type: log, timeout_s: 31}}", "a number, above 0, at most 30"),
-        ("{ops: {type: log, kind: x}}", "did you mean alerts.channels.ops.kinds?"),
+        ("{ops: {type: log, kind: x}}", "Did you mean alerts.channels.ops.kinds?"),
     ],
 )
 def test_a_wrong_channel_is_refused_with_a_sentence(text: str, sentence: str) -> None:

@@ -79,7 +79,7 @@ def test_silent_server_never_ends_the_process_by_a_signal(nobody: str) -> None:
 def test_goal_without_checks_is_refused_before_anything_is_contacted(nobody: str) -> None:
     code, _, error = run("--address", nobody, "start", "make it green")
     assert code == 2
-    assert "Give at least one: tightloop start" in error
+    assert "Add at least one, for example: tightloop start" in error
 
 
 def test_misspelt_field_in_a_request_file_is_refused(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_misspelt_field_in_a_request_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"goal: [\n", "is not YAML: line 2, column 1: "),
-        (b"\xff", "is not UTF-8 text (byte 0)"),
-        (b"green\n", "is not a request. Write: goal: "),
-        (None, "cannot be read: No such file or directory. Name a file\n"),
+        (b"goal: [\n", "is not valid YAML: line 2, column 1: "),
+        (b"\xff", "is not valid UTF-8 text (byte 0)"),
+        (b"green\n", "is not a valid request. Expected: goal: "),
+        (None, ": No such file or directory. Check the path\n"),
     ],
 )
 def test_request_file_that_cannot_be_read_is_refused_with_the_place(
@@ -227,7 +227,7 @@ def test_values_of_options_are_json_or_text() -> None:
     pairs = read_pairs("--executor-option", ["n=3", "model=gpt-5.1", 'argv=["a", "b"]'], "model=gpt-5.1")
     read = {name: json_or_text(value) for name, value in pairs.items()}
     assert read == {"n": 3, "model": "gpt-5.1", "argv": ["a", "b"]}
-    with pytest.raises(InvalidRequestError, match="--executor-option 'model' is not name=value"):
+    with pytest.raises(InvalidRequestError, match="--executor-option 'model' does not have the form name=value"):
         read_pairs("--executor-option", ["model"], "model=gpt-5.1")
 
 
@@ -271,7 +271,7 @@ def test_question_shows_the_commands_that_answer_it(kind: str, commands: list[st
 def test_amendment_without_a_change_is_refused_before_anything_is_contacted(nobody: str) -> None:
     code, _, error = run("--address", nobody, "amend", "x", "--done", " ")
     assert code == 2
-    assert "nothing is changed" in error
+    assert "nothing to change" in error
 
 
 def test_fallbacks_of_the_settings_are_used_where_the_request_names_none() -> None:
@@ -286,5 +286,5 @@ def test_check_timeout_holds_for_checks_that_name_none_themselves() -> None:
     checks = with_timeout(["pytest -q", {"run": "make slow", "timeout_s": 5}, {"run": "ruff check"}], 1_800)
     request = build_request(parse_settings("", {}), {"goal": "g", "workspace": "/w", "definition_of_done": checks})
     assert [check.timeout_s for check in request.definition_of_done] == [1_800, 5, 1_800]
-    with pytest.raises(InvalidRequestError, match="--check-timeout is 0; it must be above 0"):
+    with pytest.raises(InvalidRequestError, match="--check-timeout must be greater than 0"):
         with_timeout(["true"], 0)

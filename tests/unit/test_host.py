@@ -83,7 +83,7 @@ def test_explicit_file_is_the_only_one_read(home: Path) -> None:
 
 def test_project_file_may_not_decide_what_runs_or_where_keys_go(home: Path) -> None:
     write(home / "project/tightloop.yaml", "planner: {base_url: 'http://elsewhere'}\nexecutor: {argv: [sh]}")
-    with pytest.raises(SettingsError, match=r"sets executor, planner, but a project's file may only set budget"):
+    with pytest.raises(SettingsError, match=r"sets executor, planner, but a project file may only set budget"):
         load_settings()
 
 
@@ -91,7 +91,7 @@ def test_mistake_names_the_file(home: Path) -> None:
     path = write(home / "project/tightloop.yaml", "planer: {}")
     with pytest.raises(SettingsError) as refused:
         load_settings()
-    assert refused.value.message == f"{path}: unknown setting 'planer' (planer); did you mean planner?"
+    assert refused.value.message == f"{path}: unknown setting 'planer' (planer). Did you mean planner?"
 
 
 def test_file_that_cannot_be_read_is_named(home: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_state_home_that_others_may_write_is_refused_with_the_command_that_clo
     tmp_path: Path, mode: int
 ) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(SettingsError, match=f"others can write .* chmod 700 {tmp_path}"):
+    with pytest.raises(SettingsError, match=f"other users can write .* chmod 700 {tmp_path}"):
         open_state_home(tmp_path)
 
 

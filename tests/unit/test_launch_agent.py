@@ -129,13 +129,13 @@ def test_what_launchd_does_not_take_is_told_in_its_own_words(launchctl: Launchct
 def test_nobody_at_the_screen_is_refused_before_anything_is_written(home: Path, launchctl: Launchctl, run: Run) -> None:
     launchctl.answers("print", 113)
     done = run("install")
-    assert (done.exit_code, "is not signed in at the screen" in done.output) == (1, True)
+    assert (done.exit_code, "is not signed in to the desktop" in done.output) == (1, True)
     assert not plist_of(home).exists()
 
 
 def test_another_system_is_refused_and_can_look(home: Path, run: Run) -> None:
     done, shown = run("install"), run("install", "--dry-run")
-    assert (done.exit_code, "launchd exists only on macOS" in done.output) == (1, True)
+    assert (done.exit_code, "launchd is only available on macOS" in done.output) == (1, True)
     assert (shown.exit_code, "<key>LimitLoadToSessionType</key>" in shown.output) == (0, True)
     assert not (home / "Library").exists()
 

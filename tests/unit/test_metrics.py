@@ -177,7 +177,7 @@ def test_a_time_is_read_as_people_write_it(text: str, meant: datetime) -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "7 weeks", "2026-02-30", "9999999999999d", "-7d"])
 def test_another_time_is_refused_with_the_right_form(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"since .* is not a time\. Write it like 7d"):
+    with pytest.raises(InvalidRequestError, match=r"since .* is not a valid time\. Use a format like 7d"):
         read_moment(text, NOW, what="since")
 
 

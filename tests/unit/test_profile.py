@@ -83,17 +83,17 @@ def test_certificates_may_be_texts_and_a_key_is_never_shown(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "variables", "sentence"),
     [
-        (None, {}, "TEMPORAL_CONFIG_FILE names @, which is not a file. Correct it, unset it"),
+        (None, {}, "TEMPORAL_CONFIG_FILE names @, which is not a file. Correct or unset the variable"),
         ('[profile.default]\nadress = "a:1"', {}, "unknown field `adress`, expected one of `address`"),
         ('[profile.default]\naddress = "a:1', {}, "invalid basic string, expected `\"`. Correct it"),
         ("", {"TEMPORAL_PROFILE": "nope"}, "(@, profile 'nope'): Profile 'nope' not found. Correct it"),
         ("", {"TIGHTLOOP_TEMPORAL__PROFILE": "own"}, "(@, profile 'own'): Profile 'own' not found"),
-        ("", {"TEMPORAL_TLS": "maybe"}, "TEMPORAL_TLS is 'maybe'; it must be true or false"),
+        ("", {"TEMPORAL_TLS": "maybe"}, "TEMPORAL_TLS must be true or false, got 'maybe'"),
         ("", {"TEMPORAL_TLS_CLIENT_CERT_PATH": "a", "TEMPORAL_TLS_CLIENT_CERT_DATA": "b"}, "Cannot specify both"),
-        ("", {"TEMPORAL_TLS_CLIENT_CERT_PATH": "a"}, "tls_cert and tls_key belong together. Set both"),
+        ("", {"TEMPORAL_TLS_CLIENT_CERT_PATH": "a"}, "tls_cert and tls_key must be set together. Set both"),
         ("", {"TEMPORAL_ADDRESS": "cloud"}, "temporal.address is not allowed"),
         ("", {"TEMPORAL_ADDRESS": "c.example:1", "TEMPORAL_API_KEY": "k", "TEMPORAL_TLS": "false"},
-         "api_key would be sent in clear text to c.example. Remove tls: false"),
+         "api_key would be sent unencrypted to c.example. Remove tls: false"),
     ],
 )  # fmt: skip
 def test_wrong_configuration_gets_one_sentence(

@@ -36,7 +36,7 @@ def use_path(monkeypatch: pytest.MonkeyPatch, *folders: Path | str) -> None:
 
 
 def test_a_name_is_no_trusted_program() -> None:
-    with pytest.raises(ValueError, match="absolute path, not 'git'"):
+    with pytest.raises(ValueError, match="must be absolute, got 'git'"):
         TrustedProgram("git", Path("git"))
 
 
@@ -125,7 +125,7 @@ def test_our_own_python_is_refused_for_the_workspace_that_it_runs_from() -> None
     python = own_python()
     python.refuse_within((Path("/nowhere"),))
     for place in python.installed:
-        with pytest.raises(UntrustedProgramError, match="Install tightloop outside of it"):
+        with pytest.raises(UntrustedProgramError, match="Install tightloop outside that folder"):
             python.refuse_within((place.parent,))
 
 

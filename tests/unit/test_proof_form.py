@@ -95,7 +95,7 @@ def test_old_tests_that_fail_as_announced_are_warnings() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"result": "FINE"}, "not a test result"),
+        ({"result": "FINE"}, "not a valid tightloop test result"),
         ({"failedTests": ["pytest -q"]}, "tests failed"),
         ({"warnedTests": ["pytest -q"]}, "despite warnings, findings or failures"),
         (
@@ -105,7 +105,7 @@ def test_old_tests_that_fail_as_announced_are_warnings() -> None:
         ({"tightloop": json.loads(CONTENT)["predicate"]["tightloop"] | {"runs": []}}, "no run of the definition"),
         ({"configuration": []}, "the digest of the definition of done"),
         ({"configuration": [{"name": "x"}] * 501}, "at most 500"),
-        ({"tightloop": None}, "not a test result"),
+        ({"tightloop": None}, "not a valid tightloop test result"),
     ],
 )
 def test_statement_that_contradicts_itself_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -125,7 +125,7 @@ def test_statement_that_contradicts_itself_is_refused(fields: dict[str, Any], sa
 )
 def test_subject_is_exactly_one_tree(subject: list[Any]) -> None:
     document = json.loads(CONTENT) | {"subject": subject}
-    with pytest.raises(ProofError, match="not a test result"):
+    with pytest.raises(ProofError, match="not a valid tightloop test result"):
         read_statement(json.dumps(document).encode())
 
 
@@ -145,12 +145,12 @@ def test_signed_bytes_are_those_of_the_specification() -> None:
         (b'{"payload": 1, "payload": 2}', "twice"),
         (b'{"payload": NaN}', "NaN"),
         (b'{"payload": ' + b"9" * 5_000 + b"}", "5000 digits"),
-        (b'{"payload": "\\ud800"}', "half a character"),
-        (b"", "not JSON"),
-        (b"[]", "not a DSSE envelope"),
+        (b'{"payload": "\\ud800"}', "an incomplete character"),
+        (b"", "not valid JSON"),
+        (b"[]", "not a valid DSSE envelope"),
         (b'{"payload": "aGk=", "payloadType": "text/plain"}', "not an in-toto statement"),
-        (b'{"payload": "aGl=", "payloadType": "%s"}' % PAYLOAD_TYPE.encode(), "not base64"),
-        (b'{"payload": "aG k=", "payloadType": "%s"}' % PAYLOAD_TYPE.encode(), "not base64"),
+        (b'{"payload": "aGl=", "payloadType": "%s"}' % PAYLOAD_TYPE.encode(), "not valid base64"),
+        (b'{"payload": "aG k=", "payloadType": "%s"}' % PAYLOAD_TYPE.encode(), "not valid base64"),
         (json.dumps({"payload": "aGk=", "payloadType": PAYLOAD_TYPE, "signatures": [{"sig": ""}] * 17}).encode(), "16"),
     ],
 )

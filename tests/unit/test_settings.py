@@ -70,42 +70,42 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
     [
         (
             "temporal: {adress: x}",
-            "unknown setting 'adress' (temporal.adress); did you mean temporal.address?",
+            "unknown setting 'adress' (temporal.adress). Did you mean temporal.address?",
         ),
-        ("temprl: {}", "unknown setting 'temprl' (temprl); did you mean temporal?"),
-        ("adress: x", "unknown setting 'adress' (adress); did you mean temporal.address?"),
+        ("temprl: {}", "unknown setting 'temprl' (temprl). Did you mean temporal?"),
+        ("adress: x", "unknown setting 'adress' (adress). Did you mean temporal.address?"),
         (
             "tracking: {zzz: 1}",
-            "unknown setting 'zzz' (tracking.zzz); known here: cost_low_factor, cost_usd_per_progress, deviation_l",
+            "unknown setting 'zzz' (tracking.zzz). Known settings: cost_low_factor, cost_usd_per_progress, deviation_l",
         ),
         ("temporal: {1: 2}", "unknown setting '1' (temporal.1)"),
-        ("queues: here", "queues is 'here'; it must be a section with workspace, llm, executor"),
-        ("worker: {sticky_timeout_s: 11}", "worker.sticky_timeout_s is 11; it must be a number from 1 to 10"),
-        ("worker: {heartbeat_interval_s: .nan}", "worker.heartbeat_interval_s is nan; it must be a number from 1 to"),
-        ("planner: {kind: gpt}", "planner.kind is 'gpt'; it must be one of auto, openai, heuristic"),
-        ("planner: {timeout_s: 0}", "planner.timeout_s is 0; it must be a number, above 0"),
-        ("planner: {models: gpt}", "planner.models is 'gpt'; it must be a list of texts, not empty"),
-        ("planner: {models: [a, 1]}", "planner.models[1] is 1; it must be text"),
-        ("planner: {context_characters: 5}", "planner.context_characters is 5; it must be a whole number, at least"),
-        ("temporal: {namespace: 1}", "temporal.namespace is 1; it must be text, not empty"),
-        ("temporal: {tls: perhaps}", "temporal.tls is 'perhaps'; it must be true or false"),
-        ("temporal: {address: here}", "temporal.address is 'here'; it must be like 127.0.0.1:7233"),
-        ("budget: {max_wall_hours: 0}", "budget.max_wall_hours is 0; it must be a number, above 0, at most 8760, or"),
+        ("queues: here", "queues must be a section with workspace, llm, executor"),
+        ("worker: {sticky_timeout_s: 11}", "worker.sticky_timeout_s must be a number from 1 to 10"),
+        ("worker: {heartbeat_interval_s: .nan}", "worker.heartbeat_interval_s must be a number from 1 to"),
+        ("planner: {kind: gpt}", "planner.kind must be one of auto, openai, heuristic"),
+        ("planner: {timeout_s: 0}", "planner.timeout_s must be a number, above 0"),
+        ("planner: {models: gpt}", "planner.models must be a list of text, not empty"),
+        ("planner: {models: [a, 1]}", "planner.models[1] must be text"),
+        ("planner: {context_characters: 5}", "planner.context_characters must be a whole number, at least"),
+        ("temporal: {namespace: 1}", "temporal.namespace must be text, not empty"),
+        ("temporal: {tls: perhaps}", "temporal.tls must be true or false"),
+        ("temporal: {address: here}", "temporal.address must be like 127.0.0.1:7233"),
+        ("budget: {max_wall_hours: 0}", "budget.max_wall_hours must be a number, above 0, at most 8760, or"),
         ("tracking: {high_from: 0.3}", "tracking: medium_from 0.4 must not be above high_from 0.3"),
-        ("executor: {agents: 5}", "executor.agents is 5; it must be a section with one section for each name"),
-        ("executor: {agents: {codex: 5}}", "executor.agents.codex is 5; it must be a section with program, arguments"),
-        ("executor: {agents: {1: {}}}", "executor.agents has the name 1; it must be text"),
+        ("executor: {agents: 5}", "executor.agents must be a section with one section per name"),
+        ("executor: {agents: {codex: 5}}", "executor.agents.codex must be a section with program, arguments"),
+        ("executor: {agents: {1: {}}}", "names in executor.agents must be text, got 1"),
         (
             "executor: {agents: {codex: {modl: x}}}",
-            "unknown setting 'modl' (executor.agents.codex.modl); did you mean executor.agents.codex.model?",
+            "unknown setting 'modl' (executor.agents.codex.modl). Did you mean executor.agents.codex.model?",
         ),
         (
             "executor: {agents: {codex: {login: perhaps}}}",
-            "executor.agents.codex.login is 'perhaps'; it must be true or false",
+            "executor.agents.codex.login must be true or false",
         ),
-        ("executor: {agents: {codex: {arguments: x}}}", "executor.agents.codex.arguments is 'x'; it must be a list"),
-        ("executor: {agents: {codex: {arguments: [1]}}}", "executor.agents.codex.arguments[0] is 1; it must be text"),
-        ("- a", "the settings: it has no sections. Write it like this:"),
+        ("executor: {agents: {codex: {arguments: x}}}", "executor.agents.codex.arguments must be a list"),
+        ("executor: {agents: {codex: {arguments: [1]}}}", "executor.agents.codex.arguments[0] must be text"),
+        ("- a", "the settings must consist of sections, for example:"),
         ("temporal: {", "the settings: not valid YAML: line 1: "),
         ("a: 2024-13-45", "the settings: not valid YAML: "),
     ],
@@ -117,24 +117,26 @@ def test_mistake_is_named_with_its_fix(text: str, sentence: str) -> None:
 def test_every_mistake_is_named_at_once() -> None:
     message = refusal("temporal: {adress: x, tls: perhaps}\nserver: {http_port: -1}")
     assert sorted(message.split("\n")) == [
-        "server.http_port is -1; it must be a whole number from 0 to 65535",
-        "temporal.tls is 'perhaps'; it must be true or false, or null",
-        "unknown setting 'adress' (temporal.adress); did you mean temporal.address?",
+        "server.http_port must be a whole number from 0 to 65535, got -1",
+        "temporal.tls must be true or false, or null, got 'perhaps'",
+        "unknown setting 'adress' (temporal.adress). Did you mean temporal.address?",
     ]
 
 
 def test_mistake_in_the_environment_names_the_variable() -> None:
     assert refusal("", TIGHTLOOP_SERVER__HTTP_PORT="x") == (
-        "environment variable TIGHTLOOP_SERVER__HTTP_PORT: server.http_port is 'x'; "
-        "it must be a whole number from 0 to 65535"
+        "environment variable TIGHTLOOP_SERVER__HTTP_PORT: server.http_port must be a whole number "
+        "from 0 to 65535, got 'x'"
     )
-    assert "did you mean temporal.address?" in refusal("", TIGHTLOOP_TEMPORAL__ADRESS="x")
-    assert "did you mean temporal?" in refusal("", TIGHTLOOP_TEMPORL__ADDRESS="x")
-    assert "a list of texts" in refusal("", TIGHTLOOP_EXECUTOR__ARGV="[a")
+    assert "Did you mean temporal.address?" in refusal("", TIGHTLOOP_TEMPORAL__ADRESS="x")
+    assert "Did you mean temporal?" in refusal("", TIGHTLOOP_TEMPORL__ADDRESS="x")
+    assert "a list of text" in refusal("", TIGHTLOOP_EXECUTOR__ARGV="[a")
 
 
 def test_mistake_in_a_document_names_the_document() -> None:
-    with pytest.raises(SettingsError, match=r"^project: planner\.kind is 'gpt'"):
+    with pytest.raises(
+        SettingsError, match=r"^project: planner\.kind must be one of auto, openai, heuristic, got 'gpt'"
+    ):
         combined_settings([("user", "planner: {kind: openai}"), ("project", "planner: {kind: gpt}")], {})
 
 

@@ -35,14 +35,17 @@ def merges(levels: int = 9, of: int = 9) -> str:
 
 
 TEXTS = {
-    "bomb": (bomb(), f"aliases stand for more than {ALIASED_LIMIT} values"),
-    "merges": (merges(), f"aliases stand for more than {ALIASED_LIMIT} values"),
+    "bomb": (bomb(), f"aliases expand to more than {ALIASED_LIMIT} values"),
+    "merges": (merges(), f"aliases expand to more than {ALIASED_LIMIT} values"),
     "chain": (chain(150), "nested deeper than 100 levels"),
     "deep": ("a: " + "[" * 20_000, "nested deeper than 100 levels"),
     "deep in blocks": ("- " * 5_000, "nested deeper than 100 levels"),
-    "endless list": ("a: &a [*a]\n", "no complete anchor"),
-    "endless merge": ("a: &a {<<: *a}\n", "no complete anchor"),
-    "endless under a name used before": ("b: &a [x]\na: &a [*a]\n", "no complete anchor|second occurrence"),
+    "endless list": ("a: &a [*a]\n", "must come after its complete anchor"),
+    "endless merge": ("a: &a {<<: *a}\n", "must come after its complete anchor"),
+    "endless under a name used before": (
+        "b: &a [x]\na: &a [*a]\n",
+        "must come after its complete anchor|second occurrence",
+    ),
 }
 
 
@@ -83,7 +86,7 @@ def test_blocks_of_the_text_form_share_one_bound() -> None:
     fields = "  " + bomb(4).replace("\n", "\n  ")
     text = "".join(f"task t{number}\n{fields}\n" for number in range(30))
     assert len(text) < 10_000
-    with pytest.raises(PlanError, match=f"aliases stand for more than {ALIASED_LIMIT} values"):
+    with pytest.raises(PlanError, match=f"aliases expand to more than {ALIASED_LIMIT} values"):
         read_plan(text)
 
 

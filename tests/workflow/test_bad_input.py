@@ -106,10 +106,10 @@ def file_instead_of_a_folder(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (no_repository, "is not a git repository. Make it one: git init "),
-        (nowhere, "does not exist on this host: check path and worker"),
-        (folder_of_a_repository, "whole: name the top"),
-        (file_instead_of_a_folder, "is not a folder: name the top folder of a git working tree"),
+        (no_repository, "is not a git repository. Create one: git init "),
+        (nowhere, "does not exist on this host. Check the path and the worker"),
+        (folder_of_a_repository, "whole. Specify the top folder"),
+        (file_instead_of_a_folder, "is not a folder. Specify the top folder of a git working tree"),
     ],
 )
 async def test_a_workspace_that_cannot_be_used_fails_with_what_to_do(
@@ -163,7 +163,7 @@ async def test_a_worktree_without_a_commit_fails_with_both_ways_out(
         episode_id = await client.start(request_for(workspace=str(fresh), worktree=True))
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.FAILED
-    assert "needs a commit for a worktree of its own" in result.reason
+    assert "needs a commit before a separate worktree can be created" in result.reason
     assert "or start without worktree" in result.reason
 
 
@@ -180,7 +180,7 @@ async def test_files_in_a_submodule_go_back_byte_for_byte(
         told = await one_step_and_back(client, request_for, workspace, "sh", "-c", edit)
     assert on_disk(workspace) == before
     assert git(workspace / "lib", "rev-parse", "HEAD") == head
-    assert any("as plain files, without their .git: lib" in text for text in told)
+    assert any("as regular files, without their .git: lib" in text for text in told)
 
 
 async def test_what_a_symlink_points_to_outside_is_never_touched(
@@ -256,7 +256,7 @@ async def test_a_big_file_neither_fails_the_episode_nor_its_heartbeats(
             timeline = await client.timeline(episode_id)
         assert result.outcome is EpisodeOutcome.SUCCEEDED
         assert result.spent.infrastructure_retries == 0
-        assert any("slow checkpoints down" in entry.text and "big.bin" in entry.text for entry in timeline)
+        assert any("slow down checkpoints" in entry.text and "big.bin" in entry.text for entry in timeline)
         size = stored(workspace, "cat-file", "-s", f"refs/tightloop/{episode_id}/0:big.bin")
         assert int(size) == BIG_BYTES
     finally:
@@ -377,7 +377,7 @@ async def test_a_planner_that_answers_nonsense_pauses_the_episode_with_the_reaso
             await ended_by_hand(client, episode_id)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
-    assert "m1 gave no usable answer in 3 attempts" in status.questions[0].title
+    assert "m1 returned no usable answer in 3 attempts" in status.questions[0].title
     assert why in status.questions[0].title
     assert status.iteration == 3
     print(f"\nhistory of three bad answers: {size} bytes")
@@ -396,7 +396,7 @@ async def test_a_refused_key_pauses_at_once_and_says_what_to_do(client, working:
     assert status.questions
     assert status.questions[0].kind is QuestionKind.FATAL
     assert "401" in status.questions[0].title
-    assert "set OPENAI_API_KEY to a valid one" in status.questions[0].title
+    assert "Set OPENAI_API_KEY to a valid key" in status.questions[0].title
     assert status.questions[0].default == "retry"
     assert asked == 1
     assert result.outcome is EpisodeOutcome.SUCCEEDED

@@ -61,7 +61,7 @@ async def test_diff_shows_how_the_plan_changed_between_two_checkpoints(
     assert same == (0, "the plan is the same in ckpt-1 and ckpt-1\n")
     assert "+2" in files[1]
     assert unknown[0] == 2
-    assert "no checkpoint ckpt-9. Known: ckpt-0, ckpt-1, ckpt-2" in unknown[1]
+    assert "no checkpoint ckpt-9. Known checkpoints: ckpt-0, ckpt-1, ckpt-2" in unknown[1]
 
 
 async def test_same_commands_show_what_a_plan_waits_for_and_steer_it(
@@ -71,7 +71,7 @@ async def test_same_commands_show_what_a_plan_waits_for_and_steer_it(
         plan_id = await client.start(PlanRequest(workspace=str(workspace), source=GATE))
 
         async def is_listed() -> bool:
-            return f"{plan_id}: release waits for a person: Release?" in (await cli("list"))[1]
+            return f"{plan_id}: release is waiting for a person: Release?" in (await cli("list"))[1]
 
         await eventually(is_listed)
         listed = (await cli("list", "--kind", "plan"))[1]
@@ -101,7 +101,7 @@ async def test_command_that_does_not_wait_for_people_ends_with_a_code_of_its_own
         await client.answer("plan-gated", "approve")
         done = await cli("watch", "plan-gated")
     assert code == 3, said
-    assert "plan-gated waits for a person. Answer, then follow it again: tightloop watch plan-gated" in said
+    assert "plan-gated is waiting for a person. Answer, then run: tightloop watch plan-gated" in said
     assert "tightloop answer plan-gated approve" in said
     assert again[0] == 3
     assert done[0] == 0
@@ -122,7 +122,7 @@ async def test_status_without_a_worker_says_what_is_stored_and_how_old_it_is(
     code, said = await cli("status", plan_id)
     as_json = await cli("status", plan_id, "--json")
     assert code == 0, said
-    assert "no worker answers" in said
+    assert "no worker responds" in said
     assert "tightloop up" in said
     assert "as of" in said
     assert str(workspace) in said
@@ -148,7 +148,7 @@ async def test_status_without_a_worker_names_no_branch_that_it_does_not_know(
     _, said = await cli("status", episode_id)
     _, as_json = await cli("status", episode_id, "--json")
     assert "1 on branch 2" in known[1]
-    assert "no worker answers" in said
+    assert "no worker responds" in said
     assert "branch" not in said
     assert json.loads(as_json[as_json.index("{") :])["branch"] == 0
 
@@ -203,11 +203,11 @@ async def test_resume_and_pause_claim_no_success_for_what_they_do_not_do(
         await asked(client, episode_id)
         code, said = await cli("resume", episode_id)
         assert code == 2
-        assert "continues only after a decision: q1" in said
+        assert "cannot continue without a decision: q1" in said
         assert f"tightloop answer {episode_id} extend" in said
         code, said = await cli("top-up", episode_id)
         assert code == 2
-        assert "Add one, such as --iterations 5" in " ".join(said.split())
+        assert "Add one, for example --iterations 5" in " ".join(said.split())
         code, said = await cli("move", episode_id, "--to", "nowhere")
         assert code == 2
         assert "move: no workspace worker runs on 'nowhere'" in " ".join(said.split())
@@ -221,6 +221,6 @@ async def test_cancel_says_that_no_worker_is_there(cli: Cli, client: TightloopCl
     episode_id = await client.start(request_for())
     code, said = await cli("cancel", episode_id)
     assert code == 0
-    assert "ends once a worker answers: no worker answers on task queue" in " ".join(said.split())
+    assert "will end when a worker responds: no worker responds on task queue" in " ".join(said.split())
     async with working():
         await client.result(episode_id)

@@ -75,7 +75,7 @@ async def test_coder_asks_a_person_and_goes_on_with_the_answer(
     assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
     # The session goes on: nothing is paid twice, and the model reads the answer.
     assert fake.paid == (1, 1, 1, 1)
-    assert "the person answers: no, sum all" in str(fake.requests[2].body)
+    assert "the person answered: no, sum all" in str(fake.requests[2].body)
 
 
 async def test_paused_coder_goes_on_where_it_was(
@@ -174,7 +174,7 @@ async def test_coder_without_a_model_gives_way_to_the_fallback(
         lines = [line.text for line in await client.timeline(started) if line.kind == "fallback"]
         await client.cancel(started)
     assert lines
-    assert "coder: no model can be asked: set OPENAI_API_KEY" in lines[0]
+    assert "coder: no model is available: set OPENAI_API_KEY" in lines[0]
 
 
 async def test_what_a_person_mended_goes_on_in_the_same_session(

@@ -81,7 +81,7 @@ async def test_schedule_frees_what_is_old_and_leaves_what_a_person_keeps(
         left_behind(workspace, one, datetime.now(UTC) - 40 * DAY)
     folder = state_folder(workspace)
     code, told = await cli("keep", kept)
-    assert (code, told.strip()) == (0, f"{kept}: kept from tightloop gc")
+    assert (code, told.strip()) == (0, f"{kept} is protected from tightloop gc")
     under = collecting(settings)
     async with working(under=under):
         await keep_schedule(temporal_client, under)

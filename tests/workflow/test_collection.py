@@ -313,7 +313,7 @@ async def test_collections_beside_running_episodes_take_nothing_from_them(
         ((), "ended less than 30 days ago"),
         (("--older-than", "12h"), "ended less than 12 h ago"),
         (("--older-than", "0d"), "ended less than 0 h ago"),
-        (("--older-than", ""), "--older-than '' is not a time. Write days or hours, such as 30d or 12h"),
+        (("--older-than", ""), "--older-than '' is not a valid duration. Use days or hours, for example 30d or 12h"),
     ],
 )
 def test_command_keeps_what_ended_later_than_it_is_told(settings: Settings, age: tuple[str, ...], told: str) -> None:

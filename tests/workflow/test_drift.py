@@ -63,13 +63,13 @@ async def test_plan_asks_about_edits_outside_a_pause_and_keeps_what_is_named(
         question = await asked(client, plan_id, QuestionKind.DRIFT)
         assert (workspace / "my notes.txt").exists(), "nothing is undone before somebody says so"
         with pytest.raises(
-            InvalidRequestError, match=r"'my note\.txt' is not a file of .* Did you mean 'my notes\.txt'"
+            InvalidRequestError, match=r"'my note\.txt' is not a file in .* Did you mean 'my notes\.txt'"
         ):
             await client.answer(plan_id, "keep", "'my note.txt'")
         await client.answer(plan_id, "keep", "my notes.txt")
         status = await ended(client, plan_id)
         result = await client.result(plan_id)
-    assert question.title == "somebody else changed 2 files: app.py, my notes.txt. Keep or undo that?"
+    assert question.title == "somebody else changed 2 files: app.py, my notes.txt. Keep or undo the change?"
     assert [line.partition(" at ")[0] for line in question.evidence] == ["app.py: changed", "my notes.txt: added"]
     assert question.default == "keep"
     assert result.outcome is PlanOutcome.COMPLETED
@@ -77,7 +77,7 @@ async def test_plan_asks_about_edits_outside_a_pause_and_keeps_what_is_named(
     assert (workspace / "my notes.txt").read_text() == "mine\n"
     assert "by a person" not in (workspace / "app.py").read_text()
     told = "\n".join(end_lines(status))
-    assert "changes made outside a pause were undone: 1 file: app.py" in told
+    assert "changes made outside a pause were undone (1 file: app.py" in told
     subprocess.run(status.drifts[0].bring_back, shell=True, check=True, timeout=60)
     assert "by a person" in (workspace / "app.py").read_text()
 
@@ -110,7 +110,7 @@ async def test_cancelled_plan_leaves_edits_where_they_are(
         status = await ended(client, plan_id)
     assert status.status == "cancelled"
     assert (workspace / "my notes.txt").exists()
-    assert "left in place, beside what was delivered: 2 files" in "\n".join(end_lines(status))
+    assert "kept together with the delivered changes (2 files" in "\n".join(end_lines(status))
 
 
 class TestUndo:
@@ -129,7 +129,7 @@ class TestUndo:
         assert status.status == "completed"
         assert not (workspace / "my notes.txt").exists()
         told = end_lines(status)
-        assert "changes made outside a pause were undone: 2 files: app.py, my notes.txt" in told
+        assert "changes made outside a pause were undone (2 files: app.py, my notes.txt" in told
         command = next(line for line in told if "restore them" in line).partition("restore them: ")[2]
         subprocess.run(command, shell=True, check=True, timeout=60)
         assert (workspace / "my notes.txt").read_text() == "mine\n"

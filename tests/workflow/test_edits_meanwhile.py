@@ -48,7 +48,7 @@ def bring_back(told: list[str], workspace: Path, *, whole: bool = True) -> None:
 
 def names_all(status: RunStatus, step: str) -> None:
     told = "\n".join(end_lines(status))
-    assert f"changes made while {step} ran were undone with it: " in told
+    assert f"changes made while {step} was running were undone together with it (" in told
     assert all(name in told for name in ("app.py", "docs/my notes.txt", "picture.bin", "log.txt")), told
 
 
@@ -107,7 +107,7 @@ async def test_edits_during_a_step_that_its_watchdog_ends_are_named(
         plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         await edit_while(workspace, "log.txt")
         status = await ended(client, plan_id)
-    assert "the watchdog stopped it after 3 s" in status.reason
+    assert "the watchdog stopped the attempt after 3 s" in status.reason
     names_all(status, "write")
     bring_back(end_lines(status), workspace)
 
@@ -170,7 +170,7 @@ async def test_edits_of_the_same_files_during_two_runs_of_the_checks_can_both_be
         timeline = [event.text for event in await client.timeline(plan_id)]
         await client.cancel(plan_id)
         await ended(client, plan_id)
-    assert sum("changes made while checks ran" in line for line in timeline) == 1
+    assert sum("changes made while checks were running" in line for line in timeline) == 1
 
 
 async def test_what_each_attempt_of_a_step_leaves_alike_is_told_once(
@@ -187,7 +187,7 @@ async def test_what_each_attempt_of_a_step_leaves_alike_is_told_once(
         timeline = [event.text for event in await client.timeline(plan_id)]
     assert status.status == "failed"
     assert timeline.count("write: transient: busy: exit code 75") == 3, timeline
-    assert sum("changes made while write ran" in line for line in timeline) == 1, timeline
+    assert sum("changes made while write was running" in line for line in timeline) == 1, timeline
     assert [drift.paths for drift in status.drifts] == [("log.txt",)]
 
 
@@ -211,7 +211,7 @@ async def test_files_that_a_step_is_known_to_have_written_itself_are_nobody_else
     assert status.status in ("failed", "compensated")
     assert not (workspace / "log.txt").exists()
     told = "\n".join([*end_lines(status), *timeline])
-    assert "undone with it" not in told
+    assert "undone together with it" not in told
 
 
 async def test_question_about_a_proof_names_the_edit_that_only_the_checks_have_seen(

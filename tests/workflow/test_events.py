@@ -94,7 +94,7 @@ async def test_export_holds_the_history_and_the_events_of_every_run(
     assert json.loads(shown.stdout)["runs"] == document["runs"]
     assert read_history(tmp_path / "all.json").workflow_id == episode_id
     assert (proven.exit_code, unproven.exit_code) == (0, 2)
-    assert f"Runs with one: {runs[1].run_id}, {runs[2].run_id}" in unproven.output
+    assert f"Runs with a result: {runs[1].run_id}, {runs[2].run_id}" in unproven.output
 
 
 async def test_whoever_follows_sees_each_event_once_through_new_runs_and_a_reset(
@@ -144,7 +144,7 @@ async def test_wrong_and_old_cursors_are_refused(
     async with working():
         episode_id = await client.start(request_for(definition_of_done=[lines_of(1)]))
         await client.result(episode_id)
-        with pytest.raises(InvalidRequestError, match="'yesterday' is not a cursor"):
+        with pytest.raises(InvalidRequestError, match="'yesterday' is not a valid cursor"):
             await client.timeline(episode_id, after="yesterday")
         unknown = "00000000-0000-0000-0000-000000000000.3"
         with pytest.raises(InvalidRequestError, match="no longer stored"):

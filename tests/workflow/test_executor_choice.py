@@ -39,7 +39,7 @@ async def test_a_fallback_works_where_the_first_choice_cannot(
     assert report is not None
     assert report.executor == "appending"
     assert shown.executor == "appending in place of absent"
-    assert any("appending works instead of absent: absent: it is not installed: npm install" in line for line in told)
+    assert any("appending replaces absent: absent: it is not installed: npm install" in line for line in told)
 
 
 async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes_it(
@@ -66,10 +66,13 @@ async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"executor": {"name": "askng"}}, r"the executor 'askng' is unknown\. Did you mean asking\? This worker has: "),
+        (
+            {"executor": {"name": "askng"}},
+            r"unknown executor 'askng'\. Did you mean asking\? Executors on this worker: ",
+        ),
         (
             {"executor": {"name": "scripted", "fallback": ["askng"]}},
-            r"'askng' is unknown\. Did you mean asking\?",
+            r"unknown executor 'askng'\. Did you mean asking\?",
         ),
     ],
 )
@@ -89,7 +92,7 @@ async def test_a_mistyped_executor_of_a_running_episode_is_fixed(
     async with working(**registry(asking=AskingExecutor())):
         episode_id = await client.start(request_for(budget={"max_iterations": 1}))
         await asked(client, episode_id)
-        with pytest.raises(InvalidRequestError, match=r"'scrpted' is unknown\. Did you mean 'scripted'\?"):
+        with pytest.raises(InvalidRequestError, match=r"unknown executor 'scrpted'\. Did you mean 'scripted'\?"):
             await client.amend(episode_id, executor="scrpted")
         await client.amend(episode_id, executor="askng")
         await client.top_up(episode_id, iterations=5)
@@ -123,11 +126,11 @@ async def test_start_takes_who_works_and_how_and_says_that_nobody_is_there_yet(
         again = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--id", "second", "--json"])
         await client.cancel(episode_id)
         await client.result(episode_id)
-    assert f"no worker polls task queue '{settings.temporal.task_queue}'; {episode_id} waits" in done.stderr
+    assert f"{episode_id} is waiting because no worker polls task queue '{settings.temporal.task_queue}'" in done.stderr
     assert (choice.name, choice.fallback, choice.model) == ("person", ("command",), "small")
     assert (choice.mode.value, choice.permissions.value) == ("read_only", "ask")
     assert "no worker polls" not in again.stderr
-    assert f"{episode_id} works in {workspace}" in again.stderr.replace("\n", " ")
+    assert f"{episode_id} is using {workspace}" in again.stderr.replace("\n", " ")
 
 
 async def test_without_a_model_an_executor_that_takes_whole_plans_gets_the_goal_and_what_fails(

@@ -90,7 +90,7 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert done == "the answer is 'done'; the episode continues"
-    assert again.startswith("no report on that is expected now")
+    assert again.startswith("no report is expected at the moment")
     assert any("answered: reporting: done" in line and "wrote a file" in line for line in timeline)
     assert not any(line.startswith(("paused", "resumed")) for line in timeline)
 
@@ -145,7 +145,7 @@ async def test_limit_that_is_reported_twice_counts_once(
     agent.tell(hook_event_name="stop", status="completed")
     going_on = await watched(client, episode_id, agent, 2)
     [again] = await reported(served, workspace, episode_id, stopped)
-    assert again.startswith("this report was received before")
+    assert again.startswith("this report was already received")
     assert (await watched(client, episode_id, agent, 2)).id == going_on.id
     [other] = await reported(served, workspace, episode_id, report(1, outcome="limit_hit", report="25 more"))
     agent.tell(hook_event_name="stop", status="completed")
@@ -179,7 +179,7 @@ async def test_report_on_another_iteration_or_of_another_episode_is_refused(
     async with over_http(served, token, "?episode=another") as other:
         elsewhere = await refused(other, "send_message", target="planner", message=report(1))
     assert "is in iteration 1" in stale
-    assert "does not name its [🔁 ITERATION]" in nameless
+    assert "does not contain an [🔁 ITERATION]" in nameless
     assert "limit_hit" in broken
     assert "another" in elsewhere
     assert (await client.status(episode_id)).questions
@@ -220,7 +220,7 @@ async def test_agent_that_tells_without_end_is_told_to_stop(
             await call(mine, "record_checkpoint", scratchpad=f"note {number}", **scratch)
         enough = await refused(mine, "record_checkpoint", scratchpad="note 6", **scratch)
         told = await call(mine, "send_message", target="planner", message=report(1, report="a long story " * 100))
-    assert "5 messages already wait for the planner" in enough
+    assert "5 messages are already waiting for the planner" in enough
     assert "'done'" in told["ack"], "a long report is heard although its whole text is one note too many"
     assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
 
@@ -242,7 +242,7 @@ async def test_report_and_end_of_the_turn_at_the_same_moment_end_one_delivery(
         )
     result = await client.result(episode_id)
     assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 1, 1)
-    heard = ("the answer is 'done'", "no report on that is expected now", "this report was received before")
+    heard = ("the answer is 'done'", "no report is expected at the moment", "this report was already received")
     for told in (one, other):
         assert told["ack"].startswith(heard)
 
@@ -265,14 +265,16 @@ async def test_report_that_comes_late_is_kept_and_is_not_about_the_next_plan(
         agent.tell(hook_event_name="stop", status="completed")
         second = await watched(client, episode_id, agent, 2)
         [late] = await reported(served, workspace, episode_id, report(1))
-        assert late == "no report on that is expected now, so it was saved as a note: the planner will read it"
+        assert (
+            late == "no report is expected at the moment, so the message was saved as a note: the planner will read it"
+        )
         assert (await watched(client, episode_id, agent, 2)).id == second.id
         await reported(served, workspace, episode_id, report(2))
         result = await client.result(episode_id)
         [ended] = await reported(served, workspace, episode_id, report(2))
     assert (result.outcome, result.iterations, len(agent.desktop.submitted)) == (EpisodeOutcome.SUCCEEDED, 2, 2)
     assert "was not saved" in ended
-    assert "You need not do anything about it" in ended
+    assert "You do not need to do anything" in ended
 
 
 @pytest.mark.parametrize("after_s", [2.9, 3.0, 3.05, 3.1, 3.2])

@@ -189,9 +189,9 @@ def test_an_id_that_leads_out_of_our_folder_makes_and_removes_nothing(
     victims = (workspace, ours, ours.parent, ours.parent.parent, ours.parent.parent.parent)
     write(tmp_path, {str((place / "victim" / "kept").relative_to(tmp_path)): "kept" for place in victims})
     before, hold = on_disk(tmp_path), GitWorkspaces().hold(scope_of(workspace, identity, worktree=True))
-    with pytest.raises(WorkspaceError, match="cannot be the name of a worktree"):
+    with pytest.raises(WorkspaceError, match="is not a valid worktree name"):
         GitWorkspaces().prepare(scope_of(workspace, identity, worktree=True), take_over=lambda _: True)
-    with pytest.raises(WorkspaceError, match="cannot be the name of a worktree"), hold:
+    with pytest.raises(WorkspaceError, match="is not a valid worktree name"), hold:
         pass
     assert {name: entry for name, entry in on_disk(tmp_path).items() if name in before} == before
 

@@ -211,7 +211,7 @@ async def test_what_a_state_does_not_allow_is_refused_with_what_it_does(
         plan_id = await planned(client, request_on(workspace, "true"))
         with pytest.raises(InvalidRequestError, match=r"verify: the plan is DRAFT\. Possible now: dispatch, cancel"):
             await client.verify(plan_id)
-        with pytest.raises(InvalidRequestError, match="parallel is 0"):
+        with pytest.raises(InvalidRequestError, match="parallel must be between 1 and"):
             await client.dispatch(plan_id, parallel=0)
         await client.dispatch(plan_id)
 
@@ -343,7 +343,7 @@ async def test_plan_whose_workspace_is_busy_stays_a_draft_and_is_dispatched_late
             return None
 
         other = await eventually(works, seconds=LOOP_SECONDS)
-        with pytest.raises(WorkspaceBusyError, match=f"dispatch: {other} works in"):
+        with pytest.raises(WorkspaceBusyError, match=f"dispatch: {other} is using"):
             await client.dispatch(plan_id)
         refused = await status_of(client, plan_id)
         (workspace.parent / "go").touch()
@@ -381,7 +381,7 @@ async def test_plan_of_a_busy_workspace_fails_and_says_who_works_there(
     assert result.gate_result is not None
     [check] = result.gate_result.checks
     assert (check.name, check.passed) == ("plan_generation", False)
-    assert f"{other} works in" in check.message
+    assert f"{other} is using" in check.message
 
 
 async def test_task_that_waits_for_a_person_gives_its_place_to_the_next(

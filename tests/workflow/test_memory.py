@@ -123,7 +123,7 @@ async def test_killed_server_costs_nothing_but_the_memory(
             told = [line.text for line in await client.timeline(episode) if line.kind == "memory"]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
     [said] = told
-    assert "the memory is not used: the database postgresql://" in said
+    assert "memory is not used: the database postgresql://" in said
     assert "does not answer" in said
 
 
@@ -133,8 +133,8 @@ async def test_server_in_a_wrong_state_costs_nothing_but_the_memory(
 ) -> None:
     expected = {
         "missing": "does not answer",
-        "newer": "was written by a newer tightloop (migration v9999_later",
-        "older": "Upgrade it: tightloop ledger upgrade",
+        "newer": "was written by a newer version of tightloop (migration v9999_later",
+        "older": "Upgrade it with: tightloop ledger upgrade",
     }
     with new_database(server) as address:
         database = postgres_database(address, MEMORY)

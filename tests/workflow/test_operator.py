@@ -122,7 +122,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
     [asked] = status.questions
-    kept = f"pause: {asked.id} is already waiting; the reason given: a meeting"
+    kept = f"pause: {asked.id} is already waiting. Reason given: a meeting"
     assert [entry.text for entry in timeline if entry.kind == "refused"] == [kept]
     assert result.outcome is EpisodeOutcome.CANCELLED
 
@@ -130,14 +130,14 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
 @pytest.mark.parametrize(
     ("update", "value", "sentence"),
     [
-        ("restore_checkpoint", '{"checkpoint": "ckpt-0"}', "Send for example"),
+        ("restore_checkpoint", '{"checkpoint": "ckpt-0"}', "Example: "),
         ("restore_checkpoint", '"nonsense"', "the episode has no checkpoint 'nonsense'"),
         ("top_up", '{"iteration": 5}', "top_up: unknown field 'iteration'. Did you mean 'iterations'?"),
         ("respond", '""', "the text is empty"),
         ("answer", '"allow"', "answer: no question is open"),
-        ("amend_goal", "{}", "nothing is changed"),
+        ("amend_goal", "{}", "the request changes nothing"),
         ("amend_goal", '{"goal": "%s"}' % ("x" * 9_000), "the goal has 9000 characters"),
-        ("amend_goal", '{"definition_of_done": [{"run": "true", "timeout_s": 1e300}]}', "a time limit is 1e+300 s"),
+        ("amend_goal", '{"definition_of_done": [{"run": "true", "timeout_s": 1e300}]}', "s, got 1e+300 s"),
     ],
 )
 async def test_a_wrong_update_gets_a_sentence(client, temporal_cli, working, request_for, update, value, sentence):

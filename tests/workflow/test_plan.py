@@ -271,7 +271,7 @@ async def test_plan_that_cannot_be_opened_fails_with_the_reason(playing: Playing
     [
         ({"workspace": "project"}, "the workspace 'project' is not an absolute path"),
         ({"source": ""}, "exactly one of source, file and goal"),
-        ({"max_parallel": 101}, "max_parallel is 101"),
+        ({"max_parallel": 101}, "max_parallel must be between 1 and 100, got 101"),
         ({"source": "x" * 1_000_001}, "1000001 bytes"),
     ],
 )

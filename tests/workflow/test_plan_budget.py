@@ -41,7 +41,7 @@ async def test_person_who_lowers_a_bound_stops_the_plan_where_it_is_reached(play
         status = await stage.paused()
         await stage.plans.top_up(stage.id, attempts=5)
         result = await stage.result()
-    assert status.questions[0].title.startswith("2 step attempts were started, max_attempts is 2")
+    assert status.questions[0].title.startswith("the plan has started 2 step attempts, and max_attempts is 2")
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c"])
 
 
@@ -54,7 +54,7 @@ async def test_top_up_outlasts_a_revision_that_says_nothing_else(playing: Playin
         said = await stage.plans.replan(stage.id, line(steps="abcd", max_api_calls=2), by="ada")
         slow.go.set()
         result = await stage.result()
-    assert said == "revision 2 is in force. added: d"
+    assert said == "revision 2 is now active. added: d"
     assert (result.outcome, stage.scripted.names()) == (PlanOutcome.COMPLETED, ["a", "b", "c", "d"])
 
 

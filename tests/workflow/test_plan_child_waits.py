@@ -61,7 +61,7 @@ async def test_gate_of_a_subplan_is_shown_by_its_plan_until_it_is_answered(playi
         inner = f"{stage.id}.sub.1"
         shown = await details_with(stage, "Release 1.2?")
         with pytest.raises(
-            InvalidRequestError, match=rf"are waiting: {inner}.*tightloop answer {inner} approve"
+            InvalidRequestError, match=rf"are in its child workflows: {inner}.*tightloop answer {inner} approve"
         ) as refused:
             await stage.plans.answer(stage.id, "approve")
         assert "respond" not in refused.value.message
@@ -215,7 +215,7 @@ async def test_workflow_of_somebody_else_under_the_id_of_a_child_is_left_alone(p
         await details_with(stage, "Release?")
         await stage.plans.answer(theirs, "approve", question="release", by="ada")
         result = await stage.result()
-    assert f"the id {theirs} is taken by an open workflow" in paused.questions[0].title
+    assert f"the id {theirs} belongs to an open workflow" in paused.questions[0].title
     assert other.title == "inner"
     assert [question.kind for question in other.questions] == [QuestionKind.GATE]
     assert result.outcome is PlanOutcome.COMPLETED

@@ -87,7 +87,7 @@ async def test_changed_plan_is_taken_up_at_once(playing: Playing):
         slow.go.set()
         result = await stage.result()
         told = await stage.told()
-    assert said == "revision 2 is in force. added: d"
+    assert said == "revision 2 is now active. added: d"
     assert (status.revision, status.counts) == (2, {"pending": 2, "running": 1, "completed": 1})
     assert stage.scripted.names() == ["a", "b", "c", "d"]
     assert (result.revision, result.spent.revisions) == (2, 2)
@@ -104,7 +104,7 @@ async def test_changed_plan_is_taken_up_at_once(playing: Playing):
         (LINE.replace("needs: [b], shell", "needs: [b], shel"), "7:25: unknown field 'shel' in step 'c'"),
         (
             LINE.replace('id: b, needs: [a], shell: {run: "true"}', 'id: b, needs: [a], shell: {run: "false"}'),
-            "under way",
+            "is running",
         ),
         ("", "this worker has no planner"),
     ],
@@ -125,7 +125,7 @@ async def test_plan_is_not_changed_more_often_than_its_budget_allows(playing: Pl
     slow = Hanging()
     async with playing(LINE + "budget: {max_revisions: 1}\n", {"b": slow}) as stage:
         await slow.started.wait()
-        with pytest.raises(InvalidRequestError, match="the plan has 1 revisions, max_revisions is 1"):
+        with pytest.raises(InvalidRequestError, match="the plan has 1 revisions, and max_revisions is 1"):
             await stage.plans.replan(stage.id, LONGER)
         await stage.plans.top_up(stage.id, revisions=1)
         await stage.plans.replan(stage.id, LONGER + "budget: {max_revisions: 1}\n")
@@ -159,7 +159,7 @@ async def test_failure_is_answered_with_another_plan(playing: Playing):
         await stage.paused()
         said = await stage.plans.replan(stage.id, fixed, by="ada")
         result = await stage.result()
-    assert said.startswith("revision 2 is in force")
+    assert said.startswith("revision 2 is now active")
     assert result.outcome is PlanOutcome.COMPLETED
     assert stage.scripted.names() == ["a", "b", "b2", "c"]
 
@@ -172,7 +172,7 @@ async def test_failure_is_answered_with_a_plan_that_a_planner_writes(playing: Pl
         said = await stage.plans.answer(stage.id, "replan", "use the other tool", question="b", by="ada")
         result = await stage.result()
     assert "replan" in status.questions[0].names
-    assert said.startswith("revision 4 is in force")
+    assert said.startswith("revision 4 is now active")
     assert stage.scripted.revisions[2].trouble == "wrong way; use the other tool"
     assert result.outcome is PlanOutcome.COMPLETED
 
@@ -215,7 +215,7 @@ async def test_single_steps_are_run_in_a_pause(playing: Playing):
             await stage.plans.run_step(stage.id, "cc")
         await stage.plans.resume(stage.id)
         result = await stage.result()
-    assert said == "b starts as soon as the tree is free"
+    assert said == "b will start as soon as the tree is free"
     assert (status.status, ran) == ("paused", ["a", "b"])
     assert result.outcome is PlanOutcome.COMPLETED
 
@@ -236,7 +236,7 @@ async def test_failed_step_is_run_again_by_hand(playing: Playing):
     ("update", "value", "sentence"),
     [
         ("top_up", '{"step": 5}', "top_up: unknown field 'step'. Known: "),
-        ("top_up", "5", "top_up: it needs an object"),
+        ("top_up", "5", "top_up: expected an object"),
         ("answer", '"retry"', "answer: no question is open"),
         ("answer", "null", "answer: the input: must be fields"),
         ("run_step", "{}", "run_step: step is missing"),
@@ -259,7 +259,7 @@ async def test_closed_plan_is_looked_at_and_takes_no_more_messages(playing: Play
         await stage.result()
         with pytest.raises(InvalidRequestError, match=f"--again {stage.id}"):
             await stage.plans.pause(stage.id)
-        with pytest.raises(EpisodeNotFoundError, match="neither an episode nor a plan has the id 'plan-x'"):
+        with pytest.raises(EpisodeNotFoundError, match="no such episode or plan: 'plan-x'"):
             await stage.plans.status("plan-x")
 
         async def listed() -> list[str]:

@@ -229,7 +229,7 @@ async def test_budget_raised_before_the_plan_is_open_is_raised(playing: Playing)
 async def test_bound_cannot_be_raised_beyond_all_measure(playing: Playing, more):
     async with playing(ASK, {"a": asks()}) as stage:
         await stage.waits()
-        with pytest.raises(InvalidRequestError, match="maximum"):
+        with pytest.raises(InvalidRequestError, match="each amount must be at most"):
             await stage.plans.top_up(stage.id, **more)
         await stage.plans.answer(stage.id, "approve")
         result = await stage.result()

@@ -119,7 +119,7 @@ async def test_answer_without_a_question_is_refused(playing: Playing):
         await stage.paused()
         with pytest.raises(InvalidRequestError, match="'three' is not an open question"):
             await stage.plans.answer(stage.id, "retry", question="three")
-        with pytest.raises(InvalidRequestError, match="Send for example"):
+        with pytest.raises(InvalidRequestError, match="Example: "):
             await stage.plans.answer(stage.id, "again", question="two")
         await stage.plans.answer(stage.id, "fail")
         await stage.result()
@@ -220,7 +220,7 @@ async def test_time_box_ends_the_tries(playing: Playing):
     assert result.outcome is PlanOutcome.FAILED
     tries = len(stage.scripted.ran)
     assert 2 <= tries <= 5
-    assert f"a: attempt {tries} of 50 is the last: its time box of 5 s leaves no time for another" in timeline
+    assert f"a: attempt {tries} of 50 is the last: the time box of 5 s leaves no time for another attempt" in timeline
 
 
 async def test_step_budget_ends_the_tries(playing: Playing):
@@ -230,7 +230,7 @@ async def test_step_budget_ends_the_tries(playing: Playing):
     async with playing(source, {"a": busy}) as stage:
         result = await stage.result()
     assert len(stage.scripted.ran) == 2
-    assert "a has used 120 tokens, its budget is 100" in result.reason
+    assert "a has used 120 tokens, but its budget is 100" in result.reason
     assert (result.spent.tokens, round(result.spent.cost_usd, 2)) == (120, 0.2)
 
 
@@ -242,7 +242,7 @@ async def test_watchdog_that_cancels_is_a_failure_that_is_tried_again(playing: P
         told = await stage.told()
     assert result.outcome is PlanOutcome.COMPLETED
     assert slow.cancelled == 1
-    assert "failed a: transient: the watchdog stopped it after 1.5 s" in told
+    assert "failed a: transient: the watchdog stopped the attempt after 1.5 s" in told
 
 
 @pytest.mark.parametrize("escalate", ["alert", "pause"])
@@ -297,10 +297,10 @@ async def test_workspace_that_cannot_be_used_pauses_the_plan_and_the_same_attemp
 @pytest.mark.parametrize(
     ("budget", "addition", "sentence"),
     [
-        ("{max_attempts: 4}", {"attempts": 10}, "4 step attempts were started, max_attempts is 4"),
-        ("{max_tokens: 100}", {"tokens": 1_000}, "120 tokens were used, max_tokens is 100"),
-        ("{max_cost_usd: 0.1}", {"cost_usd": 5}, "0.1 USD were spent, max_cost_usd is 0.1"),
-        ("{max_api_calls: 1}", {"api_calls": 50}, "1 API calls were made, max_api_calls is 1"),
+        ("{max_attempts: 4}", {"attempts": 10}, "the plan has started 4 step attempts, and max_attempts is 4"),
+        ("{max_tokens: 100}", {"tokens": 1_000}, "the plan has used 120 tokens, and max_tokens is 100"),
+        ("{max_cost_usd: 0.1}", {"cost_usd": 5}, "the plan has spent 0.1 USD, and max_cost_usd is 0.1"),
+        ("{max_api_calls: 1}", {"api_calls": 50}, "the plan has made 1 API calls, and max_api_calls is 1"),
     ],
 )
 async def test_spent_budget_pauses_the_plan_until_it_is_raised(playing: Playing, budget, addition, sentence):
@@ -319,7 +319,7 @@ async def test_spent_budget_pauses_the_plan_until_it_is_raised(playing: Playing,
         said = await stage.plans.top_up(stage.id, **addition)
         result = await stage.result()
     assert sentence in status.questions[0].title
-    assert said == "the budget is raised"
+    assert said == "the budget was raised"
     assert stage.scripted.alerts[0].alert.kind is AlertKind.BUDGET
     assert result.outcome is PlanOutcome.COMPLETED
 
@@ -336,7 +336,7 @@ steps:
         status = await stage.paused()
         await stage.plans.top_up(stage.id, fan_out=3)
         result = await stage.result()
-    assert "look-* would expand to 5 steps, max_fan_out is 2" in status.questions[0].title
+    assert "look-* would expand to 5 steps, but max_fan_out is 2" in status.questions[0].title
     assert result.counts == {"completed": 6}
 
 

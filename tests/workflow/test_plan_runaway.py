@@ -13,7 +13,7 @@ from tightloop.executor.model import Usage
 from tightloop.plan.child import StepResult
 from tightloop.plan.request import PlanOutcome, PlanRequest
 
-ADVICE = "Raise the bound with top_up, or cancel the plan"
+ADVICE = "Raise the limit with top_up, or cancel the plan"
 
 
 def wide(count: int, budget: str) -> str:
@@ -44,7 +44,7 @@ async def test_planner_that_only_ever_writes_another_try_is_stopped(playing: Pla
     assert "try4 (broken again)" in result.reason
     assert stage.scripted.names() == ["first", *(f"try{number}" for number in range(5))]
     assert (result.revision, len(stage.scripted.revisions)) == (5, 4)
-    assert f"refused revision: the plan has 5 revisions, max_revisions is 5. {ADVICE}" in told
+    assert f"refused revision: the plan has 5 revisions, and max_revisions is 5. {ADVICE}" in told
 
 
 async def test_planner_that_writes_the_same_failing_step_is_asked_twice_and_not_again(playing: Playing):
@@ -75,7 +75,7 @@ steps:
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         result = await stage.result()
-    assert status.questions[0].title == f"look-* would expand to 1000000 steps, max_fan_out is 100. {ADVICE}"
+    assert status.questions[0].title == f"look-* would expand to 1000000 steps, but max_fan_out is 100. {ADVICE}"
     assert result.outcome is PlanOutcome.CANCELLED
     assert stage.scripted.names() == ["list"]
 
@@ -93,7 +93,7 @@ async def test_templates_that_feed_templates_are_stopped_by_the_number_of_attemp
         status = await stage.paused()
         await stage.plans.cancel(stage.id)
         result = await stage.result()
-    assert "step attempts were started, max_attempts is 250" in status.questions[0].title
+    assert "step attempts, and max_attempts is 250" in status.questions[0].title
     assert 250 <= len(stage.scripted.names()) < 250 + 20
     assert result.outcome is PlanOutcome.CANCELLED
 
@@ -110,7 +110,7 @@ steps:
         status = await stage.paused()
         await stage.plans.cancel(stage.id, "it never ends")
         result = await stage.result()
-    assert status.questions[0].title == f"12 step attempts were started, max_attempts is 12. {ADVICE}"
+    assert status.questions[0].title == f"the plan has started 12 step attempts, and max_attempts is 12. {ADVICE}"
     assert status.questions[0].names == ("extend", "cancel")
     assert stage.scripted.names() == ["a"] * 12
     assert (result.outcome, result.reason) == (PlanOutcome.CANCELLED, "it never ends")
@@ -150,9 +150,9 @@ steps: [{id: a, shell: {run: "false"}, timebox_s: 1, retry: {attempts: 50, initi
 @pytest.mark.parametrize(
     ("budget", "sentence"),
     [
-        ("{max_cost_usd: 5}", "USD were spent, max_cost_usd is 5"),
-        ("{max_tokens: 5000}", "tokens were used, max_tokens is 5000"),
-        ("{max_api_calls: 5}", "API calls were made, max_api_calls is 5"),
+        ("{max_cost_usd: 5}", "USD, and max_cost_usd is 5"),
+        ("{max_tokens: 5000}", "tokens, and max_tokens is 5000"),
+        ("{max_api_calls: 5}", "API calls, and max_api_calls is 5"),
     ],
 )
 async def test_steps_that_spend_too_much_stop_the_plan(playing: Playing, budget: str, sentence: str):
@@ -232,6 +232,6 @@ steps: [{{id: inner, subplan: {{file: matryoshka.yaml}}}}]
             result = await client.result(plan_id)
         started = [row.id for row in await client.list(limit=500) if row.id.startswith(plan_id)]
     assert result.outcome is PlanOutcome.FAILED
-    assert "the plan is nested 4 levels deep, max_depth is 3" in result.reason
+    assert "the plan is nested 4 levels deep, but max_depth is 3" in result.reason
     assert "Raise max_depth in the budget of the outermost plan" in result.reason
     assert sorted(started) == [plan_id, f"{plan_id}.inner.1", f"{plan_id}.inner.1.inner.1"]

@@ -47,7 +47,7 @@ async def test_status_tells_what_a_subplan_waits_for_and_how_to_answer(playing: 
         "gate",
     )
     assert todo_lines(status) == [
-        f"sub: {inner} at release waits for a person: gate: Release?",
+        f"sub: {inner} at release is waiting for a person: gate: Release?",
         f"  tightloop status {inner}",
     ]
     assert result.outcome is PlanOutcome.COMPLETED

@@ -120,9 +120,9 @@ async def test_words_do_not_give_a_permission(client, working: Working, request_
         await client.answer(episode_id, "allow")
         result = await client.result(episode_id)
     example = '{"question": "q1", "option": "allow"}'
-    assert said == [f"the planner will read it; q1 still waits. Send an answer, for example: {example}"] * 3
+    assert said == [f"the planner will read it; q1 is still waiting. Send an answer, for example: {example}"] * 3
     assert still.questions == first.questions
-    assert f"refused: resume: q1 needs a decision. Send an answer, for example: {example}" in told
+    assert f"refused: cannot resume: q1 needs a decision. Send an answer, for example: {example}" in told
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert [len(order.grants) for order in asking.orders] == [0, 1, 0, 1]
     assert "operator: it is only a log" in planner.briefings[1].notes
@@ -134,7 +134,7 @@ async def test_wrong_and_late_answers_get_a_sentence(client, working: Working, r
         await asked(client, episode_id)
         with pytest.raises(
             InvalidRequestError,
-            match=r"'done' is not an option of q1 \('append line 1'\)\. Options: allow, deny\. Send for example",
+            match=r"'done' is not an option of q1 \('append line 1'\)\. Options: allow, deny\. Example",
         ):
             await client.answer(episode_id, "done")
         await client.pause(episode_id, "asked twice")

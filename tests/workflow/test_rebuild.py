@@ -37,7 +37,7 @@ steps:
   - {id: never, needs: [bad], shell: {run: "true"}}
   - {id: passed, needs: [make]}
 """
-ENTERED = "5 workflows of this host entered"
+ENTERED = "recorded 5 workflows of this host"
 COUNTERS = frozenset({"changed", "tick", "origin"})
 """Numbers of changes, which say nothing: a rebuild makes fewer of them."""
 
@@ -143,8 +143,8 @@ async def test_a_lost_ledger_comes_back_as_it_was(
     await forget(temporal_client, {row["id"] for row in before["workflows"]})
     told = await rebuild(temporal_client, settings)
     after = rows(local_database())
-    assert told.startswith("0 workflows of this host entered")
-    assert "; 5 workflows deleted by Temporal recovered from the stores of this host: " in told
+    assert told.startswith("recorded 0 workflows of this host")
+    assert "; recovered 5 workflows, deleted by Temporal, from the stores of this host: " in told
     assert "costs, questions and timelines are lost" in told
     assert ";" not in await rebuild(temporal_client, settings), "again there is nothing to add"
     assert_recovered(before, after)

@@ -39,7 +39,10 @@ async def test_a_history_file_is_replayed_and_told_as_a_story(tmp_path: Path, au
     assert kinds[0] == "opened"
     assert kinds.index("paused") < kinds.index("resumed") < kinds.index("closed")
     events = len(json.loads(RECORDED.read_text())["events"])
-    assert lines[-1] == f"replayed {events} events of sample-paused-and-resumed: the current code fits the history"
+    assert (
+        lines[-1]
+        == f"replayed {events} events of sample-paused-and-resumed: the current code is compatible with the history"
+    )
 
 
 async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Path) -> None:
@@ -48,14 +51,14 @@ async def test_a_history_that_does_not_fit_is_told_and_ends_with_1(tmp_path: Pat
     other.write_text(RECORDED.read_text().replace('"next_plan"', '"plan_next"'))
     done = await run_replay(tmp_path, str(other))
     assert done.returncode == 1
-    assert "DIVERGED: the current code does not fit the history of sample-paused-and-resumed." in done.stdout
+    assert "DIVERGED: the current code is not compatible with the history of sample-paused-and-resumed." in done.stdout
     rows = [line for line in done.stdout.splitlines() if line.startswith("  ")]
     assert [row.split("  ")[1].strip() for row in rows] == ["where", "history has", "code wants", "look at"]
     assert rows[0].endswith("iteration 1, PLANNING, event 18")
     assert rows[1].endswith("activity plan_next (iteration 1: next plan)")
     assert rows[2].endswith("activity next_plan")
     assert "ckpt-0, the last checkpoint before it (iteration 0, event 9 of run " in rows[3]
-    assert "Let it end on the build that recorded it" in done.stdout
+    assert "Let the workflow finish on the build that recorded it" in done.stdout
     # Nothing that the core does to the run once it has left the history.
     assert "closed" not in done.stdout
     for raw in ("Traceback", "TMPRL1100", "WARN", "event id above", "Failure {"):
@@ -68,7 +71,7 @@ async def test_the_folder_of_an_export_is_replayed(tmp_path: Path) -> None:
     (folder / "history.json").write_text(RECORDED.read_text())
     done = await run_replay(tmp_path, str(folder))
     assert done.returncode == 0, done.stderr
-    assert "the current code fits the history" in done.stdout
+    assert "the current code is compatible with the history" in done.stdout
 
 
 async def test_a_folder_named_as_an_episode_does_not_hide_it(tmp_path: Path) -> None:
@@ -87,7 +90,7 @@ async def test_a_worker_says_once_that_its_code_changed_and_names_the_restart(tm
     file.write_text("after")
     await asyncio.wait_for(looking, 10)
     [told] = [record.getMessage() for record in caplog.records if record.name == "tightloop"]
-    assert "the code of this worker changed since it started: workflows/episode/iteration.py." in told
+    assert "the code of this worker has changed since it started: workflows/episode/iteration.py." in told
     assert "restart the worker: tightloop up" in told
 
 
@@ -117,9 +120,9 @@ async def test_a_running_episode_is_replayed_by_its_id(
         await client.result(episode_id)
     assert replayed.failure == ""
     assert [entry.kind for entry in replayed.timeline] == ["opened", "iteration"]
-    assert f"of {episode_id}: the current code fits the history" in format_replay(replayed)
+    assert f"of {episode_id}: the current code is compatible with the history" in format_replay(replayed)
     assert shown.returncode == 0, shown.stderr
-    assert f"of {episode_id}: the current code fits the history" in shown.stdout
+    assert f"of {episode_id}: the current code is compatible with the history" in shown.stdout
     assert still.status == "running"
 
 
@@ -146,11 +149,11 @@ async def test_an_encrypted_history_without_its_key_ends_with_one_line_that_name
     off = await run_replay(tmp_path, str(sealed), **plain)
     another = await run_replay(tmp_path, str(sealed), **on["with_another"])
     assert told.returncode == 0, told.stderr
-    for done, advice in ((off, "Turn one on with the key file"), (another, "Copy the key file")):
+    for done, advice in ((off, "Turn on one of them with the key file"), (another, "Copy the key file")):
         assert done.returncode == 1
         assert done.stdout == ""
         [line] = done.stderr.splitlines()
-        assert line.startswith("error: the history of sample-paused-and-resumed cannot be decrypted here: ")
+        assert line.startswith("error: cannot decrypt the history of sample-paused-and-resumed: ")
         assert ring.current in line
         assert advice in line
 

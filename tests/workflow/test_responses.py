@@ -117,7 +117,7 @@ async def test_words_at_a_spent_budget_are_read_after_the_top_up(
         still = await client.status(episode_id)
         await client.top_up(episode_id, iterations=3)
         await client.result(episode_id)
-    assert "still waits" in answer
+    assert "still waiting" in answer
     assert still.questions[0].kind is QuestionKind.BUDGET
     assert "operator: shorter lines" in planner.briefings[2].notes
 
@@ -186,5 +186,5 @@ async def test_words_where_a_person_has_to_decide_leave_the_question_open(
         await client.answer(episode_id, "undo")
         await client.result(episode_id)
     assert (status.questions[0].kind, still.questions) == (QuestionKind.DRIFT, status.questions)
-    assert said.startswith("the planner will read it; q1 still waits. Send an answer, for example: ")
+    assert said.startswith("the planner will read it; q1 is still waiting. Send an answer, for example: ")
     assert not (workspace / "mine.txt").exists()

@@ -168,7 +168,7 @@ async def test_an_unknown_checkpoint_is_refused_with_the_known_ones(client, work
     async with working():
         episode_id = await client.start(request_for(budget=Budget(max_iterations=1)))
         await paused_after(client, episode_id, 1)
-        with pytest.raises(InvalidRequestError, match=r"no checkpoint 'ckpt-9'. Known: ckpt-0, ckpt-1"):
+        with pytest.raises(InvalidRequestError, match=r"no checkpoint 'ckpt-9'. Known checkpoints: ckpt-0, ckpt-1"):
             await client.restore(episode_id, "ckpt-9")
         await client.cancel(episode_id)
         await client.result(episode_id)

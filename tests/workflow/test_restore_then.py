@@ -115,7 +115,7 @@ async def test_a_cancellation_that_drops_a_restore_says_so(
         result = await client.result(episode_id)
         timeline = await client.timeline(episode_id)
     assert result.outcome is EpisodeOutcome.CANCELLED
-    told = "enough; the restore to ckpt-1 did not run; the files are unchanged"
+    told = "enough; the restore to ckpt-1 did not run, and the files are unchanged"
     assert result.reason == told
     # The worker of before stopped while it sent an alert: its line may be the last.
     assert f"CANCELLED: {told}" in [line.text for line in timeline]

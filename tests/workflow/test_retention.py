@@ -79,7 +79,7 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
     assert freed.rows > 3
     assert freed.size_bytes > 0
     assert (again.episodes, again.artifacts, again.references) == ((), 0, 0)
-    assert f"the checkpoints of {old} were freed by tightloop gc at " in told
+    assert f"tightloop gc freed the checkpoints of {old} at " in told
     store = open_local_store(workspace)
     for record in open_project(workspace).checkpoints(kept):
         assert record.state is not None
@@ -102,7 +102,7 @@ async def test_trees_that_somebody_holds_are_left_for_a_later_run(
         busy = collect(folder, known, older_than=30 * DAY, dry_run=False)
         assert trees(folder) == {episode_id}
     free = collect(folder, known, older_than=30 * DAY, dry_run=False)
-    assert busy.busy == "a working tree is in use; a later run will free the trees"
+    assert busy.busy == "a working tree is in use. A later run will free the trees"
     assert busy.rows == 0
     assert (free.episodes, free.busy, trees(folder)) == ((episode_id,), "", set())
 
@@ -141,5 +141,7 @@ def test_what_a_person_keeps_stays_with_what_it_started() -> None:
 
 def test_a_time_that_is_none_is_refused() -> None:
     assert (read_days("30d"), read_days("12h")) == (30, 0.5)
-    with pytest.raises(InvalidRequestError, match=r"--older-than 'a month' is not a time\. Write days or hours"):
+    with pytest.raises(
+        InvalidRequestError, match=r"--older-than 'a month' is not a valid duration\. Use days or hours"
+    ):
         read_days("a month")

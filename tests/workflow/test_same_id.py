@@ -159,7 +159,7 @@ async def test_id_that_temporal_has_forgotten_is_refused_by_the_host(
     await forgetful.start(request_for(), new_id=name, replace=True)
     await forgetful.result(name)
     checkpoints = await forgetful.checkpoints(name)
-    assert f"{name} already is an episode of {workspace}, with 3 checkpoints; the last is ckpt-2" in refused.reason
+    assert f"{name} is already an episode of {workspace}, with 3 checkpoints; the latest is ckpt-2" in refused.reason
     assert kept == unchanged
     assert f"tightloop restore {name} ckpt-2" in refused.reason
     assert [one.id for one in checkpoints][:3] == ["ckpt-0", "ckpt-1", "ckpt-2"]
@@ -181,7 +181,7 @@ async def test_id_of_a_plan_is_refused_until_it_is_asked_for(
     refused = await forgetful.result(name)
     await forgetful.start(request, new_id=name, replace=True)
     again = await forgetful.result(name)
-    assert f"{name} already is a plan of {workspace}" in refused.reason
+    assert f"plan {name} already exists in {workspace}" in refused.reason
     assert again.outcome.value == "COMPLETED"
     assert (workspace / "log.txt").read_text() == "one\n"
 
@@ -210,7 +210,7 @@ async def test_episode_started_with_temporals_own_command_line_is_listed_and_com
     assert "+2" in compared.output
     assert elsewhere.exit_code == 1
     assert f"{name} in {workspace}" in elsewhere.output
-    assert "on the host of its workspace" in elsewhere.output
+    assert "on the workspace's host" in elsewhere.output
 
 
 async def raw_answer(client: TightloopClient, name: str) -> dict[str, object]:

@@ -102,7 +102,7 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
         await client.cancel(episode_id)
         await client.result(episode_id)
         lines = [entry.text for entry in await client.timeline(episode_id)]
-    assert "pauses when this has ended: check: touch half-done" in said.output
+    assert "will pause when this work ends: check: touch half-done" in said.output
     assert f"tightloop answer {episode_id} end" in said.output
     assert heard == "the planner will read it", "words neither end the check nor take the pause back"
     assert meanwhile.status == "running"
@@ -110,7 +110,9 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
     assert meanwhile.pause_requested
     assert asked.names == ("wait", "end")
     assert "the pause starts when this ends: check: touch half-done" in asked.title
-    assert told.endswith("stopped, then the episode pauses" if answer == "end" else "pauses when the running work ends")
+    assert told.endswith(
+        "will stop, then the episode will pause" if answer == "end" else "will pause when the running work ends"
+    )
     assert (paused.kind, paused.title) == (QuestionKind.OPERATOR, "lunch")
     assert not left, "what a check that was ended left behind is not a person's edit"
     assert not any("were kept" in line for line in lines)
@@ -146,7 +148,7 @@ NOT_A_PLAN = says("I think you should look at the parser.")
     ("replies", "shown", "told"),
     [
         ([NOT_A_PLAN, hangs(30)], "answer 2 of 3 of model weak", "no JSON object"),
-        ([hangs(30)], "attempt 2 of 12", "model weak did not answer in time"),
+        ([hangs(30)], "attempt 2 of 12", "model weak did not respond in time"),
     ],
 )
 async def test_all_attempts_at_a_plan_end_in_a_question_that_says_what_came(

@@ -101,13 +101,13 @@ class Group(click.Group):
                 formatter.write_dl(rows)
 
 
-_REASON = Field("reason", Option(help="Reason, kept in the timeline."))
-_RATIONALE = Field("text", Option("--rationale", help="Reason, kept in the record."))
+_REASON = Field("reason", Option(help="Reason to record in the timeline."))
+_RATIONALE = Field("text", Option("--rationale", help="Reason to store in the record."))
 _CHECKPOINT = Field(
-    "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint, such as ckpt-2 or 2."), default=REQUIRED
+    "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint id or number (ckpt-2 or 2)."), default=REQUIRED
 )
 _Verdict, _OnCrash = Literal["allow", "ask", "deny"], Literal["ask", "retry", "verify"]
-_GATE = Field("question", Argument(metavar="GATE", help="Step or review window. Not needed if only one waits."))
+_GATE = Field("question", Argument(metavar="GATE", help="Step or review window. Optional if only one is waiting."))
 
 
 def _amount(name: str, help: str, kind: Any = int) -> Field:
@@ -116,26 +116,31 @@ def _amount(name: str, help: str, kind: Any = int) -> Field:
 
 COMMANDS = (
     Command("start", "start:start", panel=START),
-    Command("code", "start:code", "Start an episode with the built-in coder, which needs nothing but a model.", START),
+    Command("code", "start:code", "Start an episode with the built-in coder, which only needs a model.", START),
     Verb("fork", _CHECKPOINT, Field("id", Option("--id", help="Id of the new episode.")), panel=START),
     Command("list", "now:list_workflows", panel=LOOK),
     Command("status", "now:status", panel=LOOK),
-    Command("watch", "look:watch", "Exit code 0 on success, 1 otherwise. Ctrl-C leaves it running.", panel=LOOK),
+    Command(
+        "watch", "look:watch", "Exits with code 0 on success and 1 otherwise. Ctrl-C does not stop the run.", panel=LOOK
+    ),
     Command("timeline", "look:timeline", panel=LOOK),
     Command("checkpoints", "look:checkpoints", panel=LOOK),
     Command("diff", "look:diff", panel=LOOK),
-    Command("export", "export:export", "Default: JSON on stdout.", LOOK),
+    Command("export", "export:export", "Prints JSON to stdout by default.", LOOK),
     Command("inbox", "now:inbox", panel=LOOK),
     Command("digest", "look:digest", panel=LOOK),
     Command("metrics", "look:metrics", panel=LOOK),
-    Command("proof", "proof:proof", "Exit code 1: not proven.", PROOF),
-    Command("verify", "proof:verify", "Exit code 0: proven; 1: not proven; 2: usage error.", PROOF),
+    Command("proof", "proof:proof", "Exits with code 1 if it is not proven.", PROOF),
+    Command("verify", "proof:verify", "Exits with code 0 if proven, 1 if not proven, and 2 on a usage error.", PROOF),
     Command("answer", "steer:answer", panel=ANSWER),
     Verb(
         "approve",
         _GATE,
-        Field("option", Option(help="Option to choose, for a gate with options of its own; see: tightloop status ID.")),
-        Field("role", Option(help="Refuse unless the gate asks for this role.")),
+        Field(
+            "option",
+            Option(help="Option to choose if the gate has its own options. List them with: tightloop status ID"),
+        ),
+        Field("role", Option(help="Fail unless the gate requires this role.")),
         _RATIONALE,
         panel=ANSWER,
     ),
@@ -144,41 +149,45 @@ COMMANDS = (
     Verb("pause", _REASON),
     Verb(
         "resume",
-        Field("note", Option(help="A message for the planner; kept in the timeline.")),
-        Field("checkpoint_id", Option("--checkpoint", help="Go back to this checkpoint of an episode first.")),
+        Field("note", Option(help="Message for the planner, recorded in the timeline.")),
+        Field("checkpoint_id", Option("--checkpoint", help="Checkpoint to restore first (episodes only).")),
     ),
     Verb(
         "top_up",
-        _amount("tokens", "More tokens."),
-        _amount("cost_usd", "More dollars.", float),
-        _amount("wall_minutes", "More minutes of work.", float),
-        _amount("iterations", "More iterations (episodes only)."),
-        _amount("executor_failures", "More failures of the executor (episodes only)."),
-        _amount("infrastructure_retries", "More retries after failures of the infrastructure (episodes only)."),
-        _amount("attempts", "More attempts of steps (plans only)."),
-        _amount("api_calls", "More calls to models and hosts (plans only)."),
-        _amount("fan_out", "More steps of one template (plans only)."),
-        _amount("revisions", "More revisions (plans only)."),
+        _amount("tokens", "Additional tokens."),
+        _amount("cost_usd", "Additional cost in US dollars.", float),
+        _amount("wall_minutes", "Additional minutes of work.", float),
+        _amount("iterations", "Additional iterations (episodes only)."),
+        _amount("executor_failures", "Additional executor failures (episodes only)."),
+        _amount("infrastructure_retries", "Additional retries after infrastructure failures (episodes only)."),
+        _amount("attempts", "Additional step attempts (plans only)."),
+        _amount("api_calls", "Additional calls to models and hosts (plans only)."),
+        _amount("fan_out", "Additional steps per template (plans only)."),
+        _amount("revisions", "Additional revisions (plans only)."),
     ),
     Verb(
         "amend",
-        Field("goal", Option(help="The new goal.")),
-        Field("definition_of_done", Option("--done", help="The new definition of done. Repeatable."), list[str]),
-        Field("executor", Option(help="The new executor.")),
-        Field("fallback", Option(help="Its fallbacks. Repeatable."), list[str]),
-        Field("permissions", Option(help="Answer to an agent that asks for permission."), _Verdict),
+        Field("goal", Option(help="New goal.")),
+        Field("definition_of_done", Option("--done", help="New definition of done. Repeatable."), list[str]),
+        Field("executor", Option(help="New executor.")),
+        Field("fallback", Option(help="New fallback executor. Repeatable."), list[str]),
+        Field("permissions", Option(help="How to answer permission requests from an agent."), _Verdict),
         Field(
             "on_crash",
-            Option(help="What to do when the worker dies during a delivery."),
+            Option(help="What to do if the worker dies during a delivery."),
             _OnCrash,
         ),
-        Field("planner", Option(help="The new planner.")),
+        Field("planner", Option(help="New planner.")),
     ),
     Verb("restore", _CHECKPOINT, _REASON),
     Verb(
         "move",
-        Field("to", Option(help="Host to continue on, or its task queue; see tightloop doctor."), default=REQUIRED),
-        Field("workspace", Option(help="Absolute path of the workspace there. Default: unchanged.")),
+        Field(
+            "to",
+            Option(help="Host to continue on, or its task queue. List them with: tightloop doctor"),
+            default=REQUIRED,
+        ),
+        Field("workspace", Option(help="Absolute path of the workspace on that host. Default: unchanged.")),
         _REASON,
     ),
     Verb("cancel", _REASON),
@@ -188,23 +197,23 @@ COMMANDS = (
     Command(
         "gc",
         "host.commands:gc",
-        "Free the data of closed episodes and plans on this host, except recent ones. Safe while workers run.",
+        "Remove the data of closed episodes and plans from this host, except recent ones. Safe while workers run.",
         HOST,
     ),
     Command("keep", "host.commands:keep", panel=HOST),
     Command(
         "open",
         "host.commands:open_page",
-        "Open the page in a browser, signed in. Prints the link, which works once, within a minute.",
+        "Open the web page in a browser and sign in. Prints the link, which works once within a minute.",
         HOST,
     ),
     Command(
         "gateway",
         "host.commands:gateway",
-        "Run only the page and the HTTP API, for a cluster; `tightloop up` already includes them.",
+        "Run only the web page and the HTTP API, for use in a cluster. `tightloop up` already includes them.",
         HOST,
     ),
-    Command("ui", "host.commands:ui", "Print a link to the Temporal Web UI that signs one browser in.", HOST),
+    Command("ui", "host.commands:ui", "Print a link that signs one browser in to the Temporal Web UI.", HOST),
     Command(
         "env",
         "host.commands:env",
@@ -214,25 +223,25 @@ COMMANDS = (
     Command(
         "replay",
         "host.commands:replay",
-        "Replay one or more histories against the current code; exit code 1 if one does not fit.",
+        "Replay one or more histories against the current code. Exits with code 1 if any of them does not match.",
         HOST,
     ),
     Command(
         "doctor",
         "host.commands:doctor",
-        "Check this host and the Temporal server; exit code 1 if something required is missing.",
+        "Check this host and the Temporal server. Exits with code 1 if something required is missing.",
         HOST,
     ),
     Command(
         "setup",
         "host.commands:setup",
-        "Set up a Temporal namespace: search attributes, retention. Safe to repeat.",
+        "Set up the search attributes and retention of a Temporal namespace. Safe to repeat.",
         HOST,
     ),
-    Command("settings", "host.commands:settings", "Show the effective settings, with secrets masked.", HOST),
+    Command("settings", "host.commands:settings", "Show the effective settings with secrets masked.", HOST),
     Group(
         "worker",
-        "Workers for a Temporal server of your own.",
+        "Workers for your own Temporal server.",
         HOST,
         Command(
             "worker run",
@@ -242,15 +251,21 @@ COMMANDS = (
         Command(
             "worker install",
             "host.launch_agent:install",
-            "Let macOS start a worker at each sign-in; only the session at the screen has windows.",
+            "Start a worker at each macOS sign-in. Only the desktop session can access windows.",
         ),
-        Command("worker uninstall", "host.launch_agent:uninstall", "Stop that worker, and no longer start it."),
+        Command(
+            "worker uninstall", "host.launch_agent:uninstall", "Stop that worker and no longer start it at sign-in."
+        ),
     ),
     Group(
         "host",
-        "The name of this host, by which its workers get the work that only they can do.",
+        "Name of this host, used to route host-specific work to its workers.",
         HOST,
-        Command("host show", "host.commands:show_host", "Show the name, and the hosts whose work continues here."),
+        Command(
+            "host show",
+            "host.commands:show_host",
+            "Show the name of this host and the hosts whose work continues here.",
+        ),
         Command(
             "host adopt",
             "host.commands:adopt_state",
@@ -259,70 +274,75 @@ COMMANDS = (
     ),
     Group(
         "deploy",
-        "Builds of the workers, if worker.deployment is set: upgrade while episodes run.",
+        "Worker builds, for upgrading while episodes run. Requires the setting worker.deployment.",
         HOST,
-        Command("deploy status", "host.commands:show_builds", "Show the builds: state, open runs, live workers."),
+        Command(
+            "deploy status", "host.commands:show_builds", "Show each build with its state, open runs and live workers."
+        ),
         Command(
             "deploy promote",
             "host.commands:promote",
-            "Start new workflows on this installation's build, if it has live workers and replays the histories.",
+            "Start new workflows on this installation's build if it has live workers and can replay the histories.",
         ),
         Command(
             "deploy ramp",
             "host.commands:ramp",
-            "Start only a share of new workflows on it, after the same checks.",
+            "Start only a share of new workflows on this installation's build, after the same checks.",
         ),
     ),
     Group(
         "plan",
         "Plans: steps with contracts, run as a graph. Example: tightloop plan run plan.yaml. "
-        "The other commands (status, watch, answer, cancel, ...) also take the id of a plan.",
+        "The other commands (status, watch, answer, cancel, ...) also accept the id of a plan.",
         START,
         Command(
             "plan run",
             "plan:run",
-            "Exit code 0 if it completes. Ctrl-C leaves it running.",
+            "Exits with code 0 if the plan completes. Ctrl-C does not stop the plan.",
             panel=RUN,
         ),
         Verb(
             "replan",
-            Field("source", Argument(metavar="FILE", help="The whole new plan. Default: a planner writes it.")),
-            Field("rationale", Option(help="Reason, kept in the record.")),
+            Field("source", Argument(metavar="FILE", help="Complete new plan. Default: a planner writes the plan.")),
+            Field("rationale", Option(help="Reason to store in the record.")),
             panel=RUN,
         ),
         Verb(
             "run_step",
-            Field("step", Argument(metavar="STEP", help="Step that is ready, or has failed."), default=REQUIRED),
+            Field("step", Argument(metavar="STEP", help="Step that is ready or has failed."), default=REQUIRED),
             panel=RUN,
         ),
-        Command("plan validate", "plan:validate", "Exit code 1 if a file cannot run.", TEXT),
+        Command("plan validate", "plan:validate", "Exits with code 1 if a plan cannot run.", TEXT),
         Command(
             "plan graph",
             "plan:graph",
-            "Print a plan as a Mermaid flowchart, with the states of its steps once it has started.",
+            "Print a plan as a Mermaid flowchart, including step states once it has started.",
             TEXT,
         ),
         Command(
-            "plan show", "plan:show_plan", "Also shows a plan file, with needs, budgets, rules and gates.", panel=TEXT
+            "plan show",
+            "plan:show_plan",
+            "Also shows a plan file, including needs, budgets, rules and gates.",
+            panel=TEXT,
         ),
     ),
     Group(
         "loop",
         'Projects: inspect, plan, dispatch, verify. Example: tightloop loop plan "Add rate limits". '
-        "The other commands (status, watch, list, pause, cancel, ...) also take the id of such a plan.",
+        "The other commands (status, watch, list, pause, cancel, ...) also accept the id of a project plan.",
         START,
         Command("loop plan", "loop:plan"),
-        Command("loop show", "loop:show_plan", "Show the tasks of a plan and its gates."),
+        Command("loop show", "loop:show_plan", "Show a plan's tasks and gates."),
         Verb(
             "dispatch",
-            Field("parallel", Option(help="Number of tasks at the same time. Default: as planned."), int),
+            Field("parallel", Option(help="Number of tasks to run at the same time. Default: as planned."), int),
             panel="",
         ),
         Command("loop verify", "loop:verify"),
     ),
     Group(
         "ledger",
-        "The ledger: the records of episodes and plans.",
+        "The ledger, which contains the records of episodes and plans.",
         HOST,
         Command(
             "ledger rebuild",
@@ -332,68 +352,70 @@ COMMANDS = (
         Command(
             "ledger upgrade",
             "host.commands:upgrade",
-            "Migrate the database at database.url, or this host's, and its memory to the newest schema. Stop older "
-            "workers first.",
+            "Migrate the database at database.url (by default, this host's database) and its memory to the newest "
+            "schema. Stop older workers first.",
         ),
     ),
     Group(
         "memory",
-        "The memory of projects: failures, their solutions, and facts.",
+        "Project memory: failures, their solutions, and facts.",
         LOOK,
         Command(
-            "memory search", "host.memory:search", "Find similar failures with their solutions, patterns, or facts."
+            "memory search", "host.memory:search", "Find similar failures and their solutions, patterns, or facts."
         ),
         Command("memory list", "host.memory:list_entries", "List the entries, newest first."),
-        Command("memory show", "host.memory:show_entry", "Show everything about one entry."),
-        Command("memory forget", "host.memory:forget", "Delete entries, or everything about a project, for good."),
-        Command("memory export", "host.memory:export", "Write everything about a project as JSON, one entry per line."),
-        Command("memory stats", "host.memory:stats", "Show how many entries there are, and how often they helped."),
+        Command("memory show", "host.memory:show_entry", "Show all details of one entry."),
+        Command("memory forget", "host.memory:forget", "Permanently delete entries, or everything about a project."),
+        Command(
+            "memory export", "host.memory:export", "Export everything about a project as JSON, one entry per line."
+        ),
+        Command("memory stats", "host.memory:stats", "Show how many entries there are and how often they helped."),
     ),
     Group(
         "hooks",
-        "Cursor's hooks, which report on plans handed over through its window.",
+        "Cursor hooks, which report on plans delivered through the Cursor window.",
         HOST,
         Command(
             "hooks show",
             "host.commands:show_hooks",
-            "Print Cursor's hooks file as `hooks install` would write it; changes nothing.",
+            "Print the Cursor hooks file that `hooks install` would write, without changing anything.",
         ),
         Command(
             "hooks install",
             "host.commands:install_hooks",
-            "Add our hooks to that file; other hooks stay, and a backup is made.",
+            "Add our hooks to the Cursor hooks file. Other hooks are kept, and a backup is created.",
         ),
-        Command("hooks remove", "host.commands:remove_hooks", "Remove our hooks from that file."),
+        Command("hooks remove", "host.commands:remove_hooks", "Remove our hooks from the Cursor hooks file."),
     ),
     Group(
         "token",
-        "Bearer tokens of the HTTP API and the page.",
+        "Bearer tokens for the HTTP API and the web page.",
         HOST,
-        Command("token create", "host.commands:create_token", "Create a token and print it; it cannot be shown again."),
+        Command("token create", "host.commands:create_token", "Create a token and print it. It cannot be shown again."),
         Command("token list", "host.commands:list_tokens", "List the tokens, without their secrets."),
-        Command("token revoke", "host.commands:revoke_token", "Revoke a token, and end the sessions opened with it."),
+        Command("token revoke", "host.commands:revoke_token", "Revoke a token and end the sessions opened with it."),
     ),
     Group(
         "mcp",
         "Tools for coding agents and assistants (Model Context Protocol).",
         HOST,
-        Command("mcp serve", "mcp:serve", "Serve MCP on standard input and output, or at a Unix socket."),
+        Command("mcp serve", "mcp:serve", "Serve MCP on standard input and output, or on a Unix socket."),
         Command(
             "mcp install",
             "mcp:install",
-            "Add the server to the configuration of Cursor, Claude Code or Codex, and the rules for the agent.",
+            "Add the server and the rules for the agent to the configuration of Cursor, Claude Code or Codex.",
         ),
     ),
     Group(
         "keys",
-        "Keys that encrypt and authenticate what Temporal stores.",
+        "Keys that encrypt and authenticate the data that Temporal stores.",
         HOST,
         Command("keys new", "host.commands:new_keys", "Create the key file with a first key."),
-        Command("keys list", "host.commands:list_keys", "List the ids of the keys, the current one first."),
+        Command("keys list", "host.commands:list_keys", "List the key ids, starting with the current key."),
         Command(
             "keys rotate",
             "host.commands:rotate_keys",
-            "Add a new current key; the old ones stay, to read what they encrypted.",
+            "Add a new current key. Old keys are kept to read the data that they encrypted.",
         ),
     ),
 )

@@ -37,14 +37,14 @@ def export(
     workflow: Id,
     out: Annotated[
         Path | None,
-        Option(help="New folder, which also gets the artifacts of a plan, or a file whose name ends in .json."),
+        Option(help="New folder, which also receives the artifacts of a plan, or a file whose name ends in .json."),
     ] = None,
     report: Annotated[
-        bool, Option("--report", help="Only print the report of a closed plan: hand-off note and postmortem.")
+        bool, Option("--report", help="Print only the report of a closed plan (hand-off note and postmortem).")
     ] = False,
 ) -> None:
     if out is not None and out.suffix != ".json" and out.exists():
-        raise InvalidRequestError(f"{out} already exists. Name a new folder")
+        raise InvalidRequestError(f"{out} already exists. Choose a new folder")
     session = session_of(context)
     if report:
         texts = session.on(workflow, _report, Kind.PLAN)
@@ -74,7 +74,7 @@ def _export(session: Session, workflow: str, out: Path | None, histories: Path) 
             print_note(sentence)
         show(f"wrote {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     except OSError as error:
-        raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Choose another --out") from error
+        raise InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose another --out") from error
 
 
 async def _document(client: TightloopClient, workflow_id: str, histories: Path) -> tuple[Document, Store]:
@@ -148,7 +148,7 @@ async def _report(client: TightloopClient, plan_id: str) -> dict[str, str]:
     account = await _account(client, summary, store)
     if account is None:
         raise InvalidRequestError(
-            f"{plan_id} left no report: it ended before it could write one. See: tightloop export {plan_id}"
+            f"{plan_id} has no report because it ended before writing one. Export its data: tightloop export {plan_id}"
         )
     return _texts(account, store)
 
@@ -164,7 +164,7 @@ async def _account(
     """
     if summary.status not in CLOSED_STATUSES:
         raise InvalidRequestError(
-            f"{summary.id} is {summary.status}: its report is written when it ends. See: tightloop status {summary.id}"
+            f"{summary.id} is {summary.status}. The report is written when it ends. See: tightloop status {summary.id}"
         )
     async with asyncio.timeout(RESULT_SECONDS):
         result = await client.result(summary.id)

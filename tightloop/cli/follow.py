@@ -44,7 +44,7 @@ def follow(
     except click.exceptions.Exit as left:
         if left.exit_code == INTERRUPTED:
             print_note(
-                f"{workflow_id} keeps running. Follow it: tightloop watch {workflow_id}   "
+                f"{workflow_id} is still running. Follow it: tightloop watch {workflow_id}   "
                 f"Stop it: tightloop cancel {workflow_id}"
             )
         raise
@@ -86,9 +86,7 @@ class Follower:
                         for line in await self._news(last):
                             out.print(line, soft_wrap=True)
                     if not self._waits and last.needs_person:
-                        print_note(
-                            f"{self._id} waits for a person. Answer, then follow it again: tightloop watch {self._id}"
-                        )
+                        print_note(f"{self._id} is waiting for a person. Answer, then run: tightloop watch {self._id}")
                         return last
                     if live is not None:
                         live.refresh()

@@ -96,11 +96,13 @@ def watch(context: click.Context, workflow: Id, wait: Wait = None, as_json: Json
 def timeline(
     context: click.Context,
     workflow: Id,
-    after: Annotated[str, Option(metavar="CURSOR", help="Only events after this cursor; see --json.")] = "",
+    after: Annotated[
+        str, Option(metavar="CURSOR", help="Show only events after this cursor, which --json prints.")
+    ] = "",
     limit: Annotated[
         int | None, Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
     ] = None,
-    all_: Annotated[bool, Option("--all", help="All events, including those of earlier runs.")] = False,
+    all_: Annotated[bool, Option("--all", help="Show all events, including events of earlier runs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     # With a cursor everything after it is wanted, so the default limit does not apply.
@@ -135,10 +137,10 @@ def checkpoints(
     show(checkpoints_table(visible))
     if hidden := len(records) - len(visible):
         print_note(
-            f"{format_count(hidden, 'discarded checkpoint')} not shown. See them with --all; they can be restored, too."
+            f"{format_count(hidden, 'discarded checkpoint')} not shown, but can be restored. Use --all to list them."
         )
     if reset := reset_command(key, records):
-        print_note(f"to reset in Temporal itself, use run and event of a checkpoint (in full with --json): {reset}")
+        print_note(f"to reset in Temporal itself, use the run and event of a checkpoint (see --json): {reset}")
 
 
 def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
@@ -150,7 +152,7 @@ def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
 def digest(
     context: click.Context,
     project: Project = "",
-    day: Annotated[str, Option(metavar="YYYY-MM-DD", help="In UTC. Default: today.")] = "",
+    day: Annotated[str, Option(metavar="YYYY-MM-DD", help="Day in UTC. Default: today.")] = "",
     as_json: AsJson = False,
 ) -> None:
     ledger = require_ledger(session_of(context).settings)
@@ -176,7 +178,7 @@ def _day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise InvalidRequestError(f"--day {text!r} is not a date. Write it like 2026-01-31") from None
+        raise InvalidRequestError(f"--day {text!r} is not a valid date. Use a date like 2026-01-31") from None
 
 
 def resolve_project(ledger: "Ledger", reference: str) -> str:
@@ -191,7 +193,7 @@ def resolve_project(ledger: "Ledger", reference: str) -> str:
     ]
     if len(fitting) != 1:
         named = f"matches {len(fitting)} projects: {', '.join(fitting[:5])}" if fitting else "matches no project"
-        raise InvalidRequestError(f"{reference!r} {named}. Known: {', '.join(ids[:8]) or 'none yet'}")
+        raise InvalidRequestError(f"{reference!r} {named}. Known projects: {', '.join(ids[:8]) or 'none yet'}")
     return fitting[0]
 
 
@@ -205,8 +207,8 @@ def require_ledger(settings: Settings) -> "Ledger":
         from tightloop.database.ledger import open_ledger
     except ImportError:
         raise ServiceUnavailableError(
-            "the ledger cannot be read here: only the client is installed, without the server part. Build and install "
-            "tightloop-server: docs/operate/install.md; or ask the gateway: GET /api/inbox"
+            "cannot read the ledger because only the client is installed here, not the server part. Build and install "
+            "tightloop-server: docs/operate/install.md. Or ask the gateway: GET /api/inbox"
         ) from None
     return open_ledger(settings)
 
@@ -214,10 +216,10 @@ def require_ledger(settings: Settings) -> "Ledger":
 def diff(
     context: click.Context,
     workflow: EpisodeId,
-    before: Annotated[str, Argument(metavar="A", help="Checkpoint, such as ckpt-1 or 1.")],
-    after: Annotated[str, Argument(metavar="B", help="Checkpoint, such as ckpt-2 or 2.")],
-    stat: Annotated[bool, Option("--stat", help="Only the files and the number of lines.")] = False,
-    plan: Annotated[bool, Option("--plan", help="The text of the plan instead of the files.")] = False,
+    before: Annotated[str, Argument(metavar="A", help="Checkpoint id or number (ckpt-1 or 1).")],
+    after: Annotated[str, Argument(metavar="B", help="Checkpoint id or number (ckpt-2 or 2).")],
+    stat: Annotated[bool, Option("--stat", help="Show only the files and the number of changed lines.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Compare the text of the plan instead of the files.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -259,14 +261,18 @@ def _show_files(change: TreeChange, before: str, after: str, *, stat: bool, as_j
 
 
 Since = Annotated[
-    str, Option(metavar="TIME", help="Only episodes that ended since then: 7d, 12h, 2026-01-31, 2026-01-31T08:00.")
+    str,
+    Option(
+        metavar="TIME",
+        help="Count episodes that ended after this time, for example 7d, 12h, 2026-01-31 or 2026-01-31T08:00.",
+    ),
 ]
 Until = Annotated[
-    str, Option(metavar="TIME", help="Only episodes that ended before then, in the same form. Default: now.")
+    str, Option(metavar="TIME", help="Count episodes that ended before this time, in the same format. Default: now.")
 ]
 Executor = Annotated[str, Option(help="Name of an executor. Default: all.")]
 Model = Annotated[str, Option(help="Name of a model. Default: all.")]
-By = Annotated[Division | None, Option(help="Also show the figures for each of these.")]
+By = Annotated[Division | None, Option(help="Also show the figures for each value of this field.")]
 GROUP_COLUMNS = ("success", "iterations_to_success", "tokens", "cost_usd", "worked_s", "interventions", "answer_s")
 
 

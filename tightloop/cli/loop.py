@@ -22,25 +22,25 @@ from tightloop.operations import BY_NAME
 
 PLAN_SECONDS = 60.0
 """Maximum time in seconds that `plan` waits for the tasks."""
-Watch = Annotated[bool, Option("--watch", help="Follow it until it ends.")]
+Watch = Annotated[bool, Option("--watch", help="Follow the plan until it ends.")]
 
 
 def plan(
     context: click.Context,
-    goal: Annotated[str, Argument(help="The goal in plain words. Default: make what fails pass.")] = "",
+    goal: Annotated[str, Argument(help="Goal in plain words. Default: fix the open problems of the project.")] = "",
     workspace: Workspace = None,
-    episode: Annotated[str, Option(help="Inspect this ended episode instead of the project.")] = "",
+    episode: Annotated[str, Option(help="Inspect this finished episode instead of the project.")] = "",
     packet: Annotated[str, Option(help="Use this existing packet.")] = "",
     gate: Annotated[
         list[str] | None,
-        Option(help='Command that must pass in the end, such as "pytest -q". Repeatable. Default: detected.'),
+        Option(help='Command that must pass at the end, for example "pytest -q". Repeatable. Default: detected.'),
     ] = None,
     parallel: Annotated[int | None, Option(help="Maximum number of concurrent tasks. Default: 4.")] = None,
     planner: Planner = None,
     model: Annotated[str, Option(help="Model that divides the work into tasks.")] = "",
     executor: Executor = None,
     executor_model: Model = None,
-    new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a new one.")] = None,
+    new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a generated id.")] = None,
     as_json: AsJson = False,
 ) -> None:
     choice = drop_none(name=executor, model=executor_model)
@@ -62,7 +62,7 @@ def plan(
 
     started, status = session.run(start)
     if status is None:
-        message = f"{started} is being planned. See: tightloop status {started}"
+        message = f"{started} is still being planned. See: tightloop status {started}"
         show_either({"id": started, "status": LoopState.DRAFT.value}, message, as_json=as_json)
         return
     if as_json:
@@ -107,7 +107,7 @@ async def _wait_for_draft(client: TightloopClient, plan_id: str) -> LoopStatus:
 async def _status(client: TightloopClient, plan_id: str) -> LoopStatus:
     status = await client.status(plan_id)
     if not isinstance(status, LoopStatus):
-        raise InvalidRequestError(f"{plan_id} is not a project's plan")
+        raise InvalidRequestError(f"{plan_id} is not a project plan")
     return status
 
 

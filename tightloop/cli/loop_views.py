@@ -50,12 +50,12 @@ def loop_todo_lines(status: LoopStatus) -> list[str]:
     """Return the actions that a person can take, with their commands."""
     lines: list[str] = []
     for wait in status.children:
-        lines.append(f"{wait.step}: {wait.where} waits for a person: {wait.what}")
+        lines.append(f"{wait.step}: {wait.where} is waiting for a person: {wait.what}")
         lines.append(f"  {wait.command}")
     # The workflow decides what is possible; repeating its rules here would let the two drift apart.
     possible, name = status.possible, status.plan_id
     if status.questions:
-        lines.append(f"It is paused: {status.questions[0].title}")
+        lines.append(f"The plan is paused: {status.questions[0].title}")
         lines.append(f"  tightloop resume {name}")
     elif "dispatch" in possible:
         lines += ["The plan is a draft. Review its tasks, then start them:", f"  tightloop loop dispatch {name}"]

@@ -31,7 +31,7 @@ class RootGroup(Group):
         except BrokenPipeError:
             ctx.exit(FAILED)
         except OSError as error:
-            _print_errors(f"error: the operating system refused: {error}")
+            _print_errors(f"error: operating system error: {error}")
             ctx.exit(FAILED)
 
 
@@ -81,8 +81,8 @@ def _install_completion(context: click.Context, _parameter: click.Parameter, req
 
 def options(
     context: click.Context,
-    settings: Annotated[Path | None, Option(help="Settings file to use instead of the default ones.")] = None,
-    address: Annotated[str | None, Option(help="Address of the Temporal server, host:port.")] = None,
+    settings: Annotated[Path | None, Option(help="Settings file to use instead of the default files.")] = None,
+    address: Annotated[str | None, Option(help="Address of the Temporal server (host:port).")] = None,
     namespace: Annotated[str | None, Option(help="Temporal namespace.")] = None,
 ) -> None:
     """Store the global options for the command."""

@@ -45,12 +45,12 @@ def bridge(path: Path) -> None:
             file_status = path.lstat()
             if not stat.S_ISSOCK(file_status.st_mode) or file_status.st_uid not in (0, os.geteuid()):
                 raise ServiceUnavailableError(
-                    f"{path} is not a socket of this user. Name the one given to `mcp serve --socket`"
+                    f"{path} is not a socket of this user. Use the path passed to `mcp serve --socket`"
                 )
             connection.connect(str(path))
         except OSError as error:
             raise ServiceUnavailableError(
-                f"no MCP server answers at {path}: {error.strerror or error}. "
+                f"no MCP server is listening on {path}: {error.strerror or error}. "
                 f"Start one: tightloop mcp serve --socket {path}"
             ) from None
         # A daemon: it blocks while reading stdin, and must not keep the process alive once the server has ended.
@@ -109,10 +109,10 @@ def json_with(path: Path, text: str, entry: Entry) -> str:
     try:
         document = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} is not valid JSON ({error}). Correct it, then install again") from None
+        raise SettingsError(f"{path} is not valid JSON ({error}). Fix the file and install again") from None
     servers = document.setdefault("mcpServers", {}) if isinstance(document, dict) else None
     if not isinstance(servers, dict):
-        raise SettingsError(f"{path} must be a JSON object with an object 'mcpServers'. Correct it, then install again")
+        raise SettingsError(f"{path} must be a JSON object with an object 'mcpServers'. Fix the file and install again")
     # The same text, so that a repeated installation does not reformat the user's file.
     if servers.get(SERVER) == entry:
         return text
@@ -141,7 +141,7 @@ def toml_with(path: Path, text: str, entry: Entry) -> str:
             # Strings and lists of strings have the same syntax in JSON and TOML.
             lines.append(f"{key} = {json.dumps(value)}")
     new_text = (f"{remaining}\n\n" if remaining else "") + "\n".join(lines) + "\n"
-    by_hand = f"the server {SERVER} of {path} cannot be replaced. Remove it there by hand, then install again"
+    by_hand = f"cannot replace the server {SERVER} in {path}. Remove it manually and install again"
     try:
         after = tomllib.loads(new_text)
     except tomllib.TOMLDecodeError:
@@ -161,7 +161,7 @@ def block_with(path: Path, text: str, rules: str) -> str:
     block = f"{BEGIN}\n{rules.rstrip()}\n{END}\n"
     first, last = text.find(BEGIN), text.find(END)
     if (first < 0) != (last < 0) or last < first:
-        raise SettingsError(f"{path} has only one of the marks {BEGIN!r} and {END!r}. Remove it, then install again")
+        raise SettingsError(f"{path} contains only one of the marks {BEGIN!r} and {END!r}. Remove it and install again")
     if first < 0:
         return f"{text.rstrip()}\n\n{block}" if text.strip() else block
     return text[:first] + block + text[last + len(END) :].removeprefix("\n")
@@ -171,7 +171,7 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not valid TOML ({error}). Correct it, then install again") from None
+        raise SettingsError(f"{path} is not valid TOML ({error}). Fix the file and install again") from None
 
 
 def _without_table(text: str) -> str:
@@ -197,7 +197,7 @@ CLIENTS = {
         rules=".cursor/rules/tightloop.mdc",
         over_http=lambda url: {"url": url, "headers": {"Authorization": f"Bearer ${{env:{TOKEN}}}"}},
         merged=json_with,
-        heading="---\ndescription: How to report on a plan of tightloop\nalwaysApply: true\n---\n",
+        heading="---\ndescription: How to report on a tightloop plan\nalwaysApply: true\n---\n",
     ),
     ClientName.CLAUDE: Client(
         config=lambda workspace: workspace / ".mcp.json",
@@ -250,17 +250,17 @@ def change(path: Path, make: Callable[[Path, str], str], *, root: Path | None = 
     # Configuration files are often links into a repository of dotfiles, which must stay links.
     real = Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(os.path.realpath(root)):
-        raise SettingsError(f"{path} leads to {real}, outside of {root}. Remove the link, then install again")
+        raise SettingsError(f"{path} links to {real}, which is outside {root}. Remove the link and install again")
     try:
         if real.exists() and (not real.is_file() or real.stat().st_size > LARGEST_BYTES):
-            raise SettingsError(f"{path} is not a file, or too large. Move it away, then install again")
+            raise SettingsError(f"{path} is not a file or is too large. Move it and install again")
         old = None
         if real.exists():
             # Keep Windows line endings.
             with real.open(encoding="utf-8", newline="") as file:
                 old = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}. Correct it, then install again") from None
+        raise SettingsError(f"cannot read {path}: {error}. Fix the file and install again") from None
     return Change(real, old, make(path, old or ""))
 
 
@@ -285,7 +285,7 @@ def write(edit: Change) -> Path | None:
         # Atomic, because the client may read the file at any time.
         temporary.replace(path)
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror or error}. Make its folder writable") from None
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}. Make its folder writable") from None
     finally:
         temporary.unlink(missing_ok=True)
     return backup
@@ -304,7 +304,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 RoleOption = Annotated[
-    Role, Option(help="What the connection may do. A coding agent gets the role agent, which decides nothing.")
+    Role, Option(help="Permissions of the connection. Coding agents use the role agent, which cannot decide anything.")
 ]
 EpisodeOption = Annotated[str, Option(help="Id of the episode. Default: the only open one.")]
 
@@ -316,9 +316,9 @@ def serve(
     workspace: Annotated[
         Path | None, Option(help="Show only this project. Default: the current folder for an agent, otherwise all.")
     ] = None,
-    socket: Annotated[Path | None, Option(help="Serve at this Unix socket, for this user only, until Ctrl-C.")] = None,
+    socket: Annotated[Path | None, Option(help="Serve this user on a Unix socket at this path until Ctrl-C.")] = None,
     connect: Annotated[
-        Path | None, Option(help="Forward standard input and output to the server at this Unix socket.")
+        Path | None, Option(help="Forward standard input and output to the server on this Unix socket.")
     ] = None,
 ) -> None:
     if connect is not None:
@@ -332,20 +332,22 @@ def serve(
 
 def install(
     context: click.Context,
-    client: Annotated[ClientName, Argument(metavar="CLIENT", help="Program: cursor, claude or codex.")],
-    workspace: Annotated[Path, Option(help="Folder of the project.")] = Path(),
+    client: Annotated[ClientName, Argument(metavar="CLIENT", help="Program to configure: cursor, claude or codex.")],
+    workspace: Annotated[Path, Option(help="Project folder.")] = Path(),
     role: RoleOption = Role.AGENT,
     episode: EpisodeOption = "",
     http: Annotated[
-        bool, Option("--http", help=f"Use the gateway; the client reads the token from the variable {TOKEN}.")
+        bool, Option("--http", help=f"Use the gateway. The client reads the token from the variable {TOKEN}.")
     ] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would change.")] = False,
 ) -> None:
     session, target, folder = session_of(context), CLIENTS[client], workspace.absolute()
     if not folder.is_dir():
-        raise InvalidRequestError(f"--workspace {str(workspace)!r} is not a folder. Name the folder of the project")
+        raise InvalidRequestError(f"--workspace {str(workspace)!r} is not a folder. Specify the project folder")
     if http and role is not Role.AGENT:
-        raise InvalidRequestError("with --http the token decides the role: tightloop token create NAME --role ROLE")
+        raise InvalidRequestError(
+            "with --http, the token determines the role. Create one: tightloop token create NAME --role ROLE"
+        )
     entry = _over_http(session, target, episode) if http else _command(session, client, folder, role, episode)
     config = target.config(folder)
     # Codex's configuration is in the home folder, where the user may link as they like.
@@ -360,12 +362,12 @@ def install(
     # Read and validate all files before writing any.
     for edit in changes:
         if not edit.is_needed:
-            show(f"{edit.path}: nothing to change")
+            show(f"{edit.path} is already up to date")
         elif dry_run:
             show(*edit.lines())
         else:
             backup = write(edit)
-            show(f"{edit.path}: written" + (f"; backup: {backup}" if backup else ""))
+            show(f"wrote {edit.path}" + (f" (backup: {backup})" if backup else ""))
 
 
 def _apply_rules(client: Client, path: Path, text: str, rules: str) -> str:

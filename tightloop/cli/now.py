@@ -28,7 +28,7 @@ Kind = Literal["episode", "plan", "loop"]
 def list_workflows(
     context: click.Context,
     status: Annotated[str | None, Option(help=f"One of {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")] = None,
-    kind: Annotated[Kind | None, Option(help="Only episodes, or only plans.")] = None,
+    kind: Annotated[Kind | None, Option(help="Show only episodes or only plans.")] = None,
     limit: Annotated[int, Option(min=1, help="Maximum number of rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +50,7 @@ def list_workflows(
         show(list_table(rows), *(line for run_status in waiting for line in _named_todo(run_status)))
     else:
         what = kind or "episode or plan"
-        show(f"no {what} is {status}" if status else f"no {what} yet. {START_HINT}")
+        show(f"no {what} with status {status}" if status else f"no {what} yet. {START_HINT}")
 
 
 def _list_rows(
@@ -149,14 +149,14 @@ def inbox(context: click.Context, project: Project = "", as_json: AsJson = False
     elif entries:
         show(*(line for item in entries for line in (*_item_lines(item), "")))
     else:
-        show("Nothing needs you.")
+        show("Nothing needs your attention.")
 
 
 def _item_lines(item: Any) -> Iterable[str]:
     blocks = f"; blocks {format_count(item.blocks, 'step')}" if item.blocks > 1 and not item.tasks else ""
     if item.loop:
         waits = f"; {', '.join(item.tasks[1:])} wait for {item.tasks[0]}" if len(item.tasks) > 1 else ""
-        blocks += f"; within {item.loop}{waits}"
+        blocks += f"; part of {item.loop}{waits}"
     goal = f": {plain(item.goal.partition(chr(10))[0])}" if item.goal else ""
     first, *rest = question_lines(item.workflow_id, item.question, alone=False)
     return [f"{item.workflow_id}{goal}  ({item.project}{blocks})", plain(first), *map(plain, rest)]

@@ -145,11 +145,11 @@ def complete_id(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _id_of(what: str) -> Argument:
-    return Argument(metavar="ID", help=f"Id of {what}, a unique prefix of it, or 'last'.", complete=complete_id)
+    return Argument(metavar="ID", help=f"Id of {what}, a unique prefix of the id, or 'last'.", complete=complete_id)
 
 
 _OF_ANY, _OF_EPISODE = _id_of("an episode or a plan"), _id_of("an episode")
-_OF_PLAN, _OF_LOOP = _id_of("a plan"), _id_of("a project's plan")
+_OF_PLAN, _OF_LOOP = _id_of("a plan"), _id_of("a project plan")
 Id = Annotated[str, _OF_ANY]
 EpisodeId = Annotated[str, _OF_EPISODE]
 PlanId = Annotated[str, _OF_PLAN]
@@ -161,11 +161,12 @@ Wait = Annotated[
     bool | None,
     Option(
         "--wait/--no-wait",
-        help="Wait for people. With --no-wait, it exits with code 3 when one is needed. Default: wait on a terminal.",
+        help="Wait for people. With --no-wait, exit with code 3 when a person is needed. "
+        "Default: wait if the output is a terminal.",
     ),
 ]
-Project = Annotated[str, Option(help="Id of a project, or a unique prefix of it. Default: all.")]
-BY = Option(help="Name of the person, for the record. Default: your user name.")
+Project = Annotated[str, Option(help="Id of a project, or a unique prefix of the id. Default: all.")]
+BY = Option(help="Name of the person to record. Default: your user name.")
 By = Annotated[str | None, BY]
 
 
@@ -181,7 +182,7 @@ _FILES = {
     "zsh": ".zfunc/_tightloop",
     "fish": ".config/fish/completions/tightloop.fish",
 }
-_HINTS = {"zsh": "Add this to ~/.zshrc, if it is not there: fpath+=~/.zfunc; autoload -Uz compinit; compinit. "}
+_HINTS = {"zsh": "Add this to ~/.zshrc if it is missing: fpath+=~/.zfunc; autoload -Uz compinit; compinit. "}
 
 
 def completion_script(command: click.Command, shell: str = "") -> str:
@@ -195,7 +196,9 @@ def completion_script(command: click.Command, shell: str = "") -> str:
     shell = shell or Path(os.environ.get("SHELL", "")).name
     kind = get_completion_class(shell)
     if kind is None:
-        raise InvalidRequestError(f"no completion for the shell {shell!r}. Set SHELL to one of {', '.join(_FILES)}")
+        raise InvalidRequestError(
+            f"no completion is available for the shell {shell!r}. Set SHELL to one of {', '.join(_FILES)}"
+        )
     return kind(command, {}, "tightloop", VARIABLE).source()
 
 
@@ -207,4 +210,4 @@ def install_completion(command: click.Command) -> str:
     file = Path.home() / _FILES[shell]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-    return f"wrote {file}. {_HINTS.get(shell, '')}It takes effect in the next shell"
+    return f"wrote {file}. {_HINTS.get(shell, '')}Completion takes effect in the next shell"

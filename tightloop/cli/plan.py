@@ -42,7 +42,7 @@ from tightloop.run.outcome import FAILED
 from tightloop.value import format_count
 from tightloop.value.scrub import scrub
 
-FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file, or the id of a plan.", complete=complete_id)]
+FileOrId = Annotated[str, Argument(metavar="FILE|ID", help="Plan file or plan id.", complete=complete_id)]
 
 
 def is_file(what: str) -> bool:
@@ -93,7 +93,9 @@ async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
         )
     # The workspace is here, so the plan is not missing because of another host.
     if store.workspace.is_dir():
-        raise InvalidRequestError(f"{status.plan_id} has no stored plan: it was not opened. {status.reason}".rstrip())
+        raise InvalidRequestError(
+            f"{status.plan_id} has no stored plan because it was not opened. {status.reason}".rstrip()
+        )
     store.require()
     raise WorkspaceError(f"{status.plan_id} has no stored revision in {store.folder}")
 
@@ -117,43 +119,44 @@ class RunArguments:
     def check(self) -> None:
         """Reject options that exclude each other."""
         if bool(self.file) + bool(self.goal) > 1:
-            raise InvalidRequestError("FILE and --goal exclude each other. Give a plan, or let a model write one")
+            raise InvalidRequestError(
+                "FILE and --goal cannot be used together. Specify a plan or let a model write one"
+            )
         if not (self.file or self.goal or self.again):
-            raise InvalidRequestError("the plan is missing. Name a file: tightloop plan run plan.yaml")
+            raise InvalidRequestError("no plan was specified. Specify a file: tightloop plan run plan.yaml")
         if self.again and self.plan_id:
-            raise InvalidRequestError("--again and --id exclude each other: a plan that runs again keeps its id")
+            raise InvalidRequestError("--again and --id cannot be used together, because the plan keeps its id")
         if self.again and self.options.get("dry_run"):
             raise InvalidRequestError(
-                "--dry-run would hide what the plan has done from its next run. Preview it under another id: "
+                "--again and --dry-run cannot be used together, because the next run would not see the plan's "
+                "completed work. Preview the plan under another id: "
                 f"tightloop plan show {self.again} --as yaml > plan.yaml; tightloop plan run plan.yaml --dry-run"
             )
 
 
 def run(
     context: click.Context,
-    file: Annotated[str | None, Argument(metavar="FILE", help="Plan file; '-' is the standard input.")] = None,
+    file: Annotated[str | None, Argument(metavar="FILE", help="Plan file, or '-' for standard input.")] = None,
     workspace: Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")] = None,
     values: Annotated[
         list[str] | None,
         Option(
             "--set",
-            help="Input as name=value: text if the plan's own value is text (version=1.10), otherwise JSON "
-            "(3, true, [1, 2]), or text if it is not JSON. Repeatable.",
+            help="Input as name=value. It is text if the plan's own value is text (version=1.10). Otherwise, it is "
+            "parsed as JSON (3, true, [1, 2]), or used as text if it is not valid JSON. Repeatable.",
         ),
     ] = None,
-    again: Annotated[
-        str | None, Option(metavar="ID", help="Run a closed plan again; completed steps are reused.")
-    ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Preview each step; change nothing.")] = False,
+    again: Annotated[str | None, Option(metavar="ID", help="Run a closed plan again, reusing completed steps.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Preview each step without changing anything.")] = False,
     worktree: Annotated[bool, Option("--worktree", help="Work in a new git worktree.")] = False,
-    max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at once.")] = None,
+    max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
-        Option(help="Proof finding to accept without asking, such as tests_changed. Repeatable."),
+        Option(help="Proof finding to accept without asking (for example tests_changed). Repeatable."),
     ] = None,
-    goal: Annotated[str, Option(help="Let a model write the plan; needs the setting plans.agent_planning.")] = "",
-    plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a new one.")] = None,
-    detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return at once.")] = False,
+    goal: Annotated[str, Option(help="Let a model write the plan. Requires plans.agent_planning.")] = "",
+    plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a generated id.")] = None,
+    detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return immediately.")] = False,
     wait: Wait = None,
     as_json: JsonLines = False,
 ) -> None:
@@ -193,8 +196,8 @@ def _remark_on(text: Examined) -> None:
     secrets = sorted(set(_SECRET.findall(scrub(text.text))) - set(_SECRET.findall(text.text)))
     if secrets:
         print_note(
-            f"{text.name}: warning: it contains what looks like {', '.join(secrets)}, and its text is stored with the "
-            "plan. Put it into the worker's environment and name the variable in secret_headers of an http step"
+            f"{text.name}: warning: the text appears to contain {', '.join(secrets)} and is stored with the plan. "
+            "Set it in the worker's environment and name the variable in secret_headers of an http step"
         )
 
 
@@ -256,7 +259,7 @@ def _show_previews(status: PlanStatus) -> None:
 
 def validate(
     _context: click.Context,
-    files: Annotated[list[str], Argument(metavar="FILE...", help="Plan files; '-' is the standard input.")],
+    files: Annotated[list[str], Argument(metavar="FILE...", help="Plan files, or '-' for standard input.")],
     as_json: AsJson = False,
 ) -> None:
     results = [examine_any(file) for file in files]
@@ -325,14 +328,14 @@ def _states(lines: tuple[StepLine, ...]) -> dict[str, StepStatus]:
 def show_plan(
     context: click.Context,
     what: FileOrId,
-    step: Annotated[str | None, Option(help="Only this step, with all its attempts once it ran.")] = None,
+    step: Annotated[str | None, Option(help="Show only this step, with all its attempts.")] = None,
     form: Annotated[str | None, Option("--as", help=f"Print the whole plan as {', '.join(FORMS)}.")] = None,
     as_json: AsJson = False,
 ) -> None:
     if form is not None and form not in FORMS:
-        raise InvalidRequestError(f"--as {form}: unknown form. Use one of {', '.join(FORMS)}")
+        raise InvalidRequestError(f"--as {form} is not a valid format. Use one of {', '.join(FORMS)}")
     if form is not None and step is not None:
-        raise InvalidRequestError(f"--as {form} writes a whole plan. For one step with its attempts use --json")
+        raise InvalidRequestError(f"--as {form} prints the whole plan. Use --json for one step with its attempts")
     records: tuple[StepRecord, ...] = ()
     states: dict[str, StepStatus] = {}
     workspace = Path()
@@ -367,12 +370,12 @@ async def _load_plan(
     try:
         states = _states(await client.steps(plan_id))
     except ServiceUnavailableError as error:
-        print_note(f"the states of the steps are unknown: {error.message}")
+        print_note(f"the step states are unknown: {error.message}")
     store = Store(Path(status.workspace), plan_id)
     if step is not None and not store.is_here:
         with contextlib.suppress(WorkspaceError):
             store.require()
-        print_note(f"the attempts of {step} are on the host of {status.workspace}")
+        print_note(f"the attempts of {step} are stored on the host of {status.workspace}")
     return plan, states, store.records(step) if step is not None else (), store.workspace
 
 
@@ -383,5 +386,5 @@ def _step_of(plan: Plan, name: str, states: Iterable[str]) -> Step:
     match = match or next((step for step in plan.steps if step.id == stem), None)
     if match is None:
         hint = did_you_mean(name, [*(step.id for step in plan.steps), *states])
-        raise InvalidRequestError(f"plan {plan.id} has no step {name!r}. {hint}".rstrip())
+        raise InvalidRequestError(f"no such step in plan {plan.id}: {name!r}. {hint}".rstrip())
     return match

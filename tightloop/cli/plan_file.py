@@ -62,7 +62,7 @@ def read_text(file: str) -> tuple[str, str]:
             raise InvalidRequestError(f"{file} is larger than {TEXT_BYTES} bytes. Split it into subplans with `file:`")
         return file, decode(path.read_bytes(), name=file)
     except OSError as error:
-        raise InvalidRequestError(f"the plan file {file} cannot be read: {error.strerror}. Name a file") from error
+        raise InvalidRequestError(f"cannot read the plan file {file}: {error.strerror}. Check the path") from error
 
 
 def examine(file: str) -> Examined:
@@ -217,7 +217,7 @@ def step_text(step: Step, status: StepStatus | None = None) -> str:
     """Return a step as text: a heading, then one line per field."""
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
-    access = {"none": "leaves the tree alone", "reads": "reads the tree", "writes": "writes the tree"}
+    access = {"none": "does not access the tree", "reads": "reads the tree", "writes": "writes the tree"}
     access["merges"] = "works in its own worktree"
     title = f'  "{step.title}"' if step.title else ""
     state = f"  [{status.value}]" if status else ""
@@ -232,8 +232,8 @@ def _prose(text: str) -> list[str]:
 
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    waits = {"ask": "wait for a person", "fail": "end as failed", "compensate": "undo everything, end as failed"}
-    yield "steps", f"{len(plan.steps)}, at most {plan.max_parallel} at once"
+    waits = {"ask": "wait for a person", "fail": "end as failed", "compensate": "undo everything and end as failed"}
+    yield "steps", f"{len(plan.steps)}, at most {plan.max_parallel} at the same time"
     yield "after a failure", waits[plan.on_failure.value]
     yield "budget", _fields(plan.budget, all_=True)
     policy = plan.policy

@@ -28,9 +28,9 @@ def proof(
     context: click.Context,
     workflow: Id,
     output: Annotated[Path | None, Option(help="Write the signed proof to this file.")] = None,
-    unsigned: Annotated[bool, Option("--unsigned", help="Do not sign it.")] = False,
+    unsigned: Annotated[bool, Option("--unsigned", help="Do not sign the proof.")] = False,
     of_run: Annotated[
-        str, Option("--run", metavar="RUN", help="Id of an earlier run; `tightloop export ID` lists them.")
+        str, Option("--run", metavar="RUN", help="Id of an earlier run. List runs with: tightloop export ID")
     ] = "",
     as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
@@ -44,7 +44,7 @@ def proof(
             try:
                 output.write_text(text, encoding="utf-8")
             except OSError as error:
-                raise InvalidRequestError(f"{output} cannot be written: {error.strerror}") from None
+                raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from None
             print_note(f"wrote {output}. Verify it: tightloop verify {output}")
     if not as_json:
         show("\n".join(proof_lines(statement)))
@@ -58,11 +58,11 @@ def proof(
 def verify(
     context: click.Context,
     file: Annotated[Path, Argument(metavar="PROOF", help="File that `tightloop proof ID --output` wrote.")],
-    repo: Annotated[Path, Option(help="Top of the git working tree that it must match.")] = Path(),
+    repo: Annotated[Path, Option(help="Top of the git working tree that the proof must match.")] = Path(),
     alone: Annotated[bool, Option("--alone", help="Check only the proof, not the files.")] = False,
     allowed_signers: Annotated[
         Path | None,
-        Option(help="File of trusted keys, see ssh-keygen(1). Default: those that git trusts for you, and your own."),
+        Option(help="File with trusted keys, see ssh-keygen(1). Default: your own key and the keys that git trusts."),
     ] = None,
     unsigned: Annotated[bool, Option("--unsigned", help="Accept a proof without a signature.")] = False,
     accepted: Annotated[
@@ -70,12 +70,12 @@ def verify(
     ] = False,
     run: Annotated[
         bool,
-        Option("--run", help="If all else holds, run its commands again, in a fresh checkout."),
+        Option("--run", help="If all other checks pass, run the commands again in a fresh checkout."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     if alone and run:
-        raise InvalidRequestError("--run needs the files, so it cannot be used with --alone")
+        raise InvalidRequestError("--run cannot be used with --alone, because it needs the files")
     session = session_of(context)
 
     def run_commands(root: Path, content: Path, commands: tuple[str, ...]) -> Iterator[Point]:
@@ -111,7 +111,7 @@ def _content(file: Path) -> bytes:
             # One byte more than allowed, so that a larger file is rejected instead of truncated.
             return stream.read(MOST_BYTES + 1)
     except OSError as error:
-        raise InvalidRequestError(f"the proof {file} cannot be read: {error.strerror}. Name a file") from None
+        raise InvalidRequestError(f"cannot read the proof {file}: {error.strerror}. Check the path") from None
 
 
 def _show(verification: Verified, *, as_json: bool) -> None:
@@ -138,7 +138,7 @@ def proof_lines(statement: Statement) -> Iterator[str]:
     """Yield the lines of a proof."""
     predicate, details = statement.predicate, statement.predicate.tightloop
     yield f"{details.episode}: {_verdict(predicate.result, details)}"
-    yield f"files: git tree {statement.tree[:_DIGITS]}, made from {details.base_tree[:_DIGITS]}"
+    yield f"files: git tree {statement.tree[:_DIGITS]}, based on {details.base_tree[:_DIGITS]}"
     yield f"run in a fresh checkout of these files, {details.started_at:%Y-%m-%d %H:%M %Z}:"
     for run in details.runs:
         yield from _run_lines(run)
@@ -158,7 +158,7 @@ def proof_lines(statement: Statement) -> Iterator[str]:
 
 def _verdict(result: Result, details: Details) -> str:
     if details.verdict is ProofVerdict.ACCEPTED:
-        return f"NOT PROVEN, accepted by {details.accepted_by or 'somebody'}"
+        return f"NOT PROVEN, accepted by {details.accepted_by or 'someone'}"
     if details.verdict is ProofVerdict.NOT_PROVEN:
         return f"NOT PROVEN: {', '.join(details.doubts)}"
     if result is Result.FAILED:

@@ -41,21 +41,23 @@ def read_request_file(path: Path) -> dict[str, Any]:
     try:
         document = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidRequestError(f"the request file {path} cannot be read: {error.strerror}. Name a file") from error
+        raise InvalidRequestError(f"cannot read the request file {path}: {error.strerror}. Check the path") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"the request file {path} is not UTF-8 text (byte {error.start})") from error
+        raise InvalidRequestError(f"the request file {path} is not valid UTF-8 text (byte {error.start})") from error
     except yaml.MarkedYAMLError as error:
         at = (
             f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}: "
             if error.problem_mark
             else ""
         )
-        raise InvalidRequestError(f"the request file {path} is not YAML: {at}{error.problem}") from error
+        raise InvalidRequestError(f"the request file {path} is not valid YAML: {at}{error.problem}") from error
     except yaml.YAMLError as error:
-        raise InvalidRequestError(f"the request file {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise InvalidRequestError(
+            f"the request file {path} is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(document, dict):
         raise InvalidRequestError(
-            f"{path} is not a request. Write: goal: ..., workspace: ..., definition_of_done: [...]"
+            f"{path} is not a valid request. Expected: goal: ..., workspace: ..., definition_of_done: [...]"
         )
     if unknown := next(unknown_fields(EpisodeRequest, document), ""):
         raise InvalidRequestError(f"{path}: {unknown}")
@@ -94,7 +96,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     """
     # Before the validation, whose message for the missing field has no example.
     if not any(layer.get("definition_of_done") for layer in layers):
-        raise InvalidRequestError(f"the definition of done has no check. Give at least one: {_EXAMPLE}")
+        raise InvalidRequestError(f"the definition of done has no checks. Add at least one, for example: {_EXAMPLE}")
     merged: dict[str, Any] = {}
     for layer in layers:
         # The preset of a layer fills only that layer, so that explicit values of later layers still win.
@@ -114,7 +116,7 @@ def budget_of(limit: int | None) -> dict[str, Any] | None:
     if limit is None:
         return None
     if limit < 1:
-        raise InvalidRequestError(f"--max-iterations is {limit}; it must be at least 1")
+        raise InvalidRequestError(f"--max-iterations must be at least 1, got {limit}")
     # The default budget has the same ratio, 12 of 15.
     return {"max_iterations": limit, "warn_at_iteration": max(1, limit * 4 // 5)}
 
@@ -129,7 +131,7 @@ def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] |
         return checks
     if not 0 < seconds <= LONGEST_LIMIT_S:
         raise InvalidRequestError(
-            f"--check-timeout is {seconds:g}; it must be above 0 and at most {LONGEST_LIMIT_S} seconds"
+            f"--check-timeout must be greater than 0 and at most {LONGEST_LIMIT_S} seconds, got {seconds:g}"
         )
     return [{"timeout_s": seconds, **({"run": check} if isinstance(check, str) else check)} for check in checks]
 
@@ -143,7 +145,9 @@ def read_pairs(option: str, pairs: list[str], example: str) -> dict[str, str]:
     split = [(pair, *pair.partition("=")) for pair in pairs]
     for pair, name, separator, _ in split:
         if not separator or not name:
-            raise InvalidRequestError(f"{option} {pair!r} is not name=value. For example: {option} {example}")
+            raise InvalidRequestError(
+                f"{option} {pair!r} does not have the form name=value. For example: {option} {example}"
+            )
     return {name: value for _, name, _, value in split}
 
 
@@ -165,39 +169,37 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-Goal = Annotated[str | None, Argument(help="The goal in plain words.")]
+Goal = Annotated[str | None, Argument(help="Goal in plain words.")]
 Workspace = Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")]
 Done = Annotated[
     list[str] | None,
-    Option(help='Command that passes when the goal is met, such as "pytest -q". Repeatable.'),
+    Option(help='Command that passes when the goal is reached, for example "pytest -q". Repeatable.'),
 ]
 CheckTimeout = Annotated[
-    float | None, Option(help="Time limit of each check in seconds, unless --file sets one. Default: 600.")
+    float | None, Option(help="Time limit for each check in seconds, unless --file sets one. Default: 600.")
 ]
-Planner = Annotated[str | None, Option(help="auto, openai or heuristic.")]
-Executor = Annotated[str | None, Option(help="Executor that does the work; see: tightloop doctor.")]
-Fallback = Annotated[list[str] | None, Option(help="Executor to use if the previous one is not available. Repeatable.")]
+Planner = Annotated[str | None, Option(help="Planner: auto, openai or heuristic.")]
+Executor = Annotated[str | None, Option(help="Executor that does the work. List executors with: tightloop doctor")]
+Fallback = Annotated[list[str] | None, Option(help="Executor to use if the previous one is unavailable. Repeatable.")]
 Model = Annotated[str | None, Option(help="Model for the executor.")]
-Mode = Annotated[AgentMode | None, Option(help="What an agent may do to this host. Default: workspace.")]
-Permissions = Annotated[Verdict | None, Option(help="Answer to an agent that asks for permission. Default: allow.")]
+Mode = Annotated[AgentMode | None, Option(help="Access that the agent has to this host. Default: workspace.")]
+Permissions = Annotated[Verdict | None, Option(help="How to answer permission requests from an agent. Default: allow.")]
 WhenCrashed = Annotated[
-    OnCrash | None, Option(help="What to do when the worker dies during a delivery. Default: retry if safe.")
+    OnCrash | None, Option(help="What to do if the worker dies during a delivery. Default: retry if safe.")
 ]
 ExecutorOptions = Annotated[
-    list[str] | None, Option(help="Executor option as name=value, the value as JSON. Repeatable.")
+    list[str] | None, Option(help="Executor option as name=value, with a JSON value. Repeatable.")
 ]
-ChosenPreset = Annotated[Preset | None, Option(help="How soon a person is asked about a deviation. Default: normal.")]
+ChosenPreset = Annotated[Preset | None, Option(help="How soon to ask a person about a deviation. Default: normal.")]
 Allow = Annotated[
     list[ProofRule] | None,
-    Option(help="Proof finding to accept without asking, such as tests_changed. Repeatable."),
+    Option(help="Proof finding to accept without asking (for example tests_changed). Repeatable."),
 ]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
-EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a new one.")]
-Replace = Annotated[
-    bool, Option("--replace", help="With the --id of a closed episode: start it again, and keep its data.")
-]
-RequestFile = Annotated[Path | None, Option(help="Request as YAML or JSON; options override it.")]
+EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]
+Replace = Annotated[bool, Option("--replace", help="Start the closed episode given by --id again and keep its data.")]
+RequestFile = Annotated[Path | None, Option(help="Request file in YAML or JSON. Options override it.")]
 Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
 
 OPENING_SECONDS = 3.0
@@ -230,7 +232,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     if replace and new_id is None:
-        raise InvalidRequestError("--replace needs the id of the closed episode to start again: --id ID --replace")
+        raise InvalidRequestError("--replace requires the id of the closed episode to start again: --id ID --replace")
     session = session_of(context)
     choice = drop_none(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions)
     choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
@@ -312,9 +314,11 @@ async def start_and_wait(
     with contextlib.suppress(TightloopError):
         workers = await client.pollers(task_queue)
         if not workers:
-            return started, f"no worker polls task queue {task_queue!r}; {started} waits. Start one: tightloop up"
+            return started, (
+                f"{started} is waiting because no worker polls task queue {task_queue!r}. Start one: tightloop up"
+            )
         if idle := explain_idle(task_queue, workers):
-            return started, f"{started} waits. {idle}"
+            return started, f"{started} is waiting. {idle}"
     return started, ""
 
 

@@ -59,15 +59,15 @@ def answer(
     context: click.Context,
     workflow: Id,
     option: Annotated[
-        str, Argument(metavar="OPTION", help="One of the options of the question; see: tightloop status ID.")
+        str, Argument(metavar="OPTION", help="One of the question's options. List them with: tightloop status ID")
     ],
     text: Annotated[
         list[str] | None,
-        Argument(metavar="TEXT", help="Explanation, or the files that a choice holds for."),
+        Argument(metavar="TEXT", help="Explanation, or the files that the choice applies to."),
     ] = None,
     question: Annotated[
         str | None,
-        Option(help="Id of the question, its step or window. Default: the only one, or all failed steps."),
+        Option(help="Id of the question, or its step or window. Default: the only question, or all failed steps."),
     ] = None,
     by: By = None,
     as_json: AsJson = False,
@@ -80,7 +80,9 @@ def answer(
 
 def _amounts(arguments: Asked) -> Asked:
     if not any(arguments.values()):
-        raise InvalidRequestError("no amount was given. Add one, such as --iterations 5, or for a plan --attempts 100")
+        raise InvalidRequestError(
+            "no amount was specified. Add one, for example --iterations 5, or --attempts 100 for a plan"
+        )
     return arguments
 
 
@@ -90,7 +92,7 @@ def _amendment(arguments: Asked) -> Asked:
     rest = {name: value for name, value in arguments.items() if name not in names}
     checks = [command for command in arguments.get("definition_of_done", ()) if command.strip()]
     if not (arguments.get("goal", "").strip() or checks or arguments.get("planner") or choice != ExecutorAmendment()):
-        raise InvalidRequestError('nothing is changed. Give --goal "...", --done "pytest -q" or --executor NAME')
+        raise InvalidRequestError('nothing to change. Specify --goal "...", --done "pytest -q" or --executor NAME')
     return rest if choice == ExecutorAmendment() else {**rest, "executor": choice}
 
 
@@ -116,7 +118,7 @@ async def _approve(client: TightloopClient, key: str, arguments: Asked, by: str)
         if other is not None:
             expected = f"role {other.role!r}" if other.role else "no role"
             raise InvalidRequestError(
-                f"{other.step} asks for {expected}, not {role!r}. Ask a person with that role, or omit --role"
+                f"{other.step} requires {expected}, not {role!r}. Ask a person with that role, or omit --role"
             )
     return await client.answer(key, arguments.pop("option", "approve"), **arguments, by=by)
 
@@ -131,9 +133,9 @@ async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -
     status = await wait_at_most(LOOK_SECONDS, client.status(key)) if before is not None else None
     running = status.work if isinstance(status, EpisodeStatus) and not is_paused(status.questions) else None
     if running is None:
-        return f"{key} pauses at its next safe point. Continue with: tightloop resume {key}"
+        return f"{key} will pause at its next safe point. Continue with: tightloop resume {key}"
     end = f"\nEnd it now: tightloop answer {key} end" if running.ends_early else ""
-    return f"{key} pauses when this has ended: {running.describe(datetime.now(UTC))}{end}"
+    return f"{key} will pause when this work ends: {running.describe(datetime.now(UTC))}{end}"
 
 
 async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
@@ -151,7 +153,7 @@ async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) 
         and not any(question.default for question in status.questions)
     ):
         needed = (
-            f"{key} continues only after a decision: "
+            f"{key} cannot continue without a decision: "
             f"{', '.join(question.id or question.title for question in status.questions)}"
         )
         raise InvalidRequestError("\n".join([needed, *todo_lines(status)]))
@@ -168,8 +170,8 @@ async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) 
             # Tells work that is still stopping, which ends by itself, from a missing worker.
             await client.status(key)
         except ServiceUnavailableError as error:
-            return f"{key} ends once a worker answers: {error.message}"
-        return f"{key} ends as soon as its running work has stopped. Follow it: tightloop watch {key}"
+            return f"{key} will end when a worker responds: {error.message}"
+        return f"{key} will end when its running work has stopped. Follow it: tightloop watch {key}"
     return f"{key} is {result.outcome.lower()}: {result.reason}"
 
 

@@ -74,7 +74,7 @@ def todo_lines(status: Any) -> list[str]:
             child_question = wait.question
             where = f"{wait.workflow_id} at {child_question.step}" if child_question.step else wait.workflow_id
             what = f"{child_question.kind}: {' '.join(child_question.title.split())}"
-            lines.append(f"{wait.step}: {where} waits for a person: {what}")
+            lines.append(f"{wait.step}: {where} is waiting for a person: {what}")
             lines += [*(f"  {line}" for line in child_question.evidence), f"  tightloop status {wait.workflow_id}"]
         # Only these can be resolved by another text of the plan.
         if any(question.kind in ("failed_step", "unmet") for question in questions):
@@ -108,7 +108,9 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
     answers = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
     what = (
-        f"{question.step or 'It'} waits for {who}" if question.blocks or question.kind != "work" else "No answer needed"
+        f"{question.step or 'The run'} is waiting for {who}"
+        if question.blocks or question.kind != "work"
+        else "No answer needed"
     )
     lines = [f"{what}{f' ({answers})' if answers else ''}: {question.title}{since}"]
     lines += [f"  {line}" for line in question.evidence]
@@ -362,7 +364,7 @@ def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[
     """Return the rows. For a stored status, only return the stored rows with their age."""
     if status.as_of is None:
         return rows
-    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; stored status, because no worker answered"
+    as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; stored status, because no worker responded"
     return [("as of", as_of), *(row for row in rows if row[0] not in _OF_WORKERS)]
 
 

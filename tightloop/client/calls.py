@@ -72,9 +72,9 @@ _TASK_LOST = "unexpected workflow task failure"
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
 
 _GO_ON = {
-    Kind.EPISODE: "Continue from one of its checkpoints: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
+    Kind.EPISODE: "Continue from a checkpoint: tightloop restore {id} CKPT, or tightloop fork {id} CKPT",
     Kind.PLAN: "Run it again and reuse the finished steps: tightloop plan run --again {id}",
-    Kind.LOOP: "Make another plan: tightloop loop plan --workspace PATH",
+    Kind.LOOP: "Create another plan: tightloop loop plan --workspace PATH",
 }
 _ARTICLE = {Kind.EPISODE: "an", Kind.PLAN: "a"}
 _REPLACE = "; or reuse the id and keep its checkpoints and timeline: --replace"
@@ -134,7 +134,7 @@ class Calls:
         """Reject a plain-text message to an encrypted workflow, because the workflow would drop it."""
         if self.is_plain and (await self.describe(workflow_id)).sealed:
             raise SettingsError(
-                f"{workflow_id} is stored encrypted, and this client would send its message in plain text; nothing was "
+                f"{workflow_id} is encrypted, but this client would send the message in plain text, so nothing was "
                 "sent. Connect with the workers' settings and key file: await TightloopClient.connect()"
             )
 
@@ -269,12 +269,12 @@ class Calls:
         try:
             execution = await self.listing.find_newest_accepted(await self.describe(workflow_id))
         except EpisodeNotFoundError:
-            return IdTakenError(f"{workflow_id} belongs to a workflow of another program. Choose another id")
+            return IdTakenError(f"{workflow_id} belongs to another program's workflow. Choose another id")
         what = f"{workflow_id} exists: {execution.kind.noun}"
         if execution.is_open:
             return IdTakenError(
-                f"{what}, {execution.status}. Choose another id, or end it first: tightloop cancel {workflow_id}. "
-                f"Look at it: tightloop status {workflow_id}"
+                f"{what}, {execution.status}. Choose another id, or cancel it first: tightloop cancel "
+                f"{workflow_id}. Show its status: tightloop status {workflow_id}"
             )
         ended = f" {execution.closed:%Y-%m-%d %H:%M} UTC" if execution.closed else ""
         goal = f", {shorten(execution.goal.partition(chr(10))[0], 80)!r}" if execution.goal else ""
@@ -295,8 +295,8 @@ class Calls:
                 )
         except WorkflowQueryFailedError as error:
             raise ServiceUnavailableError(
-                f"the worker cannot answer {name!r} for {workflow_id}: {error.message}. "
-                f"If its code is older or newer than the workflow, restart it: tightloop up"
+                f"the worker cannot answer {name!r} for {workflow_id}: {error.message}. If the worker's code is "
+                "older or newer than the workflow, restart the worker: tightloop up"
             ) from error
         # The SDK (1.35) cannot parse the rejection of a query whose workflow Temporal itself has paused.
         except ValueError as error:
@@ -400,14 +400,14 @@ class Calls:
             if worker:
                 # If Temporal itself responds, the worker is missing; otherwise this call raises the right error.
                 raise await self._no_worker(workflow_id, requested_at) from error
-            raise no_answer(self.address, "no answer in time") from error
+            raise no_answer(self.address, "timed out") from error
         except RPCError as error:
             raise await self._translate_error(error, workflow_id, requested_at if worker else None) from error
         except (RuntimeError, KeyError, ApplicationError) as error:
             # Only the data converter raises these: an unknown codec, or a payload of another program.
             raise SettingsError(
-                f"Temporal's answer about {workflow_id} cannot be decoded ({error}). "
-                "Use the workers' tightloop release, key file and temporal.authenticate"
+                f"cannot decode Temporal's response for {workflow_id} ({error}). Use the same tightloop release, "
+                "key file and temporal.authenticate as the workers"
             ) from error
 
     async def _translate_error(
@@ -444,25 +444,25 @@ class Calls:
             case RPCStatusCode.INVALID_ARGUMENT:
                 return self._refused_call(message)
             case RPCStatusCode.PERMISSION_DENIED | RPCStatusCode.UNAUTHENTICATED:
-                return SettingsError(f"Temporal at {self.address} refuses access: {message}. Check temporal.api_key")
+                return SettingsError(f"Temporal at {self.address} denied access: {message}. Check temporal.api_key")
             case RPCStatusCode.UNAVAILABLE | RPCStatusCode.CANCELLED | RPCStatusCode.DEADLINE_EXCEEDED:
                 return no_answer(self.address, message)
             case _:
-                return ServiceUnavailableError(f"Temporal answers {error.status.name}: {message}")
+                return ServiceUnavailableError(f"Temporal returned {error.status.name}: {message}")
 
     @staticmethod
     def _closed_error(workflow_id: str, execution: Execution) -> WrongStateError:
         go_on = _GO_ON[execution.kind].format(id=workflow_id)
-        return WrongStateError(f"{workflow_id} is closed and accepts no more messages. {go_on}", execution.status)
+        return WrongStateError(f"{workflow_id} is closed and no longer accepts messages. {go_on}", execution.status)
 
     def _refused_call(self, message: str) -> TightloopError:
         """Translate the error for a call that Temporal itself rejected."""
         if "search attribute" not in message.lower():
-            return InvalidRequestError(f"Temporal refuses the request: {message}")
+            return InvalidRequestError(f"Temporal rejected the request: {message}")
         where = (self.address, self.client.namespace)
         return SettingsError(
-            f"Temporal refuses: {message}. The search attributes of tightloop are not registered in the namespace "
-            f"{self.client.namespace!r}. Add them once: {setup_command(*where)}; or by hand: "
+            f"Temporal rejected the request: {message}. tightloop's search attributes are not registered in the "
+            f"namespace {self.client.namespace!r}. Register them: {setup_command(*where)}; or by hand: "
             f"{registration_command(*where)}"
         )
 
@@ -477,7 +477,7 @@ class Calls:
     async def _explain_frozen_run(self, workflow_id: str, error: BaseException) -> TightloopError:
         execution = await self.describe(workflow_id)
         if not execution.frozen:
-            return ServiceUnavailableError(f"Temporal's answer about {workflow_id} cannot be read: {error}")
+            return ServiceUnavailableError(f"cannot read Temporal's response for {workflow_id}: {error}")
         return WrongStateError(f"{workflow_id} is {execution.frozen}. {execution.unfreeze}", execution.status)
 
 
@@ -485,8 +485,8 @@ def _check_size(name: str, argument: Any) -> None:
     size = len(checked_json(name, argument))
     if size > MESSAGE_BYTES:
         raise InvalidRequestError(
-            f"{name}: the message has {size} bytes; the maximum is {MESSAGE_BYTES}. "
-            "Put long text into a file of the workspace and name that file"
+            f"{name}: the message has {size} bytes, but the limit is {MESSAGE_BYTES}. Put long text in a workspace "
+            "file and refer to that file"
         )
 
 
@@ -496,7 +496,7 @@ def checked_json(name: str, argument: Any) -> bytes:
     Raises:
         InvalidRequestError: it is nested too deeply for a worker to parse.
     """
-    too_deep = InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Make it flatter")
+    too_deep = InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Flatten it")
     try:
         content = to_json(argument)
         inner = [from_json(content)]
@@ -521,8 +521,8 @@ def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
         return ServiceUnavailableError(f"{workflow_id} could not answer: {cause}")
     if cause.type == "AcceptedUpdateCompletedWorkflow":
         return ServiceUnavailableError(
-            f"{workflow_id} accepted the message, but its run ended before it could reply. "
-            f"Check the effect: tightloop timeline {workflow_id}"
+            f"{workflow_id} accepted the message, but the run ended before it could reply. Check the effect: "
+            f"tightloop timeline {workflow_id}"
         )
     # The class has to survive the update, which carries only its name: callers retry this error later.
     if cause.type == WorkspaceBusyError.__name__:

@@ -92,7 +92,7 @@ def checkpoint_file(store: Store, records: Sequence[CheckpointRecord], number: i
     record = next((candidate for candidate in records if candidate.number == number), None)
     if record is None or record.state is None:
         ids = ", ".join(candidate.id for candidate in records) or "none yet"
-        raise InvalidRequestError(f"{store.workflow_id} has no checkpoint ckpt-{number}. Known: {ids}")
+        raise InvalidRequestError(f"{store.workflow_id} has no checkpoint ckpt-{number}. Known checkpoints: {ids}")
     return store.load_model(record.state, CheckpointFile)
 
 
@@ -105,7 +105,8 @@ def read_number(episode_id: str, name: str) -> int:
     number = checkpoint_number(name)
     if number is None:
         raise InvalidRequestError(
-            f"{name!r} is not a checkpoint. Write it like ckpt-2 or 2; see: tightloop checkpoints {episode_id}"
+            f"{name!r} is not a valid checkpoint: expected a form like ckpt-2 or 2. List checkpoints with: "
+            f"tightloop checkpoints {episode_id}"
         )
     return number
 
@@ -136,11 +137,11 @@ def _find_tree(workspace: Path, episode_id: str, number: int, records: Sequence[
         if _run_git(folder, "for-each-ref", "--count=1", f"refs/tightloop/{episode_id}").stdout.strip():
             raise InvalidRequestError(
                 f"{episode_id} has no checkpoint ckpt-{number} in {folder}. "
-                f"See: tightloop checkpoints {episode_id} --all"
+                f"List checkpoints with: tightloop checkpoints {episode_id} --all"
             )
     raise WorkspaceError(
-        f"the snapshots of {episode_id} in {workspace} are not in {folder} on this host "
-        f"({socket.gethostname()}). Run this command on the host of its workspace, as the user of its worker"
+        f"the snapshots of {episode_id} in {workspace} do not exist in {folder} on this host "
+        f"({socket.gethostname()}). Run this command on the workspace's host, as the user who runs the worker"
     )
 
 

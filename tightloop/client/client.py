@@ -55,12 +55,12 @@ async def check_in_thread(check: Callable[P, T], *args: P.args, **kwargs: P.kwar
 Address = Annotated[
     str | None,
     Hint(
-        "Omit it to connect with the current settings; Settings() reads neither files nor environment. For other "
-        "settings: connect(settings=...)"
+        "Omit it to connect with the current settings, because Settings() reads neither files nor the environment. "
+        "To use other settings, call connect(settings=...)"
     ),
 ]
 _MAKE_ONE = Hint(
-    'Make one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
+    'Create one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
 )
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """Includes the time that a planner needs to write the revision."""

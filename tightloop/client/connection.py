@@ -151,10 +151,10 @@ def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
         except OSError as error:
             raise SettingsError(
                 f"temporal.{name} {file} cannot be read: {error.strerror or error}. "
-                "Correct the path, in the settings or in Temporal's own configuration"
+                "Correct the path in the settings or in Temporal's own configuration"
             ) from error
         if PEM.encode() not in read[name]:
-            raise SettingsError(f"temporal.{name} {file} is not a PEM file. Name one that is")
+            raise SettingsError(f"temporal.{name} {file} is not a PEM file. Set it to a PEM file")
     return TLSConfig(
         server_root_ca_cert=read.get("tls_ca"),
         client_cert=read.get("tls_cert"),
@@ -174,32 +174,47 @@ def no_answer(address: str, why: str) -> ServiceUnavailableError:
     from tightloop.settings import LOOPBACK_HOSTS
 
     is_local = address.rpartition(":")[0] in LOOPBACK_HOSTS
-    advice = "Start it: tightloop up" if is_local else "Correct temporal.address, or ask its operator"
+    advice = "Start it: tightloop up" if is_local else "Correct temporal.address, or ask Temporal's operator"
     return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). {advice}")
 
 
 # Error texts of rustls 0.23, tonic 0.14 and hyper 1, which the SDK passes on, with advice. Measured with Temporal 1.32,
 # nginx 1.22 and Python's TLS as proxy.
 _TLS_FAILURES = {
-    "UnknownIssuer": "its certificate is not signed by an authority trusted here. Set temporal.tls_ca to the CA's file",
-    "NotValidForName": "its certificate is for another name. Set temporal.tls_server_name to that name",
-    "KeyMismatch": "temporal.tls_key is not the key of temporal.tls_cert. Set both to files of one pair",
+    "UnknownIssuer": (
+        "this host does not trust the authority that signed the server certificate. Set temporal.tls_ca to the CA file"
+    ),
+    "NotValidForName": "the server certificate is for another name. Set temporal.tls_server_name to that name",
+    "KeyMismatch": "temporal.tls_key does not match temporal.tls_cert. Set both to files from the same key pair",
     "PrivateKeyParseError": "temporal.tls_key contains no private key. Set it to the private key file",
-    "parse private key": "temporal.tls_key holds a private key that cannot be read. It must be RSA, ECDSA or Ed25519",
+    "parse private key": (
+        "temporal.tls_key contains a private key that cannot be read. Use an RSA, ECDSA or Ed25519 key"
+    ),
     "BadEncoding": "a certificate in temporal.tls_cert or tls_ca cannot be read. Use a PEM file of certificates",
-    "InvalidCertificate": "its certificate is not valid. Check its dates and temporal.tls_ca",
-    "CertificateRequired": "it requires a client certificate. Set temporal.tls_cert and temporal.tls_key",
-    "UnknownCA": "it does not trust the authority of temporal.tls_cert. Ask its operator for a certificate",
-    "close_notify": "it closes the connection. It may require a client certificate: temporal.tls_cert and tls_key",
-    "status: 400": "it answers HTTP 400. It may require another client certificate: temporal.tls_cert and tls_key",
-    "InvalidContentType": "it answers without TLS. Set temporal.tls: false, or tls.disabled = true in the profile: "
-    "an API key or a certificate turns TLS on",
+    "InvalidCertificate": "the server certificate is not valid. Check its dates and temporal.tls_ca",
+    "CertificateRequired": "the server requires a client certificate. Set temporal.tls_cert and temporal.tls_key",
+    "UnknownCA": (
+        "the server does not trust the authority that signed temporal.tls_cert. Ask Temporal's operator for a "
+        "certificate"
+    ),
+    "close_notify": (
+        "the server closed the connection. If it requires a client certificate, set temporal.tls_cert and tls_key"
+    ),
+    "status: 400": (
+        "the server returned HTTP 400. If it requires another client certificate, set temporal.tls_cert and tls_key"
+    ),
+    "InvalidContentType": (
+        "the server does not use TLS. Set temporal.tls: false, or tls.disabled = true in the profile, because an "
+        "API key or a certificate turns TLS on"
+    ),
 }
 _FAILURES = {
-    "code: Unauthenticated": "refuses access. Set a valid temporal.api_key or TEMPORAL_API_KEY",
-    "code: PermissionDenied": "refuses access. Ask its operator what this key or certificate may do",
-    "status: 401": "or a proxy ahead of it refuses access (HTTP 401). Set a valid temporal.api_key or TEMPORAL_API_KEY",
-    "status: 403": "or a proxy ahead of it refuses access (HTTP 403). Ask its operator what this connection may do",
+    "code: Unauthenticated": "denied access. Set a valid temporal.api_key or TEMPORAL_API_KEY",
+    "code: PermissionDenied": "denied access. Ask Temporal's operator what this key or certificate may do",
+    "status: 401": (
+        "or a proxy in front of it denied access (HTTP 401). Set a valid temporal.api_key or TEMPORAL_API_KEY"
+    ),
+    "status: 403": "or a proxy in front of it denied access (HTTP 403). Ask the operator what this connection may do",
 }
 _PLAIN_FAILURES = ("FRAME_SIZE_ERROR", "connection closed")
 """Errors of a connection without TLS to a server that requires it."""
@@ -220,13 +235,13 @@ def _check_known(address: str, text: str, *, encrypted: bool) -> None:
             raise SettingsError(f"Temporal at {address} cannot be used over TLS: {problem}")
     if not encrypted and any(phrase in text for phrase in _PLAIN_FAILURES):
         raise SettingsError(
-            f"Temporal at {address} closes connections without TLS. If it requires TLS, set temporal.tls: true"
+            f"Temporal at {address} closed a connection without TLS. If it requires TLS, set temporal.tls: true"
         )
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {CONNECT_TIMEOUT.total_seconds():g} s"
+        return f"no response within {CONNECT_TIMEOUT.total_seconds():g} s"
     text = str(error)
     for cause in ("Connection refused", "dns error", "tls handshake", "Network is unreachable"):
         if cause.lower() in text.lower():

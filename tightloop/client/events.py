@@ -59,7 +59,8 @@ def read_cursor(cursor: str) -> ReadPosition | None:
     match = _CURSOR.fullmatch(cursor)
     if match is None:
         raise InvalidRequestError(
-            f"{cursor!r} is not a cursor. Pass an event's cursor unchanged, or omit it to start with the first event"
+            f"{cursor!r} is not a valid cursor. Pass an event's cursor unchanged, or omit it to start from the "
+            "first event"
         )
     return ReadPosition(match[1], int(match[2]))
 
@@ -216,5 +217,5 @@ async def follow(
 def _too_old(workflow_id: str, position: ReadPosition) -> InvalidRequestError:
     return InvalidRequestError(
         f"the events of {workflow_id} after the cursor {position} are no longer stored, or the cursor belongs to "
-        "another id. Omit the cursor to start with the oldest event"
+        "another id. Omit the cursor to start from the oldest event"
     )

@@ -158,7 +158,7 @@ async def read_execution(
         pending: activities that have not ended.
     """
     attributes = {pair.key.name: pair.value for pair in decode_typed_search_attributes(info.search_attributes)}
-    frozen = f"paused by Temporal itself{f': {pause_reason}' if pause_reason else ''}"
+    frozen = f"paused in Temporal{f': {pause_reason}' if pause_reason else ''}"
     kind, is_open = KINDS[info.type.name], info.status in (RUNNING, PAUSED)
     status = _status_word(kind, info.status, str(attributes.get(STATUS, "")))
     # A closed run keeps its last search attributes, so its kind of pause means nothing any more.
@@ -280,7 +280,7 @@ async def _memo(info: workflow.WorkflowExecutionInfo, converter: DataConverter, 
         [value] = await converter.decode([payload], [str])
     # One unreadable row must not hide the whole list.
     except (RuntimeError, ValueError, KeyError, SettingsError, ApplicationError):
-        return "(not readable here: encrypted or written by another program)"
+        return "(cannot be read here: encrypted or written by another program)"
     return str(value)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KEY_FILE = "keys.json"
 KEY_BYTES = 32
 _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MAKE_ONE = "Make one: tightloop keys new"
+_MAKE_ONE = "Create one: tightloop keys new"
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
         return read_ring(privacy, home)
     if not settings.temporal.loopback:
         raise SettingsError(
-            f"the key file {path} is missing; the workers and clients of {settings.temporal.address} must share one. "
-            "Copy it from a host that has it, or create the first one: tightloop keys new. If the cluster itself "
-            "authenticates its users, set temporal.authenticate: false"
+            f"the key file {path} is missing. The workers and clients of {settings.temporal.address} must share one "
+            "key file. Copy it from a host that has it, or create the first one: tightloop keys new. If the "
+            "cluster authenticates its users, set temporal.authenticate: false"
         )
     # Two processes may start at once; the first one's keys win.
     with contextlib.suppress(FileExistsError):
@@ -107,7 +107,7 @@ def read_ring(privacy: "PrivacySettings", home: Path | None = None) -> KeyRing:
         if not text:
             raise SettingsError(
                 f"{_format_reason(privacy)}the variable {privacy.keys_env} named by privacy.keys_env is empty. "
-                f"Set it to the content of a key file. {_MAKE_ONE}"
+                f"Set it to the contents of a key file. {_MAKE_ONE}"
             )
         return _parse_ring(text, f"the variable {privacy.keys_env}")
     path = key_file(privacy, home)
@@ -132,8 +132,8 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
         _write(path, ring, replace=replace)
     except FileExistsError:
         raise SettingsError(
-            f"the key file {path} already exists; without it, nothing encrypted with it can be read. "
-            "Add a new key to it: tightloop keys rotate"
+            f"the key file {path} already exists. Without it, nothing that it encrypted can be read. Add a new key "
+            "to the file instead: tightloop keys rotate"
         ) from None
 
 
@@ -158,14 +158,14 @@ def _parse_ring(text: str, where: str) -> KeyRing:
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
         # Do not show the text, which contains keys.
         raise SettingsError(
-            f'{where} does not hold keys: expected {{"current": ID, "keys": {{ID: BASE64}}}}. {_MAKE_ONE}'
+            f'{where} does not contain valid keys: expected {{"current": ID, "keys": {{ID: BASE64}}}}. {_MAKE_ONE}'
         ) from None
     for key_id, key in keys.items():
         if not _KEY_ID.fullmatch(key_id) or len(key) != KEY_BYTES:
             raise SettingsError(
-                f"{where}: key {key_id[:64]!r} has {len(key)} bytes, but AES-256 needs {KEY_BYTES}, and an id may "
+                f"{where}: key {key_id[:64]!r} has {len(key)} bytes, but AES-256 requires {KEY_BYTES}, and an id may "
                 "contain only letters, digits, dots, dashes and underscores"
             )
     if current not in keys:
-        raise SettingsError(f"{where}: the current key {current[:64]!r} is not among its keys")
+        raise SettingsError(f"{where}: the current key {current[:64]!r} is not one of the keys")
     return KeyRing(current, keys)

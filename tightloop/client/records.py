@@ -77,9 +77,9 @@ class Listing:
         import difflib
 
         nearest = difflib.get_close_matches(workflow_id, ids, n=3, cutoff=0.5) or ids[:3]
-        what = f"no {kind}" if kind else "neither an episode nor a plan"
-        hint = f". Known ids: {', '.join(nearest)}. List all: tightloop list" if nearest else f". {START_HINT}"
-        return EpisodeNotFoundError(f"{what} has the id {workflow_id!r}{hint}")
+        what = f"no such {kind}" if kind else "no such episode or plan"
+        hint = f". Known ids: {', '.join(nearest)}. List all with: tightloop list" if nearest else f". {START_HINT}"
+        return EpisodeNotFoundError(f"{what}: {workflow_id!r}{hint}")
 
     async def _read(self, info: workflow.WorkflowExecutionInfo) -> Execution:
         return await read_execution(info, converter_for(self._client, info.execution.workflow_id))
@@ -142,7 +142,7 @@ class History:
         ended = event.workflow_execution_terminated_event_attributes
         if ended.identity == _RESETTER:
             return None
-        text = f"{shorten(ended.reason or 'without a reason', _REASON_CHARACTERS)} (by {ended.identity or 'unknown'})"
+        text = f"{shorten(ended.reason or 'no reason given', _REASON_CHARACTERS)} (by {ended.identity or 'unknown'})"
         return TimelineLine(at=at, kind="terminated", text=text)
 
     async def _newest(self, workflow_id: str, run_id: str) -> history.HistoryEvent | None:

@@ -155,8 +155,9 @@ class Keys:
         if key is None:
             ids = ", ".join(sorted(self._ring.keys)) or "none"
             raise SettingsError(
-                f"a payload was sealed with key {key_id[:64]!r}, which is not among the keys here ({ids}). "
-                "Copy the key file of the host that has it, or put the key into the variable of privacy.keys_env"
+                f"a payload was sealed with key {key_id[:64]!r}, which is not one of the keys on this host ({ids}). "
+                "Copy the key file from a host that has it, or add the key to the variable that privacy.keys_env "
+                "names"
             )
         return key
 
@@ -306,8 +307,9 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
             content = cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], _ENCRYPTING + key_id.encode())
         except (InvalidTag, ValueError):
             raise RefusedError(
-                f"a payload that names key {key_id[:64]!r} cannot be decrypted: it was changed, or another key has "
-                "this id here. Compare with the key file of the host that started the episode: tightloop keys list"
+                f"a payload sealed with key {key_id[:64]!r} cannot be decrypted: the payload was changed, or this "
+                "host has a different key with the same id. Compare the keys with those on the host that started "
+                "the episode: tightloop keys list"
             ) from None
         end = 4 + int.from_bytes(content[:4], "big")
         return _split_parts(content[4:end]), Payload.FromString(content[end:])

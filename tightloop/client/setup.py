@@ -123,8 +123,8 @@ async def _attributes(calls: Calls, dry_run: bool) -> SetupStep:
     if mistyped:
         has = ", ".join(f"{name} is {kind} instead of {SEARCH_ATTRIBUTES[name]}" for name, kind in mistyped.items())
         raise SettingsError(
-            f"the namespace {where[1]!r} has search attributes of tightloop with the wrong type: {has}. Replace "
-            f"them, which deletes their stored values: {registration_command(*where, wrong)}"
+            f"tightloop's search attributes in the namespace {where[1]!r} have the wrong type: {has}. Replace them, "
+            f"which deletes their stored values: {registration_command(*where, wrong)}"
         )
     if not wrong or dry_run:
         names = ", ".join(wrong or SEARCH_ATTRIBUTES)
@@ -173,7 +173,7 @@ async def _namespace(calls: Calls, create: bool, retention: timedelta | None, dr
             if asyncio.get_running_loop().time() >= until:
                 raise
         await asyncio.sleep(0.5)
-    return SetupStep(name, SetupOutcome.CREATED, f"{namespace}, histories are kept for {period.days} days")
+    return SetupStep(name, SetupOutcome.CREATED, f"{namespace}, histories are retained for {period.days} days")
 
 
 async def find_namespace(calls: Calls) -> timedelta:
@@ -226,7 +226,7 @@ async def translate_denial(calls: Calls, what: str, command: str, tcld: str) -> 
             # Temporal Cloud manages these in its own API.
             who = "With an authorized account," if cloud else "Ask an administrator to"
             raise NotAllowedError(
-                f"Temporal at {calls.address} does not permit this client to {what} ({error.message}). "
+                f"Temporal at {calls.address} does not allow this client to {what} ({error.message}). "
                 f"{who} run: {cloud or command}"
             ) from error
 
@@ -268,8 +268,9 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
         not workers and await _has_sealed_memo(calls, task_queue)
     ):
         raise SettingsError(
-            f"the workers of task queue {task_queue!r} encrypt what Temporal stores, and this client would send it in "
-            "plain text; nothing was sent. Connect with the workers' settings (temporal.authenticate, privacy) and "
+            f"the workers of task queue {task_queue!r} encrypt what Temporal stores, but this client would send it "
+            "in plain text, so nothing was sent. Connect with the workers' settings (temporal.authenticate, "
+            "privacy) and "
             "their key file: await TightloopClient.connect()"
         )
 
@@ -304,8 +305,8 @@ async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
 def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -> None:
     if stranger := find_stranger(calls, workers):
         raise SettingsError(
-            f"{stranger}, and works on task queue {task_queue!r}: it could not read what this client sends; "
-            "nothing was sent. Copy the key file of the workers (keys.json), or name it: privacy.keys_file"
+            f"{stranger}, and serves task queue {task_queue!r}. It could not read what this client sends, so "
+            "nothing was sent. Copy the workers' key file (keys.json), or set privacy.keys_file to its path"
         )
 
 
@@ -321,7 +322,7 @@ def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
             if key_id:
                 codec.keys.cipher(key_id)
         except SettingsError:
-            return f"worker {worker.process} encrypts with key {key_id!r}, which is not among the keys here"
+            return f"worker {worker.process} encrypts with key {key_id!r}, which is not one of the keys on this host"
     return ""
 
 
@@ -367,12 +368,15 @@ class Topology:
         problems = []
         if not self.workflows:
             problems.append(
-                f"no worker runs workflows on task queue {self.main_queue!r}. Start a worker of role workflows or all"
+                f"no worker runs workflows on task queue {self.main_queue!r}. Start a worker with role workflows or all"
             )
         if not self.homes:
-            problems.append("no worker serves workspaces. Start one of role workspace or all on the host that has them")
+            problems.append(
+                "no worker serves workspaces. Start a worker with role workspace or all on the host that has the "
+                "workspaces"
+            )
         problems += [
-            f"no worker polls task queue {queue!r}, which the settings name under queues. Start a worker for it, "
+            f"no worker polls task queue {queue!r}, which the settings list under queues. Start a worker for it, "
             "or remove it from the settings"
             for queue, pollers in self.named.items()
             if not pollers

@@ -177,8 +177,8 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
     if new_id == LAST or not is_id(new_id, CHOSEN_CHARACTERS):
         article = "an" if kind is Kind.EPISODE else "a"
         raise InvalidRequestError(
-            f"{new_id!r} cannot be {article} {kind} id: use 1 to 100 of a-z, A-Z, 0-9, '-', '_' and single '.', "
-            f"starting with a letter or digit, and not {LAST!r}. For example: nightly-1"
+            f"{new_id!r} cannot be {article} {kind} id. Use 1 to 100 characters from a-z, A-Z, 0-9, '-', '_' and "
+            f"single '.', start with a letter or digit, and do not use {LAST!r}. For example: nightly-1"
         )
     return new_id
 
@@ -194,7 +194,7 @@ async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None)
     if kind not in (None, execution.kind):
         expected = kind.noun if kind is not None else ""
         raise InvalidRequestError(
-            f"{execution.id} is {execution.kind.noun}, not {expected}. See: tightloop status {execution.id}"
+            f"{execution.id} is {execution.kind.noun}, not {expected}. Show its status: tightloop status {execution.id}"
         )
     return await _with_request(calls, execution)
 
@@ -214,7 +214,7 @@ async def _with_request(calls: Calls, execution: Execution) -> Execution:
 async def newest(calls: Calls, status: str | None, limit: int, kind: Kind | None) -> tuple[Summary, ...]:
     """Return episodes and plans, newest run first; see `TightloopClient.list`."""
     if status is not None and status not in (statuses := OPEN_STATUSES + CLOSED_STATUSES):
-        raise InvalidRequestError(f"{status!r} is not a status. Known statuses: {', '.join(statuses)}")
+        raise InvalidRequestError(f"{status!r} is not a valid status. Known statuses: {', '.join(statuses)}")
     return tuple([row.summary for row in await _newest(calls, status, limit, kind)])
 
 
@@ -396,7 +396,7 @@ async def earlier_result(calls: Calls, workflow_id: str, run_id: str) -> RunResu
     }
     if run_id not in ended:
         ids = ", ".join(ended) or "none"
-        raise InvalidRequestError(f"{workflow_id} has no run {run_id!r} with a result. Runs with one: {ids}")
+        raise InvalidRequestError(f"{workflow_id} has no run {run_id!r} with a result. Runs with a result: {ids}")
     return await result_of(calls, ended[run_id])
 
 

@@ -53,8 +53,8 @@ class Store:
         """
         if not self.is_here:
             raise WorkspaceError(
-                f"the records of {self.workflow_id} are not in {self.folder} on this host ({socket.gethostname()}). "
-                "Run this command on the host of its workspace"
+                f"the records of {self.workflow_id} do not exist in {self.folder} on this host "
+                f"({socket.gethostname()}). Run this command on the workspace's host"
             )
 
     def revisions(self) -> tuple[StoredPlan, ...]:
@@ -114,12 +114,12 @@ class Store:
         content = _artifact(folder, ref.sha256) if _DIGEST.fullmatch(ref.sha256) else b""
         if content is None:
             raise ArtifactMissingError(
-                f"artifact '{ref.name}' ({ref.sha256[:12]}) of {self.workflow_id} is not in {self.workspace} "
-                f"on this host ({socket.gethostname()}). Run this command on the host of the workspace"
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) of {self.workflow_id} does not exist in {self.workspace} "
+                f"on this host ({socket.gethostname()}). Run this command on the workspace's host"
             )
         if hashlib.sha256(content).hexdigest() != ref.sha256:
             raise ArtifactCorruptError(
-                f"artifact '{ref.name}' ({ref.sha256[:12]}) in {folder} is damaged: its content does not match its "
+                f"artifact '{ref.name}' ({ref.sha256[:12]}) in {folder} is damaged: its contents do not match its "
                 "hash. Restore the folder from a backup"
             )
         return content

@@ -144,13 +144,13 @@ class _Portal:
         _refuse_loop()
         if os.getpid() != self._process:
             raise InvalidRequestError(
-                f"this client was created in process {self._process}, before it forked to {os.getpid()}, and cannot be "
-                "used here. Create one in each process, such as in post_fork of gunicorn"
+                f"this client was created in process {self._process}, before it forked to {os.getpid()}, and cannot "
+                "be used in the new process. Create a client in each process, for example in gunicorn's post_fork"
             )
         with self._lock:
             # A call submitted after the loop has stopped would wait forever.
             if self._closed:
-                raise InvalidRequestError("this client is closed. Create another one: TightloopClient.sync()")
+                raise InvalidRequestError("this client is closed. Create a new one: TightloopClient.sync()")
             future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()
@@ -191,5 +191,5 @@ def _refuse_loop() -> None:
     except RuntimeError:
         return
     raise InvalidRequestError(
-        "an event loop runs in this thread, and this client would block it. Use: await TightloopClient.connect()"
+        "this thread runs an event loop, which this client would block. Use: await TightloopClient.connect()"
     )

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         StepLine,
     )
 
-Connection = Annotated[Client, Hint("To make one and connect it: await TightloopClient.connect()")]
+Connection = Annotated[Client, Hint("To create a connected client: await TightloopClient.connect()")]
 Duration = Annotated[timedelta, AtLeast(timedelta())]
 Count = Annotated[int, AtLeast(1)]
 KindName = Kind | Literal["episode", "plan", "loop"]
@@ -160,7 +160,7 @@ class Viewer:
             async with asyncio.timeout(timeout.total_seconds() if timeout is not None else None):
                 return await statuses.end(self._calls, workflow_id, patience=patience)
         except TimeoutError:
-            raise TimeoutError(f"{workflow_id} has not ended within {timeout}; it is still open") from None
+            raise TimeoutError(f"{workflow_id} did not end within {timeout} and is still open") from None
 
     async def list(
         self, status: str | None = None, limit: Count = 50, *, kind: KindName | None = None
@@ -283,13 +283,14 @@ class Viewer:
         """
         if not workspace.startswith("/") or "\0" in workspace:
             raise InvalidRequestError(
-                f"{shorten(workspace, 200)!r} is not an absolute path. Name the top of a git working tree, such as "
-                "/home/me/project"
+                f"{shorten(workspace, 200)!r} is not an absolute path. Use the top of a git working tree, for "
+                "example /home/me/project"
             )
         topology = await self.topology()
         if not topology.homes:
             raise ServiceUnavailableError(
-                "no worker serves workspaces. Start one on the host that has the project: tightloop up, or tightloop "
+                "no worker serves workspaces. Start a worker on the host that has the project: tightloop up, or "
+                "tightloop "
                 "worker run"
             )
         if any(home not in topology.here for home in topology.homes):
@@ -297,12 +298,12 @@ class Viewer:
             return
         if not await asyncio.to_thread(os.path.isdir, workspace):
             raise InvalidRequestError(
-                f"there is no folder {shorten(workspace, 200)!r} on this host, and no other host has a worker. Check "
-                "the path, or start a worker on the host that has it: tightloop worker run"
+                f"the folder {shorten(workspace, 200)!r} does not exist on this host, and no other host has a "
+                "worker. Check the path, or start a worker on the host that has the folder: tightloop worker run"
             )
         # Not `isdir`: in a linked worktree `.git` is a file.
         if not await asyncio.to_thread(os.path.exists, f"{workspace}/.git"):
             raise InvalidRequestError(
-                f"{shorten(workspace, 200)!r} is not the top of a git working tree. Name its top, or make it one: "
-                "git init"
+                f"{shorten(workspace, 200)!r} is not the top of a git working tree. Use the top of a working tree, "
+                "or create one here: git init"
             )

@@ -105,7 +105,7 @@ def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
     ]
     alternatives = " or ".join(map(workers_of, versions))
     return Idle(
-        f"Temporal sends the new work of task queue {queue!r} to {workers_of(current)}, not to {alternatives}",
+        f"Temporal sends new work on task queue {queue!r} to {workers_of(current)}, not to {alternatives}",
         ", or ".join(ways),
     )
 
@@ -130,18 +130,18 @@ def explain_silence(execution: Execution, workers: Iterable[Poller], requested_a
     busy = [worker.process for worker in able if _was_there(worker, requested_at)]
     if busy:
         return (
-            f"the worker of {execution.id} is busy and did not answer in time ({', '.join(sorted(busy))} on "
-            f"task queue {queue!r}). Try again in a moment. If that fails, start another one: tightloop worker run "
+            f"the worker of {execution.id} is busy and did not respond in time ({', '.join(sorted(busy))} on "
+            f"task queue {queue!r}). Try again in a moment. If that fails, start another worker: tightloop worker run "
             "--role workflows"
         )
     if version and not able:
         return (
-            f"no worker answers for {execution.id}: it is open on {version}, which has no live workers on task queue "
-            f"{queue!r}. Start them again, or see how to move it to others: tightloop deploy status"
+            f"no worker responds for {execution.id}: it is open on {version}, which has no live workers on task queue "
+            f"{queue!r}. Restart them, or see how to move it to other workers: tightloop deploy status"
         )
-    silence = f"no worker answers on task queue {queue!r} for {execution.id}"
+    silence = f"no worker responds on task queue {queue!r} for {execution.id}"
     idle = None if able else explain_idle(queue, there)
-    return f"{silence}. {idle or 'Start one: tightloop up'}"
+    return f"{silence}. {idle or 'Start a worker: tightloop up'}"
 
 
 def _was_there(worker: Poller, requested_at: datetime) -> bool:

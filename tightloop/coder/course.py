@@ -37,11 +37,11 @@ def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> st
     most, turns = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, ConversationState()).turns
     # The role's own bound first: it is the narrower one, so its setting is the one to raise.
     if turns >= most:
-        return f"coder.roles.{role}.max_turns is {most}, and {turns} turns were used"
+        return f"{turns} turns were used, but coder.roles.{role}.max_turns is {most}"
     if progress.turns >= bounds.max_turns:
-        return f"coder.max_turns is {bounds.max_turns}, and {progress.turns} turns were used"
+        return f"{progress.turns} turns were used, but coder.max_turns is {bounds.max_turns}"
     if (spent := spent_tokens(progress.usage)) >= bounds.max_tokens:
-        return f"coder.max_tokens is {bounds.max_tokens}, and {spent} tokens were used"
+        return f"{spent} tokens were used, but coder.max_tokens is {bounds.max_tokens}"
     return ""
 
 
@@ -95,9 +95,9 @@ def why_stuck(talk: ConversationState) -> str:
     """Return a sentence that explains why a conversation is stuck, or ""."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
-        return f"{talk.silent} replies in a row had no usable tool call" + (f": {problem}" if problem else "")
+        return f"{talk.silent} replies in a row contained no usable tool call" + (f": {problem}" if problem else "")
     if (times := count_repeats(talk.marks)) >= REPEATS_STOP:
-        return f"the same call had the same result {times} times"
+        return f"the same call returned the same result {times} times"
     return ""
 
 

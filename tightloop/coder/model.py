@@ -324,14 +324,19 @@ def read_role(name: str, text: str) -> Role:
     # The first closing line ends the head, so the prompt itself may contain `---` lines.
     head, ending, prompt = rest.partition("\n---\n")
     if opening.strip() or not ending or not prompt.strip():
-        raise SettingsError(f"role {name}: write `---`, fields such as `tools: [read_file]`, `---`, then the prompt")
+        raise SettingsError(
+            f"role {name} is malformed: write `---`, then fields such as `tools: [read_file]`, then `---`, then "
+            "the prompt"
+        )
     try:
         fields = load_yaml(head)
         if not isinstance(fields, dict):
-            raise SettingsError(f"role {name}: put fields such as `tools: [read_file]` between the `---` lines")
+            raise SettingsError(
+                f"role {name} has no fields: put some between the `---` lines, for example `tools: [read_file]`"
+            )
         return Role.model_validate({**fields, "name": name, "prompt": prompt.strip()})
     except yaml.YAMLError as error:
-        raise SettingsError(f"role {name}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise SettingsError(f"role {name} is not valid YAML: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         first = error.errors()[0]
         suggestion = (

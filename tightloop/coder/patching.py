@@ -57,9 +57,9 @@ def patch(text: str, old: str, new: str) -> PatchedText | PatchFailure:
     # A model may copy the mark from what it read, or leave it out; the file keeps its own either way.
     old, new = (_plain(part.removeprefix(BYTE_ORDER_MARK)) for part in (old, new))
     if not old:
-        return PatchFailure("old is empty: quote the lines to replace. To make a new file, use create_file")
+        return PatchFailure("old is empty. Quote the lines to replace, or create a new file with create_file")
     if old == new:
-        return PatchFailure("old and new are the same: there is nothing to change")
+        return PatchFailure("old and new are identical, so there is nothing to change")
     applied_starts: list[int] = []
     for how, places in _ways(file.plain, old, new):
         # If the new text contains the old one, an edit that is already applied would match again.
@@ -75,9 +75,7 @@ def patch(text: str, old: str, new: str) -> PatchedText | PatchFailure:
             lines = ", ".join(str(file.plain.count("\n", 0, match.start) + 1) for match in matches[:PLACES_SHOWN])
             more = f" and {len(matches) - PLACES_SHOWN} more" if len(matches) > PLACES_SHOWN else ""
             at = f"at lines {lines}{more}"
-            return PatchFailure(
-                f"old occurs {len(matches)} times, {at}. Include more of the lines around the one you mean"
-            )
+            return PatchFailure(f"old occurs {len(matches)} times, {at}. Include more of the surrounding lines")
     return _missing(file.plain, old, new, applied_starts)
 
 
@@ -226,11 +224,11 @@ def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> PatchF
         return PatchFailure(f"already applied: new is at line {line}, and old occurs nowhere else\n{excerpt}")
     nearest_line = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
     if nearest_line is None:
-        return PatchFailure(
-            "old is not in the file, and no line of the file resembles it. Read the file and copy from it"
-        )
+        return PatchFailure("cannot find old in the file, nor any similar line. Read the file and copy from it")
     excerpt = _around_line(text, nearest_line, old.count("\n") + 1)
-    return PatchFailure(f"old is not in the file. Copy it exactly, blanks included. The nearest lines are:\n{excerpt}")
+    return PatchFailure(
+        f"cannot find old in the file. Copy the text exactly, including blanks. The nearest lines are:\n{excerpt}"
+    )
 
 
 def _around_line(text: str, line: int, count: int) -> str:

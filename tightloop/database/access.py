@@ -79,13 +79,14 @@ class Tokens:
         """
         if (role is Role.AGENT and not projects) or (episode and role is not Role.AGENT):
             raise InvalidRequestError(
-                "a token of the role agent needs an episode or a project; other roles take no episode. For example: "
-                "tightloop token create cursor-orders --role agent --episode ID"
+                "a token with the role agent requires an episode or a project; other roles do not accept an episode. "
+                "For example: tightloop token create cursor-orders --role agent --episode ID"
             )
         if not NAME.fullmatch(name) or name in RESERVED:
             raise InvalidRequestError(
-                f"{name[:80]!r} cannot be the name of a token: use 1 to 40 of a-z, 0-9, '.', '_', '@' and '-', "
-                f"but not {', '.join(sorted(RESERVED))}. Name its holder, such as anna, or ci-orders"
+                f"{name[:80]!r} is not a valid token name: use 1 to 40 characters from a-z, 0-9, '.', '_', '@' and "
+                f"'-', but not {', '.join(sorted(RESERVED))}. Name the token after its holder, "
+                "for example anna or ci-orders"
             )
         now = datetime.now(UTC)
         # The id is part of the token's text and finds the row; only a digest of the secret is stored.
@@ -104,7 +105,8 @@ class Tokens:
             same = connection.execute(select(tokens).where(tokens.c.name == name)).mappings()
             if any(_read(row).is_valid(now) for row in same):
                 raise InvalidRequestError(
-                    f"a valid token named {name!r} already exists. Choose another, or: tightloop token revoke {name}"
+                    f"a valid token named {name!r} already exists. Choose another name, or revoke that token: "
+                    f"tightloop token revoke {name}"
                 )
             row = token.model_dump() | {"projects": "\n".join(token.projects), "digest": _digest(secret)}
             connection.execute(insert(tokens).values(row))
@@ -125,7 +127,7 @@ class Tokens:
         condition = (tokens.c.name == name, tokens.c.revoked.is_(None))
         with self._database.writing() as connection:
             if not connection.execute(update(tokens).where(*condition).values(revoked=now)).rowcount:
-                raise InvalidRequestError(f"no valid token is named {name[:80]!r}. See: tightloop token list")
+                raise InvalidRequestError(f"no valid token named {name[:80]!r}. List tokens with: tightloop token list")
 
     def find(self, text: str) -> Token | None:
         """Return the valid token with this text, or None."""
@@ -227,7 +229,7 @@ class IdempotencyKeys:
             is_alive = self._began <= stored_row["created"] and now - stored_row["created"] < ABANDONED
             if stored_row["status"] == UNANSWERED and is_alive:
                 raise KeyInUseError(
-                    "the first request with this Idempotency-Key is still in progress. Wait, then send it again"
+                    "the first request with this Idempotency-Key is still in progress. Wait, then retry the request"
                 )
             connection.execute(update(idempotency_keys).where(*row).values(created=now, status=UNANSWERED))
             return None

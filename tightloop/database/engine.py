@@ -116,7 +116,7 @@ LEDGER = Migrations(
     versions=FOLDER / "versions",
     table="alembic_version",
     metadata=METADATA,
-    when_damaged="Move it away, then restore it from a backup or rebuild it: tightloop ledger rebuild",
+    when_damaged="Move the file away, then restore it from a backup or rebuild it with: tightloop ledger rebuild",
 )
 
 
@@ -265,16 +265,15 @@ class Database:
             return
         self._refuse_newer(revision)
         raise WorkspaceError(
-            f"the {self._migrations.name} in {self} is at migration {revision}, this code needs {self.head}. "
-            "Upgrade it: tightloop ledger upgrade"
+            f"the {self._migrations.name} in {self} is at migration {revision}, but this code requires {self.head}. "
+            "Upgrade it with: tightloop ledger upgrade"
         )
 
     def _refuse_newer(self, revision: str) -> None:
         if revision > self.head:
             raise WorkspaceError(
-                f"the {self._migrations.name} {self} was written by a newer tightloop (migration {revision}, "
-                f"this code knows {self.head}). "
-                "Upgrade this worker"
+                f"the {self._migrations.name} {self} was written by a newer version of tightloop (migration "
+                f"{revision}, but this code supports only {self.head}). Upgrade this worker"
             )
 
     @contextlib.contextmanager
@@ -343,7 +342,7 @@ def sqlite_database(path: Path, migrations: Migrations = LEDGER) -> Database:
         with contextlib.suppress(FileNotFoundError):
             if record.info["file"] == file_id(path):
                 return
-        raise DisconnectionError(f"{path} is another file now")
+        raise DisconnectionError(f"{path} was replaced or deleted")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
@@ -369,7 +368,9 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
     try:
         url = make_url(address).set(drivername="postgresql+psycopg")
     except SQLAlchemyError:
-        raise SettingsError("database.url is not an address such as postgresql://user@host:5432/name") from None
+        raise SettingsError(
+            "database.url is not a valid address: expected a URL like postgresql://user@host:5432/name"
+        ) from None
     milliseconds = int(STATEMENT_TIMEOUT.total_seconds() * 1000)
     engine = create_engine(
         url,
@@ -396,8 +397,8 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
         encoding = connection.info.parameter_status("server_encoding")
         if encoding not in ("UTF8", None):  # None behind some proxies
             raise SettingsError(
-                f"the database {name} has the encoding {encoding}, which cannot store every text. Name another "
-                "one in database.url, created with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+                f"the database {name} uses the encoding {encoding}, which cannot store every text. Set database.url to "
+                "a database created with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
             )
 
     return Database(engine, name, upgrades=False, migrations=migrations)

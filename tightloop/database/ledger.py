@@ -165,7 +165,7 @@ class Ledger:
             row = connection.execute(query.order_by(workflows.c.at.desc()).limit(1)).mappings().first()
         if row is None:
             raise EpisodeNotFoundError(
-                f"no episode, plan or loop {workflow_id!r} is recorded. List what exists: tightloop list"
+                f"no such episode, plan or loop: {workflow_id!r}. List all of them with: tightloop list"
             )
         return workflow_line(row)
 
@@ -331,13 +331,13 @@ def _read_cursor(cursor: str) -> tuple[datetime, str, str]:
         return datetime.fromisoformat(at), str(workflow_id), str(project)
     except (ValueError, TypeError, RecursionError):
         raise InvalidRequestError(
-            f"cursor {cursor[:80]!r} is not from a page of this list. Start again without a cursor"
+            f"cursor {cursor[:80]!r} does not belong to this list. Start again without a cursor"
         ) from None
 
 
 def _unknown_project(project: str) -> ProjectNotFoundError:
     return ProjectNotFoundError(
-        f"no project {project[:120]!r} is recorded. It appears with its first episode or plan: tightloop start"
+        f"no such project: {project[:120]!r}. A project appears when its first episode or plan starts: tightloop start"
     )
 
 

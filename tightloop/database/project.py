@@ -32,7 +32,7 @@ from tightloop.ledger.model import FREED, KEPT, RELEASED, ProjectLine, StepRow, 
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
-FREED_TEXT = "its data on this host was freed: tightloop gc"
+FREED_TEXT = "tightloop gc freed its data on this host"
 
 
 class ProjectLedger:
@@ -209,7 +209,9 @@ class ProjectLedger:
 
     def mark(self, workflow_id: str, *, protect: bool) -> None:
         """Protect a workflow's data from `tightloop gc`, or remove the protection."""
-        kind, text = (KEPT, "kept from tightloop gc") if protect else (RELEASED, "tightloop gc may free it again")
+        kind, text = (
+            (KEPT, "protected from tightloop gc") if protect else (RELEASED, "no longer protected from tightloop gc")
+        )
         self.add_event(TrailEvent(episode_id=workflow_id, kind=kind, text=text))
 
     def list_protected_ids(self) -> frozenset[str]:

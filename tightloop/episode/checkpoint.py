@@ -184,10 +184,10 @@ def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
 
 
 def _make_fenced_error(head: CopiesHead | None, home: str, epoch: int) -> FencedError:
-    holder = f"{head.home!r} holds it with epoch {head.epoch}" if head else "the remote store has no record of it"
+    holder = f"{head.home!r} owns it with epoch {head.epoch}" if head else "the remote store has no record of it"
     return FencedError(
         f"the host of task queue {home!r} must not continue this episode under epoch {epoch}: {holder}. Nothing was "
-        f"delivered or copied. To move it here: tightloop move ID --to {host_of(home) or home}"
+        f"delivered or copied. To move it here, run: tightloop move ID --to {host_of(home) or home}"
     )
 
 
@@ -229,15 +229,16 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
     """
     if not epoch:
         raise InvalidRequestError(
-            "move: the checkpoints of this episode exist only on its host. Set remote.bucket in the settings of the "
-            "workers; episodes started after that can be moved"
+            "move: this episode's checkpoints exist only on its host. Set remote.bucket in the workers' settings; "
+            "episodes that start after that can be moved"
         )
     if target.to == home and not waits:
         raise InvalidRequestError(f"move: the episode is already on {home!r} and is not paused")
     # Only the form is checked: a workflow cannot ask which task queues have workers.
     if "-workspace-" not in target.to:
         raise InvalidRequestError(
-            f"move: {target.to!r} is not the task queue of a host with workspaces. See them: tightloop doctor"
+            f"move: {target.to!r} is not the task queue of a host with workspaces. List the hosts with: tightloop "
+            "doctor"
         )
 
 

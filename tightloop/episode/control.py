@@ -89,7 +89,7 @@ def read_response(value: Any) -> Remark:
     """
     remark = read_text(value)
     if not remark.text:
-        raise InvalidRequestError('respond: the text is empty. Send for example: "use the parser in lib/parse.py"')
+        raise InvalidRequestError('respond: the text is empty. Example: "use the parser in lib/parse.py"')
     return remark
 
 
@@ -123,8 +123,9 @@ def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: i
     if number is None or number > newest:
         names = ", ".join(record.id for record in records[-12:]) or "none yet"
         raise InvalidRequestError(
-            f"restore_checkpoint: the episode has no checkpoint {arguments.checkpoint_id!r}. Known: {names}. "
-            'Send for example: {"checkpoint_id": "' + checkpoint_id(max(newest, 0)) + '"}'
+            f"restore_checkpoint: the episode has no checkpoint {arguments.checkpoint_id!r}. Known checkpoints: "
+            f"{names}. "
+            'Example: {"checkpoint_id": "' + checkpoint_id(max(newest, 0)) + '"}'
         )
     return RestoreTarget(
         checkpoint_id=checkpoint_id(number), reason=shorten(arguments.reason, 500), by=shorten(arguments.by, 80)
@@ -170,9 +171,9 @@ def read_amendment(value: Any) -> Amendment:
         {"goal": value} if isinstance(value, str) else value, Amendment, what="amend_goal", example=example
     )
     if amendment.empty:
-        raise InvalidRequestError(f"amend_goal: nothing is changed. Send for example: {example}")
+        raise InvalidRequestError(f"amend_goal: the request changes nothing. Example: {example}")
     if any(not check.run.strip() for check in amendment.definition_of_done):
-        raise InvalidRequestError(f"amend_goal: a check has no command. Send for example: {example}")
+        raise InvalidRequestError(f"amend_goal: a check has no command. Example: {example}")
     return amendment
 
 
@@ -339,8 +340,8 @@ def _actions(state: EpisodeState, questions: tuple[Question, ...]) -> list[str]:
     back = find_restore_point(state, questions) or "ckpt-0"
     if state.phase is EpisodePhase.CLOSED:
         again = json.dumps({"restore": {"checkpoint_id": back}})
-        back = "To go back, reset it to the event of a checkpoint, or start it again with the same id, its input and"
-        return [f"The episode has ended and accepts no messages. {back} `{again}`."]
+        back = "To go back, reset it to a checkpoint's event, or start it again with the same id, its input and"
+        return [f"The episode has ended and no longer accepts messages. {back} `{again}`."]
     restore = json.dumps({"checkpoint_id": back, "reason": "why"})
     rows = [
         (f"{option.name}: {option.effect}", "update `answer`", question.json_for(option.name))

@@ -77,8 +77,8 @@ def end_question(work: Work, now: datetime) -> Question:
         kind=QuestionKind.OPERATOR,
         title=f"the pause starts when this ends: {work.describe(now)}",
         options=(
-            Option(name=WAIT, effect="pause when it ends by itself"),
-            Option(name=END, effect="stop it now and pause; it starts over after the pause"),
+            Option(name=WAIT, effect="pause when it ends on its own"),
+            Option(name=END, effect="stop it now and pause; it restarts after the pause"),
         ),
         default=WAIT,
     )
@@ -90,11 +90,19 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
     return Question(
         id="",
         kind=QuestionKind.DRIFT,
-        title=f"somebody else changed {drift.named}. Keep or undo that?",
+        title=f"somebody else changed {drift.named}. Keep or undo the change?",
         evidence=(*drift.lines, *((f"and {format_count(more, 'more file')}",) if more > 0 else ())),
         options=(
-            Option(name=KEEP, effect="keep them and continue; name files to keep only those", takes_paths=True),
-            Option(name=UNDO, effect="save a copy and undo them; name files to undo only those", takes_paths=True),
+            Option(
+                name=KEEP,
+                effect="keep the changes and continue; name files to keep only those",
+                takes_paths=True,
+            ),
+            Option(
+                name=UNDO,
+                effect="save a copy and undo the changes; name files to undo only those",
+                takes_paths=True,
+            ),
             cancel,
         ),
         default=KEEP,
@@ -182,7 +190,7 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
     allowed (`overruled`) do not lead to another question.
     """
     if outcome.verdict is PlanVerdict.GAVE_UP:
-        return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without a reason")
+        return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without giving a reason")
     # Findings include the planner's own "no" (`planners_own`), with its reason.
     if outcome.findings:
         return _ask_about(unanswered_findings(outcome.findings, overruled))
@@ -311,7 +319,7 @@ def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
         if streak.count >= limit:
             return _ask(QuestionKind.REPEATED_ERROR, _same_error(streak))
         if streak.fruitless >= limit + OTHER_CAUSES:
-            title = f"{format_count(streak.iterations, 'iteration')} without progress brought nothing new"
+            title = f"{format_count(streak.iterations, 'iteration')} without progress produced nothing new"
             return _ask(QuestionKind.REPEATED_ERROR, f"{title}: {streak.last.summary}")
     if state.low_streak < request.deviation_limit:
         return None

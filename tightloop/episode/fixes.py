@@ -384,7 +384,7 @@ class FixFinder:
     def why_none(self, rules: RuffRules) -> str:
         """Explain why no fix is left, with the failing check, the last error, and advice for a person."""
         if not self._report.failed:
-            return "no check fails, so there is nothing to plan from: add a check that shows what is missing"
+            return "no check fails, so there is nothing to plan. Add a check that shows what is missing"
         result = self._report.failed[0]
         name = one_line(result.name, 60)
         parts = [f"no toolchain fix is left for '{name}' ({result.status.value}): {last_error(result)}"]

@@ -99,11 +99,11 @@ def show_delta(old: str, delta: PlanDelta) -> str:
         ValueError: the delta belongs to another text or is corrupt.
     """
     if _digest(old) != delta.base_sha256:
-        raise ValueError(f"the delta was made for the plan {delta.base_sha256[:12]}, not for {_digest(old)[:12]}")
+        raise ValueError(f"the delta is for the plan {delta.base_sha256[:12]}, not for {_digest(old)[:12]}")
     steps: list[_Step] = diff_match_patch().diff_fromDelta(old, delta.delta)
     # diff_fromDelta accepts any text of the right length, so the result is compared as well.
     if _digest("".join(text for kind, text in steps if kind >= 0)) != delta.result_sha256:
-        raise ValueError(f"the delta does not produce the plan {delta.result_sha256[:12]}: it is damaged")
+        raise ValueError(f"the delta is damaged: it does not produce the plan {delta.result_sha256[:12]}")
     return _mark_changes(steps)
 
 

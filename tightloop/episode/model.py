@@ -84,7 +84,7 @@ def planner_problem(name: str) -> str:
     """Return the error in a planner name, or "" if it is valid."""
     if name in PLANNERS:
         return ""
-    return f"the planner {shorten(name, 60)!r} is unknown. {did_you_mean(name, PLANNERS)}"
+    return f"unknown planner {shorten(name, 60)!r}. {did_you_mean(name, PLANNERS)}"
 
 
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
@@ -96,13 +96,13 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
     if not workspace.startswith("/"):
         raise InvalidRequestError(
             f"the workspace {workspace!r} is not an absolute path. "
-            'Name the top of a git working tree: "workspace": "/home/me/project"'
+            'Use the top of a git working tree: "workspace": "/home/me/project"'
         )
     if not timedelta() < pause_timeout <= LONGEST_PAUSE:
-        raise InvalidRequestError(f"pause_timeout is {pause_timeout}; it must be above 0 and at most a year")
+        raise InvalidRequestError(f"pause_timeout must be above 0 and at most a year, got {pause_timeout}")
     for name, count in counts.items():
         if count < 1:
-            raise InvalidRequestError(f"{name} is {count}; it must be at least 1")
+            raise InvalidRequestError(f"{name} must be at least 1, got {count}")
 
 
 class EpisodeRequest(CallerInput):
@@ -162,24 +162,24 @@ class EpisodeRequest(CallerInput):
             InvalidRequestError: a field is invalid; the message describes the first one.
         """
         if not self.goal.strip():
-            raise InvalidRequestError('the goal is empty. Say what to achieve: "goal": "make the tests pass"')
+            raise InvalidRequestError('the goal is empty. Describe what to achieve: "goal": "make the tests pass"')
         if len(self.goal) > GOAL_CHARACTERS:
             raise InvalidRequestError(
-                f"the goal has {len(self.goal)} characters; the maximum is {GOAL_CHARACTERS}. "
-                "Put long material into a file of the workspace and name it in the goal"
+                f"the goal has {len(self.goal)} characters, but the limit is {GOAL_CHARACTERS}. Put long material "
+                "in a workspace file and refer to that file in the goal"
             )
         counts = ("repeat_error_limit", "deviation_limit", "iterations_per_run")
         check_run(self.workspace, self.pause_timeout, {name: getattr(self, name) for name in counts})
         if not any(check.run.strip() for check in self.definition_of_done):
             raise InvalidRequestError(
-                "the definition of done is empty: without an executed check nothing can be called done. "
-                'Give at least one command: "definition_of_done": ["pytest -q"]'
+                "the definition of done is empty, but work only counts as done if its checks pass. "
+                'Add at least one command: "definition_of_done": ["pytest -q"]'
             )
         self._check_numbers()
         if json_size(self) > REQUEST_CHARACTERS:
             raise InvalidRequestError(
-                f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material into files of the "
-                "workspace and name them"
+                f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material in workspace files "
+                "and refer to those files"
             )
         checks = (check.problem for check in self.definition_of_done)
         problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
@@ -193,16 +193,16 @@ class EpisodeRequest(CallerInput):
         # `not 0 < limit` also rejects NaN: JSON cannot carry it, so it would fail the workflow task repeatedly.
         wrong = next((limit for limit in limits if not 0 < limit <= LONGEST_LIMIT_S), None)
         if wrong is not None:
-            raise InvalidRequestError(f"a time limit is {wrong:g} s; it must lie between 0 and {LONGEST_LIMIT_S} s")
+            raise InvalidRequestError(f"a time limit must be between 0 and {LONGEST_LIMIT_S} s, got {wrong:g} s")
         problem = self.thresholds.problem()
         if problem:
             raise InvalidRequestError(f"thresholds: {problem}")
         cost = self.budget.max_cost_usd
         if cost is not None and not math.isfinite(cost):
-            raise InvalidRequestError(f"budget.max_cost_usd is {cost}; leave it out for no limit")
+            raise InvalidRequestError(f"budget.max_cost_usd must be a finite number, got {cost}. Omit it for no limit")
         if spent := self.budget.spent_at_once:
             raise InvalidRequestError(
-                f"budget.{spent} is {getattr(self.budget, spent)}; it must be above 0, or null (None) for no limit"
+                f"budget.{spent} must be above 0, or null (None) for no limit, got {getattr(self.budget, spent)}"
             )
 
     @property

@@ -27,11 +27,11 @@ IN_A_WINDOW = frozenset({"cursor-gui"})
 """Executors that only observe. Their agents continue without them and can report their own results."""
 _PERMISSION = (
     Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration"),
-    Option(name=DENY, effect="the agent may not do it, and learns that it was denied"),
+    Option(name=DENY, effect="the agent may not do it, and is told that it was denied"),
 )
 _CLARIFICATION = (
     Option(name=ANSWER, effect="the agent receives the text of the answer"),
-    Option(name=SKIP, effect="the agent decides by itself"),
+    Option(name=SKIP, effect="the agent decides on its own"),
 )
 _WORK = (
     Option(name=DONE, effect="the checks run on the files on disk"),
@@ -65,7 +65,9 @@ def work_question(title: str, detail: str = "") -> Question:
 
 def report_question() -> Question:
     """Return the question through which an agent in a window can report while the executor is watching it."""
-    question = work_question("the agent in the window is working and reports its end itself; or answer when it is done")
+    question = work_question(
+        "the agent in the window is working and will report when it is done. You can also answer yourself then"
+    )
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
 
@@ -152,12 +154,12 @@ repeated forever.
 _OPTIONS = (
     Option(
         name=VERIFY,
-        effect="it is not delivered again; the checks run on the files on disk, and the next plan learns of it",
+        effect="the plan is not delivered again; the checks run on the files on disk, and the planner is told about it",
     ),
     Option(
         name=RETRY,
         effect="the same plan is delivered again, on the files on disk",
-        cons="effects of the first delivery outside the working tree happen twice",
+        cons="effects of the first delivery outside the working tree are repeated",
     ),
     Option(name="cancel", effect="end the episode; the files stay as they are"),
 )
@@ -185,8 +187,8 @@ class Crash(Value):
     def sentences(self) -> tuple[str, ...]:
         """The facts, with one sentence for each."""
         ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
-        running = f"killed {ended} that still ran" if self.processes_ended else "no process was left"
-        records_text = "its records have no end" if self.can_tell else "it left no report"
+        running = f"killed {ended} that had not ended" if self.processes_ended else "no process was still running"
+        records_text = "its records do not show how it ended" if self.can_tell else "it left no report"
         return (
             "files changed since it began" if self.moved else "no file changed since it began",
             running,
@@ -238,7 +240,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
     """Return the question about a hand-off that was not confirmed. A plain `resume` verifies."""
-    question_text = f"{reason}. Check the chat: hand the plan over again? {title}"
+    question_text = f"{reason}. Check the chat. Hand over the plan again? {title}"
     return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _OPTIONS).evolve(
         default=VERIFY
     )

@@ -86,7 +86,7 @@ def explain(limit: LimitHit) -> str:
     reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no text"
     if limit.kind == LimitKind.AUTH:
         return (
-            f"the agent's provider refuses its key or login ({reason}). Check on the worker's host that it is "
+            f"the agent's provider rejected the key or login ({reason}). Check on the worker's host that it is "
             f"valid, has "
             "not expired and belongs to the base URL and model in use, then resume"
         )
@@ -94,7 +94,7 @@ def explain(limit: LimitHit) -> str:
         return f"the context of the agent's model is full ({reason}). Plan smaller steps"
     reset = "at an unknown time" if limit.retry_after is None else f"in {limit.retry_after}"
     return (
-        f"the agent's provider stopped it: {limit.kind}, which ends {reset} ({reason}). "
+        f"the agent's provider stopped the agent: {limit.kind}, which ends {reset} ({reason}). "
         "Add credit, use another key, model or agent, or resume after the reset"
     )
 

@@ -138,7 +138,7 @@ def _parse(kind: type[M], sections: dict[Section, str], needed: Mapping[Section,
         faults.append(f"{check} is missing: yes or no, then ' // ' and why")
     elif alignment is None:
         answer = sections[Section.ALIGNMENT_CHECK].strip()[:40]
-        faults.append(f"{check} says {answer!r}: it must be yes or no, then ' // ' and why")
+        faults.append(f"{check} must be yes or no, then ' // ' and why, got {answer!r}")
     else:
         # The reflection was judged above; a flawless one adds no faults.
         faults.extend(problems_of(_FLAWLESS, alignment))

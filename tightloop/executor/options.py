@@ -108,8 +108,8 @@ class CommandOptions(Document):
         missing = [name for name in self.environment if name not in environ]
         if missing:
             raise ExecutorError(
-                f"option environment of the command executor names {missing[0]}, which the worker does not have. "
-                "Set it where the worker is started"
+                f"the option environment of the command executor lists {missing[0]}, which is not set for the "
+                "worker. Set it where the worker is started"
             )
         return {name: environ[name] for name in self.environment}
 
@@ -172,7 +172,7 @@ def choice_problem(choice: ExecutorChoice) -> str:
 
     for name in (choice.name, *choice.fallback):
         if name not in OPTIONS and (close_names := get_close_matches(name, OPTIONS, 1, _NEAR)):
-            return f"the executor {name!r} is unknown. Did you mean {close_names[0]!r}?"
+            return f"unknown executor {name!r}. Did you mean {close_names[0]!r}?"
     model, options = OPTIONS.get(choice.name), choice.options
     # The script may be in a file of the workspace.
     if model is None or (model is Script and ("script" in options or not options)):
@@ -188,7 +188,7 @@ def option_problem(error: ValidationError, model: type[Document], name: str) -> 
     """Return the problem with the options of an executor."""
     first = error.errors(include_url=False)[0]
     if first["type"] != "extra_forbidden":
-        return f"the options of the executor {name} are wrong: {first_problem(error)}"
+        return f"the options of the executor {name} are not valid: {first_problem(error)}"
     *above, last = map(str, first["loc"])
     where = f" in {'.'.join(above)}" if above else ""
     advice = did_you_mean(last, model.model_fields) if not above else ""

@@ -73,22 +73,22 @@ def open_state_home(home: Path | None = None) -> Path:
         status = folder.stat()
         if status.st_uid != os.geteuid():
             raise SettingsError(
-                f"the state home {folder} belongs to another user (uid {status.st_uid}). "
-                "Name a folder of your own: export TIGHTLOOP_HOME=..."
+                f"the state home {folder} belongs to another user (uid {status.st_uid}). Choose a folder "
+                "that you own: export TIGHTLOOP_HOME=..."
             )
         mode = stat.S_IMODE(status.st_mode)
         if mode & 0o022:
             # Its content decides what runs, and others may have modified it.
             raise SettingsError(
-                f"others can write to the state home {folder} (mode {mode:04o}). Check its content, then: "
-                f"chmod 700 {folder}"
+                f"other users can write to the state home {folder} (mode {mode:04o}). Check its content, "
+                f"then run: chmod 700 {folder}"
             )
         if mode != PRIVATE:
             folder.chmod(PRIVATE)
     except OSError as error:
         raise SettingsError(
-            f"the state home {folder} cannot be used: {error.strerror or error}. "
-            "Name another folder: export TIGHTLOOP_HOME=..."
+            f"the state home {folder} cannot be used: {error.strerror or error}. Choose another folder: export "
+            "TIGHTLOOP_HOME=..."
         ) from None
     return folder
 
@@ -157,8 +157,8 @@ def load_settings(explicit: Path | None = None) -> "Settings":
             beyond = sorted((sections_of(str(path), text) & Settings.model_fields.keys()) - PROJECT_SECTIONS)
             if beyond:
                 raise SettingsError(
-                    f"{path} sets {', '.join(beyond)}, but a project's file may only set "
-                    f"{', '.join(sorted(PROJECT_SECTIONS))}. Put the rest into your own {user_file()}"
+                    f"{path} sets {', '.join(beyond)}, but a project file may only set "
+                    f"{', '.join(sorted(PROJECT_SECTIONS))}. Move the rest to {user_file()}"
                 )
     return fill_from_profile(combined_settings([(str(path), text) for path, text in texts], os.environ), os.environ)
 
@@ -194,8 +194,8 @@ def home_folder() -> Path:
         home = os.environ.get("TIGHTLOOP_HOME", "")
         if not home:
             raise SettingsError(
-                f"this user (uid {os.geteuid()}) has no home: HOME is not set, and the user database has no entry. "
-                "Name a folder for state and settings: export TIGHTLOOP_HOME=..."
+                f"cannot find a home folder for uid {os.geteuid()}: HOME is not set, and the user database "
+                "has no entry. Choose a folder for state and settings: export TIGHTLOOP_HOME=..."
             ) from None
         return Path(home).absolute()
 

@@ -46,10 +46,10 @@ def read_private(path: Path, what: str, fix: str) -> str:
         raise SettingsError(f"the {what} {path} cannot be read: {error}") from None
     # Root may act for the owner, as in a container.
     if status.st_uid != os.geteuid() and os.geteuid() != 0:
-        raise SettingsError(f"the {what} {path} belongs to another user. Use one of your own")
+        raise SettingsError(f"the {what} {path} belongs to another user. Use a file that you own")
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        raise SettingsError(f"the {what} {path} can be read by others (mode {mode:04o}). {fix}")
+        raise SettingsError(f"other users can read the {what} {path} (mode {mode:04o}). {fix}")
     return text
 
 
@@ -88,14 +88,14 @@ def token_in(path: Path) -> str:
         # Two processes may start at once; the first one's token wins.
         with contextlib.suppress(FileExistsError):
             write_private(path, secrets.token_urlsafe(32))
-        text = read_private(path, "token file", "Delete it; a new one is made at the next start")
+        text = read_private(path, "token file", "Delete it; the next start creates a new one")
     except OSError as error:
         raise SettingsError(f"the token file {path} cannot be used: {error}") from None
     token = text.strip()
     if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise SettingsError(
-            f"the token file {path} does not hold a token: at least {SHORTEST} ASCII characters without spaces. "
-            "For example the output of: openssl rand -hex 32"
+            f"the token file {path} does not contain a valid token. Use at least {SHORTEST} ASCII characters "
+            "without spaces, for example the output of: openssl rand -hex 32"
         )
     return token
 
@@ -168,8 +168,8 @@ def check_listener(port: int) -> None:
             (host, _, number), state, user = fields[1].partition(":"), fields[3], int(fields[7])
             if state == _LISTENS and host in _HERE and int(number, 16) == port and user not in (0, os.geteuid()):
                 raise SettingsError(
-                    f"another user of this machine (uid {user}) listens on port {port} and would get your token. "
-                    "Set temporal.ui_url, or codec.listen, to another port"
+                    f"another user of this machine (uid {user}) listens on port {port} and would receive "
+                    "your token. Choose another port in temporal.ui_url or codec.listen"
                 )
 
 

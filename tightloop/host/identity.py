@@ -61,8 +61,9 @@ def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
     except (OSError, ValueError) as error:
         problem = first_problem(error) if isinstance(error, ValidationError) else error
         raise SettingsError(
-            f"the identity of this host in {path} cannot be read: {problem}. Restore it from a backup, or write it "
-            'again with the name that `tightloop doctor` shows for its open work: {"name": "NAME"}'
+            f"cannot read the identity of this host from {path}: {problem}. Restore the file from a backup, "
+            'or write it again with the host name that `tightloop doctor` shows for open work: {"name": '
+            '"NAME"}'
         ) from None
     if not named:
         return identity
@@ -104,14 +105,14 @@ def adopt_host(settings: "Settings", name: str, *, release: bool = False) -> Hos
     """
     identity, other_host = host_identity(settings), name.removeprefix(queue_of(settings, ""))
     if not re.fullmatch(_NAME, other_host):
-        raise InvalidRequestError(f"{name!r} is not a host name. List the hosts: tightloop doctor")
+        raise InvalidRequestError(f"{name!r} is not a valid host name. List the hosts: tightloop doctor")
     if other_host == identity.name:
-        raise InvalidRequestError(f"{other_host!r} is this host; its open work continues as soon as a worker runs")
+        raise InvalidRequestError(f"{other_host!r} is this host. Its open work continues when a worker starts")
     adopted = tuple(host for host in identity.adopted if host != other_host)
     if not release and len(adopted) == ADOPTED_MOST:
         raise InvalidRequestError(
-            f"this host has already adopted {ADOPTED_MOST} others. Release one whose work has ended: "
-            f"tightloop host adopt {adopted[0]} --release"
+            f"this host has already adopted {ADOPTED_MOST} hosts, which is the maximum. Release one that has "
+            f"no open work: tightloop host adopt {adopted[0]} --release"
         )
     return _keep(identity.evolve(adopted=adopted if release else (*adopted, other_host)))
 
@@ -141,8 +142,8 @@ def _keep(identity: HostIdentity, *, replace: bool = True) -> HostIdentity:
         return host_identity()
     except OSError as error:
         raise SettingsError(
-            f"the identity of this host cannot be written to {path}: {error.strerror or error}. Make room there, or "
-            "name another folder: export TIGHTLOOP_HOME=..."
+            f"cannot write the identity of this host to {path}: {error.strerror or error}. Free some space, "
+            "or choose another folder: export TIGHTLOOP_HOME=..."
         ) from None
     return identity
 

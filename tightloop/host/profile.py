@@ -61,9 +61,11 @@ def profile_values(profile: str, environ: Mapping[str, str]) -> dict[str, Any]:
     named = environ.get(FILE_VARIABLE, "")
     # The library treats a missing file like an empty one.
     if named and not Path(named).is_file():
-        raise SettingsError(f"{FILE_VARIABLE} names {named}, which is not a file. Correct it, unset it, {_WITHOUT}")
+        raise SettingsError(
+            f"{FILE_VARIABLE} names {named}, which is not a file. Correct or unset the variable, {_WITHOUT}"
+        )
     if environ.get("TEMPORAL_TLS", "").lower() not in ("", "true", "1", "false", "0"):
-        raise SettingsError(f"TEMPORAL_TLS is {environ['TEMPORAL_TLS']!r}; it must be true or false")
+        raise SettingsError(f"TEMPORAL_TLS must be true or false, got {environ['TEMPORAL_TLS']!r}")
     try:
         # Strict, because a misspelt key would go unnoticed.
         config = ClientConfigProfile.load(profile or None, config_file_strict=True, override_env_vars=dict(environ))

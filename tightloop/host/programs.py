@@ -44,7 +44,7 @@ class TrustedProgram:
     def __post_init__(self) -> None:
         """Reject a relative path."""
         if not self.path.is_absolute():
-            raise ValueError(f"a trusted program needs an absolute path, not {str(self.path)!r}")
+            raise ValueError(f"the path of a trusted program must be absolute, got {str(self.path)!r}")
 
     def __str__(self) -> str:
         return str(self.path)
@@ -227,10 +227,11 @@ def _refusal(program: TrustedProgram, path: str, folder: str) -> str:
     where = f"{program.path}" if path == str(program.path) else f"{program.path} (through {path})"
     if program.installed:
         return (
-            f"tightloop runs from {where}, which lies in {folder}: a command in a sandbox could change it, so nothing "
-            "is started. Install tightloop outside of it, or start with a worktree"
+            f"cannot start: tightloop is installed in {where}, inside {folder}, where a command in a sandbox "
+            "could change it. Install tightloop outside that folder, or start with a worktree"
         )
     return (
-        f"the program {program.name} is {where}, which lies in {folder}: a command in a sandbox could replace it, so "
-        f"it is not started. Restart the worker with a PATH that finds {program.name} outside of it"
+        f"cannot start the program {program.name}: it is {where}, inside {folder}, where a command in a "
+        f"sandbox could replace it. Restart the worker with a PATH that finds {program.name} outside that "
+        "folder"
     )

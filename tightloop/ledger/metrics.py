@@ -49,7 +49,7 @@ class Metric(Value):
     def _finite(cls, value: float) -> float:
         # A single NaN would spoil every sum of the report.
         if not math.isfinite(value) or value < 0:
-            raise ValueError(f"a metric is {value}; it must be a number from 0")
+            raise ValueError(f"a metric must be a number from 0, got {value}")
         return value
 
     @model_validator(mode="after")
@@ -188,8 +188,8 @@ MEANINGS = {
     "success": Meaning(
         "success rate",
         Unit.SHARE,
-        "Share of the episodes that ended in the range and succeeded: all checks green, the proof accepted. Cancelled "
-        "and terminated episodes did not succeed.",
+        "Share of episodes that ended in the range and succeeded: all checks passed, and the proof was "
+        "accepted. Cancelled and terminated episodes count as not successful.",
     ),
     "iterations_to_success": Meaning(
         "iterations to success", Unit.COUNT, "Iterations of a successful episode, including all its branches."
@@ -197,36 +197,39 @@ MEANINGS = {
     "tokens": Meaning(
         "tokens",
         Unit.COUNT,
-        "Input and output tokens of all model calls of an episode; unknown if a call did not report them.",
+        "Input and output tokens of all model calls of an episode; unknown if a call did not report its tokens.",
     ),
     "cost_usd": Meaning(
         "cost", Unit.USD, "Price of all model calls of an episode; unknown if the price of a call is unknown."
     ),
-    "worked_s": Meaning("working time", Unit.SECONDS, "From start to end of an episode, without waits for people."),
+    "worked_s": Meaning(
+        "working time", Unit.SECONDS, "Time from start to end of an episode, excluding waits for people."
+    ),
     "interventions": Meaning(
         "interventions",
         Unit.COUNT,
-        "What people did to a running episode: an answer, a pause, a resume, a message, a top-up, an amendment, a "
-        "restore, a cancellation. Reports of agents do not count.",
+        "Actions of people on a running episode: an answer, a pause, a resume, a message, a top-up, an "
+        "amendment, a restore, a cancellation. Reports from agents do not count.",
     ),
     "answer_s": Meaning(
         "time to answer",
         Unit.SECONDS,
-        "From a question to its answer, or to the message, top-up, restore or cancellation that settled it; one value "
-        "per question. An operator's own pause does not count; an unanswered question has no time.",
+        "Time from a question to its answer, or to the message, top-up, restore or cancellation that settled "
+        "it. Each question counts once. Pauses by an operator do not count, and an unanswered question has "
+        "no time.",
     ),
     "safety_findings": Meaning(
         "safety findings",
         Unit.COUNT,
-        "Findings of the safety checks in all iterations of an episode; unknown if none ran.",
+        "Findings of the safety checks in all iterations of an episode; unknown if no check ran.",
     ),
     "bandit_findings": Meaning(
-        "Bandit findings", Unit.COUNT, "New findings of Bandit in the files that an episode changed, by its last scan."
+        "Bandit findings", Unit.COUNT, "New findings of Bandit in the files that an episode changed, in the last scan."
     ),
     "changed_line_coverage": Meaning(
         "changed-line coverage",
         Unit.SHARE,
-        "Share of the lines that an episode changed which its tests run, by the last measurement.",
+        "Share of the changed lines of an episode that its tests run, in the last measurement.",
     ),
     "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Share of the memory searches that found something."),
 }
@@ -247,7 +250,7 @@ def read_moment(text: str, now: datetime, *, what: str) -> datetime:
         return moment if moment.tzinfo is not None else moment.replace(tzinfo=now.tzinfo)
     except (ValueError, OverflowError):
         raise InvalidRequestError(
-            f"{what} {text[:40]!r} is not a time. Write it like 7d, 12h, 2026-01-31 or 2026-01-31T08:00"
+            f"{what} {text[:40]!r} is not a valid time. Use a format like 7d, 12h, 2026-01-31 or 2026-01-31T08:00"
         ) from None
 
 

@@ -43,7 +43,7 @@ def read_dispatch(value: Any) -> DispatchCommand:
     command = read_argument(value or {}, DispatchCommand, what="dispatch", example='{"parallel": 4, "by": "ada"}')
     parallel = command.parallel
     if parallel is not None and not isinstance(parallel, bool) and not 1 <= parallel <= PARALLEL_LIMIT:
-        raise InvalidRequestError(f"dispatch: parallel is {parallel}; it must be 1 to {PARALLEL_LIMIT}")
+        raise InvalidRequestError(f"dispatch: parallel must be between 1 and {PARALLEL_LIMIT}, got {parallel}")
     return command.evolve(by=_name(command.by))
 
 

@@ -214,13 +214,13 @@ class LoopRequest(CallerInput):
 
     def _problems(self) -> Iterator[str]:
         if self.parallel > PARALLEL_LIMIT:
-            yield f"parallel is {self.parallel}; it must be 1 to {PARALLEL_LIMIT}"
+            yield f"parallel must be between 1 and {PARALLEL_LIMIT}, got {self.parallel}"
         if len(self.goal) > GOAL_CHARACTERS:
-            yield f"the goal has {len(self.goal)} characters; the maximum is {GOAL_CHARACTERS}. Put it into a file"
+            yield f"the goal has {len(self.goal)} characters, but the limit is {GOAL_CHARACTERS}. Put it in a file"
         if self.packet_id and not PACKET_ID.fullmatch(self.packet_id):
-            yield f"{shorten(self.packet_id, 60)!r} is not a packet id such as pkt_0123456789abcdef"
+            yield f"{shorten(self.packet_id, 60)!r} is not a valid packet id: expected a form like pkt_0123456789abcdef"
         if self.packet_id and self.episode:
-            yield "give either packet_id or episode, not both: a packet already has its source"
+            yield "set either packet_id or episode, not both: a packet already has its source"
         yield from filter(None, (planner_problem(self.planner), *(gate.problem for gate in self.gates)))
 
 
@@ -380,8 +380,8 @@ def check_possible(status: LoopStatus, update: str) -> None:
     if update in possible and (update == "cancel" or not status.questions):
         return
     if update in possible:
-        raise InvalidRequestError(f"{update}: the plan is paused. Send the signal resume first, or cancel")
-    can = f"Possible now: {', '.join(possible)}" if possible else "The plan is closed; start a new one"
+        raise InvalidRequestError(f"{update}: the plan is paused. Send the signal resume first, or cancel the plan")
+    can = f"Possible now: {', '.join(possible)}" if possible else "The plan is closed. Start a new plan"
     raise InvalidRequestError(f"{update}: the plan is {status.status.value}{_why(status)}. {can}")
 
 

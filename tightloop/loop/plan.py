@@ -89,7 +89,7 @@ def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
     """Return the first problem with tasks that a planner wrote. The result is empty if the tasks are valid."""
     ids = [task.task_id for task in tasks]
     if len(tasks) > TASKS_LIMIT:
-        return f"the plan has {len(tasks)} tasks; the maximum is {TASKS_LIMIT}"
+        return f"the plan has {len(tasks)} tasks, but the limit is {TASKS_LIMIT}"
     if len(set(ids)) < len(ids):
         return "two tasks have the same id"
     for task in tasks:
@@ -230,7 +230,7 @@ def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> L
     while origin.conflict_of:
         before, origin = before + 1, tasks_by_id[origin.conflict_of]
     if before >= CONFLICTS_LIMIT:
-        raise InvalidRequestError(f"conflicts remain after {CONFLICTS_LIMIT} tasks that resolve conflicts")
+        raise InvalidRequestError(f"conflicts remain after {CONFLICTS_LIMIT} conflict-resolution tasks")
     description = (
         f"Resolve the conflict between {failed} and the changes merged while it ran, in {', '.join(conflict.paths)}: "
         "the files contain both sides between conflict markers. Keep the intent of both sides. "

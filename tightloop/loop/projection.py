@@ -129,7 +129,7 @@ def _message(task: LoopTask, line: StepLine, facts: ProjectFacts, lines: Lines) 
         return why
     if line.status is StepStatus.RECOVERED:
         return f"{resolver} resolved its conflict"
-    return f"{resolver} resolves it: {why}"
+    return f"{resolver} will resolve the conflict: {why}"
 
 
 def _gate_result(plan: PlanStatus, state: LoopState, facts: ProjectFacts, lines: Lines) -> GateResult | None:

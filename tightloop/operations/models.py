@@ -137,27 +137,27 @@ class Pause(Request):
     """Request to pause."""
 
     reason: Text = Field(default="", examples=["wait for the release"])
-    """Reason, kept in the timeline."""
+    """Reason to record in the timeline."""
 
 
 class Resume(Request):
     """Request to resume."""
 
     note: Text = Field(default="", examples=["released"])
-    """A message for the planner; kept in the timeline."""
+    """Message for the planner, recorded in the timeline."""
     checkpoint_id: Name | None = Field(default=None, examples=["ckpt-2"])
-    """Go back to this checkpoint of an episode first."""
+    """Checkpoint to restore first (episodes only)."""
 
 
 class Cancel(Request):
     """Request to cancel for good."""
 
     reason: Text = ""
-    """Reason, kept in the timeline."""
+    """Reason to record in the timeline."""
 
 
 class Respond(Request):
-    """Message for the planner; never answers a question."""
+    """Message for the planner, which does not answer a question."""
 
     text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
     """The message."""
@@ -167,42 +167,42 @@ class Answer(Request):
     """Answer to a question."""
 
     option: Name = Field(min_length=1, examples=["allow"])
-    """One of the options of the question."""
+    """One of the question's options."""
     text: Text = ""
-    """Explanation, or the files that a choice holds for."""
+    """Explanation, or the files that the choice applies to."""
     question: Name = ""
-    """Id of the question, its step or window; optional if only one question has the option."""
+    """Id of the question, or its step or window; optional if only one question has the option."""
 
 
 class Approval(Request):
     """Approval of a gate."""
 
     text: Text = ""
-    """Reason, kept in the record."""
+    """Reason to store in the record."""
     option: Name = "approve"
-    """Option to choose, for a gate with options of its own."""
+    """Option to choose if the gate has its own options."""
 
 
 class Rejection(Request):
     """Rejection of a gate."""
 
     text: Text = Field(default="", examples=["the migration cannot be undone"])
-    """Reason, kept in the record."""
+    """Reason to store in the record."""
 
 
 class Amend(Request):
-    """Changes of an episode; omitted fields keep their values."""
+    """Changes to an episode; omitted fields keep their values."""
 
     goal: Annotated[str, Field(max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*$")] = Field(
         default="", examples=["Get the tests green on Python 3.13"]
     )
-    """The new goal."""
+    """New goal."""
     definition_of_done: Annotated[list[CheckBody], Field(max_length=50)] = Field(default_factory=list)
-    """The new definition of done."""
+    """New definition of done."""
     executor: body(ExecutorAmendment, "ExecutorAmendmentInput") | None = None  # type: ignore[valid-type]
-    """The new executor."""
+    """New executor."""
     planner: Literal["", "auto", "openai", "heuristic"] = ""
-    """The new planner."""
+    """New planner."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the client's method, converted to its models."""
@@ -218,9 +218,9 @@ class Replan(Request):
     """Plan revision."""
 
     source: Source = ""
-    """The whole new plan; empty: a planner writes it."""
+    """Complete new plan; if empty, a planner writes the plan."""
     rationale: Text = Field(default="", examples=["the release moved"])
-    """Reason, kept in the record."""
+    """Reason to store in the record."""
 
 
 class PlanText(Request):
@@ -233,54 +233,54 @@ class EpisodeTopUp(Request):
     """Amounts to add to the budget of an episode."""
 
     iterations: Amount = Field(default=0, examples=[5])
-    """More iterations."""
+    """Additional iterations."""
     executor_failures: Amount = 0
-    """More failures of the executor."""
+    """Additional executor failures."""
     infrastructure_retries: Amount = 0
-    """More retries after failures of the infrastructure."""
+    """Additional retries after infrastructure failures."""
     tokens: Amount = 0
-    """More tokens."""
+    """Additional tokens."""
     cost_usd: Sum = 0.0
-    """More dollars."""
+    """Additional cost in US dollars."""
     wall_minutes: Sum = 0.0
-    """More minutes of work."""
+    """Additional minutes of work."""
 
 
 class PlanTopUpBody(Request):
     """Amounts to add to the budget of a plan."""
 
     attempts: Amount = Field(default=0, examples=[10])
-    """More attempts of steps."""
+    """Additional step attempts."""
     api_calls: Amount = 0
-    """More calls to models and hosts."""
+    """Additional calls to models and hosts."""
     fan_out: Amount = 0
-    """More steps of one template."""
+    """Additional steps per template."""
     revisions: Amount = 0
-    """More revisions."""
+    """Additional revisions."""
     tokens: Amount = 0
-    """More tokens."""
+    """Additional tokens."""
     cost_usd: Sum = 0.0
-    """More dollars."""
+    """Additional cost in US dollars."""
     wall_minutes: Sum = 0.0
-    """More minutes of work."""
+    """Additional minutes of work."""
 
 
 class Restore(Request):
     """Request to restore a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
-    """Checkpoint, such as ckpt-2 or 2."""
+    """Checkpoint id or number (ckpt-2 or 2)."""
     reason: Text = ""
-    """Reason, kept in the timeline."""
+    """Reason to record in the timeline."""
 
 
 class Fork(Request):
     """Request to fork a new episode from a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
-    """Checkpoint, such as ckpt-2 or 2."""
+    """Checkpoint id or number (ckpt-2 or 2)."""
     id: Name | None = None
-    """Id of the new episode; needs a token for all projects."""
+    """Id of the new episode; requires a token for all projects."""
 
 
 class Move(Request):
@@ -289,16 +289,16 @@ class Move(Request):
     to: Name = Field(min_length=1)
     """Host to continue on, or its task queue."""
     workspace: Name = ""
-    """Absolute path of the workspace there; empty: unchanged."""
+    """Absolute path of the workspace on that host; unchanged if empty."""
     reason: Text = ""
-    """Reason, kept in the timeline."""
+    """Reason to record in the timeline."""
 
 
 class Dispatch(Request):
     """Request to start the tasks."""
 
     parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Number of tasks at the same time; true: as planned, false: 1."""
+    """Number of tasks to run at the same time; true for the planned number, false for 1."""
 
 
 class Verify(Request):
@@ -310,7 +310,7 @@ Workspace = Annotated[
     Field(
         max_length=1_000,
         pattern=r"^/[^\x00]*$",
-        description="Absolute path of the top of a git working tree, on the host of its worker.",
+        description="Absolute path of the top of a git working tree on the worker's host.",
         examples=["/home/me/orders"],
     ),
 ]
@@ -325,7 +325,7 @@ class EpisodeOfProject(_AnyEpisode):  # type: ignore[misc, valid-type]
 
     goal: Annotated[str, Field(min_length=1, max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
     definition_of_done: Annotated[list[CheckBody], Field(min_length=1)]
-    """Commands that all have to exit with 0."""
+    """Commands that must all exit with 0."""
     planner: Literal["auto", "openai", "heuristic"] = "auto"
 
 
@@ -343,11 +343,11 @@ class PlanBody(PlanOfProject):  # type: ignore[misc, valid-type]
 
 class _Planning(Request):
     model: Name = ""
-    """Model that divides the work; empty: the one in the settings."""
+    """Model that divides the work; if empty, the model in the settings."""
     goal: Text = ""
-    """Goal; empty: the open problems of the project."""
+    """Goal; if empty, the open problems of the project."""
     gates: list[CheckBody] = Field(default_factory=list)
-    """Commands that have to pass in the end; empty: those in the settings, or detected ones."""
+    """Commands that must pass at the end; if empty, the commands in the settings, or detected commands."""
 
 
 class PlanProject(_Planning):

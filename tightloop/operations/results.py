@@ -100,7 +100,7 @@ class Done(Shown):
     """Response to a message."""
 
     id: str
-    message: str = Field(examples=["the pause begins at the next safe point"])
+    message: str = Field(examples=["the run will pause at the next safe point"])
 
 
 class Started(Shown):

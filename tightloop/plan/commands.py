@@ -158,10 +158,10 @@ def _apply_rule(rule: CommandRule, call: Call) -> Ruling:
 def _judge_violation(violation: Violation, command: str) -> Ruling:
     excerpt = shorten(" ".join(command.split()), SHOWN_CHARACTERS)
     verdict = violation.verdict
-    effect = "refuses" if verdict is Verdict.DENY else "requires a person's approval for"
+    effect = "rejects" if verdict is Verdict.DENY else "requires a person's approval for"
     reason = (
-        f"rule {violation.rule} {effect} {excerpt!r}. Instead: {violation.suggestion}; or add a "
-        f"policy.commands rule that allows it"
+        f"rule {violation.rule} {effect} {excerpt!r}. Instead: {violation.suggestion}. To "
+        f"allow the command anyway, add a policy.commands rule"
     )
     return Ruling(verdict, violation.rule, reason)
 
@@ -214,16 +214,16 @@ def find_entry_fault(entry: str) -> tuple[str, str] | None:
     if "://" in text:
         host = host_of(text)
         suggestion = "" if host is None else host.name if host.port in PORTS.values() else host.authority
-        return f"'{entry}' is an address, not a host", f"Write `{suggestion or 'example.org'}`"
+        return f"'{entry}' is a URL, not a host", f"Write `{suggestion or 'example.org'}`"
     match = _ENTRY.fullmatch(text)
     if match is None:
         bare = re.split(r"[/?#]", text.rpartition("@")[2])[0].strip("*.")
         suggestion = bare if _ENTRY.fullmatch(bare) else "*.example.org"
-        return f"'{entry}' is not a host", f"Write a host such as `{suggestion}`, or `example.org:8443`"
+        return f"'{entry}' is not a valid host", f"Write a host such as `{suggestion}` or `example.org:8443`"
     if match["port"] and not 0 < int(match["port"]) < 65_536:
         return f"'{entry}' has an invalid port", "Use a port from 1 to 65535"
     if match["below"] and match["port"]:
-        return f"'{entry}' matches nothing: `*.` covers only the default ports", "List each host with its port"
+        return f"'{entry}' matches no host: `*.` covers only the default ports", "List each host with its port"
     return None
 
 
@@ -238,7 +238,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     excerpt = url[:200]
     if host is None:
         return HostRuling(
-            f"'{excerpt}' is not an http or https address. Write the full URL, such as https://example.org/page"
+            f"'{excerpt}' is not an http or https URL. Write the full URL, for example https://example.org/page"
         )
     parts = urlsplit(url)
     # They would be stored in the history, and a user name that looks like a host hides the real one from a reader.
@@ -255,7 +255,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
     usual = host.port in PORTS.values() and not is_private(host.name)
     entry = host.name if usual else host.authority
     return HostRuling(
-        f"policy.network does not list {host.authority}, which '{excerpt}' needs. Add '{entry}' to allow it"
+        f"policy.network does not list {host.authority}, which '{excerpt}' connects to. Add '{entry}' to allow it"
     )
 
 
@@ -268,7 +268,7 @@ def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iter
     """
     host = host_of(url)
     if host is None:
-        return f"'{url[:200]}' is not an http or https address"
+        return f"'{url[:200]}' is not an http or https URL"
     for variable in variables:
         rules = [rule.strip().lower() for rule in secrets.get(variable, ())]
         by_name = any(_fits(host.name, rule) for rule in rules)

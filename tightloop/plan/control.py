@@ -80,7 +80,7 @@ def read_replan(value: Any) -> ReplanCommand:
     # Refused here with advice; Temporal would only reject the message.
     if size > SOURCE_BYTES:
         raise InvalidRequestError(
-            f"replan: the text has {size} bytes; the maximum is {SOURCE_BYTES}. "
+            f"replan: the plan text must be at most {SOURCE_BYTES} bytes, got {size}. "
             "Shorten it, or start a new plan from a file"
         )
     return command.evolve(
@@ -98,7 +98,7 @@ def read_step_word(value: Any) -> StepCommand:
     value = {"step": value} if isinstance(value, str) else _rename_alias(value or {}, "id", "name", to="step")
     command = read_argument(value, StepCommand, what="run_step", example='"build" or {"step": "build", "by": "ada"}')
     if not command.step.strip():
-        raise InvalidRequestError('run_step: no step is named. Send for example: "build"')
+        raise InvalidRequestError('run_step: the step is missing. Send a step id, for example: "build"')
     return command.evolve(step=command.step.strip(), by=shorten(command.by, NAME_CHARACTERS))
 
 
@@ -131,7 +131,7 @@ def read_plan_top_up(value: Any) -> PlanTopUp:
     addition = read_amounts(value, PlanTopUp, example=TOP_UP_EXAMPLE)
     if any(amount > AMOUNT_LIMIT for amount in addition.amounts.values()):
         raise InvalidRequestError(
-            f"top_up: the maximum per amount is {AMOUNT_LIMIT:g}. Send less, several times if needed"
+            f"top_up: each amount must be at most {AMOUNT_LIMIT:g}. Send several smaller top-ups if needed"
         )
     return addition
 

@@ -87,7 +87,7 @@ def insert_marks(text: str) -> Source:
         elif text[at] in "'\"":
             match = _TEXT.match(text, at)
             if match is None:
-                raise ExpressionError("a text has no closing quote", at + 1, f"add {text[at]}")
+                raise ExpressionError("a closing quote is missing", at + 1, f"add {text[at]}")
             plain = _ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), match[1] or match[2] or "")
             # Only for its errors: references inside a text are resolved when the expression is evaluated.
             _pieces(plain, at + 1)
@@ -99,7 +99,9 @@ def insert_marks(text: str) -> Source:
         marks[at + 1] = token
         whole += MARK * token.size
     if len(marks) > MARKS_LIMIT:
-        raise ExpressionError(f"more than {MARKS_LIMIT} references and texts", 1, "let a step compute it")
+        raise ExpressionError(
+            f"the expression has more than {MARKS_LIMIT} references and texts", 1, "compute it in a step"
+        )
     return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
 
 
@@ -118,18 +120,20 @@ def tree_of(source: Source) -> ast.expr:
         ExpressionError: the syntax is invalid.
     """
     if not source.text:
-        raise ExpressionError("the expression is empty", 1, "write for example ${exit_code} == 0")
+        raise ExpressionError("the expression is empty", 1, "write an expression such as ${exit_code} == 0")
     try:
         return ast.parse(source.text, mode="eval").body
     except SyntaxError as error:
         # For a premature end, the offset is missing or lies beyond the text.
         at = min(error.offset or len(source.text), len(source.text))
         raise ExpressionError(
-            "this is not an expression", source.indent + at, "write for example len(${collect.sources}) >= 5"
+            "this is not a valid expression",
+            source.indent + at,
+            "write an expression such as len(${collect.sources}) >= 5",
         ) from None
     except (RecursionError, MemoryError, ValueError):
         # CPython's parser rejects deep nesting with MemoryError, its compiler with RecursionError.
-        raise ExpressionError("the expression is nested too deeply", 1, "let a step compute it") from None
+        raise ExpressionError("the expression is nested too deeply", 1, "compute it in a step") from None
 
 
 # Python integers are unbounded: `9 ** 9 ** 9` alone would exhaust the memory.
@@ -140,7 +144,7 @@ POWER_LIMIT = 64
 NAMES: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 LAZY = {"exists": 1, "default": 2}
 """Functions that take a reference without evaluating it, with their number of arguments."""
-_AS_NUMBER = "use number(...) to convert a text"
+_AS_NUMBER = "use number(...) to convert text to a number"
 
 COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -221,7 +225,7 @@ class Evaluation:
         if isinstance(node.op, ast.Not):
             return not value
         if not is_number(value):
-            raise self._fail(f"a sign needs a number, not {kind(value)}", node, _AS_NUMBER)
+            raise self._fail(f"a sign must precede a number, not {kind(value)}", node, _AS_NUMBER)
         return -value if isinstance(node.op, ast.USub) else value
 
     def _compare(self, node: ast.Compare) -> bool:
@@ -236,7 +240,7 @@ class Evaluation:
                     raise TypeError
                 holds = COMPARE[type(op)](left, right)
             except TypeError:
-                problem = f"{kind(left)} and {kind(right)} cannot be compared"
+                problem = f"cannot compare {kind(left)} with {kind(right)}"
                 raise self._fail(problem, node, _AS_NUMBER) from None
             if not holds:
                 return False
@@ -250,16 +254,16 @@ class Evaluation:
         joined = isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
         if not numbers and not joined:
             op = type(node.op).__name__
-            raise self._fail(f"{op} does not work for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
+            raise self._fail(f"{op} is not supported for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
         # Before it is computed: Python calculates large powers exactly, which takes minutes and much memory.
         if isinstance(node.op, ast.Pow) and is_number(right) and abs(right) > POWER_LIMIT:
-            raise self._fail(f"the maximum exponent is {POWER_LIMIT}", node)
+            raise self._fail(f"the exponent must be at most {POWER_LIMIT}", node)
         try:
             return self._check_result(ARITHMETIC[type(node.op)](left, right), node)
         except ZeroDivisionError:
             raise self._fail("division by zero", node) from None
         except OverflowError:
-            raise self._fail("a number is too big", node) from None
+            raise self._fail("the number is too large", node) from None
 
     def _check_result(self, value: Any, node: ast.AST) -> Any:
         if isinstance(value, str | list) and len(value) > RESULT_ITEMS:
@@ -268,7 +272,7 @@ class Evaluation:
         if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
             raise self._fail("the result is not a number", node)
         if is_number(value) and abs(value) > NUMBER_LIMIT:
-            raise self._fail("a number is too big", node)
+            raise self._fail("the number is too large", node)
         return value
 
     def _subscript(self, node: ast.Subscript) -> Any:
@@ -343,7 +347,7 @@ class Expression:
             return Evaluation(lookup, self._source).of(self._tree)
         except RecursionError:
             # The expression itself is bounded; values come from commands and models, and are not.
-            raise ExpressionError("a value is nested too deeply", 1, "refer to a part of it") from None
+            raise ExpressionError("a value is nested too deeply", 1, "refer to a part of the value") from None
 
     def holds(self, lookup: Lookup) -> bool:
         """Return whether the expression is true. It raises the same errors as `evaluate`."""
@@ -358,9 +362,9 @@ def parse_expression(text: str) -> Expression:
     """
     if len(text) > EXPRESSION_CHARACTERS:
         raise ExpressionError(
-            f"an expression may have at most {EXPRESSION_CHARACTERS} characters; this one has {len(text)}",
+            f"an expression must have at most {EXPRESSION_CHARACTERS} characters, got {len(text)}",
             EXPRESSION_CHARACTERS,
-            "let a step compute it",
+            "compute it in a step",
         )
     source = insert_marks(text)
     tree = tree_of(source)
@@ -368,7 +372,7 @@ def parse_expression(text: str) -> Expression:
     waiting: list[tuple[ast.AST, int]] = [(tree, 1)]
     while waiting:
         node, depth = waiting.pop()
-        problem = "it is nested too deeply" if depth > DEPTH_LIMIT else _refusal(node, source)
+        problem = "the expression is nested too deeply" if depth > DEPTH_LIMIT else _refusal(node, source)
         if problem:
             default_hint = "" if ":" in problem else "see 'Expressions' in docs/plans.md"
             hint = _HINTS.get(type(node).__name__, default_hint)
@@ -396,7 +400,7 @@ def _refusal(node: ast.AST, source: Source) -> str:
     if isinstance(node, ast.Constant):
         return "" if isinstance(node.value, bool | int | float | None) else "this literal is not allowed"
     if isinstance(node, ast.Name) and MARK not in node.id and node.id not in NAMES:
-        return f"the name '{node.id}' is not known: write ${{{node.id}}} for a value, '{node.id}' for a text"
+        return f"the name '{node.id}' is unknown: write ${{{node.id}}} for a value or '{node.id}' for text"
     if isinstance(node, ast.Name) and MARK in node.id:
         return "" if source.mark(node) else "an operator is missing here"
     return _call_refusal(node, source) if isinstance(node, ast.Call) else ""
@@ -409,12 +413,12 @@ def _call_refusal(node: ast.Call, source: Source) -> str:
         first = source.mark(node.args[0]) if node.args else None
         if first and first.is_reference and count == LAZY[name]:
             return ""
-        return f"{name} needs a reference" + (" and a value" if name == "default" else "")
+        return f"{name} requires a reference" + (" and a value" if name == "default" else "")
     if name not in FUNCTIONS or name.startswith(MARK):
         function_name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
         if MARK in function_name:
             function_name = function_name.rpartition(".")[2]
-        return f"the function '{function_name}' is unknown: use one of {', '.join((*FUNCTIONS, *LAZY))}"
+        return f"unknown function '{function_name}': use one of {', '.join((*FUNCTIONS, *LAZY))}"
     least, most, _ = FUNCTIONS[name]
     if node.keywords or not least <= count <= most:
         return f"{name} takes {least if least == most else f'{least} to {most}'} values, not {count}"

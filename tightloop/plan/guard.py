@@ -112,7 +112,7 @@ def judge_deletions(policy: Policy, deleted_files: Sequence[str], lines: int, li
         if len(deleted_files) >= bound.files or (lines >= bound.lines and share >= bound.share):
             summary = (
                 f"{format_count(len(deleted_files), 'file')} and {format_count(lines, 'line')} ({share:.0%}) "
-                f"were deleted since the plan began"
+                f"have been deleted since the plan started"
             )
             named = f": {_join_paths(list(deleted_files))}" if deleted_files else ""
             return Ruling(Verdict.ASK, "policy.deletions", f"policy.deletions: {summary}{named}")
@@ -197,9 +197,7 @@ def _check_protected_paths(policy: Policy, paths: tuple[str, ...]) -> Iterator[R
     # Case-insensitive: on macOS and Windows `.GIT/hooks` is `.git/hooks`.
     protected_paths = [path for path in paths if fits(policy.protect, path, folded=True)]
     if protected_paths:
-        reason = (
-            f"policy.protect covers {_join_paths(protected_paths)}: no step may change them. Leave these paths alone"
-        )
+        reason = f"policy.protect forbids changes to {_join_paths(protected_paths)}. Leave these paths unchanged"
         yield Ruling(Verdict.DENY, "policy.protect", reason)
 
 
@@ -208,7 +206,8 @@ def _check_write_scope(policy: Policy, paths: tuple[str, ...]) -> Iterator[Rulin
     if strange:
         allowed = ", ".join(policy.write[:PATHS_SHOWN]) or "nothing"
         reason = (
-            f"policy.write ({allowed}) does not cover {_join_paths(strange)}. Change only what it covers, or widen it"
+            f"policy.write ({allowed}) does not cover {_join_paths(strange)}. Change only paths that it covers, "
+            "or extend it"
         )
         yield Ruling(Verdict.DENY, "policy.write", reason)
 
@@ -321,7 +320,7 @@ def policy_for(
     """
     rules = tuple(CommandRule(match=match, verdict=Verdict.ALLOW) for match in allowed)
     # Goes last, because the first matching rule decides.
-    ask = CommandRule(match="**", verdict=Verdict.ASK, reason="a model wrote it")
+    ask = CommandRule(match="**", verdict=Verdict.ASK, reason="a model wrote this command")
     return Policy(write=write, network=network, commands=(*rules, ask), deletions=deletions)
 
 
@@ -402,10 +401,12 @@ def find_objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str
     steps = walk(step for step in plan.steps if step != old_steps.get(step.id))
     problems = [problem for step in steps for problem in _of_step(step, caution.policy)]
     if len(plan.steps) > caution.max_steps:
-        problems.append(f"the plan has {len(plan.steps)} steps; the maximum is {caution.max_steps}: make it smaller")
+        problems.append(
+            f"the plan has {len(plan.steps)} steps, but the maximum is {caution.max_steps}: use fewer steps"
+        )
     if old is None:
         problems += [
-            f"definition_of_done runs {check.run!r}, which needs a person's approval: move it to a check of a gate"
+            f"definition_of_done runs {check.run!r}, which needs a person's approval: move it to a gate check"
             for check in plan.definition_of_done
             if judge_command(check.run, caution.policy.commands).verdict != Verdict.ALLOW
         ]
@@ -416,7 +417,7 @@ def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
     """Return a sentence for each gate that a model's revision changes or bypasses."""
     steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
     problems = [
-        f"step '{gate.id}' is a gate set by a person: leave it unchanged"
+        f"step '{gate.id}' is a gate that a person defined: leave it unchanged"
         for gate in gates
         if steps.get(gate.id) != gate
     ]
@@ -424,7 +425,7 @@ def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
     before, after = _needs(old), _needs(plan)
     for gate in gates:
         freed = [name for name in steps if gate.id in before.get(name, ()) and gate.id not in after[name]]
-        problems += [f"step '{name}' no longer waits for gate '{gate.id}': keep it in `needs`" for name in freed]
+        problems += [f"step '{name}' no longer waits for gate '{gate.id}': keep the gate in `needs`" for name in freed]
     return tuple(problems)
 
 
@@ -444,7 +445,7 @@ def _needs(plan: Plan) -> dict[str, frozenset[str]]:
 
 def _of_step(step: Step, policy: Policy) -> Iterator[str]:
     if step.subplan is not None and step.subplan.file:
-        yield f"step '{step.id}' takes a plan from a file: write its steps into the plan, under `subplan.steps`"
+        yield f"step '{step.id}' loads a plan from a file: write the steps of that plan under `subplan.steps` instead"
     verdict = judge(policy, step, find_effects(step, _action(step)))
     # References are judged when the step starts.
     if verdict.verdict == Verdict.DENY and not (step.http is not None and "${" in step.http.url):
@@ -455,7 +456,7 @@ def _of_step(step: Step, policy: Policy) -> Iterator[str]:
         quiet += [command for command in (*(check.run for check in step.branch.checks), step.branch.score) if command]
     for command in quiet:
         if judge_command(command, policy.commands).verdict != Verdict.ALLOW:
-            yield f"step '{step.id}' runs {command!r} where nobody can be asked: use a command that needs no approval"
+            yield f"step '{step.id}' runs {command!r}, but nobody can approve it: use a command that needs no approval"
 
 
 def _action(step: Step) -> dict[str, object]:

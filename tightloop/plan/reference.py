@@ -70,13 +70,15 @@ def _parse_reference(text: str, start: int, end: int) -> Segment | ExpressionErr
     """Return the reference between `${` at `start` and `}` before `end`. If the `}` is missing, `end` is 0."""
     literal = "write $${ for a literal ${ or a shell variable"
     if end == 0:
-        return ExpressionError(f"'{text[start : start + 20]}' has no closing brace", start + 1, f"add }}, or {literal}")
+        return ExpressionError(
+            f"'{text[start : start + 20]}' is missing a closing brace", start + 1, f"add }}, or {literal}"
+        )
     name = text[start + 2 : end - 1].strip()
     if len(name) > REFERENCE_CHARACTERS or not _NAME.fullmatch(name):
         return ExpressionError(
-            f"'{text[start : min(end, start + 60)]}' is not a reference",
+            f"'{text[start : min(end, start + 60)]}' is not a valid reference",
             start + 1,
-            f"write for example ${{step-id.output}} or ${{plan.name}}; {literal}",
+            f"write a reference such as ${{step-id.output}} or ${{plan.name}}, or {literal}",
         )
     return Segment(name, is_reference=True)
 
@@ -174,7 +176,7 @@ def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ..
         path = name[len(head) + 1 :]
         return head, tuple(path.split(".")) if path else ()
     raise ReferenceMissingError(
-        f"${{{name}}} names neither a step of the plan nor one of {', '.join(sorted(RESERVED_IDS))}. "
+        f"${{{name}}} is neither a step of the plan nor one of {', '.join(sorted(RESERVED_IDS))}. "
         "Correct the name, or write $${ for a literal ${"
     )
 
@@ -226,7 +228,7 @@ class FunctionError(ValueError):
 def _length(value: Any) -> int:
     if isinstance(value, str | list | tuple | dict):
         return len(value)
-    raise FunctionError(f"len needs a text, list or mapping, not {kind(value)}")
+    raise FunctionError(f"len requires text, a list or a mapping, not {kind(value)}")
 
 
 def _numbers(name: str, values: tuple[Any, ...]) -> list[Any]:
@@ -235,13 +237,13 @@ def _numbers(name: str, values: tuple[Any, ...]) -> list[Any]:
     ordered = name in ("min", "max") and all(isinstance(item, str) for item in items)
     if ordered or all(is_number(item) for item in items):
         return items
-    raise FunctionError(f"{name} needs numbers, not {', '.join(sorted({kind(item) for item in items}))}")
+    raise FunctionError(f"{name} requires numbers, not {', '.join(sorted({kind(item) for item in items}))}")
 
 
 def _items(name: str, value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return list(value)
-    raise FunctionError(f"{name} needs a list, not {kind(value)}")
+    raise FunctionError(f"{name} requires a list, not {kind(value)}")
 
 
 def _extreme(choose: Callable[[list[Any]], Any], name: str) -> Callable[..., Any]:
@@ -256,7 +258,7 @@ def _extreme(choose: Callable[[list[Any]], Any], name: str) -> Callable[..., Any
 
 def _round(value: Any, digits: Any = 0) -> Any:
     if not is_number(value) or not isinstance(digits, int) or not 0 <= digits <= 12:
-        raise FunctionError("round needs a number, and 0 to 12 digits")
+        raise FunctionError("round requires a number and 0 to 12 digits")
     try:
         # Without digits, `round` returns an int: `2`, not `2.0`, in a shell command or as an index.
         return round(value, digits) if digits else round(value)
@@ -282,7 +284,7 @@ def _number(value: Any) -> Any:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
-    raise FunctionError(f"{name} needs a text, not {kind(value)}")
+    raise FunctionError(f"{name} requires text, not {kind(value)}")
 
 
 def _matches(value: Any, pattern: Any) -> bool:
@@ -300,13 +302,13 @@ def pattern_of(pattern: str) -> SchemaValidator:
         FunctionError: the pattern is too long or malformed.
     """
     if len(pattern) > REGEX_CHARACTERS:
-        raise FunctionError(f"a pattern may have at most {REGEX_CHARACTERS} characters; this one has {len(pattern)}")
+        raise FunctionError(f"a pattern must have at most {REGEX_CHARACTERS} characters, got {len(pattern)}")
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True))
     except SchemaError as error:
         cause = [line.strip() for line in str(error).splitlines() if line.strip().startswith("error:")]
         reason = cause[-1].removeprefix("error: ") if cause else "it is malformed"
-        raise FunctionError(f"the pattern {pattern[:60]!r} cannot be used: {reason}") from None
+        raise FunctionError(f"{pattern[:60]!r} is not a valid pattern: {reason}") from None
 
 
 def is_number(value: Any) -> TypeGuard[int | float]:
@@ -321,11 +323,11 @@ def kind(value: Any) -> str:
         return "null"
     # Before the numbers, because bool is a subclass of int.
     if isinstance(value, bool):
-        return "a truth value"
+        return "a boolean"
     if is_number(value):
         return "a number"
     if isinstance(value, str):
-        return "a text"
+        return "text"
     return "a list" if isinstance(value, list | tuple) else "a mapping"
 
 
@@ -394,8 +396,8 @@ def find_place_faults(placed: Iterable[CommandSegment]) -> Iterator[tuple[Comman
     """Yield the references that a shell would not expand, each with the problem and how to correct it."""
     for part in placed:
         if part.piece.is_reference and part.context.context is QuotingContext.LITERAL:
-            message = f"a reference is inside a here-document whose delimiter {part.context.delimiter} is quoted, "
-            yield part, message + "where the shell expands nothing", "Remove the quotes from the delimiter"
+            message = "the shell does not expand references in a here-document with the quoted delimiter "
+            yield part, message + part.context.delimiter, "Remove the quotes from the delimiter"
 
 
 def as_operand(value: Any) -> str | None:
@@ -422,5 +424,5 @@ def operand(reference: str, value: Any) -> str:
 
 def not_a_number(reference: str, value: Any) -> tuple[str, str]:
     """Return the problem with a value in arithmetic, and how to correct it."""
-    message = f"'${{{reference}}}' is {shorten(repr(value), 60)} where shell arithmetic needs a whole number"
-    return message, "Give a whole number without leading zeros, or put the reference outside of `$(( ))`"
+    message = f"'${{{reference}}}' is {shorten(repr(value), 60)}, but shell arithmetic requires a whole number"
+    return message, "Use a whole number without leading zeros, or move the reference out of `$(( ))`"

@@ -100,14 +100,14 @@ class PlanRequest(CallerInput):
 
     def _problems(self) -> Iterator[str]:
         if sum(map(bool, (self.source.strip(), self.file.strip(), self.goal.strip()))) != 1:
-            yield f"give exactly one of source, file and goal. Valid input: {RIGHT_PLAN_INPUT}"
+            yield f"provide exactly one of source, file and goal. For example: {RIGHT_PLAN_INPUT}"
         if (size := len(self.source.encode())) > SOURCE_BYTES:
-            most = f"the plan has {size} bytes; the maximum for a message is {SOURCE_BYTES}"
-            yield f'{most}. Put it into a file and send its path: "file": "plans/big.yaml"'
+            most = f"the plan has {size} bytes, but a message can contain at most {SOURCE_BYTES}"
+            yield f'{most}. Save the plan to a file and send the path: "file": "plans/big.yaml"'
         if json_size(self, {"inputs"}) > INPUT_CHARACTERS:
-            yield f"the inputs have more than {INPUT_CHARACTERS} characters. Put large values into files of the tree"
+            yield f"the inputs have more than {INPUT_CHARACTERS} characters. Store large values in files in the tree"
         if self.max_parallel is not None and not 1 <= self.max_parallel <= 100:
-            yield f"max_parallel is {self.max_parallel}; it must be 1 to 100"
+            yield f"max_parallel must be between 1 and 100, got {self.max_parallel}"
 
 
 class PlanSpent(Value):

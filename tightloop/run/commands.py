@@ -57,7 +57,7 @@ def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
     except ValidationError as error:
         message = next(unknown_fields(kind, value), "") or first_problem(error)
         # `from None`: Temporal sends the causes of a failure too, and pydantic's error quotes the whole argument.
-        raise InvalidRequestError(f"{what}: {followed_by(message, f'Send for example: {example}')}") from None
+        raise InvalidRequestError(f"{what}: {followed_by(message, f'Example: {example}')}") from None
 
 
 def read_text(value: Any) -> Remark:
@@ -104,14 +104,14 @@ def read_amounts(value: Any, kind: type[A], *, example: str) -> A:
     """
     if not isinstance(value, dict):
         excerpt = shorten(repr(value), 60)
-        raise InvalidRequestError(f"top_up: it needs an object, not {excerpt}. Send for example: {example}")
+        raise InvalidRequestError(f"top_up: expected an object, got {excerpt}. Example: {example}")
     for name, amount in value.items():
         # pydantic would read "5" as 5 and True as 1.
         if name != "by" and isinstance(amount, str | bool):
-            raise InvalidRequestError(f"top_up: {name} must be a number, not {amount!r}. Send for example: {example}")
+            raise InvalidRequestError(f"top_up: {name} must be a number, got {amount!r}. Example: {example}")
     addition = read_argument(value, kind, what="top_up", example=example)
     # NaN and infinity, which Python's JSON parser accepts, fail this comparison.
     amounts = addition.amounts.values()
     if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
-        raise InvalidRequestError(f"top_up: it needs an amount above 0. Send for example: {example}")
+        raise InvalidRequestError(f"top_up: at least one amount must be above 0. Example: {example}")
     return addition

@@ -264,7 +264,7 @@ def parse_answer(value: Any, example: str = '{"question": "q1", "option": "allow
         return AnswerCommand.model_validate(value)
     except ValidationError as error:
         message = next(unknown_fields(AnswerCommand, value), "") or first_problem(error)
-        raise InvalidRequestError(f"answer: {followed_by(message, f'Send for example: {example}')}") from None
+        raise InvalidRequestError(f"answer: {followed_by(message, f'Example: {example}')}") from None
 
 
 def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwise: str = TELL_THE_PLANNER) -> Answers:
@@ -308,14 +308,14 @@ def _check_answer(question: Question, answer: Answer) -> None:
         raise InvalidRequestError(
             f"answer: {shorten(repr(answer.option), 60)} is not an option of {question.id} "
             f"({shorten(question.title, 120)!r}). Options: {', '.join(question.names)}. "
-            f"Send for example: {question.example}"
+            f"Example: {question.example}"
         )
     # The first answer, and an option that one person can choose alone, always count.
     if not question.answers or option.at_once:
         return
     if any(previous.by == answer.by for previous in question.answers):
         raise InvalidRequestError(
-            f"answer: {answer.by} has answered {question.id} already; it needs {question.count} different people"
+            f"answer: {answer.by} has already answered {question.id}, which needs {question.count} different people"
         )
     first = question.answers[0]
     if first.option != answer.option:
@@ -338,9 +338,9 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
         if not any(is_path_named(pattern, path) for path in question.paths):
             hint = did_you_mean(pattern, question.paths)
             raise InvalidRequestError(
-                f"answer: {shorten(repr(pattern), 120)} is not a file of {question.id}. "
-                f"{hint}{'' if hint.endswith('?') else '.'} A pattern such as 'src/*' selects several; "
-                "no text selects all"
+                f"answer: {shorten(repr(pattern), 120)} is not a file in {question.id}. "
+                f"{hint}{'' if hint.endswith('?') else '.'} A pattern such as 'src/*' selects several files; an "
+                "empty text selects all"
             )
     return answer.evolve(paths=paths)
 
@@ -364,8 +364,8 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
         return matches
     waiting = matches or questions
     listing = ", ".join(f"{question.id} ({question.step or question.kind.value})" for question in waiting[:12])
-    problem = f"{name!r} is not an open question" if not matches else "several questions are open; name one"
-    raise InvalidRequestError(f"answer: {problem}. Open: {listing}. Send for example: {waiting[0].example}")
+    problem = f"{name!r} is not an open question" if not matches else "several questions are open; specify one"
+    raise InvalidRequestError(f"answer: {problem}. Open: {listing}. Example: {waiting[0].example}")
 
 
 # Notes to the outer plan are sent as a signal at each change and stay in its history, hence the bounds.

@@ -129,7 +129,7 @@ class DriftError(TightloopError):
     """
 
     def __init__(self, drift: Drift) -> None:
-        super().__init__(f"somebody else changed {drift.named}. Keep or undo that, then go on")
+        super().__init__(f"somebody else changed {drift.named}. Keep or undo the change, then continue")
         self.drift = drift
 
 

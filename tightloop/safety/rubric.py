@@ -180,7 +180,9 @@ def unanswered_findings(findings: Iterable[Finding], overruled: Iterable[str]) -
     return tuple(finding for finding in findings if finding.fingerprint not in fingerprints)
 
 
-_PLANNER_SAYS_NO = Violation("planner_says_no", Topic.PLANNER, Verdict.DENY, "a plan whose alignment check is yes")
+_PLANNER_SAYS_NO = Violation(
+    "planner_says_no", Topic.PLANNER, Verdict.DENY, "write a plan with a positive alignment check"
+)
 
 
 def planners_own(rationale: str) -> Finding:
@@ -200,7 +202,7 @@ def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding
     )
     return tuple(
         make_finding(
-            Violation(rule, Topic.COST, Verdict.ASK, f"smaller steps, or a higher alignment bound for {label}"),
+            Violation(rule, Topic.COST, Verdict.ASK, f"use smaller steps, or raise the alignment bound for {label}"),
             # The bound and not the amount, so that an answer holds until the bound changes.
             at=("", str(bound)),
             where="the iteration",

@@ -55,13 +55,13 @@ def covers(patterns: Iterable[str], path: str) -> bool:
 def find_excess(patterns: Sequence[str]) -> str:
     """Return the reason why a list of patterns is too large to match, or ""."""
     if len(patterns) > PATTERNS_LIMIT:
-        return f"{len(patterns)} patterns in one list; the maximum is {PATTERNS_LIMIT}"
+        return f"a list must have at most {PATTERNS_LIMIT} patterns, got {len(patterns)}"
     longest = max(patterns, key=len, default="")
     if len(longest) <= PATTERN_CHARACTERS:
         return ""
     return (
-        f"the pattern {longest[:40]!r}... has {len(longest)} characters; the maximum is {PATTERN_CHARACTERS}. "
-        "Shorten it, or write several"
+        f"the pattern {longest[:40]!r}... has {len(longest)} characters, but the maximum is {PATTERN_CHARACTERS}. "
+        "Shorten it, or write several patterns"
     )
 
 
@@ -69,17 +69,20 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
     """Return the error in a pattern and its correction, or None if it is valid."""
     bare = pattern.removeprefix("./").rstrip("/")
     parts = bare.split("/")
-    from_root = "Write it from the root of the tree, such as `src/**`"
+    from_root = "Write it relative to the root of the tree, for example `src/**`"
     if pattern.strip() in ("", ".", "./"):
         return f"the pattern '{pattern}' matches no path", "Write `**` for all files"
     if pattern != pattern.strip():
-        return f"the pattern '{pattern}' has leading or trailing blanks", f"Write `{pattern.strip()}`"
+        return f"the pattern '{pattern}' has leading or trailing spaces", f"Write `{pattern.strip()}`"
     if pattern.startswith("!"):
-        return f"the pattern '{pattern}' excludes nothing", "List the paths to include; `policy.protect` excludes paths"
+        return (
+            f"the pattern '{pattern}' excludes nothing",
+            "List the paths to include, or exclude paths with `policy.protect`",
+        )
     if bare.startswith(("/", "~")) or re.match(r"[A-Za-z]:", bare) or ".." in parts:
         return f"the pattern '{pattern}' points outside the tree", from_root
     if "\\" in pattern:
-        return f"the pattern '{pattern}' has a backslash", f"Write `{pattern.replace(chr(92), '/')}`"
+        return f"the pattern '{pattern}' contains a backslash", f"Write `{pattern.replace(chr(92), '/')}`"
     if "" in parts or "." in parts:
         return (
             f"the pattern '{pattern}' matches no path",
@@ -89,7 +92,7 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
         alternatives = ", ".join(
             f"`{bare[: braces.start()]}{choice}{bare[braces.end() :]}`" for choice in braces[1].split(",")
         )
-        return f"the pattern '{pattern}' has braces, which are not supported", f"Write {alternatives}"
+        return f"the pattern '{pattern}' contains braces, which are not supported", f"Write {alternatives}"
     return None
 
 

@@ -142,12 +142,12 @@ def check_start(seal: Seal, *, started: int, is_child: bool, is_continued: bool)
         life = CHILD_START_SECONDS
     if seal.kind not in (SealKind.START, SealKind.OPERATOR) and not (seal.kind is SealKind.WORKFLOW and is_child):
         raise InvalidRequestError(
-            f"the input was refused: it was sealed as {seal.kind.value}, not as a start. {_RESEND_HINT}"
+            f"the input was rejected: it was sealed as {seal.kind.value}, not as a start. {_RESEND_HINT}"
         )
     if abs(started - seal.issued) > life * 1000:
         raise InvalidRequestError(
-            f"the input was refused: it was sealed {abs(started - seal.issued) // 1000} s before or after the start; "
-            f"the limit is {life} s. Compare the clocks of the hosts, or start it again"
+            f"the input was rejected: it was sealed {abs(started - seal.issued) // 1000} s before or after the start; "
+            f"the limit is {life} s. Compare the clocks on the hosts, or start it again"
         )
 
 
@@ -173,8 +173,8 @@ def check_id(text: str) -> None:
     """
     if not is_id(text):
         raise InvalidRequestError(
-            f"{text[:LONGEST]!r} cannot be the id of an episode or a plan: use only a-z, A-Z, 0-9, '-', '_' and "
-            "single '.', starting with a letter or digit. Start it under another id"
+            f"{text[:LONGEST]!r} is not a valid episode or plan id: use only a-z, A-Z, 0-9, '-', '_' and "
+            "single '.', and start with a letter or digit. Choose another id"
         )
 
 

@@ -76,7 +76,7 @@ class AgentSSettings(Section):
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
         if self.python and not self.model:
-            raise ValueError("needs model: name the grounding model that finds the chat box")
+            raise ValueError("model is missing. Set it to the grounding model that finds the chat box")
         return self
 
 
@@ -252,8 +252,8 @@ class CoderSettings(Section):
     def _fits(self) -> Self:
         if self.keep_tokens > self.context_tokens / 2:
             raise ValueError(
-                f"keep_tokens {self.keep_tokens} must not be above half of context_tokens {self.context_tokens}: "
-                "otherwise a new summary, and an uncached prompt, is needed every few turns"
+                f"keep_tokens must be at most half of context_tokens ({self.context_tokens}), got {self.keep_tokens}: "
+                "otherwise every few turns would need a new summary and an uncached prompt"
             )
         for name, role in self.roles.items():
             if name not in known_roles():

@@ -86,21 +86,21 @@ class _Layers:
     def _sentence(self, section: type[BaseModel], above: Keys, rest: Keys, error: ErrorDetails) -> str:
         setting, value_text = ".".join((*above, *rest[:1])), clip(repr(error["input"]), 80)
         if error["type"] == "extra_forbidden":
-            return f"unknown setting {rest[0]!r} ({setting}); {self._advice(section, above, rest[0])}"
+            return f"unknown setting {rest[0]!r} ({setting}). {self._advice(section, above, rest[0])}"
         if not rest and error["type"] == "value_error":
             return f"{setting}: {error['msg'].removeprefix('Value error, ')}"
         if not rest:
-            return f"{setting} is {value_text}; it must be a section with {', '.join(section.model_fields)}"
+            return f"{setting} must be a section with {', '.join(section.model_fields)}, got {value_text}"
         if rest[0] == "[key]":
-            return f"{'.'.join(above[:-1])} has the name {value_text}; it must be text"
+            return f"names in {'.'.join(above[:-1])} must be text, got {value_text}"
         index = "".join(f"[{part}]" for part in error["loc"][len(above) + 1 :] if isinstance(part, int))
         schema = _properties(section)[rest[0]]
         if len(rest) > 1 and schema.get("additionalProperties", {}).get("type") == "array":
             # Lists under user-defined names, such as `plans.secrets`.
             setting, schema = f"{setting}.{rest[1]}", schema["additionalProperties"]
         # Never show the value of a secret.
-        displayed = "not text" if schema.get("format") == "password" else value_text
-        return f"{setting}{index} is {displayed}; it must be {_describe_schema(schema['items'] if index else schema)}"
+        displayed = "something else" if schema.get("format") == "password" else value_text
+        return f"{setting}{index} must be {_describe_schema(schema['items'] if index else schema)}, got {displayed}"
 
     def _advice(self, section: type[BaseModel], above: Keys, name: str) -> str:
         # Lazy import: most settings files contain no misspelt field.
@@ -113,7 +113,9 @@ class _Layers:
         candidates = [".".join((*above, field)) for field in get_close_matches(name, section.model_fields, 1)]
         candidates += [field_paths[field] for field in get_close_matches(name, field_paths, 1)]
         return (
-            f"did you mean {candidates[0]}?" if candidates else f"known here: {', '.join(sorted(section.model_fields))}"
+            f"Did you mean {candidates[0]}?"
+            if candidates
+            else f"Known settings: {', '.join(sorted(section.model_fields))}"
         )
 
 
@@ -173,7 +175,7 @@ def _sections(name: str, text: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError(f"{document}: it has no sections. Write it like this:\n{_EXAMPLE}")
+        raise SettingsError(f"{document} must consist of sections, for example:\n{_EXAMPLE}")
     return {str(key): value for key, value in content.items()}
 
 
@@ -207,7 +209,7 @@ def _read(text: str) -> Any:
         return text
 
 
-_TYPES = {"string": "text", "boolean": "true or false", "array": "a list of texts"}
+_TYPES = {"string": "text", "boolean": "true or false", "array": "a list of text"}
 
 
 def _describe_schema(schema: Mapping[str, Any]) -> str:
@@ -218,8 +220,8 @@ def _describe_schema(schema: Mapping[str, Any]) -> str:
             + ", or null"
         )
     if schema.get("type") == "object":
-        inner = "list of texts" if schema.get("additionalProperties", {}).get("type") == "array" else "section"
-        return f"a section with one {inner} for each name"
+        inner = "list of text" if schema.get("additionalProperties", {}).get("type") == "array" else "section"
+        return f"a section with one {inner} per name"
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     if "pattern" in schema:
@@ -299,7 +301,7 @@ class Settings(Document):
             name = str(problem["loc"][0])
             example = {"address": "127.0.0.1:7233", "namespace": "default"}.get(name, "")
             raise SettingsError(
-                f"the Temporal {name} {changes.get(name)!r} is invalid. For example: {example}"
+                f"{changes.get(name)!r} is not a valid Temporal {name}. For example: {example}"
             ) from None
         return self.evolve(temporal=temporal)
 

@@ -17,7 +17,7 @@ def _check_pattern(pattern: str) -> str:
     try:
         re.compile(pattern.replace("{project}", "x"))
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from None
     return pattern
 
 
@@ -118,15 +118,17 @@ class TemporalSettings(Section):
         host = self.address.rpartition(":")[0]
         # On this machine nobody can listen on the wire, and a local proxy may add TLS.
         if not self.encrypted and self.api_key.get_secret_value() and host not in LOOPBACK_HOSTS:
-            raise ValueError(f"api_key would be sent in clear text to {host}. Remove tls: false")
+            raise ValueError(f"api_key would be sent unencrypted to {host}. Remove tls: false")
         useless = [*self.tls_files, *(["tls_server_name"] if self.tls_server_name else [])]
         if not self.encrypted and useless:
             raise ValueError(f"tls is false, so {useless[0]} would be ignored. Remove one of the two")
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise ValueError("tls_cert and tls_key belong together. Set both, or neither")
+            raise ValueError("tls_cert and tls_key must be set together. Set both or neither")
         for name in self.metadata:
             if not _METADATA_NAME.fullmatch(name):
-                raise ValueError(f"metadata name {name!r} is invalid. Use only lower-case letters, digits, - _ and .")
+                raise ValueError(
+                    f"{name!r} is not a valid metadata name. Use only lowercase letters, digits, '-', '_' and '.'"
+                )
         return self
 
     @field_serializer("tls_key")
@@ -260,7 +262,7 @@ class DatabaseSettings(Section):
     def _is_postgresql(self) -> "DatabaseSettings":
         url = self.url.get_secret_value()
         if url and not url.startswith(("postgresql://", "postgres://")):
-            raise ValueError("url must begin with postgresql://, such as postgresql://db.example.com/tightloop")
+            raise ValueError("url must start with postgresql://, for example postgresql://db.example.com/tightloop")
         return self
 
 
@@ -332,11 +334,11 @@ class AlertChannel(Section):
     def _check_address(self) -> "AlertChannel":
         url_count = bool(self.url) + bool(self.url_env)
         if self.type == "webhook" and url_count != 1:
-            raise ValueError("a webhook needs either url or url_env, the name of the variable that holds the URL")
+            raise ValueError("a webhook requires either url or url_env, the name of the variable that contains the URL")
         if self.url and not _WEB_ADDRESS.fullmatch(self.url):
-            raise ValueError("url must be like https://host/path, without a user and a password")
+            raise ValueError("url must look like https://host/path, without a user name or password")
         if self.type != "webhook" and (url_count or self.secret_env):
-            raise ValueError(f"url, url_env and secret_env belong to a webhook, not to {self.type}")
+            raise ValueError(f"url, url_env and secret_env are only valid for a webhook, not for {self.type}")
         return self
 
 
@@ -443,7 +445,7 @@ class RemoteSettings(Section):
     @model_validator(mode="after")
     def _has_both(self) -> "RemoteSettings":
         if bool(self.access_key) != bool(self.secret_key.get_secret_value()):
-            raise ValueError("access_key and secret_key belong together. Set both, or neither")
+            raise ValueError("access_key and secret_key must be set together. Set both or neither")
         return self
 
 
@@ -474,7 +476,7 @@ class RetentionSettings(Section):
     @model_validator(mode="after")
     def _collects(self) -> "RetentionSettings":
         if self.is_bounded and self.every_h is None:
-            raise ValueError("max_gb and min_free_gb need scheduled collections. Set every_h, such as 24")
+            raise ValueError("max_gb and min_free_gb require scheduled collections. Set every_h, for example to 24")
         return self
 
     @property
@@ -541,5 +543,5 @@ class MemorySettings(Section):
     @model_validator(mode="after")
     def _names_its_folder(self) -> "MemorySettings":
         if self.embedder == "local" and not self.folder:
-            raise ValueError("embedder is local, but folder is empty. Name the folder of the model")
+            raise ValueError("embedder is local, but folder is empty. Set folder to the folder of the model")
         return self

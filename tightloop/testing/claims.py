@@ -28,10 +28,10 @@ class Claim(StrEnum):
     If all assertions are weak, the first one in this order is the reason that is reported.
     """
 
-    NAMED = "It asserts only that a name exists: call it, and assert what it returns or does."
-    SAME = "It compares a call with itself: assert what the result is."
-    SURE = "It asserts only constants, which holds whatever the code does: assert what the code returns or does."
-    THERE = "It asserts only that there is a result, or its type: assert what the result is."
+    NAMED = "The test only asserts that a name exists. Call it, and assert what it returns or does."
+    SAME = "The test compares a call with itself. Assert the expected result."
+    SURE = "The test only asserts constants, so it passes whatever the code does. Assert what the code returns or does."
+    THERE = "The test only asserts that there is a result, or its type. Assert the expected result."
     STRONG = ""
     """The test asserts something about the result."""
 
@@ -275,9 +275,12 @@ def _read(test: FunctionNode, helpers: dict[str, FunctionNode], everywhere: str,
         expecting=frozenset(lines_expecting(test)),
     )
     if name := everywhere or _machinery([test]):
-        return reading._replace(refused=f"It names `{name}`: a test that can see how it is run does not count.")
+        return reading._replace(refused=f"The test uses `{name}`. A test that can see how it is run does not count.")
     if repeated := find_copied_function(test, used, known_code.patterns, known_code.names | helpers.keys()):
-        refusal = f"It repeats the code of `{repeated}` and compares that with itself: write down the expected result."
+        refusal = (
+            f"The test repeats the code of `{repeated}` and compares the code with itself. Write the expected "
+            "result as a literal."
+        )
         return reading._replace(refused=refusal)
     return reading
 

@@ -25,11 +25,11 @@ from tightloop.value import format_count, shorten
 from tightloop.value.scrub import scrub
 
 _NOT_RUN = {
-    Outcome.SKIPPED: "It is skipped ({text}): a test has to run to count.",
-    Outcome.XFAIL: "It is marked as expected to fail: a test of the change has to pass on it.",
-    Outcome.TIMEOUT: "It takes longer than {limit:g} s: make it smaller.",
-    Outcome.CRASHED: "It ends Python before it finishes.",
-    Outcome.FAILED: "It fails on the tree with the change: {text}. Correct the test, or the code.",
+    Outcome.SKIPPED: "The test is skipped ({text}). Only tests that run count.",
+    Outcome.XFAIL: "The test is marked as expected to fail. A test of the change must pass on the changed code.",
+    Outcome.TIMEOUT: "The test takes longer than {limit:g} s. Make it smaller.",
+    Outcome.CRASHED: "The test ends Python before it finishes.",
+    Outcome.FAILED: "The test fails on the tree with the change: {text}. Correct the test or the code.",
 }
 
 
@@ -119,17 +119,20 @@ class _Test:
         if self._reading.refused:
             return self._reading.refused
         if not self._runs:
-            return "There was no time to run it: give it less to do, or run fewer tests at once."
+            return "There was no time to run the test. Make it smaller, or run fewer tests at once."
         runs = [run for test_runs in self._runs.values() for run in test_runs]
         skips = [run for run in runs if run.outcome is Outcome.SKIPPED]
         bad = [run for run in runs if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
         if any(len({run.outcome for run in test_runs}) > 1 for test_runs in self._runs.values()):
-            return f"Its outcome varies between runs: {next((run.text for run in bad), 'once it was skipped')}."
+            return (
+                "The outcome of the test varies between runs: "
+                f"{next((run.text for run in bad), 'once it was skipped')}."
+            )
         if bad or (skips and not self._green):
             first = (bad or skips)[0]
             return _NOT_RUN[first.outcome].format(text=first.text.rstrip("."), limit=self._evidence.test_limit_s)
         if not all(run.honest for run in runs):
-            return "Hooks of the project alter test results: no test counts with them."
+            return "Hooks of the project alter test results, so its tests do not count."
         return ""
 
     def _before(self) -> list[Run]:
@@ -173,29 +176,38 @@ class _Test:
             return reading.weak
         reaches = any(not lines.isdisjoint(evidence.changed.get(path, ())) for path, lines in self._lines())
         if not reading.asserts:
-            return "It asserts nothing: it passes as long as nothing is raised. Assert what the code returns or does."
+            return (
+                "The test asserts nothing: it passes as long as nothing is raised. Assert what the code "
+                "returns or does."
+            )
         earlier = evidence.before.runs(self._green).values() if evidence.before else ()
         if any(len({run.outcome for run in runs}) > 1 for runs in earlier):
-            return "Before the change its outcome varies between runs, which proves nothing."
+            return "The outcome of the test varies between runs before the change, which proves nothing."
         tried = [run for runs in evidence.after.mutated.values() for run in runs if run.id in self._green]
         tried += [run for runs in earlier for run in runs[:1]]
         crashes = [run for run in tried if run.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
         if not crashes and not reaches and any(evidence.changed.values()):
-            return "It executes none of the changed lines. Call what changed, and assert what it returns or does."
+            return (
+                "The test executes none of the changed lines. Call the changed code, and assert what it returns "
+                "or does."
+            )
         mutants = {number for number, runs in evidence.after.mutated.items() if any(r.id in self._green for r in runs)}
         if crashes:
             what = crashes[0].text or crashes[0].outcome.value
             return (
-                f"It fails only with an error, never by its own assertion ({shorten(what, 120).rstrip('.')}): "
-                "assert what the code returns or does."
+                "The test fails only with an error, never with its own assertion "
+                f"({shorten(what, 120).rstrip('.')}). Assert what the code returns or does."
             )
         where = [*(["before the change"] if evidence.before and evidence.before.collected else [])]
         where += (
-            [f"with each of {format_count(len(mutants), 'mutant')} of the lines that it executes"] if mutants else []
+            [f"with each of {format_count(len(mutants), 'mutant')} in the lines that it executes"] if mutants else []
         )
         if not where:
-            return "Nothing shows that it can fail: the changed lines have no mutants that it reaches."
-        return f"It passes {' and '.join(where)}: it would not notice a fault. Assert what those lines decide."
+            return "Nothing shows that the test can fail: it reaches no mutants in the changed lines."
+        return (
+            f"The test passes {' and '.join(where)}, so it would not notice a fault. Assert the behavior of "
+            "those lines."
+        )
 
 
 def _list_uncollected_files(evidence: Evidence, collected: Collection) -> list[RefusedTest]:
@@ -206,16 +218,16 @@ def _list_uncollected_files(evidence: Evidence, collected: Collection) -> list[R
     refused = []
     for path in evidence.tests:
         if after.missing:
-            reason = f"{after.missing}: install pytest in the project's .venv to have tests judged."
+            reason = f"{after.missing}. Install pytest in the project's .venv to have tests judged."
         elif path in problems or (path not in collected_paths and "" in problems):
-            lines = (problems.get(path) or problems[""]).strip().splitlines() or ["pytest did not say why"]
+            lines = (problems.get(path) or problems[""]).strip().splitlines() or ["pytest reported no reason"]
             # After an error in its options, pytest prints their location.
             line = next((line for line in reversed(lines) if "rror" in line), lines[-1])
-            reason = f"It could not be collected: {line.strip().rstrip('.')}."
+            reason = f"The test could not be collected: {line.strip().rstrip('.')}."
         elif path not in collected_paths and after.collected is None:
-            reason = f"No test could be run: {after.output.strip() or 'the runner said nothing'}."
+            reason = f"No tests could be run: {after.output.strip() or 'the runner said nothing'}."
         elif path not in collected_paths:
-            reason = "No test was collected from it: pytest looks for functions and methods called test_..."
+            reason = "No tests were collected from this file. pytest collects functions and methods named test_..."
         else:
             continue
         refused.append(RefusedTest(test=path, reason=shorten(scrub(reason), TEXT_CHARACTERS + 100)))
@@ -245,11 +257,11 @@ def _coverage(evidence: Evidence, collected: Collection, counting: set[str]) -> 
 def _notes(evidence: Evidence, collected: Collection, accepted: int, refused: int) -> list[str]:
     notes = []
     if collected.more:
-        notes.append(f"{format_count(collected.more, 'test')} beyond the limit were not run.")
+        notes.append(f"{format_count(collected.more, 'test')} exceeded the limit and did not run.")
     left = len(evidence.mutants) - len(_list_tried_mutants(evidence))
     if left > 0 and collected.items:
         notes.append(
-            f"There was time for {len(_list_tried_mutants(evidence))} of "
+            f"There was only time for {len(_list_tried_mutants(evidence))} of "
             f"{format_count(len(evidence.mutants), 'mutant')}."
         )
     if evidence.before is not None and not evidence.before.collected:
@@ -257,5 +269,5 @@ def _notes(evidence: Evidence, collected: Collection, accepted: int, refused: in
     if evidence.after.collected is not None and not evidence.after.ended:
         notes.append("The run was stopped before it finished.")
     if accepted > TESTS_LIMIT or refused > TESTS_LIMIT:
-        notes.append(f"Of {accepted} accepted and {refused} refused tests, {TESTS_LIMIT} of each are listed.")
+        notes.append(f"The list shows {TESTS_LIMIT} each of {accepted} accepted and {refused} rejected tests.")
     return notes

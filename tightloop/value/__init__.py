@@ -113,7 +113,7 @@ def digest(text: str) -> str:
 _DURATION = "a duration such as 2h, 90m or 5400 (seconds)"
 _KINDS = {
     "tuple": "a list", "list": "a list", "set": "a list", "frozen_set": "a list", "dict": "fields", "model": "fields",
-    "string_type": "a text", "int": "a whole number", "float": "a number", "finite": "a number",
+    "string_type": "text", "int": "a whole number", "float": "a number", "finite": "a number",
     "bool": "true or false", "time_delta": _DURATION, "timedelta": _DURATION,
 }  # fmt: skip
 """Expected values, by the prefix of pydantic's error type."""
@@ -264,7 +264,7 @@ class CallerInput(Value):
             if given:
                 first = next(iter(kind.model_fields))
                 raise InvalidRequestError(
-                    f"{kind.__name__}: pass its fields by name, such as {kind.__name__}({first}={given[0]!r})"
+                    f"{kind.__name__}: pass the fields by name, for example {kind.__name__}({first}={given[0]!r})"
                 )
             # `Value` ignores unknown fields for old histories; a caller's typing error must not be ignored.
             if unknown := next(unknown_fields(kind, fields), ""):
@@ -290,7 +290,7 @@ def json_size(value: BaseModel, fields: set[str] | None = None) -> int:
         why = str(error).removeprefix("Error serializing to JSON: ")
         raise InvalidRequestError(
             f"the request cannot be sent as JSON: {shorten(why, 120)}. "
-            "Use texts, numbers, True, False, None, lists and dicts"
+            "Use only strings, numbers, True, False, None, lists and dicts"
         ) from None
 
 

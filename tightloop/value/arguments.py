@@ -19,7 +19,7 @@ _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "True or False",
-    timedelta: "a timedelta, such as timedelta(seconds=30)",
+    timedelta: "a timedelta (for example timedelta(seconds=30))",
     NoneType: "None",
 }
 _SHOWN = (str, bytes, int, float, bool, NoneType, list, tuple, dict, set)
@@ -113,9 +113,9 @@ def _misfit(signature: inspect.Signature, named: dict[str, Any], why: str) -> st
     names = list(signature.parameters)[1:]
     unknown = next((name for name in named if name not in names), "")
     if unknown and "unexpected keyword" in why:
-        suggestion = did_you_mean(unknown, names) or "It accepts none by name"
+        suggestion = did_you_mean(unknown, names) or "No keyword arguments are accepted"
         return f"unknown argument {unknown!r}. {suggestion}"
-    return f"{why}. Its arguments: {', '.join(names) or 'none'}"
+    return f"{why}. Valid arguments: {', '.join(names) or 'none'}"
 
 
 def _problem(value: Any, kind: Any) -> str:
@@ -128,8 +128,8 @@ def _problem(value: Any, kind: Any) -> str:
             continue
         least = next((rule.least for rule in rules if isinstance(rule, AtLeast)), None)
         if value is None or least is None or value >= least:
-            return "" if _is_storable(value) else "has characters that cannot be stored as UTF-8"
-        broken = f"is {value}; it must be at least {least}"
+            return "" if _is_storable(value) else "contains characters that cannot be stored as UTF-8"
+        broken = f"must be at least {least}, got {value}"
     return broken or f"must be {_words(kind)}, not {_format_value(value)}{''.join(dict.fromkeys(hints))}"
 
 
@@ -180,7 +180,7 @@ def _words_of(kind: Any) -> tuple[str, ...]:
     if origin is Literal:
         return tuple(map(repr, parts))
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return (f"a list, each item {_words(parts[0])}",)
+        return (f"a list (each item {_words(parts[0])})",)
     if origin is not None:
         return ("a function",)
     if issubclass(kind, Enum):

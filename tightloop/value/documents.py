@@ -51,7 +51,7 @@ class Bounds:
         values, levels = 1, 0
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._sizes:
-                raise _make_error(event, f"alias '*{event.anchor}' has no complete anchor before it")
+                raise _make_error(event, f"alias '*{event.anchor}' must come after its complete anchor")
             values, levels = self._sizes[event.anchor]
             self._aliased += values
         elif event.anchor:
@@ -59,9 +59,9 @@ class Bounds:
             self._sizes.pop(event.anchor, None)
         self._values += values
         if self._aliased > ALIASED_LIMIT:
-            raise _make_error(event, f"aliases stand for more than {ALIASED_LIMIT} values", "Use fewer aliases")
+            raise _make_error(event, f"aliases expand to more than {ALIASED_LIMIT} values", "Use fewer aliases")
         if self._values > VALUES_LIMIT:
-            raise _make_error(event, f"more than {VALUES_LIMIT} values", "Split the text")
+            raise _make_error(event, f"the text has more than {VALUES_LIMIT} values", "Split it")
         if len(self._open) + levels > DEPTH_LIMIT:
             raise _make_error(event, f"nested deeper than {DEPTH_LIMIT} levels")
         self._levels[-1] = max(self._levels[-1], levels)

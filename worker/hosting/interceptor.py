@@ -152,7 +152,9 @@ class WorkRegistry:
         # The result may have been lost on its way to Temporal; the work must not run twice.
         if attempt.info.attempt > 1 and attempt.key in self._results:
             logger.info(
-                "%s had already ended; attempt %d gets its result", attempt.info.activity_type, attempt.info.attempt
+                "%s had already finished; attempt %d reuses its result",
+                attempt.info.activity_type,
+                attempt.info.attempt,
             )
             return self._results[attempt.key]
         work = self._running.get(attempt.key)
@@ -364,10 +366,12 @@ def check_request(arguments: Sequence[Any]) -> EpisodeScope:
     workflow_id = activity.info().workflow_id
     scope = getattr(arguments[0], "scope", None) if len(arguments) == 1 else None
     if not workflow_id or not isinstance(scope, EpisodeScope):
-        raise InvalidRequestError("an activity needs a workflow, and a single request with a scope")
+        raise InvalidRequestError(
+            "an activity must be started by a workflow, with exactly one request that has a scope"
+        )
     check_id(workflow_id)
     if scope.episode_id != workflow_id:
-        raise InvalidRequestError(f"the request of {workflow_id} names another workflow: {scope.episode_id[:200]!r}")
+        raise InvalidRequestError(f"the request of {workflow_id} is for another workflow: {scope.episode_id[:200]!r}")
     if scope.within:
         check_id(scope.within)
     if not Path(scope.workspace).is_absolute() or "\0" in scope.workspace:

@@ -124,7 +124,7 @@ class Presence:
             unlocked.rename(self._path)
         except OSError as error:
             self._close()
-            logger.warning("if this process dies, only missed heartbeats will show it: %s", error)
+            logger.warning("a crash of this process can only be detected by missed heartbeats: %s", error)
 
     def _close(self) -> None:
         """Leave the notes in place, because Temporal may not know yet that an activity has ended."""
@@ -166,7 +166,7 @@ class Presence:
                 try:
                     await self._release_activities(path)
                 except (RPCError, OSError) as error:
-                    logger.debug("the notes of %s are handled later: %s", path.name, error)
+                    logger.debug("cannot process the notes of %s yet, trying again later: %s", path.name, error)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _list_other_notes(self) -> list[Path]:

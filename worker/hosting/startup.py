@@ -110,12 +110,13 @@ async def verify_search_attributes(client: Client) -> None:
     try:
         wrong = await wrong_search_attributes(calls)
     except NotAllowedError as error:
-        logger.warning("the search attributes cannot be checked: %s", error.message)
+        logger.warning("cannot check the search attributes: %s", error.message)
         return
     if wrong:
         raise SettingsError(
-            f"the namespace {client.namespace!r} lacks the search attributes {', '.join(wrong)}, or has them with "
-            f"another type. Set it up once: {setup_command(*where)}; or by hand: {registration_command(*where, wrong)}"
+            f"the namespace {client.namespace!r} is missing the search attributes {', '.join(wrong)}, or has them "
+            f"with a different type. Set up the namespace once with: {setup_command(*where)}; or by hand: "
+            f"{registration_command(*where, wrong)}"
         )
 
 
@@ -137,10 +138,10 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
         conflict = f"worker {unlike[0]} {'encrypts' if calls.is_plain else 'does not encrypt'}"
     if conflict:
         raise SettingsError(
-            f"{conflict}, and works on task queue {queue!r} too: each would fail the episodes of the "
-            "other. Copy its key file (keys.json) and use its settings (temporal.authenticate, privacy), give this one "
-            "a queue of its own (temporal.task_queue) or a server of its own (temporal.address), or stop the other "
-            "one; Temporal may list it for a minute after it was killed"
+            f"{conflict}, and it also uses task queue {queue!r}, so each worker would fail the episodes of the "
+            "other. Copy the key file (keys.json) of that worker and use its settings (temporal.authenticate, "
+            "privacy), give this worker a different queue (temporal.task_queue) or server (temporal.address), or stop "
+            "the other worker. Temporal may still list a worker for a minute after it was killed"
         )
 
 
@@ -164,9 +165,9 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise ServiceUnavailableError(
-            f"role {role!r} needs a workspace worker with the same state home, and no worker with {state_home()} runs "
-            "on this host. Start a worker of role workspace or all here with the same TIGHTLOOP_HOME, or start this "
-            "one on the host that has one. To use a model on another host, set planner.base_url instead"
+            f"role {role!r} needs a workspace worker with the same state home, but no worker with {state_home()} runs "
+            "on this host. Start a worker with role workspace or all on this host with the same TIGHTLOOP_HOME, or "
+            "start this worker on the host that has one. To use a model on another host, set planner.base_url instead"
         ) from None
 
 

@@ -83,8 +83,8 @@ class TenureShare:
                     raise self._refusal(other)
                 if first is other:
                     logger.info(
-                        "this host's name is listed for worker %s, which may be dead: waiting up to %.0f s for a sign "
-                        "of life",
+                        "worker %s is registered with the name of this host but may be dead: waiting up to %.0f s for "
+                        "a sign of life",
                         other.process,
                         _silence(other).total_seconds(),
                     )
@@ -166,14 +166,14 @@ class TenureShare:
 
     def _refusal(self, other: Poller) -> SettingsError:
         names, adopted = " or ".join(map(repr, self.identity.names)), self.identity.adopted
-        keep = "To keep both, give this one a name of its own: export TIGHTLOOP_WORKER__HOST=NAME"
+        keep = "To keep both, give this host a different name: export TIGHTLOOP_WORKER__HOST=NAME"
         if adopted:
-            keep = f"To leave it the work of {adopted[0]!r}: tightloop host adopt {adopted[0]} --release"
+            keep = f"To leave the work of {adopted[0]!r} to that worker: tightloop host adopt {adopted[0]} --release"
         return SettingsError(
-            f"another state home uses the name of this host, {names}: worker {other.process} has it{_since(other)} and "
-            f"was last seen at {other.last_seen:%H:%M:%S} UTC. Either one is a copy of the other, or two hosts share a "
-            f"name, and work could go to either. To continue here ({open_state_home()}), stop that worker, then start "
-            f"this one again. {keep}"
+            f"another state home uses the name of this host, {names}: worker {other.process} has used "
+            f"it{_since(other)} and was last seen at {other.last_seen:%H:%M:%S} UTC. Either one state home is a copy "
+            "of the other, or two hosts share a name, so work could go to either of them. To continue with this state "
+            f"home ({open_state_home()}), stop that worker, then start this one again. {keep}"
         )
 
 
@@ -203,13 +203,14 @@ def _join(settings: Settings) -> TenureShare:
         assert tenure is not None
         if tenure.name != host_identity(settings).name:
             raise SettingsError(
-                f"the state home {home} is in use by workers that call this host {tenure.name!r}, and this one calls "
-                f"it {named!r}. Give all of them the same worker.host, or stop those first"
+                f"the state home {home} is in use by workers that call this host {tenure.name!r}, but this worker "
+                f"calls it {named!r}. Set the same worker.host for all of them, or stop the other workers first"
             )
         identity = claim_identity(settings)
         if before is not None and before.name != identity.name:
             logger.info(
-                "this host was named %s and is now %s. If work is open under the old name: tightloop host adopt %s",
+                "the name of this host changed from %s to %s. If work is still open under the old name, run: "
+                "tightloop host adopt %s",
                 before.name,
                 identity.name,
                 before.name,
@@ -240,11 +241,13 @@ def _lock(descriptor: int, home: Path, name: str) -> None:
             pass
         except OSError as error:
             raise SettingsError(
-                f"{home / FILE} cannot be locked: {error.strerror or error}. Workers of one host find each other by "
-                "it: put the state home on another file system"
+                f"cannot lock {home / FILE}: {error.strerror or error}. Workers on the same host use this file to "
+                "find each other. Put the state home on another file system"
             ) from None
         if time.monotonic() > until:
-            raise SettingsError(f"{home / FILE} is locked by another process. Find it: fuser {home / FILE}")
+            raise SettingsError(
+                f"{home / FILE} is locked by another process. Find that process with: fuser {home / FILE}"
+            )
         # Polled, because a blocking `flock` has no timeout.
         time.sleep(0.05)
 
@@ -320,7 +323,7 @@ class HostScope:
             return
         if scope.home and (scope.home not in self.queues or not self.has_workspaces):
             raise WorkspaceElsewhereError(
-                f"the workspace {scope.workspace} belongs to the host of task queue {scope.home!r}, and this worker "
+                f"the workspace {scope.workspace} belongs to the host of task queue {scope.home!r}, but this worker "
                 f"serves {self.queues[0]!r}"
             )
         if scope.home or not (activity_type in OPENING or not self.has_workspaces):
@@ -332,7 +335,7 @@ class HostScope:
         # If no other host has workspaces either, the activity itself reports the missing folder.
         if other_queues := tuple(queue for queue in await self.workspace_queues() if queue not in self.queues):
             raise WorkspaceElsewhereError(
-                f"the worker of {self.queues[0]!r} has no workspace {scope.workspace}", other_queues
+                f"the worker for task queue {self.queues[0]!r} has no workspace {scope.workspace}", other_queues
             )
 
     async def _find_others(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -
         except WorkspaceLockedError:
             is_complete = True  # another process of this host sends them
         except (TightloopError, OSError) as error:
-            logger.warning("digests were not sent: %s", error)
+            logger.warning("cannot send digests: %s", error)
             is_complete = False
         wait = every if is_complete else min(wait * 2, LONGEST_WAIT)
         now = datetime.now(UTC)
@@ -123,7 +123,7 @@ class _DigestDelivery:
                 await self.channel.deliver(digest_notice(digest, at=self.now, full=self.full))
             except NotDeliveredError as error:
                 logger.warning(
-                    "the digest of %s for %s was not delivered to %s: %s", self.project, day, self.channel.name, error
+                    "cannot deliver the digest of %s for %s to %s: %s", self.project, day, self.channel.name, error
                 )
                 # A permanent rejection counts as sent, or the channel would be stuck on this day.
                 if error.retryable:

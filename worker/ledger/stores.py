@@ -65,7 +65,7 @@ class RecoveryCounts:
         if not self.workflows:
             return ""
         return (
-            f"{format_count(self.workflows, 'workflow')} deleted by Temporal recovered from the stores of this host: "
+            f"recovered {format_count(self.workflows, 'workflow')}, deleted by Temporal, from the stores of this host: "
             f"{format_count(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
             f"{format_count(self.steps, 'step')} that ran. Their outcomes, costs, questions and timelines are lost"
         )
@@ -158,7 +158,7 @@ class _Project:
                 run=0,
                 at=now,
                 closed=now,
-                details={"reason": "Temporal has deleted its history"},
+                details={"reason": "Temporal has deleted the workflow history"},
             )
         )
         self._counts.workflows += 1
@@ -263,7 +263,7 @@ async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
             await _forward_all(forwarder)
         except TightloopError as error:
             if not failures:
-                logger.warning("%s; records are saved on this host and forwarded later", error.message)
+                logger.warning("%s. Records are saved on this host and forwarded later", error.message)
             failures += 1
         else:
             if failures:
@@ -311,7 +311,7 @@ async def rebuild(client: Client, settings: Settings) -> str:
     if is_new:
         # Numbers of events serve as cursors, so an existing ledger must not be renumbered.
         await asyncio.to_thread(put_in_order, ledger.database, entered)
-    summary = f"{format_count(count, 'workflow')} of this host entered, of {len(runs)} known to Temporal"
+    summary = f"recorded {format_count(count, 'workflow')} of this host, out of {len(runs)} in Temporal"
     forgotten = await asyncio.to_thread(recover, ledger, state_home(), frozenset(runs))
     return "; ".join(filter(None, (summary, forgotten.sentence)))
 

@@ -353,7 +353,7 @@ class Delivery:
     async def _hand_off(self, plan: PlanningOutcome, number: int) -> str:
         """Queue the plan and return the delivery's key."""
         if plan.plan is None:
-            raise ApplicationError("the planner reported a plan but stored none", non_retryable=True)
+            raise ApplicationError("the planner reported a plan but did not save one", non_retryable=True)
         record, reference = self._record, plan.plan
         self._points.enter(EpisodePhase.HANDING_OFF)
         handed = await self._points.do(
@@ -390,7 +390,7 @@ class Delivery:
         except QuestionAnswered as answered:
             # The answer has stopped the activity before it could report, so only the files tell what was done.
             before = ExecutorReport(status=ExecutorStatus.NEEDS_PERSON, key=key, new_tree=record.state.tree)
-            await self._points.tree.take_tree("take the files that the agent left")
+            await self._points.tree.take_tree("collect the files that the agent left")
             report = report_by_message(before, answered.answer, executor=name, tree=record.state.tree)
         record.log_drift(report.drift)
         self._log_stand_in(report)
@@ -447,7 +447,7 @@ class Delivery:
         if not report.executor:
             return
         why = "; ".join(report.passed_over)
-        text = f"{report.executor} works instead of {self._record.request.executor.name}: {why}"
+        text = f"{report.executor} replaces {self._record.request.executor.name}: {why}"
         noted = [entry.text[:200] for entry in self._record.core.timeline if entry.kind == "fallback"]
         if text[:200] not in noted:
             self._record.log("fallback", text)

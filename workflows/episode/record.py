@@ -107,7 +107,7 @@ class EpisodeRecord(Run):
         """
         if not self.is_running or self.is_leaving:
             return False
-        self.move_wanted = MoveTarget(to=successor, reason="the previous host was silent", by="tightloop")
+        self.move_wanted = MoveTarget(to=successor, reason="the previous host did not respond", by="tightloop")
         return True
 
     # -- state ------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class EpisodeRecord(Run):
     def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
         """Log the tree that contains the files that a restore replaced, and the command that restores them."""
         if tree is not None:
-            self.log("saved", f"the files from before the restore are saved as tree {tree[:12]}")
+            self.log("saved", f"the files from before the restore were saved as tree {tree[:12]}")
             if bring_back:
                 self.log("saved", f"restore them: {bring_back}", characters=COMMAND_CHARACTERS)
 

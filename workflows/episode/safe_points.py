@@ -222,7 +222,7 @@ class SafePoints:
         if record.core.cancel is not None:
             reason = record.core.cancel or "cancelled"
             if dropped := record.restore_wanted or self._restoring:
-                reason += f"; the restore to {dropped.checkpoint_id} did not run; the files are unchanged"
+                reason += f"; the restore to {dropped.checkpoint_id} did not run, and the files are unchanged"
             raise EpisodeOver(EpisodeOutcome.CANCELLED, reason)
         if record.continues:
             raise ContinueAsNew

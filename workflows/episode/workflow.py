@@ -34,9 +34,9 @@ from workflows.run.reporting import STATUS, Reporting
 from workflows.run.workflow import Commands, RunWorkflow, is_other_build_wanted
 
 _AFTER = {
-    CANCEL: "the episode ends",
-    END: "the running work is stopped, then the episode pauses",
-    WAIT: "the episode pauses when the running work ends",
+    CANCEL: "the episode will end",
+    END: "the running work will stop, then the episode will pause",
+    WAIT: "the episode will pause when the running work ends",
 }
 
 
@@ -51,7 +51,7 @@ class EpisodeCommands(Commands):
     def refuse_late(self) -> None:
         """Refuse messages to an episode that is closing."""
         if not self._record.is_running:
-            raise InvalidRequestError(f"the episode is closing ({self._record.status}) and accepts no more messages")
+            raise InvalidRequestError(f"the episode is closing ({self._record.status}) and no longer accepts messages")
 
     def pause(self, remark: Remark) -> None:
         """Request a pause. This has no effect if a pause has already been requested or a question is already open."""
@@ -59,7 +59,7 @@ class EpisodeCommands(Commands):
         # An accepted restore or move ends the wait for an answer, but the person still wants the pause.
         is_asked = record.is_paused and not record.continues
         if is_asked and remark.text:
-            record.log("refused", f"pause: {record.waiting[0].id} is already waiting; the reason given: {remark.text}")
+            record.log("refused", f"pause: {record.waiting[0].id} is already waiting. Reason given: {remark.text}")
         elif record.core.pause is None and not is_asked and record.is_running:
             self._intervene("pause")
             text = remark.text or "paused by an operator"
@@ -84,7 +84,8 @@ class EpisodeCommands(Commands):
         left = [question for question in record.waiting if question.blocks]
         if left:
             record.log(
-                "refused", f"resume: {left[0].id} needs a decision. Send an answer, for example: {left[0].example}"
+                "refused",
+                f"cannot resume: {left[0].id} needs a decision. Send an answer, for example: {left[0].example}",
             )
         # No answer has taken the text along, so the planner gets it.
         if remark.text and (left or not answered):
@@ -110,7 +111,7 @@ class EpisodeCommands(Commands):
         self._intervene("restore")
         self._interrupt()
         branch = self._record.state.branch + 1
-        return f"restoring {target.checkpoint_id}; a new run continues on branch {branch}"
+        return f"restoring {target.checkpoint_id}; a new run will continue on branch {branch}"
 
     def read_restore(self, target: Any) -> RestoreTarget:
         """Parse and check the checkpoint to restore.
@@ -120,7 +121,7 @@ class EpisodeCommands(Commands):
         """
         if self._record.core.cancel is not None:
             raise InvalidRequestError(
-                "the episode is being cancelled. Once it is closed, reopen it: tightloop restore ID CHECKPOINT"
+                "the episode is being cancelled. When it has closed, reopen it: tightloop restore ID CHECKPOINT"
             )
         checkpoints = self._record.state.checkpoints
         return control.read_restore(
@@ -132,7 +133,7 @@ class EpisodeCommands(Commands):
         self._record.move_wanted = target
         self._intervene("move")
         self._interrupt()
-        return f"moving to {target.to}; a new run continues there from the last checkpoint in the remote store"
+        return f"moving to {target.to}; a new run will continue there from the last checkpoint in the remote store"
 
     def read_move(self, target: Any) -> MoveTarget:
         """Parse and check the host to move to.
@@ -142,7 +143,7 @@ class EpisodeCommands(Commands):
         """
         record, move = self._record, control.read_move(target)
         if record.core.cancel is not None:
-            raise InvalidRequestError("move: the episode is being cancelled")
+            raise InvalidRequestError("cannot move the episode: it is being cancelled")
         check_move(move, home=record.request.queues.home, epoch=record.state.epoch, waits=record.is_paused)
         return move
 
@@ -163,7 +164,7 @@ class EpisodeCommands(Commands):
             return f"{effect}; the episode stays paused"
         if not all(map(is_ended_by_message, waiting)):
             question = waiting[0]
-            return f"{effect}; {question.id} still waits. Send an answer, for example: {question.example}"
+            return f"{effect}; {question.id} is still waiting. Send an answer, for example: {question.example}"
         self._record.close_questions(*(question.id for question in waiting))
         return f"{effect}; the episode continues"
 
@@ -178,13 +179,13 @@ class EpisodeCommands(Commands):
             raise InvalidRequestError("the episode is being cancelled, so the planner will not read any more messages")
         if not remark.resumes and len(state.notes) >= state_changes.AGENT_NOTES_LIMIT:
             raise InvalidRequestError(
-                f"{len(state.notes)} messages already wait for the planner, which reads them with the next plan. "
-                "Put what matters into the report"
+                f"{len(state.notes)} messages are already waiting for the planner, which reads them before the next "
+                "plan. Put important information into the report"
             )
         if not state_changes.has_room_for(state, remark.text):
             raise InvalidRequestError(
-                f"{len(state.notes)} messages already wait for the planner, and there is no room for another one. The "
-                "planner reads them with the next plan; send this message after that"
+                f"{len(state.notes)} messages are already waiting for the planner, and there is no room for another "
+                "one. The planner reads them before the next plan; send this message after that"
             )
         return remark
 
@@ -197,7 +198,8 @@ class EpisodeCommands(Commands):
             if report == self._reported:
                 self._record.log("duplicate", f"{answer.by}: {answer.option} {answer.text}")
                 return (
-                    "this report was received before and does not apply to the current delivery. If it is new, say so"
+                    "this report was already received and does not apply to the current delivery. If it is "
+                    "new, change its text"
                 )
             self._reported = report
         [(question, answer)] = self._record.answer(matched)
@@ -218,10 +220,10 @@ class EpisodeCommands(Commands):
         record.log("topped up", str(addition))
         still = decisions.guard_rails(record.state).question
         if still is not None:
-            return f"the budget is raised, but {still.title}"
+            return f"the budget was raised, but {still.title}"
         for question in record.find(QuestionKind.BUDGET):
             record.settle_question(question)
-        return "the budget is raised"
+        return "the budget was raised"
 
     def read_amendment(self, value: Any) -> Amendment:
         """Parse and check a change to the request.
@@ -244,11 +246,11 @@ class EpisodeCommands(Commands):
             # The last check results belong to the old definition of done.
             record.replace(record.state.evolve(checked_tree=""))
             record.log("amended", f"{change.by} changed the goal or the definition of done")
-            record.note("The goal or the definition of done was changed; read them again.")
+            record.note("The goal or the definition of done has changed. Read both again.")
         else:
             who = f"executor {request.executor.name}, planner {request.planner}"
             record.log("amended", f"{who} (by {change.by})")
-        return "the change takes effect from the next step on"
+        return "the change takes effect with the next step"
 
     # -- effects of commands ----------------------------------------------------------------------------
 
@@ -418,7 +420,9 @@ class EpisodeWorkflow(RunWorkflow):
         super().pause(reason, *more)
         self._points.offer_to_end()
 
-    @workflow.update(description='Send the planner a message: "use the other parser". It answers no question.')
+    @workflow.update(
+        description='Send a message to the planner: "use the other parser". It does not answer a question.'
+    )
     async def respond(self, message: Any = None) -> str:
         """Queue a message for the planner. The message ends a pause that does not need a decision."""
         return self._orders.respond(self._take(self._orders.read_response, message))
@@ -439,7 +443,9 @@ class EpisodeWorkflow(RunWorkflow):
     def _check_amend(self, amendment: Any = None) -> None:
         self._check(self._orders.read_amendment, amendment)
 
-    @workflow.update(description='Restore a checkpoint, state and files: {"checkpoint_id": "ckpt-2", "reason": "why"}')
+    @workflow.update(
+        description='Restore the state and files of a checkpoint: {"checkpoint_id": "ckpt-2", "reason": "why"}'
+    )
     async def restore_checkpoint(self, target: Any = None) -> str:
         """Stop the running activity and continue from a checkpoint in a new Temporal run."""
         return self._orders.restore(self._take(self._orders.read_restore, target))
@@ -474,7 +480,7 @@ class EpisodeWorkflow(RunWorkflow):
         """Return the checkpoints that this run knows."""
         return list(self._record.state.checkpoints)
 
-    @workflow.query(description="The request, with amendments")
+    @workflow.query(description="The request, including amendments")
     def request(self) -> EpisodeRequest:
         """Return the request with its amendments."""
         return self._record.request

@@ -114,7 +114,7 @@ async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: Mer
 def timeout_result(limit: timedelta | None) -> StepResult:
     """Return a transient failure for an attempt that exceeded its time limit."""
     limit_text = "" if limit is None else f" of {limit.total_seconds():g} s"
-    return failed_result(FailureClass.TRANSIENT, f"it exceeded its time limit{limit_text}")
+    return failed_result(FailureClass.TRANSIENT, f"the attempt exceeded its time limit{limit_text}")
 
 
 def failed_result(failure_class: FailureClass, reason: str) -> StepResult:
@@ -142,7 +142,7 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     # Of several alternatives one is selected later, so none of their proofs covers the final tree for certain.
     attempt.proof = ended[0].proof if len(ended) == 1 else None
     attempt.qualifier = "; ".join(dict.fromkeys(end.qualifier for end in ended if end.qualifier))
-    settle = attempt.options(f"{attempt.summary}: take over the results", SETTLE_TIMEOUT)
+    settle = attempt.options(f"{attempt.summary}: collect the results", SETTLE_TIMEOUT)
     base = attempt.request.expected_tree if attempt.merges else ""
     if attempt.merges:
         async with merging.hold_tree(attempt):

@@ -46,7 +46,7 @@ class PlanCommands(Commands):
     def refuse_late(self) -> None:
         """Refuse messages to a plan that is ending."""
         if not self._context.is_running:
-            raise InvalidRequestError(f"the plan is closing ({self._context.status}) and accepts no more messages")
+            raise InvalidRequestError(f"the plan is closing ({self._context.status}) and no longer accepts messages")
         if self._context.is_ending:
             raise InvalidRequestError(ENDING)
 
@@ -134,8 +134,8 @@ class PlanCommands(Commands):
         if status is StepStatus.FAILED or (status is StepStatus.PENDING and schedule.is_ready(number)):
             return command
         why = {
-            StepStatus.PENDING: "waits for other steps, or for its next attempt",
-            StepStatus.WAITING: "waits for an approval",
+            StepStatus.PENDING: "is waiting for other steps or for its next attempt",
+            StepStatus.WAITING: "is waiting for approval",
             StepStatus.BLOCKED: "is blocked by a failed step; answer the question about that step",
         }
         raise InvalidRequestError(
@@ -155,7 +155,7 @@ class PlanCommands(Commands):
         context.progress = context.progress.evolve(wanted=(*context.progress.wanted, name))
         context.log("wanted", f"by {command.by}", name)
         context.wake()
-        return f"{name} starts as soon as the tree is free"
+        return f"{name} will start as soon as the tree is free"
 
     def read_top_up(self, value: Any) -> control.PlanTopUp:
         """Parse an increase of the plan's limits."""
@@ -173,7 +173,7 @@ class PlanCommands(Commands):
         if still is None:
             self._questions.close(context.find(QuestionKind.BUDGET))
         context.wake()
-        return "the budget is raised" + (f", but {still}" if still else "")
+        return "the budget was raised" + (f", but {still}" if still else "")
 
     # -- effects of answers -------------------------------------------------------------------------
 

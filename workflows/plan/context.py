@@ -34,7 +34,7 @@ from workflows.run.kernel import ContinueAsNew, Meter, Run
 from workflows.run.workflow import is_other_build_wanted
 
 REASON_CHARACTERS = 600
-ENDING = "the plan is ending and accepts no more messages"
+ENDING = "the plan is ending and no longer accepts messages"
 
 
 class PlanEnd(Exception):  # noqa: N818 - it ends the loop, it is not an error
@@ -307,10 +307,10 @@ class PlanContext(Run):
         """Hint about where else to answer if the plan itself has no open question."""
         waits = self.waits_within
         if not waits:
-            return f"See its status: tightloop status {self.id}"
+            return f"Check the status: tightloop status {self.id}"
         example = f"tightloop answer {waits[0].workflow_id} {waits[0].question.names[0]}"
         where = ", ".join(dict.fromkeys(wait.workflow_id for wait in waits))
-        return f"Its child workflows are waiting: {where}. Answer there, for example: {example}"
+        return f"The questions are in its child workflows: {where}. Answer them there, for example: {example}"
 
     # -- holds, and the end -------------------------------------------------------------------------
 
@@ -515,7 +515,7 @@ class Continuation:
         # Past the hard limit the server may end the run, so a slow step must not stop the draining.
         if forever:
             return
-        await workflow.sleep(DRAIN_PATIENCE, summary="a new run follows when nothing runs")
+        await workflow.sleep(DRAIN_PATIENCE, summary="wait for running steps before starting a new run")
         self._draining = None
         context = self._context
         self._drain_after = context.attempts + max(context.request.attempts_per_run // DRAIN_AGAIN, 1)

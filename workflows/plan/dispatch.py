@@ -274,11 +274,13 @@ class Dispatch:
 
     async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
         """If the attempt is still running after its time limit, escalate as the watchdog specifies."""
-        await workflow.sleep(watchdog.after_s, summary=f"watchdog of {attempt.name}")
+        await workflow.sleep(watchdog.after_s, summary=f"watchdog for {attempt.name}")
         reason = f"{attempt.name} has been running for more than {watchdog.after_s:g} s"
-        self._context.log("overdue", f"more than {watchdog.after_s:g} s; {watchdog.escalate}", attempt.name)
+        self._context.log(
+            "overdue", f"running for more than {watchdog.after_s:g} s; action: {watchdog.escalate}", attempt.name
+        )
         if watchdog.escalate == "cancel" and attempt.task is not None:
-            attempt.ended_by = f"the watchdog stopped it after {watchdog.after_s:g} s"
+            attempt.ended_by = f"the watchdog stopped the attempt after {watchdog.after_s:g} s"
             attempt.task.cancel()
         elif watchdog.escalate == "pause":
             self._questions.pause(QuestionKind.LIMIT, reason, step=attempt.name)

@@ -183,7 +183,7 @@ class PlanProof:
                 plan=context.progress.plan,
                 base_tree=base_tree,
             ),
-            context.on_host("checks before the first step", CHECKS_TIMEOUT),
+            context.on_host("run the checks before the first step", CHECKS_TIMEOUT),
         )
         verification = baseline.verification
         context.log_drift(verification.drift)
@@ -237,13 +237,15 @@ class PlanProof:
         verification = await self._waiting.run(
             PlanActivities.verify_plan,
             lambda: VerifyPlanRequest(scope=context.scope, expected_tree=context.progress.tree),
-            context.on_host("run the definition of done", CHECKS_TIMEOUT),
+            context.on_host("check the definition of done", CHECKS_TIMEOUT),
         )
         context.log_drift(verification.drift)
         context.log_drift(verification.touched)
         if verification.failed:
             context.progress = context.progress.evolve(seen_to_fail=True)
-        context.log("verified", f"{verification.total - len(verification.failed)} of {verification.total} checks pass")
+        context.log(
+            "verified", f"{verification.total - len(verification.failed)} of {verification.total} checks passed"
+        )
         # If people changed or paused the plan meanwhile, it is verified again later.
         if not verification.passed and self._context.is_nothing_left:
             failed, policy = "; ".join(verification.failed) or "no check passed", context.failure_policy
@@ -274,7 +276,7 @@ class PlanProof:
                 flaky=context.progress.flaky,
             ),
             # The checks run twice: as delivered, and with the original tests put back.
-            context.on_host("prove it in a fresh checkout", 2 * CHECKS_TIMEOUT),
+            context.on_host("prove the result in a fresh checkout", 2 * CHECKS_TIMEOUT),
         )
         context.log_drift(proved.drift)
         evidence = Evidence(

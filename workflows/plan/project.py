@@ -104,7 +104,7 @@ class ProjectContext(PlanContext):
         self.facts = self.facts.evolve(tasks=(*self.facts.tasks, *revised.tasks))
         for task in revised.tasks:
             if task.conflict_of:
-                detail = f"{task.conflict_of} could not be merged; {task.task_id} resolves it"
+                detail = f"{task.conflict_of} could not be merged; {task.task_id} will resolve the conflict"
                 self.log("conflict", detail, task.task_id)
         return bounds
 
@@ -125,7 +125,7 @@ class ProjectContext(PlanContext):
         """Record the tree that was found when the workspace was claimed again."""
         self.facts = self.facts.evolve(has_left=False)
         if tree != self.progress.tree:
-            self.log("workspace", "files edited in the meantime are kept")
+            self.log("workspace", "kept files that were edited in the meantime")
             self.set_tree(tree)
         if self.facts.executed_at is None:
             self.progress = self.progress.evolve(base_tree=tree)
@@ -174,12 +174,12 @@ class ProjectContext(PlanContext):
         for task in self.facts.tasks:
             number = self.schedule.find(task.task_id)
             if number is not None and self.schedule.status(number) is StepStatus.BLOCKED:
-                self.log("failed", "a task that it depends on is not complete", task.task_id)
+                self.log("failed", "a task it depends on did not complete", task.task_id)
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
         """Cancel the plan because there was no command in time."""
         command = next((question.command for question in waiting if question.command), "resume")
-        reason = f"nobody sent {command} within {self.request.pause_timeout}"
+        reason = f"no {command} command was received within {self.request.pause_timeout}"
         # A draft that nobody dispatches has not failed, so it ends as cancelled.
         self.cancel(reason)
         return PlanEnd(reason)
@@ -424,7 +424,7 @@ class ProjectWorkflow(GraphWorkflow):
     def _check_verify(self, value: Any = None) -> None:
         self._check(self._read_verify, value)
 
-    @workflow.update(name="cancel", description='End the plan for good: {"reason": "why", "by": "ada"}')
+    @workflow.update(name="cancel", description='Cancel the plan permanently: {"reason": "why", "by": "ada"}')
     def cancel_now(self, value: Any = None) -> str:
         """Stop the running steps and end the plan."""
         return self._orders.cancel_now(self._take(self._read_cancel, value))
@@ -433,7 +433,7 @@ class ProjectWorkflow(GraphWorkflow):
     def _check_cancel(self, value: Any = None) -> None:
         self._check(self._read_cancel, value)
 
-    @workflow.query(description="Where the plan is, its tasks and its gates")
+    @workflow.query(description="Current state of the plan, with its tasks and gates")
     def status(self) -> LoopStatus:
         """Return a snapshot of the loop."""
         return self._view.loop_status()
@@ -513,7 +513,7 @@ class ProjectWorkflow(GraphWorkflow):
                     tree = await self._activities.run(PlanActivities.enter_workspace, request, options)
                 except ActivityFailedError as failure:
                     kind = InvalidRequestError if failure.no_worker else WorkspaceBusyError
-                    message = f"{command}: {failure.reason}. The plan is unchanged; send the command again later"
+                    message = f"{command}: {failure.reason}. The plan was not changed; send the command again later"
                     raise ApplicationError(message, type=kind.__name__, non_retryable=True) from None
                 context.enter(tree)
         # If the state has changed meanwhile, the main loop releases the workspace again.

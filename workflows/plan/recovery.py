@@ -162,7 +162,7 @@ class Revisions:
                 reason = error.message if isinstance(error, InvalidRequestError) else error.reason
                 raise self._make_refusal(reason) from error
             if revised.plan is None or revised.problem:
-                raise self._make_refusal(revised.problem or "no revision was made")
+                raise self._make_refusal(revised.problem or "no revision was created")
             graph = Graph.unpack(revised.graph)
             bounds = context.revise(graph, revised, by_person=bool(source or after), of_itself=bool(after))
             revision = context.progress.revision
@@ -178,7 +178,7 @@ class Revisions:
                 context.keep_edits()
             context.wake()
             self._reporting.show()
-            lines = [f"revision {revision} is in force. {revised.diff}".strip()]
+            lines = [f"revision {revision} is now active. {revised.diff}".strip()]
             return "\n".join([*lines, f"budget: {bounds}"] if bounds else lines)
 
     def stop(self) -> None:
@@ -313,7 +313,7 @@ class Recovery:
         context, now = self._context, self._context.now()
         node, elapsed = context.schedule.node(number), now - context.progress.first_starts.get(name, now)
         if is_out_of_time(node, failure, attempt=attempt, elapsed=elapsed):
-            why = f"its time box of {node.timebox_s or 0:g} s leaves no time for another"
+            why = f"the time box of {node.timebox_s or 0:g} s leaves no time for another attempt"
             context.log("timebox", f"attempt {attempt} of {node.retry.attempts} is the last: {why}", name)
         return choose_route(
             node,
@@ -365,7 +365,7 @@ class Recovery:
         context = self._context
         wait = (context.progress.due[name] - context.now()).total_seconds()
         if wait > 0:
-            await self._wait(wait, f"{name}: try again after {wait:g} s")
+            await self._wait(wait, f"{name}: retry in {wait:g} s")
         del self._backing_off[name]
         if name not in context.progress.due:
             return

@@ -26,13 +26,13 @@ NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKi
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
 RESUME = Option(name="resume", effect="steps start again; your file edits are kept")
-RETRY = Option(name="retry", effect="it is retried; your file edits are kept")
-RETRY_STEP = RETRY.evolve(effect="it is retried, with all its attempts; your file edits are kept")
-EXTEND = Option(name="extend", effect="each exhausted bound is raised by the amount that the plan states")
+RETRY = Option(name="retry", effect="the failed work is retried; your file edits are kept")
+RETRY_STEP = RETRY.evolve(effect="the step is retried with all its attempts; your file edits are kept")
+EXTEND = Option(name="extend", effect="each exhausted limit is raised by the amount specified in the plan")
 CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
 SKIP = Option(name="skip", effect="the step counts as skipped and the plan continues")
-FAIL = Option(name="fail", effect="the step stays failed; the plan fails when nothing else is left to do")
-REPLAN = Option(name="replan", effect="a planner changes the plan")
+FAIL = Option(name="fail", effect="the step remains failed; the plan fails once nothing else is left to do")
+REPLAN = Option(name="replan", effect="a planner revises the plan")
 GO_TO_WORK = Option(name=WORK, effect="the plan is verified and proven again; your file edits are kept")
 ACCEPT_IT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
 OPTION_NAMES = frozenset(

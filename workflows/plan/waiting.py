@@ -53,7 +53,7 @@ class Waiting:
             # The files on disk may be those of the discarded run. The next `keep_edits` puts them back.
             context.is_reset = False
             context.expect_own_leftovers()
-            context.log("reset", "the run was reset in Temporal; the files are put back")
+            context.log("reset", "the run was reset in Temporal; the files are being restored")
             self._reporting.show_again()
 
     async def next_event(self) -> None:
@@ -65,7 +65,7 @@ class Waiting:
         context, limit = self._context, self._patience()
         try:
             await workflow.wait_condition(
-                lambda: context.is_woken, timeout=limit, timeout_summary="waits for a person" if limit else None
+                lambda: context.is_woken, timeout=limit, timeout_summary="waiting for a person" if limit else None
             )
         except TimeoutError:
             raise context.give_up(context.waiting[:NAMES_SHOWN]) from None
@@ -145,7 +145,7 @@ class Waiting:
         context.log_drift(adopted.drift)
         if adopted.tree != progress.tree:
             context.set_tree(adopted.tree)
-            context.log("adopted", f"edits to {format_count(adopted.files_changed, 'file')} {when} were kept")
+            context.log("adopted", f"edits to {format_count(adopted.files_changed, 'file')} made {when} were kept")
 
     def _patience(self) -> timedelta | None:
         """Return the time left for an answer if only a person can continue the plan. None means no limit."""
@@ -159,7 +159,5 @@ class Waiting:
 
 def _summary(progress: PlanProgress) -> str:
     if progress.put_back:
-        return "put back files that stopped work changed"
-    return (
-        "keep edits made during the pause" if progress.drift is None else "keep or undo changes made by somebody else"
-    )
+        return "restore files that stopped work changed"
+    return "keep edits made during the pause" if progress.drift is None else "keep or undo changes made by someone else"

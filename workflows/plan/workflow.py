@@ -136,12 +136,12 @@ class GraphWorkflow(RunWorkflow):
 
     # -- messages -------------------------------------------------------------------------------------
 
-    @workflow.signal(description="Sent by child workflows of steps: their open questions")
+    @workflow.signal(description="Report open questions. Sent by the child workflows of steps")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
         """Show a child workflow's open questions. An invalid note is logged in the timeline."""
         self._orders.child_waits(note)
 
-    @workflow.query(description="All steps, 500 per page. Argument: the page, from 1")
+    @workflow.query(description="All steps, 500 per page. Argument: the page number, starting at 1")
     def steps(self, page: int = 1) -> StepPage:
         """Return one page of the steps. Pages are counted from 1."""
         return self._view.steps(page)
@@ -246,7 +246,7 @@ class PlanWorkflow(GraphWorkflow):
     def _check_replan(self, message: Any = None) -> None:
         self._check(self._orders.read_replan, message)
 
-    @workflow.update(description='Start a step now, even in a pause, or retry a failed one: "build"')
+    @workflow.update(description='Start a step now, even during a pause, or retry a failed step: "build"')
     def run_step(self, message: Any = None) -> str:
         """Start a ready step, or retry a failed one, even if the plan is paused."""
         return self._orders.run_step(self._take(self._orders.read_step, message))
@@ -255,7 +255,7 @@ class PlanWorkflow(GraphWorkflow):
     def _check_run_step(self, message: Any = None) -> None:
         self._check(self._orders.read_step, message)
 
-    @workflow.query(description="Where the plan is, what it waits for and what it has spent")
+    @workflow.query(description="Current state of the plan, what it is waiting for and what it has spent")
     def status(self) -> PlanStatus:
         """Return a snapshot of the plan."""
         return self._view.status()

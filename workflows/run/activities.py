@@ -202,7 +202,8 @@ class ActivityRunner:
             if forged == TRIES_BEFORE_FORGERS:
                 raise ActivityFailedError(
                     f"{TRIES_BEFORE_FORGERS} results of {method.__name__} were not sealed with a key of this "
-                    f"installation ({result.reason}). See which workers poll the task queue: tightloop doctor"
+                    f"installation ({result.reason}). Check which workers poll the task queue: tightloop "
+                    "doctor"
                 )
 
     async def run_local(self, method: Callable[[Any, A], R], request: A, timeout: timedelta) -> R:
@@ -272,7 +273,7 @@ class ActivityRunner:
                     if missing and not is_reported and not self._quiet and self._is_executors_own(queue):
                         is_reported = True
                         self._routing.report_missing_worker(
-                            f"no worker on task queue {queue!r} takes {error.activity_type}; it is waiting"
+                            f"no worker on task queue {queue!r} has accepted {error.activity_type} yet; still waiting"
                         )
         finally:
             self._waits.pop((since, queue), None)
@@ -331,16 +332,16 @@ class ActivityRunner:
         queues = self._routing.queues
         if options.queue not in ("", queues.workspace):
             raise ActivityFailedError(
-                f"{cause.message}. The worker of task queue {options.queue!r} needs those files: start it on that "
-                "host with the same TIGHTLOOP_HOME, or remove this queue from the settings"
+                f"{cause.message}. The worker of task queue {options.queue!r} needs those files. Start it "
+                "on that host with the same TIGHTLOOP_HOME, or remove this queue from the settings"
             )
         self._other_hosts = True
         # Before the workspace is bound to a host, the worker that refused names all candidates.
         homes = [queues.home] if queues.home else [str(home) for home in cause.details]
         if not homes:
             raise ActivityFailedError(
-                f"{cause.message}, and no worker serves workspaces. Start one of role workspace or all on the host of "
-                "this one, then resume",
+                f"{cause.message}, and no worker serves workspaces. Start a worker of role workspace or all "
+                "on the host that contains this workspace, then resume",
                 no_worker=True,
             )
         left = [home for home in homes if home not in tried_queues]
@@ -392,7 +393,8 @@ class ActivityRunner:
             )
             raise ActivityFailedError(f"{busy}. Start another worker, or resume to keep waiting", no_worker=True)
         raise ActivityFailedError(
-            f"no worker on task queue {queue!r} took {activity} {after}. Start one for this queue, then resume",
+            f"no worker on task queue {queue!r} accepted {activity} {after}. Start a worker for this queue, "
+            "then resume",
             no_worker=True,
         )
 
@@ -411,7 +413,7 @@ def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedEr
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.HEARTBEAT:
         # The server only knows that heartbeats are missing. A worker that finds another one dead reports that itself.
         is_found = cause.failure is not None and cause.failure.source == FOUND_BY_WORKER
-        lost = "heartbeats stopped: its worker or its host died, or could not reach Temporal"
+        lost = "its heartbeats stopped, because its worker or host died or could not reach Temporal"
         return ActivityFailedError(f"{error.activity_type} was interrupted: {cause.message if is_found else lost}")
     if isinstance(cause, ApplicationError):
         is_drift = cause.type == DriftError.__name__ and bool(cause.details)

@@ -120,10 +120,10 @@ class Inbox:
             if isinstance(message, SealedMessage):
                 refusal = self.heard.refusal(message.seal, _milliseconds(workflow.now()))
                 if refusal:
-                    raise InvalidRequestError(f"the message is refused: {refusal}")
+                    raise InvalidRequestError(f"the message was rejected: {refusal}")
                 return message.content
             if self._seal is not None and message is not None:
-                raise InvalidRequestError("the message is refused: a workflow sealed it, not a client")
+                raise InvalidRequestError("the message was rejected: it was sealed by a workflow, not by a client")
         return message
 
     def take(self, message: Any) -> Any:
@@ -440,7 +440,7 @@ class Alerts:
             self._run.log("alert", f"{kind} could not be sent: {error.cause or error}")
             return
         if isinstance(reply, RefusedPayload):
-            self._run.log("alert", f"{kind}: it is unknown whether it was sent: {reply.reason}")
+            self._run.log("alert", f"the outcome of sending {kind} is unknown: {reply.reason}")
             return
         for delivery in reply.deliveries:
             self._run.log("alert", delivery_line(request.alert, delivery))

@@ -159,7 +159,7 @@ class Recording:
                 snapshot, events = self._row(), self._events()
                 await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=events))
             except ActivityError as error:
-                workflow.logger.warning("the ledger entry was not written: %s", error.cause or error)
+                workflow.logger.warning("could not write the ledger entry: %s", error.cause or error)
 
     async def _send(self, request: RecordRequest) -> None:
         # The ledger is a file on the host that has the workspace.

@@ -156,7 +156,7 @@ class RunWorkflow(ABC):
     # -- messages -------------------------------------------------------------------------------------
     # Signals accept any number of arguments, because a surplus one would fail every workflow task.
 
-    @workflow.signal(description="Pause: start nothing new. Optional: a reason as text.")
+    @workflow.signal(description="Pause: start no new work. Optional: a reason as text.")
     def pause(self, reason: Any = None, *_more: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
         for content in self._run.inbox.take_signal(reason):
@@ -169,7 +169,7 @@ class RunWorkflow(ABC):
             await self._commands.resume(content)
 
     @workflow.signal(
-        description="End it for good: running work is stopped, files stay as they are. Optional: a reason."
+        description="End the run permanently: stop running work, leave files as they are. Optional: a reason."
     )
     def cancel(self, reason: Any = None, *_more: Any) -> None:
         """Stop running work and end the run."""
@@ -187,7 +187,7 @@ class RunWorkflow(ABC):
     def _check_answer(self, value: Any = None) -> None:
         self._check(lambda content: self._run.match(self._run.read_answer(content)), value)
 
-    @workflow.update(description='Raise the budget, and continue if that is enough: {"cost_usd": 1}')
+    @workflow.update(description='Raise the budget, and continue if the new budget is sufficient: {"cost_usd": 1}')
     async def top_up(self, addition: Any = None) -> str:
         """Raise budget limits."""
         added = self._take(self._commands.read_top_up, addition)
@@ -204,7 +204,8 @@ class RunWorkflow(ABC):
         return list(self._run.core.timeline)
 
     @workflow.query(
-        description="Events of this Temporal run, by page. Argument: events to skip; -1: skip those from before a reset"
+        description="Events of this Temporal run, by page. Argument: number of events to skip; -1 skips those from "
+        "before a reset"
     )
     def events(self, after: int = 0) -> TimelinePage:
         """Return a page of this Temporal run's events."""

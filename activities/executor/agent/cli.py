@@ -234,14 +234,17 @@ class AgentExecutor(AgentHost, Executor):
         # Sessions are files in the agent's home on one host; another agent or host cannot read them.
         if token is not None and (token.adapter != self.adapter.name or token.host != host_identity().name):
             there = f"{token.adapter} on {token.host or 'another host'}"
-            run_order, note = order.evolve(resume=None), f"its session belongs to {there}, so it started a new one"
+            run_order, note = (
+                order.evolve(resume=None),
+                f"the session belongs to {there}, so the agent started a new one",
+            )
         elif token is not None:
             run_order = order.evolve(prompt=f"{resume_preface()}{order.prompt}")
         # One access for both runs, so that the limit of model calls covers them together.
         with self.open_access(self.adapter, order) as way:
             outcome = self._run(run_order, control, state_folder, home, way)
             if outcome is None:
-                note = "its session was gone, so it started a new one"
+                note = "the session no longer exists, so the agent started a new one"
                 new_order = run_order.evolve(resume=None, prompt=order.prompt)
                 outcome = self._run(new_order, control, state_folder, home, way)
         assert outcome is not None

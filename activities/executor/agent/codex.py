@@ -142,7 +142,7 @@ class CodexReader(EventReader):
         denied = denied_lines(self._denied)
         # Measured: in a read-only sandbox the command fails, the model claims success, and codex exits with 0.
         if self._completed and self._denied and not self._changes and self._failures == self._commands:
-            error = f"codex did nothing: its sandbox did not allow {'; '.join(denied)}"
+            error = f"codex did nothing because its sandbox denied: {'; '.join(denied)}"
             outcome = ExecutorOutcome(status=ExecutorStatus.REFUSED, error=clip(error, SUMMARY_CHARACTERS))
         elif self._completed:
             outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED)
@@ -150,7 +150,7 @@ class CodexReader(EventReader):
             outcome = self._judge_error(self._error) if self._failed else self._judge_lines(ending)
         summary = self._message
         if self._failures:
-            failed = f"{self._failures} of {self._commands} commands failed, the last: {self._last_failure}"
+            failed = f"{self._failures} of {self._commands} commands failed, most recently {self._last_failure}"
             summary = f"{shorten(summary, SUMMARY_CHARACTERS - 240)} [{failed}]".strip()
         return outcome.evolve(
             summary=shorten(summary, SUMMARY_CHARACTERS),
@@ -197,25 +197,27 @@ class CodexReader(EventReader):
         if limit := detect(signal, now=self._now()):
             return limited_outcome(limit, clip(error, SUMMARY_CHARACTERS))
         if _NO_MODEL.search(error):
-            advice = "Set another model, or the base_url of its provider, for the executor codex"
-            return _end(ExecutorStatus.FATAL, f"codex cannot use its model: {error}. {advice}", ErrorKind.CONFIG)
-        return _end(ExecutorStatus.FAILED, f"codex's turn failed: {error or 'it did not say why'}", ErrorKind.PROTOCOL)
+            advice = "Set a different model or the provider's base_url for the executor codex"
+            return _end(ExecutorStatus.FATAL, f"codex cannot use the model: {error}. {advice}", ErrorKind.CONFIG)
+        return _end(ExecutorStatus.FAILED, f"the codex turn failed: {error or 'no reason given'}", ErrorKind.PROTOCOL)
 
     def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
         """Return the outcome of a run that ended without a final event, based on its status lines."""
         end = ending.output_end.strip()
         # Once a thread has started, such a phrase may be output of a command.
         if not self._began and any(phrase in end for phrase in _CONFIG):
-            return _end(ExecutorStatus.FATAL, f"codex rejects its settings: {end}", ErrorKind.CONFIG)
+            return _end(ExecutorStatus.FATAL, f"codex rejected its settings: {end}", ErrorKind.CONFIG)
         if SESSION_IN_USE in end:
-            return _end(ExecutorStatus.FAILED, f"another codex still works on this thread: {end}", ErrorKind.CRASHED)
+            return _end(
+                ExecutorStatus.FAILED, f"another codex process is still using this thread: {end}", ErrorKind.CRASHED
+            )
         signal = LimitSignal(text=end, body={"message": self._error})
         if limit := detect(signal, now=self._now()):
             return limited_outcome(limit, clip(self._error or end, SUMMARY_CHARACTERS))
         error = self._error or end or "no output"
         return _end(
             ExecutorStatus.FAILED,
-            f"codex exited with {ending.exit_code} in the middle of its turn: {error}",
+            f"codex exited with {ending.exit_code} before it finished its turn: {error}",
             ErrorKind.CRASHED,
         )
 

@@ -166,7 +166,7 @@ PROGRAMS = ("cursor-agent", "agent")
 LOGIN_FILES = (".config/cursor/auth.json", ".cursor/cli-config.json")
 """Login files on Linux, by version. On macOS, the login is in the Keychain and cannot be copied."""
 
-_HOW_TO_GET = "Install Cursor's command line: see https://cursor.com/cli"
+_HOW_TO_GET = "Install the Cursor CLI (see https://cursor.com/cli)"
 
 
 class CursorAdapter:
@@ -198,7 +198,7 @@ class CursorAdapter:
             ExecutorError: an option is given, a person would have to be asked, or the login is missing.
         """
         if order.executor.options:
-            raise ExecutorError(f"the executor {NAME} has no options, but got {', '.join(order.executor.options)}")
+            raise ExecutorError(f"the executor {NAME} accepts no options, got {', '.join(order.executor.options)}")
         choice = order.executor
         if choice.mode is AgentMode.READ_ONLY or choice.permissions is Verdict.DENY:
             # Without --force it still edits files; only this mode prevents that.

@@ -194,7 +194,7 @@ class AgentHost:
         if settings.base_url and not settings.api_key_env:
             return ""
         return (
-            f"{agent.name} has no key: the variable {variable} is not set for the worker. Set it, or set "
+            f"{agent.name} has no key because the worker's environment does not set {variable}. Set it, or set "
             f"executor.agents.{agent.name}.login to true to use {agent.name}'s own login"
         )
 
@@ -223,9 +223,9 @@ class AgentHost:
             # A limit that nobody enforces must fail at once: it exists to limit costs.
             if max_calls is not None and not own_bound:
                 raise ExecutorError(
-                    f"max_model_calls is {max_calls}, but only the model gateway can enforce it, and {agent.name} does "
-                    f"not use it here. Remove the limit, or give a key and set executor.agents.{agent.name}.gateway to "
-                    "true"
+                    f"max_model_calls is {max_calls}, but only the model gateway can enforce this limit, and "
+                    f"{agent.name} does not use the gateway here. Remove the limit, or provide a key and set "
+                    f"executor.agents.{agent.name}.gateway to true"
                 )
             # With its own login the agent knows its provider; our default URL could be the wrong one.
             base_url = upstream if keyed else settings.base_url
@@ -242,7 +242,7 @@ class AgentHost:
         if order.executor.mode is AgentMode.FULL:
             return "mode full has no sandbox"
         if self.gateways is None or not self.settings.gateway or self.settings.login or agent.wire is None:
-            return "it talks to its provider itself, not through the gateway"
+            return "it connects to its provider directly, not through the gateway"
         try:
             if self.agent_sandbox is None or self.agent_sandbox.name == NoAgentSandbox.name:
                 return "it runs without a sandbox"
@@ -261,7 +261,7 @@ class AgentHost:
         """
         root, program = Path(order.root), find_trusted_program(launch.argv[0])
         if program is None:
-            raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it where the worker runs")
+            raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it on the worker's host")
         outside = (root, self.homes, *self.writable)
         # Otherwise a delivery could replace the program that the next one runs with the user's login.
         program.refuse_within(outside)
@@ -311,8 +311,8 @@ class AgentHost:
             return
         if self.agent_sandbox is None:
             raise SandboxUnavailableError(
-                f"this worker has no sandbox, and neither does {order.executor.name}. Install one "
-                "(tightloop doctor lists them), or use mode full on a disposable host"
+                f"neither this worker nor {order.executor.name} has a sandbox. Install a sandbox "
+                "(tightloop doctor lists the supported ones), or use mode full on a disposable host"
             )
         root, program = Path(order.root), Path(launch.argv[0])
         # A sandbox that hides the user's home must expose the program, which may be there, and what it loads.

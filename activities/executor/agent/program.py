@@ -136,7 +136,7 @@ def write_files(home: Path, files: Mapping[str, str]) -> None:
             write_atomically(target, text.encode(), durable=True)
         except OSError as error:
             raise ExecutorError(
-                f"the agent's settings {target} cannot be written: {error.strerror}. Make room or remove {home}"
+                f"cannot write the agent's settings {target}: {error.strerror}. Free disk space or remove {home}"
             ) from None
 
 
@@ -159,11 +159,11 @@ def copy_login(source: Path, target: Path) -> None:
         os.utime(target, (read.st_atime, read.st_mtime))
     except FileNotFoundError:
         raise ExecutorError(
-            f"the login {source} is missing. Log in with the agent's own command as the user of the worker, "
-            "or set executor.agents.<name>.login to false and give a key"
+            f"the login {source} is missing. Log in with the agent's own command as the worker's user, "
+            "or set executor.agents.<name>.login to false and provide a key"
         ) from None
     except OSError as error:
-        raise ExecutorError(f"the login {source} cannot be copied to {target}: {error.strerror}") from None
+        raise ExecutorError(f"cannot copy the login {source} to {target}: {error.strerror}") from None
 
 
 def sweep_homes(homes: Path, older_than: timedelta) -> int:

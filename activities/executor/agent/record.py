@@ -283,15 +283,15 @@ def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) 
         case Stop.WALL_LIMIT:
             return timeout_outcome(choice)
         case Stop.IDLE_LIMIT:
-            return idle_outcome(choice, "sign of life")
+            return idle_outcome(choice, "any sign of activity")
         case Stop.LIMIT if limit is not None:
-            return limit_outcome(limit, "stopped: the agent would have waited silently for its provider")
+            return limit_outcome(limit, "stopped because the agent would have waited silently for its provider")
         case Stop.EVENTS:
-            events = f"stopped after {choice.max_events} events, as if it were looping"
-            return failed_outcome(f"{events}. Raise executor.max_events or plan less.", ErrorKind.BUDGET)
+            events = f"stopped after {choice.max_events} events because the agent appears to be looping"
+            return failed_outcome(f"{events}. Raise executor.max_events or plan smaller steps.", ErrorKind.BUDGET)
         case Stop.MODEL_CALLS:
-            calls = f"all {choice.max_model_calls} model calls of this delivery are used up"
-            return failed_outcome(f"{calls}. Raise executor.max_model_calls or plan less.", ErrorKind.BUDGET)
+            calls = f"this delivery used all of its {choice.max_model_calls} model calls"
+            return failed_outcome(f"{calls}. Raise executor.max_model_calls or plan smaller steps.", ErrorKind.BUDGET)
         case _:
             return None
 

@@ -49,14 +49,16 @@ class AgentS:
                 python.command("-I", "-c", code), capture_output=True, timeout=PROBE_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            return f"window.agent_s.python does not start: {error}"
+            return f"cannot start window.agent_s.python: {error}"
         return "" if completed.returncode == 0 else f"gui-agents is not installed in {self.python} (see docs/macos.md)"
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
         width, height = size_of(png)
         point = self._ask(png, width, height)
         if not (0 <= point[0] < width and 0 <= point[1] < height):
-            raise DriverError(f"Agent S points to {point}, outside the window ({width} x {height}): not clicked")
+            raise DriverError(
+                f"Agent S returned {point}, which is outside the window ({width} x {height}). Nothing was clicked"
+            )
         # On a Retina display the screenshot has more pixels than the frame has points.
         return (frame.x + point[0] * frame.width // width, frame.y + point[1] * frame.height // height)
 
@@ -77,7 +79,7 @@ class AgentS:
         variables["AGENT_S_KEY"] = self.environ.get(self.settings.api_key_env, "")
         python = find_trusted_program(self.python)
         if python is None:
-            raise DriverError(f"{self.python} was not found: correct window.agent_s.python")
+            raise DriverError(f"{self.python} was not found. Correct window.agent_s.python")
         helper = resources.files("activities.executor.gui") / "agent_s_helper.py"
         try:
             with resources.as_file(helper) as path:
@@ -92,7 +94,7 @@ class AgentS:
         except subprocess.TimeoutExpired:
             raise DriverError(f"Agent S did not answer within {self.locate_s:g} s") from None
         except OSError as error:
-            raise DriverError(f"{self.python} cannot be started: {error.strerror}") from error
+            raise DriverError(f"cannot start {self.python}: {error.strerror}") from error
         if completed.returncode != 0:
             message = (completed.stderr.decode("utf-8", "replace").strip().splitlines() or ["no output"])[-1]
             raise DriverError(f"Agent S did not find the chat box: {shorten(message, 400)}")

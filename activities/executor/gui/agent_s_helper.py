@@ -54,7 +54,7 @@ class Once:
         from openai import OpenAI
 
         if self._used:
-            raise SystemExit("the model's answer was unusable, and it is asked only once")
+            raise SystemExit("the model's answer was unusable, and the model is asked only once")
         self._used = True
         key = os.environ.get("AGENT_S_KEY") or "none"
         client = OpenAI(api_key=key, base_url=self._asked["base_url"], max_retries=0, timeout=self._asked["timeout_s"])
@@ -66,7 +66,7 @@ class Once:
         # The package takes the first two numbers of any text.
         numbers = _NUMBER.findall(text)
         if len(numbers) != 2 or not all(number.isdigit() for number in numbers):
-            raise SystemExit(f"the model answered {text[:ANSWER_CHARACTERS]!r}, instead of one point")
+            raise SystemExit(f"the model answered {text[:ANSWER_CHARACTERS]!r} instead of a single point")
         return text
 
 

@@ -128,7 +128,7 @@ class CursorEvents:
         try:
             status = Path(real_path).stat()
         except OSError as error:
-            raise ExecutorError(f"the folder {root} of the project cannot be read: {error.strerror}") from None
+            raise ExecutorError(f"cannot read the project folder {root}: {error.strerror}") from None
         expected = {
             "handoff_id": message.id,
             "root": root,
@@ -267,7 +267,7 @@ def hooks_problem() -> str:
     if not lacking and is_current:
         return ""
     what = ", ".join(lacking) or "the script is missing or outdated"
-    return f"Cursor lacks the hooks that report a hand-off ({what}). Run: {INSTALL}"
+    return f"Cursor's hooks for reporting a hand-off are not installed ({what}). Run: {INSTALL}"
 
 
 def render_hooks(*, remove: bool = False) -> str:
@@ -279,7 +279,7 @@ def render_hooks(*, remove: bool = False) -> str:
     content = _read_hooks(hooks_file())
     lists = content.setdefault("hooks", {})
     if not isinstance(lists, dict):
-        raise SettingsError(f"'hooks' in {hooks_file()} is not an object. Correct it by hand")
+        raise SettingsError(f"'hooks' in {hooks_file()} is not a JSON object. Fix the file by hand")
     content.setdefault("version", VERSION)
     for name in EVENTS:
         # By the script's name: an earlier version, or another Python, has a different command line.
@@ -312,7 +312,7 @@ def install(*, remove: bool = False) -> Path | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content.encode())
     except OSError as error:
-        raise SettingsError(f"{path} cannot be written: {error.strerror}. Make it writable") from None
+        raise SettingsError(f"cannot write {path}: {error.strerror}. Make the file writable") from None
     return backup
 
 
@@ -326,7 +326,7 @@ def _read_hooks(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} cannot be read as JSON ({error}). Correct it by hand, or move it away") from None
+        raise SettingsError(f"cannot read {path} as JSON ({error}). Fix the file by hand or move it away") from None
     if not isinstance(content, dict):
-        raise SettingsError(f"{path} is not a JSON object. Correct it by hand, or move it away")
+        raise SettingsError(f"{path} is not a JSON object. Fix the file by hand or move it away")
     return content

@@ -27,8 +27,8 @@ MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
 MOST_ROOTS = 5
 PROMPT, STOP = "beforeSubmitPrompt", "stop"
-REFUSAL = "tightloop: the agent already received this plan, so it is not run again."
-UNCHECKED = "tightloop: this plan could not be checked, so it is not run. Check the output of Cursor's hooks."
+REFUSAL = "tightloop: the agent already received this plan, so it was not run again."
+UNCHECKED = "tightloop: this plan could not be checked, so it was not run. Check the output of Cursor's hooks."
 
 
 def stem(name: str) -> str:
@@ -74,14 +74,14 @@ def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return f"this host has no record of the folder that the plan {identity} is for"
+        return f"this host has no record of the folder for the plan {identity}"
     roots = event.get("workspace_roots")
     if not isinstance(roots, list) or not roots:
         if expected.get("allow_unknown_roots"):
             return ""
         return (
             f"the plan is for {expected['root']}, but the editor does not report which folder this window has open. "
-            "To hand it over anyway, set window.allow_unknown_roots: true"
+            "To hand over the plan anyway, set window.allow_unknown_roots: true"
         )
     # All roots: the agent of a multi-folder window may work in any of them.
     if all(is_folder(root, expected) for root in roots):
@@ -103,7 +103,7 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
         # An accepted plan that is submitted again must get the answer about repetition, not one about folders.
         if not receipt.exists() and (problem := misplacement(folder, match[1], event)):
             write_new(folder / "refused" / f"{stem(match[1])}.json", {"handoff_id": match[1], "reason": problem})
-            return {"continue": False, "user_message": f"tightloop: {problem}. It was not run here."}
+            return {"continue": False, "user_message": f"tightloop: {problem}. The plan was not run here."}
         version = str(event.get("cursor_version", ""))
         if not write_new(receipt, {**record, "version": version}):
             return {"continue": False, "user_message": REFUSAL}

@@ -96,7 +96,7 @@ class OutcomeWaiter:
         last: tuple[int, int] | None = None
         while True:
             if self.control.is_cancelled():
-                return cancelled_outcome().evolve(summary="the agent in the window may still be at work: stop it there")
+                return cancelled_outcome().evolve(summary="the agent in the window may still be working. Stop it there")
             events = self.cursor.events_since(self.receipt)
             if outcome := self._outcome_by_events(events):
                 return outcome
@@ -146,7 +146,7 @@ class OutcomeWaiter:
         transcript = "\n\n".join(answers).encode()
         if stop.status in ("completed", ""):
             return ExecutorOutcome(
-                status=ExecutorStatus.COMPLETED, summary=summary or "the agent gave no answer", transcript=transcript
+                status=ExecutorStatus.COMPLETED, summary=summary or "the agent did not answer", transcript=transcript
             )
         what = "stopped in the editor" if stop.status == "aborted" else f"the agent's turn ended with {stop.status!r}"
         return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)
@@ -191,11 +191,13 @@ class OutcomeWaiter:
 
     def _ask(self, quiet_s: float) -> ExecutorOutcome:
         question = work_question(
-            f"the agent in the window got the plan but has reported nothing for {quiet_s:.0f} s. Has it finished?",
-            f"Check the chat of {self.target.project}.\nHand-off: {marker(self.receipt.handoff_id)}",
+            f"the agent in the window received the plan but has reported nothing for {quiet_s:.0f} s. Has it finished?",
+            f"Check the chat in {self.target.project}.\nHand-off: {marker(self.receipt.handoff_id)}",
         )
         return ExecutorOutcome(
-            status=ExecutorStatus.NEEDS_PERSON, summary="the agent in the window has not reported", question=question
+            status=ExecutorStatus.NEEDS_PERSON,
+            summary="the agent in the window has not reported yet",
+            question=question,
         )
 
 
@@ -226,7 +228,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
             if earlier.name != name:
                 earlier.unlink(missing_ok=True)
     except OSError as error:
-        raise ExecutorError(f"the plan cannot be written to {folder}: {error.strerror}. Make it writable") from None
+        raise ExecutorError(f"cannot write the plan to {folder}: {error.strerror}. Make the folder writable") from None
     return "/".join((*FOLDER, name))
 
 
@@ -244,7 +246,7 @@ def remove_plan(root: Path, name: str) -> None:
 RETRY_S = 2.0
 REFUSED_S = 120.0
 """How long to wait while a window is missing, the screen is locked or a draft is present before asking a person."""
-CONTINUE = "Continue where you stopped, and carry the plan out to its end."
+CONTINUE = "Continue where you stopped and complete the plan."
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ class CursorGuiExecutor(Executor):
 
     def effects_outside(self, order: WorkOrder) -> str:
         del order
-        return "the agent in the editor's window works outside our sandbox"
+        return "the agent in the editor window runs outside the sandbox"
 
     def continues(self, order: WorkOrder, state_folder: Path) -> bool:
         """Return whether the hand-off has started. If so, the ledger allows continuing without a second one."""
@@ -357,8 +359,8 @@ class CursorGuiExecutor(Executor):
                 return cancelled_outcome()
             case HandOffEnd.WRONG_WINDOW:
                 return fatal_outcome(
-                    f"the plan was submitted in the wrong window, where Cursor's hook rejected it: {result.reason}. "
-                    f"The agent there did not get it. Open {order.root} in the editor, and close the other window",
+                    f"the plan was submitted in the wrong window, and Cursor's hook rejected it: {result.reason}. "
+                    f"The agent there did not receive it. Open {order.root} in the editor and close the other window",
                     ErrorKind.CONFIG,
                 )
             case HandOffEnd.NOT_TAKEN | HandOffEnd.AMBIGUOUS:
@@ -367,7 +369,7 @@ class CursorGuiExecutor(Executor):
                     status=ExecutorStatus.NEEDS_PERSON, summary=result.reason, error=result.reason, question=question
                 )
             case _:
-                return fatal_outcome(f"nothing was handed over: {result.reason}", ErrorKind.CONFIG)
+                return fatal_outcome(f"the plan was not handed over: {result.reason}", ErrorKind.CONFIG)
 
     def _hand_over(self, hand_off: HandOff, message: Message, control: Control) -> HandOffResult:
         """Retry until the plan is handed over or retrying is useless."""

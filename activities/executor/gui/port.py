@@ -248,8 +248,8 @@ class FileLedger:
             return None
         except (OSError, ValidationError) as error:
             raise ExecutorError(
-                f"the ledger entry {path} of hand-off {handoff_id} cannot be read ({type(error).__name__}): it is "
-                "unknown whether it was submitted. Check the chat; then remove the file to hand it over again"
+                f"cannot read the ledger entry {path} ({type(error).__name__}), so it is unknown whether hand-off "
+                f"{handoff_id} was submitted. Check the chat, then remove the file to hand over the plan again"
             ) from None
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:

@@ -52,7 +52,10 @@ _REMOVABLE = (BoxState.OURS, BoxState.LEFTOVER)
 _UNDECIDED = {
     NextStep.NOT_TAKEN: (
         HandOffEnd.NOT_TAKEN,
-        "the text is in the chat box, but the agent does not take it: it may be busy, or another window in front",
+        (
+            "the text is in the chat box, but the agent does not accept it. The agent may be busy, or another window "
+            "may be in front"
+        ),
     ),
     NextStep.AMBIGUOUS: (
         HandOffEnd.AMBIGUOUS,
@@ -148,7 +151,7 @@ class HandOff:
             self.ledger.record(message, HandOffState.PREPARED)
             self.receipts.offer(message)
             raise HandOffRefusedError(
-                "the agent is still working on an earlier hand-off. Wait for it, or stop it", retryable=True
+                "the agent is still working on an earlier hand-off. Wait until it finishes, or stop it", retryable=True
             )
 
     # -- the window and the box -----------------------------------------------------------------------
@@ -165,10 +168,8 @@ class HandOff:
         if matches:
             titles = ", ".join(repr(shorten(window.title, 80)) for window in matches[:TITLES_SHOWN])
             # Not retryable: the window that is meant does not become clear by waiting.
-            raise HandOffRefusedError(f"{len(matches)} windows could be meant: {titles}. Leave one of them open")
-        raise HandOffRefusedError(
-            f"{description} is not open. Open the folder of the project in the editor", retryable=True
-        )
+            raise HandOffRefusedError(f"{len(matches)} windows match the project: {titles}. Leave only one open")
+        raise HandOffRefusedError(f"{description} is not open. Open the project folder in the editor", retryable=True)
 
     def _focus_box(self) -> tuple[Window, Element]:
         """Focus the chat box and return it with its window. No key is pressed in any other window."""
@@ -191,8 +192,8 @@ class HandOff:
         focus = self.driver.focused_element()
         what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
         raise HandOffRefusedError(
-            f"the focus is not in the chat box after {self.target.chat_key}, but in {what}. Open the chat; if it is "
-            f"open, check window.box and the permissions of the accessibility tree: tightloop doctor{self._located}",
+            f"the focus is in {what} instead of the chat box after {self.target.chat_key}. Open the chat. If it is "
+            f"open, check window.box and the accessibility permissions with tightloop doctor{self._located}",
             retryable=True,
         )
 
@@ -207,10 +208,10 @@ class HandOff:
             # Locating took seconds: another window may be there now.
             if self._is_active(window) and self.driver.frame(window) == frame:
                 self.driver.click(x, y)
-                self._located = f". A click at ({x}, {y}), where the locator saw it, did not help"
+                self._located = f". A click at ({x}, {y}), where the locator found the chat box, did not help"
                 self._until(lambda: self._box() is not None, FOCUS_S)
             else:
-                self._located = ". The window moved while the locator searched for it"
+                self._located = ". The window moved while the locator searched for the chat box"
         except DriverError as error:
             self._located = f". {error.message}"
         return self._box()
@@ -231,7 +232,7 @@ class HandOff:
             return None
         if element.text is None:
             raise HandOffRefusedError(
-                "the accessibility tree does not show the text of the chat box, so nothing can be checked"
+                "the accessibility tree does not show the text of the chat box, so the text cannot be checked"
             )
         # Checked twice: another window may have come to the front in between.
         return look_at_box(element.text, message, self.ledger.texts()) if self._is_active(window) else None
@@ -245,7 +246,7 @@ class HandOff:
             HandOffRefusedError: this did not work, or the box contains a person's draft.
         """
         pasted, again = pending, pending
-        last = HandOffRefusedError("the text did not arrive in the chat box as it was sent", retryable=True)
+        last = HandOffRefusedError("the text in the chat box differs from the text that was sent", retryable=True)
         for _ in range(TRIES):
             if self.cancelled():
                 raise HandOffRefusedError("stopped on request")
@@ -289,7 +290,7 @@ class HandOff:
                 return False
             case BoxState.FOREIGN:
                 raise HandOffRefusedError(
-                    "the chat box contains a draft that is not ours. Send it or remove it", retryable=True
+                    "the chat box contains a draft that tightloop did not write. Send it or remove it", retryable=True
                 )
             case _:
                 self.sleep(POLL_S)

@@ -156,7 +156,7 @@ class Recorder:
             # Unbuffered: a process that is killed then leaves only whole lines.
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise ExecutorError(f"recording {path} cannot be written: {error.strerror}. Name another file") from None
+            raise ExecutorError(f"cannot write recording {path}: {error.strerror}. Choose another file") from None
 
     @asynccontextmanager
     async def answer(self, call: Call) -> AsyncIterator[Answer]:
@@ -205,7 +205,7 @@ class Recorder:
         try:
             self._file.write(json.dumps(line).encode() + b"\n")
         except OSError as error:
-            self._broken = f"the recording cannot be written: {error.strerror}. Free space, or switch the recording off"
+            self._broken = f"cannot write the recording: {error.strerror}. Free some space, or turn off recording"
 
     def _text(self, chunk: bytes) -> str | dict[str, str]:
         hidden = chunk
@@ -238,7 +238,7 @@ class Player:
         except OSError as error:
             raise ExecutorError(f"recording {path} cannot be read: {error.strerror}. Record it first") from None
         except ValueError:
-            raise ExecutorError(f"recording {path} is incomplete; record it again") from None
+            raise ExecutorError(f"recording {path} is incomplete. Record it again") from None
         for line in lines:
             self._lines[line["hash"]].append(line)
         self._recorded, self._played = len(lines), 0
@@ -249,7 +249,7 @@ class Player:
         # Before the look-up, because a defaultdict would then contain the hash.
         is_recorded = hash_ in self._lines
         if not self._lines[hash_]:
-            what = "was sent more often than it was recorded" if is_recorded else "is not in the recording"
+            what = "was sent more often than recorded" if is_recorded else "is not in the recording"
             message = (
                 f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
                 f"({self._played} of its {self._recorded} exchanges were played). Record it again"

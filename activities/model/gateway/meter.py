@@ -281,9 +281,7 @@ class Meter:
             (self._tokens, self._spec.max_tokens, "tokens"),
         ):
             if most is not None and used >= most:
-                return (
-                    f"the budget of this delivery is spent: {used} of {most} {what}. Raise the budget or end the work"
-                )
+                return f"this delivery has spent its budget: {used} of {most} {what}. Raise the budget or end the work"
         return ""
 
     def _note_limit(self, signal: LimitSignal) -> None:

@@ -58,7 +58,7 @@ class KeyMask:
         declared = named.get("content-length", "")
         if declared.isdigit() and int(declared) > LARGEST_ANSWER_BYTES:
             size = LARGEST_ANSWER_BYTES // 2**20
-            message = f"the answer of the model provider is larger than {size} MiB. Ask for less"
+            message = f"the answer from the model provider is larger than {size} MiB. Ask for less"
             raise NoAnswerError(HTTPStatus.BAD_GATEWAY, message)
         packed = named.get("content-encoding", "identity").lower() != "identity"
         # The length of a compressed body is not that of what the agent receives.
@@ -186,8 +186,9 @@ class Provider:
         # After a request was sent, error texts of the library can contain parts of it.
         why = f": {error}" if isinstance(error, httpx2.ConnectError) else ""
         return (
-            f"the model provider at {self._base.host} did not answer ({type(error).__name__}{shorten(why, 200)}). "
-            "Check the base URL, and the network and certificates of the worker's host"
+            f"the model provider at {self._base.host} did not respond "
+            f"({type(error).__name__}{shorten(why, 200)}). Check the base URL, and the network and "
+            "certificates of the worker's host"
         )
 
 
@@ -329,7 +330,7 @@ async def _turn(turns: asyncio.Semaphore) -> AsyncIterator[None]:
     try:
         await asyncio.wait_for(turns.acquire(), TURN_S)
     except TimeoutError:
-        message = "too many model calls at once. Make fewer in parallel"
+        message = "too many model calls at the same time. Make fewer calls in parallel"
         raise NoAnswerError(HTTPStatus.SERVICE_UNAVAILABLE, message, was_sent=False) from None
     try:
         yield

@@ -33,7 +33,7 @@ from tightloop.errors import ExecutorError
 
 CALLS_AT_ONCE = 32
 CONNECTIONS = 128
-TOO_LARGE = "the request exceeds 64 MB, or all open requests together exceed 256 MB. Send less"
+TOO_LARGE = "the request is larger than 64 MB, or all open requests together are larger than 256 MB. Send less"
 SHUT_S = 0.4
 """Longest wait for pending work. It is applied twice in a row."""
 
@@ -139,7 +139,7 @@ class GatewayServer:
         keys = credentials(dict(request.headers), request.target)
         # Any process on the host can reach the port, so the token decides; compared in constant time.
         if not any(hmac.compare_digest(key.encode(), self.token.encode()) for key in keys):
-            message = "this is not the token of this delivery's model gateway"
+            message = "the token is not valid for the model gateway of this delivery"
             # A client without a token may not keep the connection.
             await self._refuse(agent, HTTPStatus.UNAUTHORIZED, message, ("connection", "close"))
             return
@@ -176,14 +176,15 @@ def _prefix(spec: GatewaySpec) -> str:
         )
     if not spec.key.isascii() or not spec.key.isprintable() or spec.key != spec.key.strip():
         raise ExecutorError(
-            "the key of the model provider contains characters that cannot be sent, such as a line break. Set it again"
+            "the key of the model provider contains characters that cannot be sent, for example a line "
+            "break. Set it again"
         )
     return parts.path.rstrip("/")
 
 
 def _source(spec: GatewaySpec) -> Source:
     if spec.cassette is not Cassette.OFF and spec.recording is None:
-        raise ExecutorError(f"cassette {spec.cassette!s} needs a file. Name one in `recording`")
+        raise ExecutorError(f"cassette {spec.cassette!s} needs a file. Set `recording` to a file")
     if spec.cassette is Cassette.REPLAY and spec.recording:
         return Player(spec, spec.recording)
     provider = Provider(spec, at_once=CALLS_AT_ONCE)

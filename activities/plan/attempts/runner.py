@@ -64,7 +64,7 @@ def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> s
         try:
             if not parse_expression(rule).holds(lookup):
                 values = ", ".join(f"{name} = {shorten(repr(value), 80)}" for name, value in lookup.used(rule).items())
-                return f"{what} does not hold: {rule}" + (f" ({values})" if values else "")
+                return f"{what} is not met: {rule}" + (f" ({values})" if values else "")
         except (ExpressionError, ReferenceMissingError) as error:
             return f"{what} cannot be evaluated: {rule}: {error.message}"
     return ""
@@ -75,7 +75,7 @@ def classify_failure(step: Step, failure: StepFailure | None, lookup: References
     mode = next((mode for mode in step.failure_modes if _is_matching(mode, failure, lookup)), None)
     if mode is None:
         return failure
-    reason = failure.reason if failure is not None else f"the failure condition holds: {mode.detect}"
+    reason = failure.reason if failure is not None else f"the failure condition is met: {mode.detect}"
     # A mode without `detect` matches any failure; it must not reclassify a timeout or a policy denial as a wrong
     # result.
     keeps = failure is not None and not mode.detect and failure.failure_class is not FailureClass.LOGIC
@@ -146,7 +146,7 @@ def replace_files(
 
 
 # A separate option: approving a command before it ran does not cover the deletions it made.
-KEEP = Option(name="keep", pros=("the step runs again, and what it removes stays removed",))
+KEEP = Option(name="keep", pros=("the step runs again, and its deletions are kept",))
 
 
 def check_step(work: Work) -> RunnerResult | None:
@@ -173,14 +173,14 @@ def _enforce_ruling(
     if votes.rejection is not None:
         rejection = votes.rejection
         why = f": {rejection.text}" if rejection.text else ""
-        return fail_step(f"{rejection.by} refused it{why}", FailureClass.POLICY)
+        return fail_step(f"{rejection.by} rejected the step{why}", FailureClass.POLICY)
     if votes.approved:
         return None
     title = f"{question} {ruling.reason}"
     approval_question = Question(
         id="", kind=QuestionKind.POLICY, title=title, evidence=evidence, options=choices(options), step=work.step.id
     )
-    return RunnerResult(question=approval_question, summary=f"waits for approval: {ruling.reason}")
+    return RunnerResult(question=approval_question, summary=f"waiting for approval: {ruling.reason}")
 
 
 def check_command(work: Work) -> str:
@@ -308,7 +308,7 @@ def _summary(step: Step, run_result: RunnerResult) -> str:
     text = run_result.summary or (run_result.failure.reason if run_result.failure is not None else "")
     prose = sum(isinstance(rule, Prose) for rule in (*step.preconditions, *step.expect))
     if run_result.failure is None and prose:
-        return f"{shorten(text, 150)}{'; ' if text else ''}{format_count(prose, 'condition')} in prose unchecked"
+        return f"{shorten(text, 150)}{'; ' if text else ''}{format_count(prose, 'condition')} in prose not checked"
     return text
 
 
@@ -423,7 +423,7 @@ class AttemptRunner:
             work.lookup.inputs = resolve(work.step.inputs, work.lookup)
             text = preview(work)
         except _STEP_ERRORS as error:
-            text = f"cannot be shown before the steps it needs have run: {error.message}"
+            text = f"cannot be shown until the required steps have run: {error.message}"
         work.inputs_sha256 = DRY_RUN
         # Show all paths: the choice is not known yet.
         paths = graph_choices(work.step) or None
@@ -515,7 +515,7 @@ def _act(work: Work, act: Act) -> RunnerResult:
             problem = make_failure(error.message)
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value
     if problem is None and (why := find_unmet(step.expect, lookup, "criterion")):
-        problem = make_failure(f"{why}; it printed: {run_result.output_tail}" if run_result.output_tail else why)
+        problem = make_failure(f"{why}; output: {run_result.output_tail}" if run_result.output_tail else why)
     # A failure mode may detect a failure in a step that seems to have completed.
     problem = classify_failure(step, problem, lookup)
     lookup.status = (StepStatus.FAILED if problem else StepStatus.COMPLETED).value

@@ -40,7 +40,7 @@ class DecisionRunner:
         options = action.options or _as_options(work, action)
         votes = count_votes(work.request.answers, 1, options)
         if votes.rejection is not None:
-            reason = f"{votes.rejection.by} said no: {votes.rejection.text or 'no reason given'}"
+            reason = f"rejected by {votes.rejection.by}: {votes.rejection.text or 'no reason given'}"
             return fail_step(
                 reason, FailureClass.POLICY, command=_describe_decision(work), outputs={"by": votes.rejection.by}
             )
@@ -62,7 +62,7 @@ class DecisionRunner:
     def _by_model(self, work: Work, action: DecisionAction) -> RunnerResult:
         by_name = {option.name: option for option in action.options}
         if not by_name:
-            problem = "the decision has a question but no options. Name at least two, with the steps that each starts"
+            problem = "the decision has a question but no options. Add at least two, each with the steps that it starts"
             return fail_step(problem, command=_describe_decision(work))
         answered = self._model.ask(
             work,
@@ -126,7 +126,9 @@ def _fall_back(
     """Take the `otherwise` branch, or ask a person if there is none."""
     if action.otherwise or not options:
         return _chosen(work, action.otherwise, "otherwise", note or "no rule matched", **spent)
-    text = str(work.resolve(action.question)) or f"Which way should '{work.step.title or work.step.id}' go?"
+    text = (
+        str(work.resolve(action.question)) or f"Which option should be chosen for '{work.step.title or work.step.id}'?"
+    )
     question = Question(
         id="",
         kind=QuestionKind.CLARIFICATION,
@@ -135,7 +137,9 @@ def _fall_back(
         options=choices(options),
         step=work.step.id,
     )
-    return RunnerResult(question=question, command=_describe_decision(work), summary="a person has to decide", **spent)
+    return RunnerResult(
+        question=question, command=_describe_decision(work), summary="waiting for a person to decide", **spent
+    )
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -151,11 +155,9 @@ class CheckpointRunner:
         """Take a snapshot of the tree and keep it. An existing checkpoint with the same name is moved."""
         name = _name(work)
         if not _NAME.fullmatch(name):
-            return fail_step(
-                f"{name!r} is not a valid checkpoint name: use letters, digits, '-' and '_', 100 characters or fewer"
-            )
+            return fail_step(f"{name!r} is not a valid checkpoint name. Use at most 100 letters, digits, '-' and '_'")
         if work.tree is None:
-            return fail_step("a checkpoint needs the tree: leave out 'access', or set it to 'writes'")
+            return fail_step("a checkpoint needs the tree: remove 'access', or set it to 'writes'")
         tree = work.tree.snapshot()
         work.tree.keep(name, tree)
         reference = f"refs/tightloop/{work.scope.episode_id}/{name}"
@@ -175,7 +177,7 @@ class MilestoneRunner:
     """Completes milestones."""
 
     def preview(self, work: Work) -> str:
-        return f"pass the milestone {work.step.id}"
+        return f"reach the milestone {work.step.id}"
 
     def run(self, work: Work) -> RunnerResult:  # noqa: ARG002 - the port has it
         return RunnerResult(summary="passed")

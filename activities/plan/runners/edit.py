@@ -57,7 +57,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
         InvalidRequestError: the text is not a diff, is too large, or changes a path that no step may touch.
     """
     if len(text) > PATCH_BYTES:
-        raise InvalidRequestError(f"the diff has {len(text)} bytes, more than {PATCH_BYTES}. Split it")
+        raise InvalidRequestError(f"the diff has {len(text)} bytes, but the limit is {PATCH_BYTES}. Split the diff")
     # Without a final newline git calls the diff corrupt.
     text = text if text.endswith(b"\n") else text + b"\n"
     git = store_git(store_folder_of(scope), root_of(scope))
@@ -66,7 +66,7 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
     for direction in ((), ("--reverse",)):
         listed = _apply_hunk(git, text, "--numstat", "-z", *direction)
         if listed.code != 0:
-            raise InvalidRequestError(f"the diff cannot be read: {listed.error}. Write it as 'git diff' does")
+            raise InvalidRequestError(f"cannot parse the diff: {listed.error}. Use the format of 'git diff'")
         raw_paths |= {line.split(b"\t", 2)[2] for line in split_z(listed.out)}
     paths = tuple(sorted(path.decode("utf-8", "surrogateescape") for path in raw_paths))
     for path in paths:
@@ -83,7 +83,8 @@ def _apply_hunk(git: Git, text: bytes, *options: str) -> Outcome:
 def _refuse(outcome: Outcome) -> None:
     if outcome.code != 0:
         raise InvalidRequestError(
-            f"the diff does not apply, nothing was changed: {outcome.error}. Create it from the current files"
+            f"the diff does not apply, and no files were changed: {outcome.error}. "
+            "Create the diff from the current files"
         )
 
 
@@ -105,7 +106,7 @@ class Draft:
             location = resolve_path(self.root, path)
             if location.is_symlink() or location.is_dir():
                 kind = "a link" if location.is_symlink() else "a folder"
-                raise InvalidRequestError(f"{path!r} is {kind}: only regular files are edited")
+                raise InvalidRequestError(f"{path!r} is {kind}: only regular files can be edited")
             self.before[path] = self.after[path] = read_file(self.root, path)
         return self.after[path]
 
@@ -143,12 +144,12 @@ class EditRunner:
         if patch is not None and not draft.changes:
             patch.check()
         parts = (draft.diff(), patch.text.decode("utf-8", "replace") if patch is not None and not patch.applied else "")
-        return "\n".join(filter(None, parts)) or "nothing: the files are already right"
+        return "\n".join(filter(None, parts)) or "no changes: the files are already up to date"
 
     def run(self, work: Work) -> RunnerResult:
         """Apply the edits. It is not a failure if edits are already in place."""
         if work.tree is None:
-            return fail_step("an edit changes the tree: leave out 'access', or set it to 'writes'")
+            return fail_step("an edit changes the tree: remove 'access', or set it to 'writes'")
         draft, patch = _draft_changes(work)
         if patch is not None and not draft.changes:
             patch.check()
@@ -164,14 +165,14 @@ class EditRunner:
             command=f"edit {', '.join(paths)}" if paths else "edit nothing",
             summary=f"{format_count(len(paths), 'file')} changed"
             if paths
-            else "nothing to do: the files are already right",
+            else "nothing to do: the files are already up to date",
         )
 
 
 def _draft_changes(work: Work) -> tuple[Draft, Patch | None]:
     action = work.action(EditAction)
     if not (action.files or action.diff):
-        raise InvalidRequestError(f"step {work.step.id!r} edits nothing: give 'files' or 'diff'")
+        raise InvalidRequestError(f"step {work.step.id!r} does not edit anything: specify 'files' or 'diff'")
     draft = Draft(work.root)
     # An empty `content` is an empty file, unlike a missing one.
     files = [work.resolve(edit.model_dump(exclude_unset=True)) for edit in action.files]
@@ -195,7 +196,7 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
     ways += ["content"] if edit.content is not None else []
     if len(ways) != 1:
         raise InvalidRequestError(
-            f"the edit of {edit.path!r} has {' and '.join(ways) or 'nothing'}: give one of search, content, delete"
+            f"the edit of {edit.path!r} has {' and '.join(ways) or 'nothing'}: specify one of search, content, delete"
         )
     old = draft.content(edit.path)
     if edit.delete:
@@ -203,7 +204,9 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
     elif edit.content is not None:
         draft.after[edit.path] = edit.content.encode()
     elif old is None:
-        raise InvalidRequestError(f"{edit.path!r} does not exist, so nothing in it can be replaced. Give its 'content'")
+        raise InvalidRequestError(
+            f"cannot replace text in {edit.path!r}: the file does not exist. Specify its 'content'"
+        )
     else:
         draft.after[edit.path] = _replace_match(old, edit)
 
@@ -216,7 +219,7 @@ def _replace_match(old: bytes, edit: FileEdit) -> bytes:
     """
     # Git's heuristic for binary files: a zero byte within the first 8 000 bytes.
     if b"\0" in old[:8_000]:
-        raise InvalidRequestError(f"{edit.path!r} is a binary file: replace it as a whole, or with a script")
+        raise InvalidRequestError(f"{edit.path!r} is a binary file: replace the whole file, or use a script")
     search, new = edit.search.encode(), edit.replace.encode()
     # Plans use LF. A file that uses CRLF throughout keeps it.
     if _CRLF in old and old.count(b"\n") == old.count(_CRLF) and _CRLF not in search:
@@ -231,9 +234,10 @@ def _replace_match(old: bytes, edit: FileEdit) -> bytes:
     if not places and new and new in old:
         return old
     times = format_count(len(places), "time") if places else "0 times"
-    advice = "Include more of the lines around it" if places else "Copy it exactly, including whitespace"
+    advice = "Include more of the surrounding lines" if places else "Copy the text exactly, including whitespace"
     raise InvalidRequestError(
-        f"{edit.path!r} contains the search text {times}; it must occur exactly once: {edit.search[:80]!r}. {advice}"
+        f"{edit.path!r} contains the search text {times}, but it must occur exactly once: "
+        f"{edit.search[:80]!r}. {advice}"
     )
 
 

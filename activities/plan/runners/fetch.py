@@ -334,7 +334,7 @@ class FetchRunner:
         listed = [resolved] if isinstance(resolved, str) else resolved
         cache = WebCache(state_folder_of(work.scope))
         if not isinstance(listed, list | tuple):
-            return cache, [], f"urls is {type(listed).__name__}, not a list of addresses"
+            return cache, [], f"urls must be a list of addresses, not {type(listed).__name__}"
         # An item is a URL, or a mapping with `url`, such as a source listed by an earlier step.
         named = (item.get("url", item) if isinstance(item, dict) else item for item in listed)
         urls = list(dict.fromkeys(str(item).strip() for item in named))
@@ -363,7 +363,7 @@ class FetchRunner:
         assert document is not None
         content = cache.content(document)
         if content is None:
-            problem = f"the cached copy of {url} was removed while it was read: try again"
+            problem = f"the cached copy of {url} was removed while it was being read: try again"
             fetched.failed.append((url, make_failure(problem, FailureClass.TRANSIENT)))
             return
         if same := fetched.same_as(document.sha256):
@@ -395,7 +395,9 @@ def _fresh(cached: CachedDocument | None, work: Work) -> bool:
 
 def _request(url: str, cached: CachedDocument | None, work: Work, left_s: float) -> WebRequest:
     if left_s <= 0:
-        problem = f"{url} was not fetched within the step's {work.step.timeout_s:g} s; another attempt continues there"
+        problem = (
+            f"{url} was not fetched within the step's {work.step.timeout_s:g} s; the next attempt continues from there"
+        )
         raise WebError(FailureClass.TRANSIENT, problem)
     headers = {"accept": "text/html, text/plain, application/json, */*;q=0.5"}
     if cached is not None and cached.etag:

@@ -74,7 +74,7 @@ def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> 
         return Outcome(title, True, artifact=artifact)
     if result.timed_out:
         return Outcome(
-            title, False, f"it took longer than {work.step.timeout_s:g} s", timed_out=True, artifact=artifact
+            title, False, f"the check took longer than {work.step.timeout_s:g} s", timed_out=True, artifact=artifact
         )
     return Outcome(title, False, f"exit code {result.exit_code}: {_tail(output)}", artifact=artifact)
 
@@ -108,13 +108,13 @@ def judge_value(work: Work, title: str, check: GateCheck) -> Outcome:
     if check.confirmations:
         return _judge_claims(work, title, value, check.confirmations)
     empty = value in (None, "", [], {})
-    return Outcome(title, not empty, "it is empty" if empty else "")
+    return Outcome(title, not empty, "the value is empty" if empty else "")
 
 
 def _judge_claims(work: Work, title: str, value: Any, minimum: int) -> Outcome:
     claims = value.get("claims") if isinstance(value, dict) else value
     if not isinstance(claims, list | tuple) or not claims:
-        problem = 'no claims: a list such as [{"claim": "...", "sources": ["https://..."]}] is needed'
+        problem = 'no claims: expected a list like [{"claim": "...", "sources": ["https://..."]}]'
         return Outcome(title, False, problem)
     records = work.records
     weak: list[str] = []
@@ -129,11 +129,16 @@ def _judge_claims(work: Work, title: str, value: Any, minimum: int) -> Outcome:
         if len(hosts) + len(completed) < minimum:
             text = shorten(str(claim.get("claim") or f"claim {number}"), 80)
             weak.append(
-                f"'{text}' has {len(hosts) + len(completed)} of {minimum} ({', '.join([*hosts, *completed]) or 'none'})"
+                f"'{text}' has {len(hosts) + len(completed)} of {minimum} confirmations "
+                f"({', '.join([*hosts, *completed]) or 'none'})"
             )
     if not weak:
-        return Outcome(title, True, f"{format_count(len(claims), 'claim')}, each with {minimum} or more")
-    return Outcome(title, False, shorten(f"{len(weak)} of {len(claims)} claims: {'; '.join(weak)}", TAIL_CHARACTERS))
+        return Outcome(title, True, f"{format_count(len(claims), 'claim')}, each with {minimum} or more confirmations")
+    return Outcome(
+        title,
+        False,
+        shorten(f"{len(weak)} of {len(claims)} claims are not confirmed: {'; '.join(weak)}", TAIL_CHARACTERS),
+    )
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -144,11 +149,11 @@ def judge_diff(work: Work, title: str, review: DiffReview, differ: Differ) -> Ou
     """Check the change since a step ended, or since the plan began, against the review's limits."""
     base = find_base_tree(work.scope, review.since, work.records)
     if not base:
-        problem = f"step '{review.since}' has no tree: it has not completed, or does not read it"
+        problem = f"step '{review.since}' has no tree: the step has not completed, or does not read the tree"
         return Outcome(title, False, problem)
     tree = work.request.expected_tree or (work.tree.snapshot() if work.tree else "")
     if not tree:
-        return Outcome(title, False, "the gate does not see the tree: set its access to reads")
+        return Outcome(title, False, "the gate cannot see the tree: set its access to reads")
     diff = differ.compare(store_folder_of(work.scope), base, tree)
     patch = work.store.put(diff.patch, name="change", media_type="text/x-diff", as_file=True)
     problems = _beyond(diff, review)
@@ -162,9 +167,11 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
     paths = [path for change in diff.files for path in (change.path, change.renamed_from) if path]
     problems: list[str] = []
     if review.max_files is not None and diff.files_changed > review.max_files:
-        problems.append(f"{format_count(diff.files_changed, 'file')}, at most {review.max_files} may change")
+        problems.append(
+            f"{format_count(diff.files_changed, 'file')} changed, but at most {review.max_files} may change"
+        )
     if review.max_lines is not None and lines > review.max_lines:
-        problems.append(f"{format_count(lines, 'line')}, at most {review.max_lines} may change")
+        problems.append(f"{format_count(lines, 'line')} changed, but at most {review.max_lines} may change")
     for patterns in (review.only, review.never):
         # A long diff lists only some of its files, and one of the others might break the rule.
         if patterns and (len(patterns) > ALTERNATIVES or diff.files_changed > len(diff.files)):
@@ -173,11 +180,11 @@ def _beyond(diff: TreeDiff, review: DiffReview) -> list[str]:
             )
             return problems
     if review.only and (strange := outside(review.only, paths)):
-        problems.append(f"outside of {', '.join(review.only)}: {', '.join(strange[:SHOWN])}")
+        problems.append(f"changes outside {', '.join(review.only)}: {', '.join(strange[:SHOWN])}")
     if review.never:
         fine = set(outside(review.never, paths))
         if touched := [path for path in paths if path not in fine]:
-            problems.append(f"must not change: {', '.join(touched[:SHOWN])}")
+            problems.append(f"must not be changed: {', '.join(touched[:SHOWN])}")
     return problems
 
 
@@ -198,8 +205,10 @@ class GateRunner:
         lines = [f"check {_title(work, check)}" for check in action.checks]
         if action.approval is not None or any(check.prose for check in action.checks):
             approval = action.approval or Approval()
-            lines.append(f"ask {approval.count} of {approval.role or 'anybody'}: {_question(work, action)}")
-        return "\n".join(lines) or "an open gate: it has neither checks nor an approval"
+            lines.append(
+                f"ask {approval.role or 'anyone'} for approval ({approval.count} needed): {_question(work, action)}"
+            )
+        return "\n".join(lines) or "an open gate with neither checks nor an approval"
 
     def run(self, work: Work) -> RunnerResult:
         """Run all checks, then evaluate the approvals.
@@ -247,7 +256,11 @@ class GateRunner:
                 return judge_diff(work, title, check.diff, self._differ)
         except InvalidRequestError as error:
             return Outcome(title, False, error.message)
-        return Outcome(title, None, "a person judges it") if check.prose else Outcome(title, False, "it checks nothing")
+        return (
+            Outcome(title, None, "a person must judge this check")
+            if check.prose
+            else Outcome(title, False, "the check is empty")
+        )
 
     def _apply_approval(
         self, work: Work, action: GateAction, outcomes: list[Outcome], run_result: RunnerResult
@@ -256,7 +269,7 @@ class GateRunner:
         votes = count_votes(work.request.answers, approval.count, approval.options)
         if votes.rejection is not None:
             who = votes.rejection.by
-            reason = f"{who} said no: {votes.rejection.text or 'no reason given'}"
+            reason = f"rejected by {who}: {votes.rejection.text or 'no reason given'}"
             outputs = {**run_result.outputs, "approved": False, "rejected_by": who, "rationale": votes.rejection.text}
             return replace(run_result, outputs=outputs, failure=make_failure(reason, FailureClass.POLICY))
         if not votes.approved:
@@ -272,7 +285,7 @@ class GateRunner:
             },
             # None starts all following steps; a tuple skips those that the option does not name.
             chosen=votes.option.to if votes.option and any(option.to for option in approval.options) else None,
-            summary=shorten(f"approved by {', '.join(votes.by) or 'somebody'}", 200),
+            summary=shorten(f"approved by {', '.join(votes.by) or 'someone'}", 200),
         )
 
     def _put(

@@ -98,7 +98,7 @@ class GitRunner:
 def _action(work: Work) -> GitAction:
     written = work.action(GitAction)
     if not (written.branch or written.commit or written.pull_request):
-        raise InvalidRequestError(f"step {work.step.id!r} does nothing with git: give branch, commit or pull_request")
+        raise InvalidRequestError(f"step {work.step.id!r} has no git action: specify branch, commit or pull_request")
     step_values: Mapping[str, str] = {
         "step": work.step.id,
         "title": work.step.title or work.step.id,
@@ -142,19 +142,19 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
         if problem := _check_filters(git, differing):
             return problem
     outcome = git.attempt("switch", *(() if exists else ("-c",)), branch)
-    return _check_outcome("switch", outcome, f"the branch {branch!r} cannot be checked out")
+    return _check_outcome("switch", outcome, f"cannot check out branch {branch!r}")
 
 
 def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
     """Commit, and return True if the step's commit exists or False if there was nothing to commit."""
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
-        return make_failure(f"{bad[0]!r} is not a path below the root of the tree")
+        return make_failure(f"{bad[0]!r} is not a relative path inside the tree")
     paths = ("--", *action.paths) if action.paths else ()
     # all: otherwise a new folder is a single entry, and filters of the files in it would be missed.
     status = split_z(git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all", *paths))
     if problem := _check_filters(git, [entry[3:] for entry in status]):
         return problem
-    if problem := _check_outcome("add", git.attempt("add", "-A", *paths), "the files cannot be added"):
+    if problem := _check_outcome("add", git.attempt("add", "-A", *paths), "cannot add the files"):
         return problem
     changed = git.attempt("diff", "--cached", "--quiet", "--ignore-submodules=all", *paths)
     trailer = f"{TRAILER}: {step}"
@@ -175,8 +175,8 @@ def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
     """Reject files that need a filter program from the repository, such as git-lfs. Such programs are never run."""
     if filtered := filtered_paths(git, paths):
         return make_failure(
-            f"{format_paths(filtered, 3)}: .gitattributes names a filter, which is a program and is not run. "
-            "Do this step yourself, or leave these files out"
+            f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, and such programs are not run. "
+            "Do this step manually, or exclude these files"
         )
     return None
 

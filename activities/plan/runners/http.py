@@ -56,7 +56,7 @@ class HttpRunner:
             return fail_step(refusal, FailureClass.POLICY, command=command)
         missing = [variable for variable in action.secret_headers.values() if not self._environ.get(variable)]
         if missing:
-            problem = f"the worker's environment has no {', '.join(missing)}: set it where the worker is started"
+            problem = f"the worker's environment is missing {', '.join(missing)}: set it where you start the worker"
             return fail_step(f"{problem}, then retry", command=command)
         secrets = {name: self._environ[variable] for name, variable in action.secret_headers.items()}
         content, media_type = _content(work.resolve(action.body))

@@ -36,7 +36,7 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
     try:
         _Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
-        return f"the schema is malformed at '{_place(error)}': {clip(error.message, PROBLEM_CHARACTERS)}"
+        return f"the schema is invalid at '{_place(error)}': {clip(error.message, PROBLEM_CHARACTERS)}"
     except RecursionError:
         return "the schema is nested too deeply"
     return ""
@@ -50,9 +50,9 @@ def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
         # Empty registry: a schema must not make this process fetch another one.
         errors = sorted(_Validator(schema, registry=Registry()).iter_errors(value), key=lambda error: error.json_path)
     except Unresolvable as error:
-        return (f"the schema refers to {error.ref!r}, which it does not contain",)
+        return (f"the schema refers to {error.ref!r} but does not contain it",)
     except FunctionError as error:
-        return (f"the schema: {error}",)
+        return (f"invalid schema: {error}",)
     except RecursionError:
         return ("the schema or the value is nested too deeply",)
     return tuple(f"`{_place(error)}`: {clip(error.message, PROBLEM_CHARACTERS)}" for error in errors[:PROBLEMS_LIMIT])
@@ -185,13 +185,14 @@ class PlanModel:
     def _problem(self, prompt: str, request: ModelQuestion) -> str:
         if not self._service.configured:
             return (
-                "no model can be asked: the worker has no key. Set OPENAI_API_KEY (or the variable that "
-                "planner.api_key_env names), or planner.base_url for a service of your own, and restart the worker"
+                "no model can be asked: the worker has no API key. Set OPENAI_API_KEY (or the variable named in "
+                "planner.api_key_env), or set planner.base_url to your own service, and restart the worker"
             )
         bound = self._service.context_characters
         if len(prompt) > bound:
             return (
-                f"the prompt has {len(prompt)} characters, more than planner.context_characters ({bound}). Shorten it"
+                f"the prompt has {len(prompt)} characters, but planner.context_characters is {bound}. "
+                "Shorten the prompt"
             )
         if "properties" not in request.schema:
             right = '{"type": "object", "properties": {"answer": {"type": "string"}}}'

@@ -216,9 +216,11 @@ async def _exchange(client: httpx2.AsyncClient, call: WebRequest, address: str) 
 
 def _make_connection_error(url: str, error: Exception) -> WebError:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        message = f"{_strip_query(url)} has a certificate that is invalid for it, or of an unknown authority"
+        message = (
+            f"the certificate of {_strip_query(url)} is invalid for this host or was issued by an unknown authority"
+        )
         return WebError(
-            FailureClass.LOGIC, f"{message}. Set SSL_CERT_FILE to the certificates of your authority", requests=1
+            FailureClass.LOGIC, f"{message}. Set SSL_CERT_FILE to your authority's certificate file", requests=1
         )
     # Error texts of the library may contain headers.
     return WebError(
@@ -238,7 +240,7 @@ async def _body(response: httpx2.Response, call: WebRequest) -> bytes:
                 break
         else:
             return bytes(collected)
-    message = f"{_strip_query(call.url)} answered with more than {call.limit_bytes} bytes, the limit of one response"
+    message = f"{_strip_query(call.url)} returned more than {call.limit_bytes} bytes, the limit for one response"
     raise WebError(FailureClass.LOGIC, message, requests=1)
 
 
@@ -256,14 +258,14 @@ def _target(answer: WebAnswer, accept: frozenset[int]) -> str | None:
 
 def _make_status_error(answer: WebAnswer, request_count: int) -> WebError:
     status = answer.status
-    message = f"{_strip_query(answer.url)} answered {status}"
+    message = f"{_strip_query(answer.url)} returned {status}"
     if status in BUSY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return WebError(
             FailureClass.TRANSIENT, message, retry_after_s=_parse_retry_after(answer), requests=request_count
         )
     advice = {
-        401: ". Name the environment variable of a valid key in secret_headers",
-        403: ". The service denies access: check the key and its permissions",
+        401: ". Set secret_headers to an environment variable that contains a valid key",
+        403: ". The service denied access: check the key and its permissions",
         404: ". Check the address",
     }.get(status, "")
     return WebError(FailureClass.LOGIC, message + advice, requests=request_count)

@@ -47,7 +47,7 @@ class SearchRunner:
         action = work.action(SearchAction)
         query = str(work.resolve(action.query))[:QUERY_CHARACTERS]
         if not words(query):
-            return fail_step("the query has no words to search for", command=self.preview(work))
+            return fail_step("the query contains no words to search for", command=self.preview(work))
         passages: list[_Passage] = []
         for passage in _passages(work, [str(path) for path in work.resolve(action.paths)]):
             if work.cancelled():

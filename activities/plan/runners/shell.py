@@ -118,14 +118,18 @@ def _widen_spec(spec: SandboxSpec, work: Work, variables: dict[str, str], receiv
 
 def _failure(result: SandboxResult, step: Step, log: str, *, is_cut: bool) -> StepFailure | None:
     if result.reason is Reason.WALL_LIMIT:
-        return make_failure(f"the command took longer than {step.timeout_s:g} s and was ended", FailureClass.TRANSIENT)
+        return make_failure(
+            f"the command took longer than {step.timeout_s:g} s and was terminated", FailureClass.TRANSIENT
+        )
     if result.reason is Reason.CANCELLED:
         return make_failure("the command was stopped", FailureClass.TRANSIENT)
     if result.reason is not Reason.EXITED:
-        return make_failure(f"the command was ended: {result.message or result.reason.value}")
+        return make_failure(f"the command was terminated: {result.message or result.reason.value}")
     # Later steps must not take the beginning of an output for all of it.
     if is_cut:
-        return make_failure(f"the standard output is larger than {STDOUT_BYTES} bytes. Write it to a file of the tree")
+        return make_failure(
+            f"the standard output is larger than {STDOUT_BYTES} bytes. Write the output to a file in the tree"
+        )
     if result.exit_code and not _judges_exit_code(step):
         tail = clip(log.strip(), TAIL_CHARACTERS)
         return make_failure(f"exit code {result.exit_code}: {tail}" if tail else f"exit code {result.exit_code}")
@@ -145,7 +149,9 @@ def _remove_protected_files(work: Work, before: frozenset[Path]) -> StepFailure 
     for path in created:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     names = ", ".join(str(path.relative_to(work.root)) for path in created[:5])
-    return make_failure(f"policy.protect covers {names}, which no step may create. Removed", FailureClass.POLICY)
+    return make_failure(
+        f"policy.protect forbids changes to {names}. The files that the step created were removed", FailureClass.POLICY
+    )
 
 
 def _judges_exit_code(step: Step) -> bool:

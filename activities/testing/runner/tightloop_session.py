@@ -49,7 +49,7 @@ class Session:
         """Return the collected tests. If collection failed, the result has a problem and no tests."""
         answer = self._read(limit + COLLECT_GRACE_S)
         if answer is None:
-            return {"items": [], "problems": [["", "collecting the tests took too long, or crashed Python"]]}
+            return {"items": [], "problems": [["", "collecting the tests took too long or crashed Python"]]}
         return answer
 
     def runs_at_import(self, mutant):
@@ -123,7 +123,7 @@ class _Server:
                 sys.stdout.flush()
                 output.seek(0)
                 tail = output.read()[-TAIL:].decode("utf-8", "replace").strip()
-                self._problems.append(["", tail or "pytest ended before it had collected the tests"])
+                self._problems.append(["", tail or "pytest ended before it collected the tests"])
                 self._report_collection()
 
     def problem(self, path, text):

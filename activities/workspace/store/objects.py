@@ -153,7 +153,7 @@ class TreeStore:
             WorkspaceError: the store is missing.
         """
         if not (self.folder / "HEAD").exists():
-            raise WorkspaceError(f"{self.folder} has no snapshots: nothing was recorded on this host yet")
+            raise WorkspaceError(f"{self.folder} has no snapshots: nothing has been recorded on this host yet")
         with translated_errors(self.folder):
             flags = RepositoryOpenFlag.NO_SEARCH | RepositoryOpenFlag.BARE
             return pygit2.Repository(str(self.folder), flags)
@@ -229,7 +229,7 @@ class TreeStore:
 
     def _list(self, prefix: bytes, tree: str, files: dict[bytes, Entry]) -> None:
         if prefix.count(b"/") > DEPTH_LIMIT:
-            raise GitError(f"the tree {tree} is nested more than {DEPTH_LIMIT} folders deep")
+            raise GitError(f"the tree {tree} is more than {DEPTH_LIMIT} folders deep")
         for name, entry in self.entries(tree).items():
             if entry.mode == FOLDER:
                 self._list(prefix + name + b"/", entry.id, files)
@@ -250,7 +250,7 @@ class TreeStore:
         if before == after:
             return True
         if prefix.count(b"/") > DEPTH_LIMIT:
-            raise GitError(f"the tree {after} is nested more than {DEPTH_LIMIT} folders deep")
+            raise GitError(f"the tree {after} is more than {DEPTH_LIMIT} folders deep")
         if time.monotonic() > deadline:
             return False
         old, new = self.entries(before), self.entries(after)

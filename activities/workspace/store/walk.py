@@ -305,13 +305,14 @@ class Walk:
     def _check(self, prefix: str, depth: int) -> None:
         if time.monotonic() > self._deadline:
             raise WalkTimeoutError(
-                f"reading the files took longer than {self._seconds:g} s, and was stopped in "
-                f"{_decode_path(prefix) or '/'}. "
-                "Ignore big generated folders in .gitignore, or raise the time limit for git"
+                f"reading the files took longer than {self._seconds:g} s and was stopped in "
+                f"{_decode_path(prefix) or '/'}. Ignore large generated folders in .gitignore, or raise the "
+                "time limit for git"
             )
         if depth > DEPTH_LIMIT:
             raise GitError(
-                f"{_decode_path(prefix)[:100]}... has folders more than {DEPTH_LIMIT} deep. Remove or ignore them"
+                f"{_decode_path(prefix)[:100]}... contains folders more than {DEPTH_LIMIT} levels deep. "
+                "Remove or ignore them"
             )
 
     def _below(
@@ -418,8 +419,8 @@ class Walk:
                 if stat.S_ISREG(status.st_mode):
                     if status.st_size > RULES_BYTES:
                         raise GitError(
-                            f"{_decode_path(prefix)}{RULES_FILE} has {status.st_size} bytes, "
-                            f"more than {RULES_BYTES}. Shorten it"
+                            f"{_decode_path(prefix)}{RULES_FILE} has {status.st_size} bytes, but the maximum "
+                            f"is {RULES_BYTES}. Shorten the file"
                         )
                     return RuleList(as_bytes_text(prefix), os.read(opened, RULES_BYTES), folded=self._coverage.folded)
             finally:

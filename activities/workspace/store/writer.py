@@ -65,7 +65,7 @@ class TreeWriter:
         ordered = sorted(changes, key=itemgetter(0))
         for change in ordered:
             if not all(map(valid_name, change.path.split(b"/"))):
-                raise GitError(f"the tree has the path {decode_path(change.path)!r}, which may not be written")
+                raise GitError(f"the tree contains the path {decode_path(change.path)!r}, which must not be written")
         # In reverse order, so that a folder is empty before its own turn.
         for change in reversed(ordered):
             if change.before is not None:
@@ -388,8 +388,8 @@ class PackedTrees:
             pygit2.init_repository(str(workspace))
         except (OSError, pygit2.GitError) as error:
             raise WorkspaceError(
-                f"the workspace {workspace} cannot be created on this host: {error}. Clone the repository there, or "
-                "name another folder: tightloop move ID --to HOST --workspace FOLDER"
+                f"the workspace {workspace} cannot be created on this host: {error}. Clone the repository "
+                "there, or choose another folder: tightloop move ID --to HOST --workspace FOLDER"
             ) from error
 
 

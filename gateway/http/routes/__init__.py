@@ -25,13 +25,13 @@ REPLAN_WAIT_SECONDS = 20
 MEDIA_TYPE = "application/problem+json"
 PROBLEMS: dict[int | str, str] = {
     401: "No valid token or session.",
-    403: "The role is not sufficient, or the request comes from a page of another site.",
-    404: "It does not exist, or this token has no access to it.",
-    409: "Not possible in its current state, or the id or Idempotency-Key belongs to another request.",
+    403: "The role does not allow this, or the request comes from a page of another site.",
+    404: "The resource does not exist, or this token has no access to it.",
+    409: "The operation is not possible in the current state, or the id or Idempotency-Key belongs to another request.",
     415: "The body is not JSON.",
-    422: "A field is invalid; the response says which, and what is allowed.",
-    503: "Temporal, a worker or the database does not answer; try again.",
-    "default": "A problem.",
+    422: "A field is invalid. The response names the field and the allowed values.",
+    503: "Temporal, a worker or the database does not answer. Try again.",
+    "default": "An error.",
 }
 """Descriptions of error responses, by status."""
 
@@ -116,7 +116,7 @@ async def replan(
                 message = await pending_reply
         except TimeoutError:
             # It is not known either whether a worker has received the request.
-            message = "no reply yet; the plan's `revision` increases when the new text takes effect"
+            message = "no reply yet. The plan's `revision` increases when the new text takes effect"
         return _done(workflow_id, message, HTTPStatus.OK)
 
     return await once.answer(work)

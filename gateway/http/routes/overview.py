@@ -29,11 +29,13 @@ TimeOf = Annotated[
     Query(
         max_length=25,
         pattern=r"^([0-9]{1,4}[hd]|[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}(:[0-9]{2})?Z?)?)?$",
-        description="A duration before now, a day or a time, in UTC; an empty `until` means now.",
+        description="A duration before now, or a day or time in UTC. An empty `until` means now.",
         examples=["7d", "2026-01-31T08:00Z"],
     ),
 ]
-NameFilter = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Its name; empty: all.")]
+NameFilter = Annotated[
+    str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Name to filter by. Leave it empty for all.")
+]
 
 MODELS: dict[str, type[BaseModel]] = {
     EPISODE_WORKFLOW_TYPE: EpisodeRequest,
@@ -57,7 +59,7 @@ def digest(
         str,
         Query(
             pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$",
-            description="In UTC; today by default.",
+            description="Day in UTC. Defaults to today.",
             examples=["2026-01-31"],
         ),
     ] = "",
@@ -69,7 +71,9 @@ def _read_day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise InvalidRequestError(f"{text!r} is not a calendar day. Write it like 2026-01-31") from None
+        raise InvalidRequestError(
+            f"{text!r} is not a valid date: expected YYYY-MM-DD, for example 2026-01-31"
+        ) from None
 
 
 def inbox(scope: InScope, project: ProjectFilter = "") -> Any:
@@ -99,7 +103,7 @@ async def events(
     workflow: Annotated[str, Query(max_length=200, description="Only events of this episode or plan.")] = "",
     header: Annotated[str, Header(alias="Last-Event-ID", max_length=40)] = "",
     query: Annotated[
-        str, Query(alias="lastEventId", max_length=40, description="Same as the header Last-Event-ID.")
+        str, Query(alias="lastEventId", max_length=40, description="Same as the Last-Event-ID header.")
     ] = "",
 ) -> StreamingResponse:
     """Sends Server-Sent Events: `trail` contains one timeline event, and `reset` asks the reader to reload everything.
@@ -154,7 +158,7 @@ def schema(
 ) -> Any:
     model = MODELS.get(workflow_type)
     if model is None:
-        raise ProjectNotFoundError(f"{workflow_type!r} is not a workflow type. Types: {', '.join(MODELS)}")
+        raise ProjectNotFoundError(f"{workflow_type!r} is not a valid workflow type. Valid types: {', '.join(MODELS)}")
     document = model.model_json_schema(mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}
 

@@ -91,7 +91,8 @@ async def episodes(
 async def plans(
     scope: InScope,
     kind: Annotated[
-        Literal["plan", "loop"], Query(description="Plans of steps, or plans of the project loop.")
+        Literal["plan", "loop"],
+        Query(description="`plan` for plans of steps, or `loop` for plans of the project loop."),
     ] = "loop",
     project: ProjectFilter = "",
     status: Status = "",
@@ -110,7 +111,7 @@ async def _page(
 ) -> dict[str, Any]:
     # A cursor is a position in the ledger, which Temporal's list does not know.
     if is_fresh and cursor:
-        raise InvalidRequestError("a fresh list has only one page. Omit cursor or fresh")
+        raise InvalidRequestError("a fresh list has only one page. Omit either cursor or fresh")
     if is_fresh:
         page = await fresh_page(scope, workflow_filter, limit)
     else:
@@ -251,7 +252,7 @@ def _read_artifact(
     ref = next((entry for entry in refs if entry.sha256 == sha256), None)
     if ref is None:
         raise ArtifactMissingError(
-            f"{workflow_id} has no artifact {sha256[:12]!r}. List them: GET .../{workflow_id}/artifacts"
+            f"{workflow_id} has no artifact {sha256[:12]!r}. List all artifacts with: GET .../{workflow_id}/artifacts"
         )
     return ref, Store(Path(workspace), workflow_id).artifact(ref)
 

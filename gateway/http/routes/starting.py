@@ -90,7 +90,9 @@ async def _start(
     file = request.file if isinstance(request, PlanRequest) else ""
     # A token for all projects may read the whole host anyway; any other stays within its project.
     if scope.person.projects and (file.startswith("/") or ".." in file.split("/")):
-        raise InvalidRequestError(f"the file {file[:120]!r} is outside the project. Name it relative to the workspace")
+        raise InvalidRequestError(
+            f"the file {file[:120]!r} is outside the project. Use a path relative to the workspace"
+        )
 
     async def start(chosen_id: str | None, request_id: str) -> str:
         return await scope.client.start(request, new_id=chosen_id, replace=replace, request_id=request_id)

@@ -102,7 +102,7 @@
     if (form.method !== "post") return;
     if (option && !option.value) {
       event.preventDefault(); option.focus();
-      form.querySelector("[data-hint]").textContent = "Nothing is selected yet: use the arrow keys, or click one.";
+      form.querySelector("[data-hint]").textContent = "No option is selected yet. Use the arrow keys or click an option.";
     } else if ((option || pointer) && !("confirm" in (option ?? event.submitter).dataset)) {
       form.addEventListener("formdata", ({ formData }) => formData.set("confirmed", "yes"), { once: true });
     }

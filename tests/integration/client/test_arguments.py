@@ -110,20 +110,26 @@ def test_the_client_without_await_refuses_the_same(settings: Settings) -> None:
             lambda client: client.list(kind="bogus"),
             "list: kind must be 'episode' or 'plan' or 'loop' or None, not 'bogus'",
         ),
-        (lambda client: client.list(limit=0), "list: limit is 0; it must be at least 1"),
-        (lambda client: client.list("bogus"), "'bogus' is not a status. Known statuses: running, paused"),
-        (lambda client: client.start(3), "start: request must be an EpisodeRequest or a PlanRequest, not 3. Make one"),
+        (lambda client: client.list(limit=0), "list: limit must be at least 1, got 0"),
+        (lambda client: client.list("bogus"), "'bogus' is not a valid status. Known statuses: running, paused"),
+        (
+            lambda client: client.start(3),
+            "start: request must be an EpisodeRequest or a PlanRequest, not 3. Create one",
+        ),
         (lambda client: client.start(request(), replce=True), "unknown argument 'replce'. Did you mean 'replace'?"),
         (lambda client: client.status(3), "status: workflow_id must be text, not 3"),
         (lambda client: client.status(), "status: missing a required argument: 'workflow_id'"),
-        (lambda client: client.result(NOBODY, timeout=3), "result: timeout must be a timedelta, such as "),
-        (lambda client: client.timeline(NOBODY, limit=0), "timeline: limit is 0; it must be at least 1"),
-        (lambda client: client.timeline(NOBODY, limit=-1), "timeline: limit is -1; it must be at least 1"),
+        (lambda client: client.result(NOBODY, timeout=3), "result: timeout must be a timedelta (for example "),
+        (lambda client: client.timeline(NOBODY, limit=0), "timeline: limit must be at least 1, got 0"),
+        (lambda client: client.timeline(NOBODY, limit=-1), "timeline: limit must be at least 1, got -1"),
         (lambda client: client.top_up(NOBODY, iterations="5"), "top_up: iterations must be a number, not '5'"),
-        (lambda client: client.amend(NOBODY, definition_of_done="true"), "must be a list, each item text or a Check"),
+        (lambda client: client.amend(NOBODY, definition_of_done="true"), "must be a list (each item text or a Check"),
         (lambda client: client.connect(settings={}), "connect: settings must be a Settings or None, not {}"),
         (lambda client: client.connect(3), "connect: target must be text or None, not 3"),
-        (lambda client: client.start(request(), new_id="größe"), "use 1 to 100 of a-z, A-Z, 0-9, '-', '_'"),
+        (
+            lambda client: client.start(request(), new_id="größe"),
+            "Use 1 to 100 characters from a-z, A-Z, 0-9, '-', '_'",
+        ),
     ],
 )
 async def test_sentence_says_which_argument_and_what_it_must_be(
@@ -153,7 +159,7 @@ def test_both_clients_have_the_same_methods() -> None:
 
 @pytest.mark.parametrize("kind", [Check, EpisodeRequest, PlanRequest, ExecutorChoice])
 def test_values_are_made_with_names(kind: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"{kind.__name__}: pass its fields by name, such as "):
+    with pytest.raises(InvalidRequestError, match=rf"{kind.__name__}: pass the fields by name, for example "):
         kind("true")
 
 
@@ -180,11 +186,20 @@ PLAN = "id: p\ninputs: {target: staging}\nsteps:\n  - {id: one, shell: {run: 'ec
         (PlanRequest(workspace="/srv/app", source=PLAN, inputs={"target": object()}), "cannot be sent as JSON"),
         (PlanRequest(workspace="/srv/app", source="steps: ["), "1:"),
         (PlanRequest(workspace="/srv/app", source="id: p\nsteps: [{id: a, shel: {run: ls}}]"), "Did you mean 'shell'?"),
-        (request(planner="heuristc"), "the planner 'heuristc' is unknown. Did you mean 'heuristic'?"),
+        (request(planner="heuristc"), "unknown planner 'heuristc'. Did you mean 'heuristic'?"),
         (request(executor={"name": "command", "options": {"argv": object()}}), "the request cannot be sent as JSON"),
-        (request(budget={"max_iterations": 0}), "budget.max_iterations is 0; it must be above 0, or null"),
-        (request(budget={"max_wall_time": timedelta(-1)}), "budget.max_wall_time is -1 day, 0:00:00; it must be above"),
-        (request(budget={"max_cost_usd": -0.5}), "budget.max_cost_usd is -0.5; it must be above 0"),
+        (
+            request(budget={"max_iterations": 0}),
+            "budget.max_iterations must be above 0, or null",
+        ),
+        (
+            request(budget={"max_wall_time": timedelta(-1)}),
+            "for no limit, got -1 day, 0:00:00",
+        ),
+        (
+            request(budget={"max_cost_usd": -0.5}),
+            "budget.max_cost_usd must be above 0",
+        ),
     ],
 )
 async def test_request_that_cannot_work_is_not_started(

@@ -93,7 +93,7 @@ async def test_a_client_without_the_key_is_told_when_it_connects_and_makes_none(
     if has_key:
         write_ring(file, new_ring())
     with pytest.raises(
-        SettingsError, match=rf"encrypts with key '{place.key}', which is not among the keys here.*Copy"
+        SettingsError, match=rf"encrypts with key '{place.key}', which is not one of the keys on this host.*Copy"
     ):
         await TightloopClient.connect(settings=place.settings)
     assert file.exists() is has_key
@@ -104,14 +104,14 @@ async def test_the_command_line_names_the_key_and_lists_what_it_can(place: Place
         refused = await place.tightloop(*command)
         assert refused.returncode != 0, command
         said = " ".join(refused.stderr.split())
-        assert f"encrypts with key '{place.key}', which is not among the keys here" in said, (command, said)
+        assert f"encrypts with key '{place.key}', which is not one of the keys on this host" in said, (command, said)
     listed = await place.tightloop("list")
     assert listed.returncode == 0, listed.stderr
     assert place.episode_id in listed.stdout
     assert place.key in " ".join(listed.stderr.split())
     doctor = await place.tightloop("doctor", "--json")
     assert doctor.returncode == 1
-    assert f"encrypts with key '{place.key}', which is not among the keys here" in doctor.stdout
+    assert f"encrypts with key '{place.key}', which is not one of the keys on this host" in doctor.stdout
     assert "+sealed" not in doctor.stdout
     assert not (place.elsewhere / "keys.json").exists()
 

@@ -92,21 +92,21 @@ def test_no_path_leads_out_of_the_tree_or_into_git(
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("../outside/secret.txt", "not a path below the root"),
-        ("/etc/passwd", "not a path below the root"),
-        ("out/secret.txt", "leads through the link out"),
-        ("up/outside/secret.txt", "leads through the link up"),
-        ("in/b.txt", "leads through the link in"),
+        ("../outside/secret.txt", "not a relative path inside the tree"),
+        ("/etc/passwd", "not a relative path inside the tree"),
+        ("out/secret.txt", "goes through the symbolic link out"),
+        ("up/outside/secret.txt", "goes through the symbolic link up"),
+        ("in/b.txt", "goes through the symbolic link in"),
         ("leak.txt", "is a symbolic link"),
         ("loop", "is a symbolic link"),
         ("gone", "is a symbolic link"),
         (".git/config", ".git"),
         (".GIT/hooks/pre-commit", ".GIT"),
-        ("sub/.git", "may touch (.git)"),
+        ("sub/.git", "must not access (.git)"),
         ("sub", "is a folder"),
         ("a.txt/b", "a.txt is a file"),
-        ("", "not a path below the root"),
-        ("x\0y", "not a path below the root"),
+        ("", "not a relative path inside the tree"),
+        ("x\0y", "not a relative path inside the tree"),
         ("x" * 300, "too long"),
         ("fifo", "is a named pipe"),
         ("socket", "is a socket"),
@@ -261,7 +261,7 @@ def test_a_hundred_megabytes_are_refused_by_a_sentence(made: Bench) -> None:
     with (made.root / "huge.txt").open("wb") as file:
         file.truncate(HUGE_BYTES)
     for tool in (*WRITES, "read_file"):
-        assert "has 104,857,600 bytes, more than 8,388,608" in made.failed(tool, **written(tool, "huge.txt"))
+        assert "has 104,857,600 bytes, but the limit is 8,388,608" in made.failed(tool, **written(tool, "huge.txt"))
     assert made.done("search", pattern="inside", path="huge.txt") == "no match"
 
 
@@ -285,7 +285,7 @@ def test_a_placeholder_of_a_secret_is_never_written_into_a_file(made: Bench) -> 
     assert key not in shown
     assert "[secret:" in shown
     line = next(line for line in shown.split("\n") if "TOKEN" in line).partition("\t")[2]
-    assert "leave those lines out" in made.failed("edit_file", path="conf.py", old=f"{line}\nDEBUG = 1", new="x")
+    assert "Leave those lines out" in made.failed("edit_file", path="conf.py", old=f"{line}\nDEBUG = 1", new="x")
     assert "hidden from you" in made.failed(
         "create_file", path="conf.py", content=f"{line}\nDEBUG = 0\n", overwrite=True
     )
@@ -294,7 +294,7 @@ def test_a_placeholder_of_a_secret_is_never_written_into_a_file(made: Bench) -> 
 
 
 def test_a_file_that_is_there_is_not_replaced_by_accident(made: Bench) -> None:
-    assert "already exists, with 1 line" in made.failed("create_file", path="a.txt", content="x")
+    assert "already exists and has 1 line" in made.failed("create_file", path="a.txt", content="x")
     (made.root / "dos.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
     made.done("create_file", path="dos.txt", content="c\nd\n", overwrite=True)
     assert (made.root / "dos.txt").read_bytes() == b"\xef\xbb\xbfc\r\nd\r\n"
@@ -313,6 +313,6 @@ def test_results_of_other_sessions_are_not_found(made: Bench) -> None:
     stored = made.context.store.put(SECRET.encode(), name="of another project")
     result = made.use("read_file", {"path": "a.txt"})
     assert "inside" in made.done("read_file", path=f"result:{result.result.sha256[:12]}")
-    assert "is not a result of this session" in made.failed("read_file", path=f"result:{stored.sha256}")
-    assert "is not a result of this session" in made.failed("read_file", path=f"result:{result.result.sha256[:8]}")
-    assert "is not a result of this session" in made.failed("read_file", path="result:../../x")
+    assert "is not a result in this session" in made.failed("read_file", path=f"result:{stored.sha256}")
+    assert "is not a result in this session" in made.failed("read_file", path=f"result:{result.result.sha256[:8]}")
+    assert "is not a result in this session" in made.failed("read_file", path="result:../../x")

@@ -233,6 +233,6 @@ async def test_project_that_keeps_its_code_to_itself_is_not_sent(workspace: Path
     with FakeCoderModel(use(READ)) as model:
         session = conversing(workspace, model)
         session.settings = settings_for().evolve(privacy=PrivacySettings(prompts=PromptPrivacy.SUMMARY))
-        with pytest.raises(PlannerError, match=r"privacy.prompts of this project is 'summary'. Set it to 'redacted'"):
+        with pytest.raises(PlannerError, match=r"Set privacy.prompts to 'redacted'"):
             await session.turn()
     assert model.calls == 0

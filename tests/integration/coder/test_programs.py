@@ -53,7 +53,7 @@ def test_secrets_are_taken_out_of_output_before_it_is_stored(made: Bench) -> Non
 
 
 def test_what_takes_too_long_is_ended(made: Bench) -> None:
-    assert "ended after its time limit of 1 s" in made.failed("run_command", command="sleep 30", timeout_s=1)
+    assert "timed out after 1 s" in made.failed("run_command", command="sleep 30", timeout_s=1)
 
 
 def test_what_is_cancelled_is_ended(made: Bench) -> None:
@@ -68,7 +68,7 @@ def test_git_and_protected_files_cannot_be_written_by_a_command(made: Bench) -> 
     assert made.use("run_command", {"command": "echo bad >> .git/config"}).failed
     assert made.use("run_command", {"command": "echo bad > .env"}).failed
     said = made.done("run_command", command="mkdir sub; echo bad > sub/.env; echo fine > sub/b.txt")
-    assert "sub/.env was removed" in said
+    assert "removed sub/.env" in said
     assert (made.root / ".git/config").read_bytes() == config
     assert (made.root / ".env").read_text() == FILES[".env"]
     assert sorted(path.name for path in (made.root / "sub").iterdir()) == ["b.txt"]
@@ -101,7 +101,7 @@ class TestRules:
         made.grants = (Grant(fingerprint=question.fingerprint, allowed=False, text="not today"),)
         result = made.use("run_command", command, turn=1)
         assert result.failed
-        assert made.text(result) == "a person refused it; nothing was run: not today"
+        assert made.text(result) == "a person rejected the command, so it was not run: not today"
 
     @pytest.mark.parametrize(("tool", "arguments"), [("run_command", {"command": "touch ran"}), ("run_tests", {})])
     def test_nothing_runs_before_the_review_has_passed(self, made: Bench, tool: str, arguments: dict[str, str]) -> None:
@@ -134,9 +134,9 @@ class TestRunTests:
         said = made.done("run_tests", tests=["test_calc.py::test_zero"])
         assert "1 passed" in said
         assert "python3 -m pytest -q test_calc.py::test_zero" in said
-        assert "is not the name of a test" in made.failed("run_tests", tests=["--collect-only"])
+        assert "is not a test name" in made.failed("run_tests", tests=["--collect-only"])
         made.checks = ("make check",)
-        assert "none has it (make check)" in made.failed("run_tests", tests=["test_calc.py"])
+        assert "none does (make check)" in made.failed("run_tests", tests=["test_calc.py"])
         made.checks = ()
         assert "has no checks" in made.failed("run_tests")
 
@@ -161,7 +161,7 @@ class TestPeopleAndMemory:
         assert first.question.evidence == ("half up or half even",)
         made.grants = (Grant(fingerprint=first.question.fingerprint, allowed=True, text="half even"),)
         answered = made.use("ask_person", arguments, turn=1)
-        assert made.text(answered) == "the person answers: half even"
+        assert made.text(answered) == "the person answered: half even"
         made.grants = ()
         assert made.use("ask_person", arguments, turn=1) == answered
 
@@ -169,7 +169,7 @@ class TestPeopleAndMemory:
         question = made.use("ask_person", {"question": "why?"}).question
         assert question is not None
         made.grants = (Grant(fingerprint=question.fingerprint, allowed=False),)
-        assert made.done("ask_person", question="why?") == "the person leaves it to you"
+        assert made.done("ask_person", question="why?") == "the person leaves the decision to you"
 
     def test_facts_are_kept_and_found(self, made: Bench) -> None:
         assert "no memory" in made.done("memory_search", query="tests")
@@ -177,7 +177,7 @@ class TestPeopleAndMemory:
         made.memory = Notebook()
         made.done("remember", key="tests", text="run pytest")
         assert made.done("memory_search", query="pytest") == "run pytest"
-        assert made.done("memory_search", query="nothing") == "nothing relevant is remembered"
+        assert made.done("memory_search", query="nothing") == "the memory contains nothing relevant"
 
     def test_finish_ends_with_what_the_model_says(self, made: Bench) -> None:
         result = made.use("finish", {"summary": "add adds now"})

@@ -111,7 +111,7 @@ async def test_late_answer_of_a_run_that_was_given_up_changes_nothing(workspace:
         while not model.requests:
             await asyncio.sleep(0)
         write_turn(late.folder, stored)
-        with pytest.raises(ArtifactError, match="was taken by another run"):
+        with pytest.raises(ArtifactError, match="another run has taken turn"):
             await task
     assert TurnTaker.read(late.folder, 1) == stored
 

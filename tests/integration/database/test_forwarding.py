@@ -215,7 +215,7 @@ async def test_a_worker_warns_once_while_the_database_is_at_another_migration_an
     project.record(snapshot("one"))
     with caplog.at_level(logging.INFO, "tightloop"):
         async with forwarding(parse_settings(f"database: {{url: '{address}'}}", {})):
-            await eventually(lambda: "newer tightloop" in caplog.text)
+            await eventually(lambda: "newer version of tightloop" in caplog.text)
             project.record(snapshot("two"))
             await asyncio.sleep(2)
             assert current is not None

@@ -29,7 +29,7 @@ def test_database_of_a_newer_version_is_refused(database: Database) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = 'v9999_later'"))
     address = str(database)
     again = postgres_database(address) if address.startswith("postgresql") else sqlite_database(Path(address))
-    with pytest.raises(WorkspaceError, match="newer tightloop"):
+    with pytest.raises(WorkspaceError, match="newer version of tightloop"):
         Ledger(again).projects()
     again.close()
 
@@ -59,7 +59,7 @@ def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
 def test_database_that_cannot_keep_every_text_is_refused(postgres: str) -> None:
     with new_database(postgres, "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0") as address:
         database = postgres_database(address)
-        with pytest.raises(SettingsError, match=r"has the encoding SQL_ASCII.* CREATE DATABASE .* ENCODING 'UTF8'"):
+        with pytest.raises(SettingsError, match=r"uses the encoding SQL_ASCII.* CREATE DATABASE .* ENCODING 'UTF8'"):
             database.upgrade()
         database.close()
 

@@ -156,7 +156,7 @@ def test_a_key_that_the_settings_pass_on_is_in_no_record(desk: Desk, monkeypatch
 def test_what_is_denied_is_told_and_listed(desk: Desk) -> None:
     outcome = desk.run("works", permissions=Verdict.DENY)
     assert (outcome.status, outcome.denied) == (ExecutorStatus.REFUSED, ("echo made > made.txt",))
-    assert outcome.error == "the agent did nothing: it was not allowed to: echo made > made.txt"
+    assert outcome.error == "the agent did nothing because these actions were denied: echo made > made.txt"
     assert outcome.summary == "it was reject_once"
     assert not (desk.root / "made.txt").exists()
 
@@ -199,7 +199,7 @@ def test_a_person_who_says_no_is_obeyed(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("sessions", "lost", "said"),
     [
-        ("none", False, "the earlier session cannot be resumed; starting a new one"),
+        ("none", False, "cannot resume the earlier session; starting a new session"),
         ("load_fails", False, "session/load failed: Internal error"),
         ("resume", True, "session/resume failed: Resource not found"),
     ],
@@ -248,7 +248,7 @@ def test_an_agent_that_ignores_everything_is_gone_all_the_same(desk: Desk, monke
 def test_silence_is_bounded(desk: Desk) -> None:
     idle = desk.run("is_silent", idle_limit_s=3.0)
     assert (idle.status, idle.error_kind) == (ExecutorStatus.TIMED_OUT, ErrorKind.TIMEOUT)
-    assert "no sign of life for 3 s" in idle.error
+    assert "stopped after 3 s without any sign of activity" in idle.error
     assert idle.resume is not None
     wall = desk.run("is_silent", wall_limit_s=1.0)
     assert (wall.status, wall.error_kind) == (ExecutorStatus.TIMED_OUT, ErrorKind.TIMEOUT)
@@ -273,9 +273,9 @@ def test_running_in_circles_is_bounded(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "sentence"),
     [
-        ("crashes", "exited with 7 in the middle of its work: Traceback: something broke"),
-        ("exits", "exited with 1 in the middle of its work: cannot find module 'missing'"),
-        ("leaves_a_child", "exited with 3 in the middle of its work without output"),
+        ("crashes", "exited with 7 before it finished its work: Traceback: something broke"),
+        ("exits", "exited with 1 before it finished its work: cannot find module 'missing'"),
+        ("leaves_a_child", "exited with 3 before it finished its work (no output)"),
     ],
 )
 def test_a_crash_is_told_with_the_last_words(desk: Desk, behaviour: str, sentence: str) -> None:
@@ -344,7 +344,7 @@ def test_an_agent_is_signed_in_where_that_needs_nobody(desk: Desk) -> None:
 def test_without_a_fence_only_full_mode_runs(desk: Desk) -> None:
     outcome = desk.run("works", mode=AgentMode.WORKSPACE)
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.SANDBOX)
-    assert "this worker has no sandbox" in outcome.error
+    assert "neither this worker nor " in outcome.error
     assert not (desk.root / "made.txt").exists()
 
 
@@ -363,7 +363,7 @@ def test_what_a_dead_attempt_had_reached_is_known(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"argv": "agent"}, "the options of the executor acp are wrong: argv: must be a list"),
+        ({"argv": "agent"}, "the options of the executor acp are not valid: argv: must be a list"),
         ({"arg": ["agent"]}, "the executor acp has no option 'arg'. Did you mean 'argv'"),
     ],
 )
@@ -375,12 +375,12 @@ def test_wrong_options_are_refused(desk: Desk, options: dict[str, Any], sentence
 def test_what_is_missing_is_named(desk: Desk) -> None:
     nothing = desk.deliver(order(desk.root))
     assert (nothing.status, nothing.error_kind) == (ExecutorStatus.FATAL, ErrorKind.MISSING_PROGRAM)
-    assert "give the option argv" in nothing.error
+    assert "Set the option argv" in nothing.error
     assert desk.executor().availability().usable  # an order may name the program
     desk.agent = replace(AGENTS["opencode"], program="no-such-agent-here")
     availability = desk.executor().availability()
     assert not availability.usable
-    assert "'no-such-agent-here' of the executor opencode was not found" in availability.reason
+    assert "'no-such-agent-here' for the executor opencode was not found" in availability.reason
     with pytest.raises(ExecutorError, match=r"has no option .* It has none"):
         desk.run("works")
 

@@ -223,7 +223,7 @@ def test_key_that_is_refused_is_fatal(bench: Bench) -> None:
     with FakeModel(say("done"), fault=Fault.unauthorized()) as model:
         outcome = bench.deliver(model)
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.AUTH), outcome
-    assert "refuses its key or login" in outcome.error
+    assert "rejected the key or login" in outcome.error
 
 
 @pytest.mark.parametrize("choice", [{"mode": AgentMode.READ_ONLY}, {"permissions": Verdict.DENY}])
@@ -337,7 +337,7 @@ def test_lost_session_begins_again_and_the_summary_says_so(bench: Bench) -> None
     with FakeModel(shell("echo hi > a.txt"), say("done")) as model:
         outcome = bench.deliver(model, resume=token)
     assert outcome.status is ExecutorStatus.COMPLETED, outcome
-    assert "the earlier session cannot be resumed; starting a new one" in outcome.summary
+    assert "cannot resume the earlier session; starting a new session" in outcome.summary
     assert (bench.root / "a.txt").exists()
 
 
@@ -370,7 +370,7 @@ def test_unknown_model_is_fatal(bench: Bench) -> None:
     with FakeModel(say("done"), fault=Fault.unknown_model()) as model:
         outcome = bench.deliver(model)
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG), outcome
-    assert "Set another model" in outcome.error
+    assert "Choose a different model" in outcome.error
 
 
 def test_cost_is_reported_where_no_gateway_counts_tokens(bench: Bench) -> None:

@@ -352,7 +352,7 @@ def test_a_codex_that_the_tree_brings_along_is_refused(bench: Bench) -> None:
             (bench.root / "codex", bench.root),
             (bench.homes / "codex" / "codex", bench.homes),
         ):
-            with pytest.raises(UntrustedProgramError, match=f"{named}, which lies in {place}: "):
+            with pytest.raises(UntrustedProgramError, match=f"{named}, inside {place}, "):
                 bench.executor(model, program=str(named)).execute(bench.order(), Supervision(), bench.state)
         assert model.calls == 0
 
@@ -645,7 +645,7 @@ def test_a_session_that_is_not_there_is_begun_anew(bench: Bench) -> None:
     assert outcome.status is ExecutorStatus.COMPLETED
     assert "started a new one" in outcome.summary
     assert moved.status is ExecutorStatus.COMPLETED
-    assert "on another, so it started a new one" in moved.summary
+    assert "on another, so the agent started a new one" in moved.summary
 
 
 @pytest.mark.parametrize("gateway", [True, False])
@@ -654,7 +654,7 @@ def test_silence_ends_at_the_idle_limit(bench: Bench, gateway: bool) -> None:
         outcome = bench.run(model, gateway=gateway, idle_limit_s=8.0, wall_limit_s=60.0)
     assert outcome.status is ExecutorStatus.TIMED_OUT
     assert outcome.error_kind is ErrorKind.TIMEOUT
-    assert "no sign of life for 8 s" in outcome.error
+    assert "stopped after 8 s without any sign of activity" in outcome.error
     assert outcome.resume is not None
 
 

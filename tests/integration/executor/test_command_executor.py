@@ -76,7 +76,7 @@ def test_a_tool_that_cannot_work_fails_the_order(root: Path) -> None:
 def test_a_step_without_a_command_is_named(root: Path) -> None:
     outcome = execute(order(root, step(title="think about it"), step("ruff", "format", ".")))
     assert outcome.status is ExecutorStatus.COMPLETED
-    assert outcome.summary.startswith("not done: 'think about it' has no command; ruff format .")
+    assert outcome.summary.startswith("skipped 'think about it' because it has no command; ruff format .")
     only_words = execute(order(root, step(title="think about it")))
     assert only_words.status is ExecutorStatus.NO_CHANGE
 
@@ -247,7 +247,7 @@ def test_tool_calls_that_are_used_up_need_no_person(root: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ("Not logged in · Please run /login", "the agent's provider refuses its key or login"),
+        ("Not logged in · Please run /login", "the agent's provider rejected the key or login"),
         ("Quota exceeded. Check your plan and billing details.", "which ends at an unknown time"),
         ("Rate limit reached for m in organization o on tokens per min. Try again in 5 days.", "in 5 days, 0:00:00"),
     ],
@@ -292,9 +292,9 @@ def test_a_missing_agent_is_fatal(root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"argv": ["agent", "{plan}"]}, "placeholder {plan} in executor.argv is not known"),
-        ({"argv": "agent {plan_file}"}, "the options of the executor command are wrong: argv: "),
-        ({"argv": ["agent", 3]}, "the options of the executor command are wrong: argv.1: "),
+        ({"argv": ["agent", "{plan}"]}, "unknown placeholder {plan} in executor.argv"),
+        ({"argv": "agent {plan_file}"}, "the options of the executor command are not valid: argv: "),
+        ({"argv": ["agent", 3]}, "the options of the executor command are not valid: argv.1: "),
         ({"arg": ["agent"]}, "the executor command has no option 'arg'. Did you mean 'argv'?"),
     ],
 )
@@ -314,7 +314,9 @@ def test_executors_are_chosen_by_name(root: Path) -> None:
     )
     mine = CommandExecutor(SANDBOX, WALLS)
     assert executors(around, {"mine": mine})("mine") is mine
-    with pytest.raises(ExecutorError, match=r"'nobody' is unknown.* This worker has: .*command, .*scripted"):
+    with pytest.raises(
+        ExecutorError, match=r"unknown executor 'nobody'.* Executors on this worker: .*command, .*scripted"
+    ):
         choose("nobody")
 
 
@@ -361,7 +363,7 @@ def test_an_agent_gets_the_variables_that_were_named_and_its_key_is_not_told(
     )
     unnamed = shell(root, script)
     assert (unnamed.status, unnamed.transcript) == (ExecutorStatus.FAILED, b"none none\n")
-    with pytest.raises(ExecutorError, match="names NOT_SET_ANYWHERE, which the worker does not have"):
+    with pytest.raises(ExecutorError, match="lists NOT_SET_ANYWHERE, which is not set for the worker"):
         shell(root, "true", environment=["NOT_SET_ANYWHERE"])
 
 
@@ -376,7 +378,7 @@ def test_an_agent_reads_and_writes_more_only_where_it_is_named(root: Path) -> No
     assert (login / "auth.json").read_text() == "token"
     assert shell(root, script, sandbox=walled(), write=[str(login)]).status is ExecutorStatus.COMPLETED
     assert (login / "auth.json").read_text() == "new\n"
-    with pytest.raises(ExecutorError, match=r"option read of the command executor names .*gone"):
+    with pytest.raises(ExecutorError, match=r"executor\.options\.read .*gone"):
         shell(root, "true", read=[str(login / "gone")])
 
 
@@ -419,7 +421,7 @@ def test_a_missing_program_of_the_settings_is_seen_before_an_order_comes() -> No
     assert CommandExecutor(SANDBOX, WALLS, argv=("git", "{plan_file}")).availability().usable
     missing = CommandExecutor(SANDBOX, WALLS, argv=("no-such-agent", "{plan_file}")).availability()
     assert not missing.usable
-    assert "'no-such-agent' of executor.argv was not found" in missing.reason
+    assert "'no-such-agent' in executor.argv was not found" in missing.reason
 
 
 def test_endings_have_their_kind(root: Path) -> None:

@@ -239,12 +239,12 @@ def test_a_full_disk_and_a_forbidden_folder_are_told_with_what_to_do(bench: Benc
 
     bench.queue()
     with pytest.raises(
-        StorageFullError, match=r"the disk of .*runs is full .*Free space there, then resume.* No space left"
+        StorageFullError, match=r"the disk that contains .*runs is full .*Free space there, then resume.* No space left"
     ):
         bench.execute(agent=failing(errno.ENOSPC))
     report = bench.execute(agent=failing(errno.EACCES))
     assert (report.status, report.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
-    assert "runs: Permission denied. Give the worker's user access to it" in report.error
+    assert "runs: Permission denied. Grant the worker's user access to it" in report.error
 
 
 def test_nothing_is_delivered_over_an_edit_of_a_stranger(bench: Bench) -> None:
@@ -262,7 +262,7 @@ def test_no_usable_executor_is_fatal_with_every_reason(bench: Bench) -> None:
     report = bench.execute(agent=Agent(reason="not installed: npm install -g agent"))
     assert report.status is ExecutorStatus.FATAL
     assert report.error == (
-        "no executor can be used. agent: not installed: npm install -g agent; the executor 'missing' is unknown"
+        "no executor is usable. agent: not installed: npm install -g agent; unknown executor 'missing'"
     )
     assert report.error_kind is ErrorKind.CONFIG
     assert report.new_tree == bench.base

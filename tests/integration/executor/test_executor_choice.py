@@ -33,7 +33,9 @@ def test_every_executor_says_whether_it_can_be_used_and_if_not_why() -> None:
 
 def test_an_unknown_name_gets_the_nearest_and_all_that_there_are() -> None:
     registry = executors(build_executor_dependencies(parse_settings("", {})))
-    with pytest.raises(ExecutorError, match=r"'gemnii' is unknown\. Did you mean gemini\? This worker has: acp, cl"):
+    with pytest.raises(
+        ExecutorError, match=r"unknown executor 'gemnii'\. Did you mean gemini\? Executors on this worker: acp, cl"
+    ):
         registry("gemnii")
 
 
@@ -56,12 +58,12 @@ def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -
         ("", "codex", {}, ""),
         ("", "claude", {"mode": "full"}, "mode full has no sandbox"),
         ("sandbox: {network: ['*']}", "claude", {}, "it may reach *"),
-        ("executor: {agents: {claude: {login: true}}}", "claude", {}, "it talks to its provider itself"),
-        ("executor: {agents: {codex: {gateway: false}}}", "codex", {}, "it talks to its provider itself"),
-        ("", "cursor", {}, "it talks to its provider itself"),
-        ("", "codex-acp", {}, "it has no sandbox but its own"),
-        ("", "cursor-acp", {}, "it talks to its provider itself"),
-        ("", "acp", {}, "it talks to its provider itself"),
+        ("executor: {agents: {claude: {login: true}}}", "claude", {}, "it connects to its provider directly"),
+        ("executor: {agents: {codex: {gateway: false}}}", "codex", {}, "it connects to its provider directly"),
+        ("", "cursor", {}, "it connects to its provider directly"),
+        ("", "codex-acp", {}, "it runs only in its own sandbox"),
+        ("", "cursor-acp", {}, "it connects to its provider directly"),
+        ("", "acp", {}, "it connects to its provider directly"),
     ],
 )
 def test_executors_declare_what_their_walls_leave_open(

@@ -33,7 +33,7 @@ def test_a_huge_answer_to_an_agent_ends_at_the_bound(kind: str) -> None:
         found = asked_apart("gateway", url)
     if kind == "announced":
         assert found["status"] == 502
-        assert "the answer of the model provider is larger than 64 MiB" in found["said"]
+        assert "the answer from the model provider is larger than 64 MiB" in found["said"]
     else:
         assert 0 < found["came"] <= LARGEST_ANSWER_BYTES
         # Broken off, not ended: half an answer must not look like a whole one.

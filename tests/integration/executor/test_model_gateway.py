@@ -165,7 +165,7 @@ def test_a_provider_that_is_not_there_gives_502_in_json() -> None:
     with open_gateway(spec) as gateway:
         status, headers, body = ask(gateway, "/responses", body_of(Wire.RESPONSES))
         assert (status, headers["content-type"]) == (502, "application/json")
-        assert "127.0.0.1 did not answer (ConnectError" in json.loads(body)["error"]["message"]
+        assert "127.0.0.1 did not respond (ConnectError" in json.loads(body)["error"]["message"]
         assert gateway.read_counters().statuses == {0: 1}
         assert (gateway.read_counters().calls, gateway.read_counters().waiting) == (1, False)
 

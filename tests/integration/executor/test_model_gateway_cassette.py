@@ -65,7 +65,7 @@ def test_a_recording_answers_in_place_of_the_provider(wire: Wire, tmp_path: Path
     assert again[0][1].get("retry-after") == first[0][1].get("retry-after")
     assert (replayed.usage, replayed.statuses, replayed.calls) == (lived.usage, lived.statuses, lived.calls)
     assert (third[0], other[0]) == (409, 409)
-    assert "sent more often than it was recorded" in third[2].decode()
+    assert "sent more often than recorded" in third[2].decode()
     assert "is not in the recording cassette.jsonl (2 of its 2 exchanges were played)" in other[2].decode()
 
 

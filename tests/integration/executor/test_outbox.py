@@ -130,7 +130,7 @@ def test_a_newer_or_damaged_file_is_refused_with_a_sentence(outbox: SqliteOutbox
     connection = sqlite3.connect(file)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(DeliveryError, match="has schema 99"):
+    with pytest.raises(DeliveryError, match="has schema version 99"):
         outbox.get(KEY)
     file.write_bytes(b"not a database, but long enough to be read as one" * 100)
     with pytest.raises(DeliveryError, match="is damaged"):

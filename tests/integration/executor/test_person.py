@@ -34,7 +34,7 @@ def test_question_stays_small_however_long_the_plan_is(tmp_path: Path) -> None:
     assert outcome.question is not None
     assert len(outcome.question.title) <= 200
     assert sum(map(len, outcome.question.evidence)) <= 1_000
-    assert "The whole plan: " in "\n".join(outcome.question.evidence)
+    assert "The whole plan is in " in "\n".join(outcome.question.evidence)
 
 
 def test_plan_that_is_laid_again_replaces_the_first_and_follows_no_link(tmp_path: Path) -> None:
@@ -54,5 +54,5 @@ def test_plan_that_is_laid_again_replaces_the_first_and_follows_no_link(tmp_path
 
 def test_inbox_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file in the way", encoding="utf-8")
-    with pytest.raises(ExecutorError, match="the plan cannot be written to"):
+    with pytest.raises(ExecutorError, match="cannot write the plan to"):
         PersonExecutor().execute(order(tmp_path), Supervision(), tmp_path / "state")

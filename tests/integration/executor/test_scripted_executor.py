@@ -58,7 +58,7 @@ def test_the_step_is_chosen_by_the_iteration(root: Path) -> None:
     assert said == ["one", "two", "one", "two"]
     after_the_end = execute(scripted(root, *steps, iteration=3))
     assert after_the_end.status is ExecutorStatus.NO_CHANGE
-    assert "none for iteration 3" in after_the_end.summary
+    assert "so iteration 3 has no step" in after_the_end.summary
 
 
 def test_a_program_is_run_and_its_exit_code_noted(root: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_script_may_be_a_file_of_the_workspace(root: Path) -> None:
 def test_a_path_out_of_the_tree_is_refused_before_anything_is_done(root: Path, path: str, how: str) -> None:
     (root / "link").symlink_to(root.parent)
     step = {"write": [{"path": "first.txt"}], how: [{"path": "second.txt"}, {"path": path}]}
-    with pytest.raises(ExecutorError, match="of the script"):
+    with pytest.raises(ExecutorError, match="in the script"):
         execute(scripted(root, step))
     assert [entry.name for entry in root.iterdir()] == ["link"]
 
@@ -186,11 +186,11 @@ def test_a_link_is_deleted_itself(root: Path) -> None:
         ({"steps": [{"status": "done"}]}, "steps.0.status: must be 'completed'"),
         ({"steps": [{"usage": {"tokens": 3}}]}, "unknown field 'steps.usage.tokens'"),
         ({"steps": [{}], "repaet": True}, "unknown field 'repaet'. Did you mean 'repeat'?"),
-        ({"script": "no.yaml"}, "the script 'no.yaml' cannot be read"),
+        ({"script": "no.yaml"}, "cannot read the script 'no.yaml'"),
         ({"script": "../no.yaml"}, "points outside the working tree"),
-        ({"script": "bad.yaml"}, "the script 'bad.yaml' cannot be read"),
-        ({"script": "a.yaml", "repeat": True}, "must be one path, and the only option"),
-        ({"script": 3}, "must be one path, and the only option"),
+        ({"script": "bad.yaml"}, "cannot read the script 'bad.yaml'"),
+        ({"script": "a.yaml", "repeat": True}, "must be a single path and the only option"),
+        ({"script": 3}, "must be a single path and the only option"),
     ],
 )
 def test_a_wrong_script_is_refused_with_a_sentence(root: Path, options: dict[str, Any], sentence: str) -> None:
@@ -211,7 +211,7 @@ def test_a_stalled_program_is_ended_by_the_idle_limit_and_its_words_are_kept(roo
     outcome = execute(scripted(root, {"stall": "Reconnecting... 1/5"}, idle_limit_s=3.0))
     assert outcome.status is ExecutorStatus.TIMED_OUT
     assert b"Reconnecting... 1/5" in outcome.transcript
-    assert "no output for 3 s" in outcome.error
+    assert "stopped after 3 s without output" in outcome.error
 
 
 def test_an_orphan_is_ended_before_it_edits_the_tree(root: Path) -> None:

@@ -172,7 +172,7 @@ async def test_two_different_people_means_two_tokens(
         assert (await people["anna"].post(approve, json={"text": "fine"})).status_code == 200
         twice = await people["anna"].post(approve, json={})
         assert twice.status_code == 422
-        assert "anna has answered" in twice.json()["detail"]
+        assert "anna has already answered" in twice.json()["detail"]
         assert (await people["boris"].post(approve, json={})).status_code == 200
         await until(people["olga"], path, "completed")
         told = (await people["olga"].get(f"{path}/timeline")).text
@@ -220,8 +220,8 @@ async def test_what_cannot_work_is_refused_with_what_to_do(
             ("/api/episodes", {**episode_at(workspace), "within": "plan-1"}, 422, "within"),
             ("/api/plans", {"workspace": str(workspace), "source": "title: x\nsteps: [{id: a, rnu: x}]"}, 422, "run"),
             ("/api/plans", {"workspace": str(workspace)}, 422, "exactly one of source, file and goal"),
-            ("/api/projects/nowhere-1/episodes", {"goal": "x", "definitionOfDone": [{"run": "x"}]}, 404, "no project"),
-            ("/api/episodes/nothing/pause", {}, 404, "no episode has the id 'nothing'"),
+            ("/api/projects/no-1/episodes", {"goal": "x", "definitionOfDone": [{"run": "x"}]}, 404, "no such project"),
+            ("/api/episodes/nothing/pause", {}, 404, "no such episode: 'nothing'"),
         ]
         for path, body, status, words in wrong:
             answer = await http.post(path, json=body)
@@ -245,7 +245,7 @@ async def test_a_misspelt_query_parameter_is_refused_with_the_names_that_exist(
         for path, names in (
             ("/api/episodes?staus=paused", "project, status, text, parent, cursor, limit"),
             ("/api/inbox?projekt=x", "project"),
-            ("/api/projects?limit=1", "None is allowed"),
+            ("/api/projects?limit=1", "This path has none"),
             ("/api/events?after=1", "lastEventId"),
         ):
             answer = await http.get(path)
@@ -284,7 +284,7 @@ async def test_what_the_client_can_do_can_be_done_over_http(
         early = await http.get(f"{path}/proof")
         assert (early.status_code, early.json()["type"]) == (409, "urn:tightloop:problem:no-proof")
         nothing = await http.post(f"{path}/amend", json={})
-        assert (nothing.status_code, "nothing is changed" in nothing.json()["detail"]) == (422, True)
+        assert (nothing.status_code, "the request changes nothing" in nothing.json()["detail"]) == (422, True)
         check = {"run": "test $(cat log.txt | wc -l) -ge 3"}
         changed = await http.post(f"{path}/amend", json={"goal": "three lines", "definitionOfDone": [check]})
         assert changed.status_code == 200, changed.text

@@ -81,4 +81,4 @@ async def test_a_plan_of_aliases_is_refused_at_once(http: httpx2.AsyncClient) ->
     for answer in [await post for post in posts]:
         [problem] = answer.json()["problems"]
         assert (answer.status_code, answer.json()["ok"]) == (200, False)
-        assert "aliases stand for more than 20000 values" in problem["message"]
+        assert "aliases expand to more than 20000 values" in problem["message"]

@@ -102,7 +102,7 @@ async def test_a_body_that_does_not_come_in_time_is_answered_with_408(connect: C
 
     (late, said), (early, at_once) = await asyncio.gather(slow(b"/"), slow(b"/early"))
     assert said.startswith(b"HTTP/1.1 408 ")
-    assert said.endswith(b"the body did not arrive within 30 s")
+    assert said.endswith(b"the request body did not arrive within 30 s")
     assert at_once.startswith(b"HTTP/1.1 200 ")
     assert max(late, early) < 2 * BODY_SECONDS
 

@@ -100,7 +100,7 @@ async def test_a_project_is_added_by_its_first_plan(
                     "wallTime": 5 * 12 * 3600.0,
                     "checks": [check.run for task in five_tasks() for check in task.definition_of_done],
                 }
-                for path, word in ((f"{workspace}-none", "no folder"), (str(tmp_path), "git working tree")):
+                for path, word in ((f"{workspace}-none", "does not exist"), (str(tmp_path), "git working tree")):
                     wrong = await http.post("/api/projects", json={"workspace": path})
                     assert (wrong.status_code, word in wrong.json()["detail"]) == (422, True), wrong.text
         for name, role, projects in (("eve", Role.ADMIN, ["other-0000000000000000"]), ("vic", Role.VIEWER, [])):

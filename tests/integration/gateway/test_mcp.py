@@ -144,7 +144,7 @@ async def work_of_agent(agent: Client, client: TightloopClient, workspace: Path,
     said = await refused(agent, "send_message", target="planner", message="I am done!")
     assert "[🪞 REFLECTION] is missing" in said
     assert "A correct message looks like this" in said
-    assert "it must be one of" in await refused(
+    assert "must be one of" in await refused(
         agent, "send_message", target="planner", message=report(1, outcome="great")
     )
     assert "iteration 5" in await refused(agent, "send_message", target="planner", message=report(5))
@@ -166,7 +166,7 @@ async def work_of_agent(agent: Client, client: TightloopClient, workspace: Path,
         ("respond", {"id": episode, "text": "go on"}),
         ("start_episode", {"goal": "more", "workspace": str(workspace), "definition_of_done": ["true"]}),
     ):
-        assert "this needs an operator" in await refused(agent, name, **arguments), name
+        assert "this requires an operator" in await refused(agent, name, **arguments), name
     assert (await client.status(episode)).questions[0].id == question["id"], "nothing was answered"
 
 
@@ -174,7 +174,7 @@ async def work_of_operator(operator: Client, client: TightloopClient, workspace:
     """Iteration 2: what an operator does."""
     found = (await call(operator, "list_workflows", kind="episode"))["items"]
     assert [one["id"] for one in found] == [episode]
-    assert "sees no plan with the id" in await refused(operator, "plan", id="nowhere")
+    assert "no such plan for this connection" in await refused(operator, "plan", id="nowhere")
     assert "respond" not in (await call(operator, "respond", id=episode, text="mind the line ends"))["ack"]
     assert "ckpt-0" in await refused(operator, "resume_episode", ckpt_id="ckpt-99")
     assert "must be" in await refused(operator, "answer", id=episode, option=7)
@@ -182,7 +182,7 @@ async def work_of_operator(operator: Client, client: TightloopClient, workspace:
     # Iterations are counted on; the next one begins with the files of the checkpoint.
     await awaits_work(client, episode, 3)
     elsewhere = workspace.parent / "elsewhere"
-    assert "this token has no project" in await refused(
+    assert "this token has no access to a project" in await refused(
         operator, "start_episode", goal="more", workspace=str(elsewhere), definition_of_done=["true"]
     )
 
@@ -214,7 +214,7 @@ async def test_a_token_reaches_what_its_role_and_projects_say(
         viewer = served.token("viewer", Role.VIEWER)
         async with over_http(served, viewer) as seen:
             for name in sorted(set(ARGUMENTS) - READING):
-                assert "viewer is a viewer; this needs an" in await refused(seen, name, **ARGUMENTS[name]), name
+                assert "viewer is a viewer, but this requires an" in await refused(seen, name, **ARGUMENTS[name]), name
             assert "list_workflows" in await refused(seen, "delete_everything")
         limited = served.token("orders-admin", Role.ADMIN, [orders])
         async with over_http(served, limited, "?episode=relay-episode-1") as other:
@@ -224,10 +224,10 @@ async def test_a_token_reaches_what_its_role_and_projects_say(
                 assert result.is_error == (name not in ("list_workflows", "inbox")), name
             assert secret_of("orders") in str(await other.call_tool("list_workflows", {}))
             for part in ("status", "timeline", "checkpoints"):
-                with pytest.raises(MCPError, match="sees no episode with the id"):
+                with pytest.raises(MCPError, match="no such episode for this connection"):
                     await other.read_resource(f"tightloop://episodes/relay-episode-1/{part}")
         async with over_http(served, limited) as several:
-            assert "5 are open" in await refused(several, "pause_episode", reason="x")
+            assert "5 episodes are open" in await refused(several, "pause_episode", reason="x")
 
 
 async def test_without_a_valid_token_nothing_is_told(
@@ -259,7 +259,7 @@ async def test_an_agent_is_bound_to_its_episode(
     tokens, project = Tokens(served.ledger.database), state_folder(workspace).name
     _, bound = tokens.create("bound", Role.AGENT, [project], episode=episode)
     async with over_http(served, bound, "?episode=another") as elsewhere:
-        assert f"this connection is for {episode}" in await refused(elsewhere, "pause_episode", reason="x")
+        assert f"this connection is bound to {episode}" in await refused(elsewhere, "pause_episode", reason="x")
     async with served.http(bound) as http:
         for action in ("answer", "resume", "pause", "respond", "restore", "cancel"):
             sent = await http.post(f"/api/episodes/{episode}/{action}", json={})
@@ -305,10 +305,10 @@ async def test_a_socket_is_this_users_alone(tmp_path: Path, client: TightloopCli
     with pytest.raises(ServiceUnavailableError, match="is not a socket"):
         await serve_socket(nothing, path)
     assert path.read_text() == "mine"
-    with pytest.raises(ServiceUnavailableError, match="no MCP server answers"):
+    with pytest.raises(ServiceUnavailableError, match="no MCP server is listening"):
         bridge(tmp_path / "none.sock")
     tmp_path.chmod(0o777)
-    with pytest.raises(SettingsError, match="others can write to it"):
+    with pytest.raises(SettingsError, match="is writable by others"):
         await serve_socket(nothing, tmp_path / "x.sock")
 
 

@@ -57,6 +57,6 @@ async def test_token_starts_work_on_the_host_of_its_project_and_nowhere_else(
     assert await check_workspace(scope(theirs), ORDERS) == home("other")
     assert await check_workspace(scope(), ORDERS) == Queues()
     for projects, workspace in [((mine, theirs), ORDERS), ((mine,), "/workspaces/shop")]:
-        with pytest.raises(ProjectNotFoundError, match="this token has no project with the workspace"):
+        with pytest.raises(ProjectNotFoundError, match="this token has no access to a project with the workspace"):
             await check_workspace(scope(*projects), workspace)
     assert scope(mine).queues_of(Ledger(shared).project(mine)) == home("compose")

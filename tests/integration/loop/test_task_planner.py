@@ -79,14 +79,14 @@ async def test_service_is_asked_for_the_schema_that_is_read() -> None:
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (says("first parse, then lint"), "has no JSON object"),
+        (says("first parse, then lint"), "contains no JSON object"),
         (answer(), "`tasks` is empty"),
         (answer(task("a", "b"), task("b", "a")), "the tasks a, b depend on each other in a cycle"),
         (answer(task("a", "a")), "a depends on itself"),
         (answer(task("a", "z")), "a depends on z, which is not a task of the plan"),
         (answer(task("a"), task("a")), "two tasks have the same id"),
         (answer(task("a", description=" ")), "a has no description"),
-        (answer(*(task(f"t{n}") for n in range(TASKS_LIMIT + 1))), f"the maximum is {TASKS_LIMIT}"),
+        (answer(*(task(f"t{n}") for n in range(TASKS_LIMIT + 1))), f"the limit is {TASKS_LIMIT}"),
         (says({"tasks": [{"id": "a"}], "gave_up": ""}), "description"),
         (says((PROMPTS / "example.json").read_text(encoding="utf-8")), "the example came back"),
         (says(json.dumps({"tasks": [task("a")], "gave_up": ""})[:-20], truncated=True), "cut off"),
@@ -102,7 +102,7 @@ async def test_model_is_told_what_is_wrong_in_its_own_words_and_corrects_it(bad:
 @pytest.mark.parametrize(
     ("reply", "reason", "asked"),
     [
-        (says("no"), "gave no usable answer in 3 attempts", 3),
+        (says("no"), "returned no usable answer in 3 attempts", 3),
         (Reply(refusal="I cannot help with that"), "the model refused: I cannot help with that", 1),
         (answer(gave_up="the goal contradicts itself"), "the goal contradicts itself", 1),
     ],
@@ -126,7 +126,7 @@ async def test_without_a_key_the_rules_divide_it_and_openai_says_what_is_missing
     by_rules = await plan(None, packet=PACKET.evolve(goal=""))
     with ModelServer(GOOD) as server:
         chosen = await plan(server, planner="heuristic")
-    with pytest.raises(PlannerError, match="set OPENAI_API_KEY"):
+    with pytest.raises(PlannerError, match="Set OPENAI_API_KEY"):
         await plan(None, planner="openai")
     assert [each.description for each in by_rules.tasks] == ["Make `pytest -q` pass: 1 failed"]
     assert (by_rules.model, chosen.model, server.requests) == ("rules", "rules", [])

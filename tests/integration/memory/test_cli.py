@@ -75,7 +75,7 @@ def test_entries_are_listed_shown_and_forgotten(kept: MemoryStore, workspace: Pa
     assert gone.exit_code != 0
     assert "tightloop memory list" in gone.stderr
     assert answer(workspace, "forget", "--all")["forgotten"] == 1
-    assert "the memory has no project for" in tightloop(workspace, "list").stderr
+    assert "the memory contains no project for" in tightloop(workspace, "list").stderr
 
 
 def test_everything_is_exported_one_entry_a_line(kept: MemoryStore, workspace: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_everything_is_exported_one_entry_a_line(kept: MemoryStore, workspace: P
     assert tightloop(workspace, "export", "--out", str(file)).exit_code == 0
     assert len(file.read_text().splitlines()) == 4
     again = tightloop(workspace, "export", "--out", str(file))
-    assert "Name a new file" in again.stderr
+    assert "Choose a new file" in again.stderr
 
 
 def test_use_of_the_memory_is_counted(kept: MemoryStore, workspace: Path) -> None:

@@ -112,10 +112,10 @@ def test_newer_database_is_refused_with_what_to_do(database: Database) -> None:
     again = _again(database)
     for use in (lambda: _store(again).record_failures("p", [failure(LINE)]), lambda: _store(again).stats("p")):
         with pytest.raises(
-            WorkspaceError, match=r"the memory .* was written by a newer tightloop.*Upgrade this worker"
+            WorkspaceError, match=r"the memory .* was written by a newer version of tightloop.*Upgrade this worker"
         ):
             use()
-    with pytest.raises(WorkspaceError, match="newer tightloop"):
+    with pytest.raises(WorkspaceError, match="newer version of tightloop"):
         again.upgrade()
     again.close()
 

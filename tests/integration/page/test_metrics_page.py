@@ -99,4 +99,4 @@ def test_an_empty_range_says_so_and_a_wrong_one_what_is_right(page: Page, served
     page.goto(f"{base(served)}/metrics?since=2020-01-01&until=2020-02-01")
     expect(page.locator(".empty")).to_contain_text("ended in this range")
     page.goto(f"{base(served)}/metrics?since=yesterday")
-    expect(page.locator("#main")).to_contain_text("since 'yesterday' is not a time. Write it like 7d")
+    expect(page.locator("#main")).to_contain_text("since 'yesterday' is not a valid time. Use a format like 7d")

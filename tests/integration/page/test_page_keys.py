@@ -266,7 +266,7 @@ def test_a_person_answers_by_keyboard_alone(scripted: Window, recorder: Recorder
     with scripted.at("/workflows/episode-ask") as page:
         press(page, ["a"])
         page.keyboard.press("Control+Enter")
-        expect(page.locator("[data-hint]").first).to_contain_text("Nothing is selected yet")
+        expect(page.locator("[data-hint]").first).to_contain_text("No option is selected yet")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowDown")
         expect(page.get_by_role("radio", name="deny")).to_be_checked()
@@ -310,9 +310,9 @@ def test_cancel_reaches_an_episode_only_when_it_is_confirmed(
 ) -> None:
     with scripted.at("/workflows/episode-work") as page:
         page.get_by_role("button", name="Cancel").click()
-        expect(page.get_by_text("ends for good")).to_be_visible()
+        expect(page.get_by_text("will end permanently")).to_be_visible()
         page.get_by_role("button", name="Continue").click()
-        expect(page.locator("[data-hint]")).to_contain_text("Nothing is selected yet")
+        expect(page.locator("[data-hint]")).to_contain_text("No option is selected yet")
         before = signals()
         page.get_by_role("radio", name="yes, do it").check()
         page.get_by_role("button", name="Continue").click()

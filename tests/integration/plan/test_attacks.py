@@ -177,7 +177,7 @@ class TestWrites:
     )
     def test_protected_file_is_not_written_by_an_option_or_a_redirection(self, root: Path, run: str) -> None:
         files = on_disk(root)
-        assert "policy.protect covers" in refused(by_model(root, shell(run)).run("one"))
+        assert "policy.protect forbids changes to" in refused(by_model(root, shell(run)).run("one"))
         assert on_disk(root) == files
 
     @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ class TestPatterns:
     @pytest.mark.parametrize(
         ("policy", "said"),
         [
-            ({"write": ["a" * 2_000]}, "has 2000 characters; the maximum is 1000"),
-            ({"protect": [f"{number}*" for number in range(600)]}, "600 patterns in one list; the maximum is 200"),
+            ({"write": ["a" * 2_000]}, "has 2000 characters, but the maximum is 1000"),
+            ({"protect": [f"{number}*" for number in range(600)]}, "a list must have at most 200 patterns, got 600"),
             ({"commands": [{"match": "git " + "** " * 1_000}]}, "the maximum is 1000"),
         ],
     )
@@ -288,7 +288,7 @@ class TestDeletions:
     def test_no_from_a_person_is_a_refusal(self, root: Path) -> None:
         plan = by_model(root, {"id": "one", **self.edits([f"src/{number}.py" for number in range(26)])})
         no = Answer(question="q1", by="ada", option="reject", text="too much")
-        assert refused(plan.run("one", answers=(no,))) == "ada refused it: too much"
+        assert refused(plan.run("one", answers=(no,))) == "ada rejected the step: too much"
 
     def test_deletions_of_many_steps_are_added_up(self, root: Path) -> None:
         steps = [{"id": f"s{part}", **self.edits([f"src/{part * 7 + n}.py" for n in range(7)])} for part in range(3)]

@@ -264,7 +264,7 @@ class TestSubplan:
         assert run.plans[0].within == plan.plan_id
         result = played(plan, "sub")
         assert result.failure is not None
-        assert result.failure.reason.endswith("ended FAILED: exit code 1")
+        assert result.failure.reason.endswith("ended as FAILED: exit code 1")
         assert (root / "a.txt").read_text() == "one\n"
 
     def test_plan_file_is_held_within_the_policy_and_budget_around_it(self, root: Path) -> None:
@@ -293,7 +293,7 @@ steps:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            (None, "the tree has no plan file"),
+            (None, "not found in the tree"),
             ("id: x\nsteps:\n  - {id: a, needs: [b]}\n", "plans/inner.yaml:3:"),
             ("id: x\nsteps: [{id: a}]\n", "has no input 'who'"),
         ],
@@ -327,7 +327,7 @@ steps:
         _, run = prepared(plan, "look")
         assert run.result is not None
         assert run.result.failure is not None
-        assert "'touch' within it writes" in run.result.failure.reason
+        assert "inner step 'touch' writes" in run.result.failure.reason
 
 
 class TestEpisode:
@@ -364,7 +364,7 @@ class TestEpisode:
         _, run = prepared(plan, "agent")
         assert run.result is not None
         assert run.result.failure is not None
-        assert "leave out 'access'" in run.result.failure.reason
+        assert "remove 'access'" in run.result.failure.reason
 
     def test_child_does_not_start_over_an_edit_of_a_stranger(self, root: Path) -> None:
         plan = opened(root, self.goal(), plan={"inputs": {"what": "it"}})
@@ -401,7 +401,7 @@ class TestEpisode:
         result = plan.call("settle_children", settle)
         assert result.failure is not None
         assert result.failure.failure_class is kind
-        assert result.failure.reason == f"plan.agent.1 ended {outcome}: why not"
+        assert result.failure.reason == f"plan.agent.1 ended as {outcome}: why not"
 
 
 def test_preview_says_what_would_be_started(root: Path) -> None:
@@ -413,8 +413,8 @@ def test_preview_says_what_would_be_started(root: Path) -> None:
     )
     said = [prepared(plan, step, dry_run=True)[1].result for step in ("try", "agent", "sub")]
     assert [one.summary for one in said if one] == [
-        "try x, y, each in its own worktree, and apply the best one that passes",
-        "have scripted work on: fix it",
+        "try x, y in separate worktrees, and apply the best one that passes",
+        "ask scripted to work on: fix it",
         "run 1 step as a separate plan: m",
     ]
     assert worktrees(root) == []

@@ -91,7 +91,7 @@ def test_person_may_refuse_all_options(tmp_path: Path) -> None:
     refused = (Answer(question="q1", by="ada", option="reject", text="neither"),)
     done = decide(tmp_path, {"hypotheses": HYPOTHESES}, beliefs=beliefs(0.5, 0.5), answers=refused)
     assert done.failure is not None
-    assert (done.failure.failure_class, done.failure.reason) == (FailureClass.POLICY, "ada said no: neither")
+    assert (done.failure.failure_class, done.failure.reason) == (FailureClass.POLICY, "rejected by ada: neither")
 
 
 def test_model_chooses_among_the_options_it_was_told(tmp_path: Path, server: ModelServer) -> None:

@@ -112,7 +112,7 @@ class TestFiles:
     def test_edit_through_a_link_is_refused(self, root: Path, tmp_path: Path) -> None:
         (tmp_path / "outside").mkdir()
         (root / "out").symlink_to(tmp_path / "outside")
-        assert "through the link out" in opened(root, {"path": "out/x.txt", "content": "x"}).failed("edit")
+        assert "through the symbolic link out" in opened(root, {"path": "out/x.txt", "content": "x"}).failed("edit")
         assert not list((tmp_path / "outside").iterdir())
 
     def test_link_itself_is_not_edited(self, root: Path) -> None:
@@ -120,7 +120,7 @@ class TestFiles:
         assert (root / "link").is_symlink()
 
     def test_two_ways_at_once_are_refused(self, root: Path) -> None:
-        with pytest.raises(PlanError, match="must be exactly one of"):
+        with pytest.raises(PlanError, match="must use exactly one of"):
             opened(root, {"path": "a.py", "content": "x", "delete": True})
 
     def test_diff_may_be_the_output_of_a_step(self, root: Path) -> None:
@@ -187,7 +187,7 @@ class TestDiff:
         diff = self.diff_of(root)
         (root / "a.py").write_bytes(b"something else\n")
         files = on_disk(root)
-        assert "does not apply, nothing was changed" in opened(root, diff=diff).failed("edit")
+        assert "does not apply, and no files were changed" in opened(root, diff=diff).failed("edit")
         assert on_disk(root) == files
 
     @pytest.mark.parametrize("path", ["../out.txt", ".git/config", "link/x"])
@@ -204,7 +204,7 @@ class TestDiff:
         assert (root / ".git" / "config").exists()
 
     def test_text_that_is_no_diff_is_told(self, root: Path) -> None:
-        assert "cannot be read" in opened(root, diff="please change the file").failed("edit")
+        assert "cannot parse the diff" in opened(root, diff="please change the file").failed("edit")
 
     def test_braces_in_a_diff_are_text(self, root: Path) -> None:
         (root / "bare.txt").write_bytes(b"cost: ${price}\n")

@@ -123,7 +123,7 @@ def test_command_that_needs_a_person_waits_for_all_of_them_and_for_nobodys_no(wo
 
 
 def test_check_that_checks_nothing_does_not_pass(workspace: Path) -> None:
-    assert check(workspace, {"name": "looks fine"}) == (False, "it checks nothing")
+    assert check(workspace, {"name": "looks fine"}) == (False, "the check is empty")
 
 
 def test_command_that_takes_too_long_may_be_tried_again(workspace: Path) -> None:
@@ -152,7 +152,7 @@ def test_artifact_must_fit_its_schema(workspace: Path) -> None:
     assert check(workspace, {"artifact": "${a.good}", "schema": schema}, values=values)[0]
     passed, detail = check(workspace, {"artifact": "${a.bad}", "schema": schema}, values=values)
     assert (passed, detail) == (False, "`1`: 'url' is a required property")
-    assert check(workspace, {"artifact": "${a.empty}"}, values=values) == (False, "it is empty")
+    assert check(workspace, {"artifact": "${a.empty}"}, values=values) == (False, "the value is empty")
 
 
 def test_claim_needs_sources_of_different_hosts(workspace: Path) -> None:
@@ -161,7 +161,10 @@ def test_claim_needs_sources_of_different_hosts(workspace: Path) -> None:
     gate = {"artifact": "${a.claims}", "confirmations": 2}
     assert check(workspace, gate, values={"a.claims": [two_hosts]})[0]
     passed, detail = check(workspace, gate, values={"a.claims": {"claims": [two_hosts, one_host]}})
-    assert (passed, detail) == (False, "1 of 2 claims: 'QUIC is fast' has 1 of 2 (a.org)")
+    assert (passed, detail) == (
+        False,
+        "1 of 2 claims are not confirmed: 'QUIC is fast' has 1 of 2 confirmations (a.org)",
+    )
     assert "no claims" in check(workspace, gate, values={"a.claims": []})[1]
 
 
@@ -198,10 +201,10 @@ def test_size_and_place_of_the_change_are_bounded(workspace: Path, trees: tuple[
         return check(workspace, {"diff": bounds}, base_tree=first, expected_tree=third)
 
     assert review(max_files=3, max_lines=4) == (True, "3 files, 4 lines")
-    assert review(max_files=2) == (False, "3 files, at most 2 may change")
-    assert review(max_lines=3) == (False, "4 lines, at most 3 may change")
-    assert review(only=["docs/**", "*.py"]) == (False, "outside of docs/**, *.py: keys.pem")
-    assert review(never=["**/*.pem"]) == (False, "must not change: keys.pem")
+    assert review(max_files=2) == (False, "3 files changed, but at most 2 may change")
+    assert review(max_lines=3) == (False, "4 lines changed, but at most 3 may change")
+    assert review(only=["docs/**", "*.py"]) == (False, "changes outside docs/**, *.py: keys.pem")
+    assert review(never=["**/*.pem"]) == (False, "must not be changed: keys.pem")
     assert review(only=["**"], never=["src/**"])[0]
 
 
@@ -239,7 +242,11 @@ def test_prose_is_put_to_a_person_with_checks_and_evidence(workspace: Path) -> N
     assert done.failure is None
     assert done.question is not None
     shown = done.question.evidence
-    assert shown[:3] == ("- backwards compatible", "passed: true", "open: backwards compatible - a person judges it")
+    assert shown[:3] == (
+        "- backwards compatible",
+        "passed: true",
+        "open: backwards compatible - a person must judge this check",
+    )
     assert done.question.window == "evening"
     name, place = shown[3].split(": ")
     assert name == "${plan.note}"
@@ -268,7 +275,7 @@ def test_rejection_is_a_failure_that_names_who_and_why(workspace: Path) -> None:
     )
     assert done.failure is not None
     assert done.failure.failure_class is FailureClass.POLICY
-    assert done.failure.reason == "bob said no: no canary"
+    assert done.failure.reason == "rejected by bob: no canary"
     assert done.outputs["rejected_by"] == "bob"
 
 
@@ -280,7 +287,7 @@ def test_chosen_option_starts_its_steps(workspace: Path) -> None:
         asked = judge(workspace, {"approval": {"options": OPTIONS}}, answers=decisions)
         assert asked.question is not None
         assert [option.name for option in asked.question.options] == ["A", "B", "reject"]
-    assert "choose one of A, B" in "\n".join((asked.question.title, *asked.question.evidence))
+    assert "Choose one of: A, B" in "\n".join((asked.question.title, *asked.question.evidence))
 
 
 def test_person_who_thinks_again_counts_with_the_last_word() -> None:
@@ -296,5 +303,7 @@ def test_gate_without_checks_is_open(workspace: Path) -> None:
 
 def test_preview_runs_nothing(workspace: Path) -> None:
     work = work_for(workspace, {"gate": {"checks": [{"command": "touch ran"}], "approval": {"role": "lead"}}})
-    assert RUNNER.preview(work) == "check touch ran\nask 1 of lead: May the plan continue after 'one'?"
+    assert (
+        RUNNER.preview(work) == "check touch ran\nask lead for approval (1 needed): May the plan continue after 'one'?"
+    )
     assert not (workspace / "ran").exists()

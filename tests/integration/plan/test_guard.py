@@ -48,9 +48,9 @@ def refused(plan: Stage) -> str:
             {"write": ["src"]},
             "policy.write (src) does not cover docs/c.md",
         ),
-        (edit("${inputs.at}", inputs={"at": "app/.ENV"}), {}, "policy.protect covers app/.ENV"),
-        (shell("git push --force origin main"), {}, "rule rewrites_history refuses"),
-        (shell("touch done; rm -rf ~"), {}, "rule destructive_command refuses"),
+        (edit("${inputs.at}", inputs={"at": "app/.ENV"}), {}, "policy.protect forbids changes to app/.ENV"),
+        (shell("git push --force origin main"), {}, "rule rewrites_history rejects"),
+        (shell("touch done; rm -rf ~"), {}, "rule destructive_command rejects"),
         (
             shell("make deploy"),
             {"commands": [{"match": "make deploy", "reason": "the pipeline does"}]},
@@ -76,8 +76,8 @@ def test_act_that_a_rule_forbids_is_never_begun(
     [
         # Programs whose text does not say what they write.
         (python("open('docs/c.md', 'w')"), {"write": ["src/**"]}, "does not cover docs/c.md"),
-        (python("open('.env', 'a').write('x')"), {}, "policy.protect covers .env"),
-        (python("os.remove('docs/b.md')"), {"protect": ["docs"]}, "policy.protect covers docs/b.md"),
+        (python("open('.env', 'a').write('x')"), {}, "policy.protect forbids changes to .env"),
+        (python("os.remove('docs/b.md')"), {"protect": ["docs"]}, "policy.protect forbids changes to docs/b.md"),
         (python("os.rename('docs/b.md', 'src/b.md')"), {"write": ["src"]}, "does not cover docs/b.md"),
     ],
 )
@@ -139,7 +139,7 @@ class TestApproval:
         assert result.failure is not None
         assert (result.failure.failure_class, result.failure.reason) == (
             FailureClass.POLICY,
-            "ada refused it: not today",
+            "ada rejected the step: not today",
         )
 
     def test_yes_does_not_reach_what_is_forbidden(self, root: Path) -> None:

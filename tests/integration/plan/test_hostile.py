@@ -90,7 +90,7 @@ class TestValues:
         user = {"id": "say", "needs": ["make"], "shell": {"run": "true", "environment": {"COLOUR": "${make.x}"}}}
         plan = stage(root, printed('"a\\u0000b"'), user)
         plan.check_done("make")
-        assert plan.failed("say").startswith("COLOUR does not fit into a command")
+        assert plan.failed("say").startswith("COLOUR cannot be passed in a command")
 
     def test_name_with_a_zero_byte_is_no_branch_and_no_path(self, root: Path) -> None:
         branch = {"id": "branch", "needs": ["make"], "git": {"branch": "${make.x}"}}
@@ -153,16 +153,16 @@ class TestFiles:
         )
         plan = stage(root, *steps)
         for step in ("e", "f", "g"):
-            assert "too long for a path" in plan.failed(step)
+            assert "is too long. Shorten it" in plan.failed(step)
 
     @pytest.mark.parametrize(
         ("left", "path", "why"),
         [
             ("mkfifo p", "p", "not a regular file"),
             ("mkdir d", "d", "not a regular file"),
-            ("ln -s /dev/zero z", "z", "cannot be read as a file"),
-            ("ln -s /etc e", "e/passwd", "leads through the link"),
-            ("head -c 9000000 /dev/zero > big", "big", "more than"),
+            ("ln -s /dev/zero z", "z", "as a file: "),
+            ("ln -s /etc e", "e/passwd", "goes through the symbolic link"),
+            ("head -c 9000000 /dev/zero > big", "big", "but the limit is"),
         ],
     )
     def test_output_is_a_regular_file_of_the_tree_or_nothing(self, root: Path, left: str, path: str, why: str) -> None:
@@ -185,7 +185,7 @@ class TestFiles:
         )
         plan = stage(root, *steps)
         plan.run("change")
-        assert "policy.protect covers sub/k.pem" in plan.failed("make")
+        assert "policy.protect forbids changes to sub/k.pem" in plan.failed("make")
         assert not (root / "sub" / "k.pem").exists()
         plan.check_done("other")
         assert (root / "build" / "x").read_text() == "2\n"
@@ -285,7 +285,7 @@ class TestAgain:
         (root / "n.txt").unlink()
         again = Stage(root, plan.plan, run_id="run-2")
         again.check_done("one")
-        assert "4 lines, at most 2" in again.failed("gate")
+        assert "4 lines changed, but at most 2" in again.failed("gate")
 
     def test_attempt_that_waited_for_its_own_twin_does_not_act_again(self, root: Path) -> None:
         plan = stage(root, shell("one", "date +%N > stamp.txt; sleep 0.5"))

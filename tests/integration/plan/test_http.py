@@ -184,7 +184,7 @@ def test_status_decides_whether_trying_again_helps(
     done = ask(tmp_path, site, {"url": site.url("/x?key=hidden")})
     assert done.failure is not None
     assert done.failure.failure_class is failure_class
-    assert f"answered {status}" in done.failure.reason
+    assert f"returned {status}" in done.failure.reason
     assert "hidden" not in done.failure.reason
 
 

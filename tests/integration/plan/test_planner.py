@@ -134,10 +134,13 @@ class TestGoal:
             ("id: x\nsteps: [{id: a, nonsense: 1}]\n", "nonsense"),
             ("id: x\nsteps: [{id: a, run: 'rm -rf ~'}]\n", "destructive_command"),
             ("id: x\nsteps: [{id: a, http: {url: 'https://evil.org/'}}]\n", "evil.org"),
-            ("id: x\nsteps: [{id: a, edit: {files: [{path: .env, content: x}]}}]\n", "policy.protect covers .env"),
-            ("id: x\nsteps: [{id: a, subplan: {file: p.yaml}}]\n", "takes a plan from a file"),
-            ("id: x\ndefinition_of_done: [pytest]\nsteps: [{id: a}]\n", "move it to a check of a gate"),
-            ("id: x\nsteps: [{id: a, run: 'ls', compensate: {run: './undo'}}]\n", "where nobody can be asked"),
+            (
+                "id: x\nsteps: [{id: a, edit: {files: [{path: .env, content: x}]}}]\n",
+                "policy.protect forbids changes to .env",
+            ),
+            ("id: x\nsteps: [{id: a, subplan: {file: p.yaml}}]\n", "loads a plan from a file"),
+            ("id: x\ndefinition_of_done: [pytest]\nsteps: [{id: a}]\n", "move it to a gate check"),
+            ("id: x\nsteps: [{id: a, run: 'ls', compensate: {run: './undo'}}]\n", "but nobody can approve it"),
             ("id: x\nsteps: [" + ", ".join(f"{{id: s{n}}}" for n in range(201)) + "]\n", "the maximum is 200"),
         ],
     )
@@ -154,7 +157,7 @@ class TestGoal:
         self, root: Path, server: ModelServer
     ) -> None:
         server.queue(plans("id: x\nsteps: []\n"))
-        with pytest.raises(InvalidRequestError, match="gave no usable answer in 3 attempts"):
+        with pytest.raises(InvalidRequestError, match="returned no usable answer in 3 attempts"):
             opened(root, writer(server))
         assert len(server.requests) == 3
         stage(root, {"id": "m"}, plan_id="plan-another")
@@ -272,7 +275,7 @@ class TestRevision:
             ),
             (
                 [{"id": "a", "shell": {"run": "true"}}, {"id": "b", "shell": {"run": "ls"}}],
-                "'ok' is a gate set by a person",
+                "'ok' is a gate that a person defined",
             ),
             (
                 [
@@ -306,7 +309,7 @@ class TestRevision:
         server.queue(plans(same), plans(same + "  - {id: more, run: ls}\n"))
         found = self.revised(plan)
         assert found.changed == ("more",)
-        assert "does not differ from" in server.requests[1].text
+        assert "is identical to" in server.requests[1].text
 
     def test_only_what_is_different_is_written_and_what_is_done_stays_in_any_case(
         self, root: Path, server: ModelServer
@@ -317,7 +320,7 @@ class TestRevision:
         server.queue(plans(only, keep=("c", "nowhere")), plans(only, keep=("c",)))
         found = self.revised(plan, fixed=("a",), statuses={"a": "completed", "b": "failed"})
         assert found.problem == ""
-        assert "`keep` names 'nowhere'" in server.requests[1].text
+        assert "`keep` contains 'nowhere'" in server.requests[1].text
         steps = {step.id: step for step in kept(plan, found).plan.steps}
         assert set(steps) == {"a", "c", "d", "e"}
         assert steps["c"] == plan.plan.steps[2]

@@ -78,7 +78,7 @@ class TestRecords:
         records.put(record())
         (path,) = tmp_path.rglob("0001.json")
         path.write_bytes(b"{")
-        with pytest.raises(ArtifactCorruptError, match="is damaged"):
+        with pytest.raises(ArtifactCorruptError, match="is not a valid step record"):
             records.find_attempt("p", "one", 1)
 
     def test_different_ids_have_different_files(self) -> None:
@@ -174,7 +174,7 @@ class TestRevision:
         [
             ('{"id": "p", "steps": [{"id": "one", "shell": {"run": "false"}}]}', "completed and cannot be changed"),
             ('{"id": "p", "steps": [{"id": "one", "needs": ["x"]}]}', "x"),
-            ('{"id": "p", "steps": [{"id": "one", "shell": {"run": "true"}}]}', "does not differ from"),
+            ('{"id": "p", "steps": [{"id": "one", "shell": {"run": "true"}}]}', "is identical to"),
             ("", "agent_planning"),
         ],
     )

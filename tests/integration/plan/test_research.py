@@ -159,7 +159,7 @@ def test_rejected_gate_fails_with_who_and_why(stage: Stage, site: FakeSite, mode
     for step in ("links", "read", "find", "note"):
         stage.check_done(step)
     no = Answer(question="q1", by="bob", option="reject", text="one page is not enough")
-    assert stage.failed("confirm", answers=(no,)) == "bob said no: one page is not enough"
+    assert stage.failed("confirm", answers=(no,)) == "rejected by bob: one page is not enough"
 
 
 def test_preview_asks_neither_the_site_nor_the_model(stage: Stage, site: FakeSite, model: ModelServer) -> None:

@@ -77,7 +77,7 @@ class TestShell:
     def test_criterion_that_does_not_hold_shows_what_the_command_said(self, root: Path) -> None:
         plan = stage(root, shell("test", "echo no such module >&2; exit 3", expect=["${exit_code} == 0"]))
         assert plan.failed("test") == (
-            "criterion does not hold: ${exit_code} == 0 (exit_code = 3); it printed: no such module"
+            "criterion is not met: ${exit_code} == 0 (exit_code = 3); output: no such module"
         )
 
     def test_person_who_is_asked_sees_the_command_as_it_will_run(self, root: Path) -> None:
@@ -131,7 +131,7 @@ class TestShell:
         assert plan.record("here").outputs["stdout"] == "two"
 
     def test_command_runs_nowhere_outside(self, root: Path) -> None:
-        with pytest.raises(PlanError, match=r"'../..' leaves the tree"):
+        with pytest.raises(PlanError, match=r"'../..' is outside the tree"):
             stage(root, {"id": "outside", "shell": {"run": "ls", "folder": "../.."}})
 
     def test_exit_code_that_the_criteria_ask_for_is_no_failure(self, root: Path) -> None:
@@ -167,22 +167,22 @@ class TestContract:
 
     def test_missing_output_fails_the_step_and_names_it(self, root: Path) -> None:
         plan = stage(root, shell("one", "true", outputs={"x": "file:none.txt"}))
-        assert plan.failed("one") == "output 'x': the step left no file 'none.txt'"
+        assert plan.failed("one") == "output 'x': the step did not produce the file 'none.txt'"
 
     def test_output_file_behind_a_link_is_refused(self, root: Path, tmp_path: Path) -> None:
         (tmp_path / "secret").write_text("secret")
         plan = stage(root, shell("one", f"ln -s {tmp_path}/secret x.txt", outputs={"x": "file:x.txt"}))
-        assert "cannot be read as a file" in plan.failed("one")
+        assert "as a file: " in plan.failed("one")
 
     def test_criterion_that_does_not_hold_fails_the_step_with_the_values(self, root: Path) -> None:
         plan = stage(root, shell("one", "echo '[1]'", outputs={"n": "json"}, expect=["len(${outputs.n}) >= 2"]))
         reason = plan.failed("one")
-        assert "criterion does not hold: len(${outputs.n}) >= 2" in reason
+        assert "criterion is not met: len(${outputs.n}) >= 2" in reason
         assert "[1]" in reason
 
     def test_prose_criteria_are_shown_as_unchecked(self, root: Path) -> None:
         plan = stage(root, shell("one", "true", expect=[{"prose": "the code is easier to read"}]))
-        assert "1 condition in prose unchecked" in plan.check_done("one").summary
+        assert "1 condition in prose not checked" in plan.check_done("one").summary
 
     def test_condition_that_is_false_skips_the_step(self, root: Path) -> None:
         plan = stage(root, shell("one", "touch x", when="${plan.go} == 'yes'"), plan={"inputs": {"go": "no"}})
@@ -191,7 +191,7 @@ class TestContract:
 
     def test_precondition_stops_the_step_before_it_acts(self, root: Path) -> None:
         plan = stage(root, shell("one", "touch x", preconditions=["${plan.n} > 3"]), plan={"inputs": {"n": 1}})
-        assert plan.failed("one").startswith("precondition does not hold")
+        assert plan.failed("one").startswith("precondition is not met")
         assert not (root / "x").exists()
 
     def test_failure_mode_is_recognised_by_the_exit_code(self, root: Path) -> None:
@@ -242,7 +242,7 @@ class TestContract:
         plan = stage(root, {"id": "plain"}, {"id": "strict", "expect": ["${plan.n} == 2"]}, plan={"inputs": {"n": 1}})
         plan.check_done("plain")
         assert plan.records.find_attempt(PLAN_ID, "plain", 1) is None
-        assert "does not hold" in plan.failed("strict")
+        assert "is not met" in plan.failed("strict")
 
 
 class TestPolicy:
@@ -251,7 +251,7 @@ class TestPolicy:
         result = plan.run("leak")
         assert result.failure is not None
         assert result.failure.failure_class is FailureClass.POLICY
-        assert "policy.protect covers .env" in result.failure.reason
+        assert "policy.protect forbids changes to .env" in result.failure.reason
         assert not (root / ".env").exists()
         assert (root / "a.txt").read_text() == "one\n"
 
@@ -274,7 +274,7 @@ class TestPolicy:
     def test_refused_deployment_fails_with_the_rationale(self, root: Path) -> None:
         plan = stage(root, shell("ship", "touch shipped", kind="deploy"))
         no = Answer(question="q1", by="sam", option="reject", text="it is Friday")
-        assert plan.failed("ship", answers=(no,)) == "sam refused it: it is Friday"
+        assert plan.failed("ship", answers=(no,)) == "sam rejected the step: it is Friday"
         assert not (root / "shipped").exists()
 
     def test_command_cannot_write_outside_of_the_tree(self, root: Path, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ class TestOnce:
         plan.failed("two")
         plan.close(PlanOutcome.FAILED)
         again = Stage(root, plan.plan, run_id="run-2", inputs={"file": "a.txt"})
-        assert any("reset to its initial tree" in note for note in again.opened.notes)
+        assert any("reset to the initial tree" in note for note in again.opened.notes)
         assert again.check_done("one").reused
         assert not again.check_done("two").reused
         assert (root / "log.txt").read_text() == "x\ny\n"
@@ -457,7 +457,8 @@ class TestOpening:
         assert (stored.inputs, stored.file) == ({"x": 9, "y": 2}, "plans/p.yaml")
 
     @pytest.mark.parametrize(
-        ("fields", "why"), [({"file": "none.yaml"}, "no plan file 'none.yaml'"), ({"goal": "do it"}, "agent_planning")]
+        ("fields", "why"),
+        [({"file": "none.yaml"}, "plan file 'none.yaml' not found"), ({"goal": "do it"}, "agent_planning")],
     )
     def test_request_without_a_plan_is_refused(self, root: Path, fields: dict[str, Any], why: str) -> None:
         scope = PlanScope(episode_id="plan-x", workspace=str(root))

@@ -60,7 +60,7 @@ def test_conflict_changes_nothing_and_names_the_path(root: Path) -> None:
     plan.check_done("two")
     files, tree = on_disk(root), plan.tree
     undone = plan.undo("one")
-    assert "later steps changed the same places of long.txt" in undone.failure
+    assert "later steps changed the same parts of long.txt" in undone.failure
     assert on_disk(root) == files
     assert undone.tree == tree
     assert not plan.record("one").undone
@@ -102,7 +102,7 @@ def test_failing_command_leaves_the_step_as_it_is(root: Path) -> None:
     plan = stage(root, shell("one", "echo x > x.txt", compensate={"run": "rm x.txt; exit 4"}))
     plan.check_done("one")
     undone = plan.undo("one")
-    assert "the command that takes step 'one' back failed: exit code 4" in undone.failure
+    assert "the command that undoes step 'one' failed: exit code 4" in undone.failure
     assert (root / "x.txt").exists()
     assert not plan.record("one").undone
 

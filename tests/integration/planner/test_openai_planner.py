@@ -100,7 +100,7 @@ async def test_answer_in_wrapping_is_accepted_without_correction(wrap: Callable[
         (says(plan(steps=[])), "`steps` is empty"),
         (says(plan(claims_done=True, gave_up=True, reason="x")), "both true"),
         (says(plan(gave_up=True)), "`reason` is empty"),
-        (says("I would rather talk about it."), "has no JSON object"),
+        (says("I would rather talk about it."), "contains no JSON object"),
         (says(""), "the answer is empty"),
         (says(json.dumps(PLAN)[:-30], truncated=True), "cut off"),
         (says(PLAN, truncated=True), "cut off"),
@@ -185,8 +185,8 @@ async def test_steps_are_held_to_the_programs_of_the_executor() -> None:
     [
         (out_of_quota(), "quota of the key is used up"),
         (fails(400, "Invalid schema"), "does not accept the request"),
-        (fails(400, "too long", code="context_length_exceeded"), "enough context"),
-        (fails(401, "Incorrect API key"), "set OPENAI_API_KEY"),
+        (fails(400, "too long", code="context_length_exceeded"), "larger context"),
+        (fails(401, "Incorrect API key"), "Set OPENAI_API_KEY"),
         (fails(403, "Country not supported"), "permissions"),
         (fails(422, "bad"), "JSON schemas"),
     ],
@@ -313,7 +313,7 @@ async def test_chooser_takes_the_model_where_there_is_a_key() -> None:
     assert isinstance(with_key("heuristic"), HeuristicPlanner)
     assert isinstance(without("auto"), HeuristicPlanner)
     assert isinstance(planners(ModelService(base_url="http://127.0.0.1:1/v1"), RUFF)("auto"), OpenAIPlanner)
-    with pytest.raises(PlannerError, match="set OPENAI_API_KEY"):
+    with pytest.raises(PlannerError, match="Set OPENAI_API_KEY"):
         without("openai")
     with pytest.raises(PlannerError, match="auto, heuristic, openai"):
         without("oracle")

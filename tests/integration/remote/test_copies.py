@@ -144,9 +144,7 @@ def test_host_that_lost_its_epoch_copies_nothing_more_and_says_so(first: Host, h
     taken = second.take(epoch + 1)
     (first.folder / "project" / "app.py").write_text("late\n")
     late = first.checkpoint(1, epoch)
-    with pytest.raises(
-        FencedError, match=r"'first' must not continue .* under epoch 1: 'second' holds it with epoch 2"
-    ):
+    with pytest.raises(FencedError, match=r"'first' must not continue .* under epoch 1: 'second' owns it with epoch 2"):
         first.copies.add(first.scope(epoch), late)
     with pytest.raises(FencedError, match="Nothing was delivered"):
         first.copies.check(first.scope(epoch))
@@ -167,7 +165,7 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
 
     slow = Copies(OvertakenBucket(bucket, KEYS), ("first",), PackedTrees(), open_local_store)
     record = first.checkpoint(1, epoch)
-    with pytest.raises(FencedError, match="'second' has changed it since under epoch 2"):
+    with pytest.raises(FencedError, match="'second' has since changed the copy under epoch 2"):
         slow.add(first.scope(epoch), record)
     head = second.copies.check(second.scope(epoch + 1))
     assert head.last is not None
@@ -217,7 +215,7 @@ def test_host_asks_who_may_write_unless_it_has_just_written(
     second.take(epoch + 1)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + later_s)
-    with pytest.raises(FencedError, match="'second' holds it with epoch 2"):
+    with pytest.raises(FencedError, match="'second' owns it with epoch 2"):
         copies.check(first.scope(epoch))
 
 
@@ -284,7 +282,7 @@ def test_object_under_another_name_is_refused(bucket: S3Bucket) -> None:
     stored = bucket.read("one")
     assert stored is not None
     bucket.write("two", stored.content)
-    with pytest.raises(ArtifactCorruptError, match="two of the remote store is not authentic"):
+    with pytest.raises(ArtifactCorruptError, match="two in the remote store is not authentic"):
         sealed.read("two")
 
 

@@ -156,13 +156,13 @@ def test_a_check_sees_the_network_only_where_the_settings_say_so(tmp_path: Path)
         assert listed.run(check, tmp_path, cancelled=never, started=ignore).exit_code == 0
     lookup = Check(run="python3 -c \"import socket; socket.getaddrinfo('example.org', 80)\"")
     result = runner(sandbox).run(lookup, tmp_path, cancelled=never, started=ignore)
-    assert b"which reaches only the hosts in sandbox.network. Add those that the check needs]" in result.output
+    assert b"which can only reach the hosts in sandbox.network. Add the hosts that the check needs]" in result.output
 
 
 def test_a_program_that_the_sandbox_hides_is_explained(tmp_path: Path) -> None:
     result = runner(walled()).run(Check(run="no-such-program"), tmp_path, cancelled=never, started=ignore)
     assert ended(result) is CheckStatus.NOT_FOUND
-    assert b"needs sandbox.read]" in result.output
+    assert b"add its path to sandbox.read]" in result.output
 
 
 def test_more_folders_may_be_read_and_written_by_the_settings(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_worker_of_root_in_somebody_else_s_tree_is_told_to_change_that(tmp_pat
         os.chown(path, 31_415, 31_415)
     result = runner(sandbox).run(Check(run="echo b > a.txt"), tmp_path, cancelled=never, started=ignore)
     assert ended(result) is CheckStatus.FAILED
-    assert b"no rights on a tree of user 31415. Run the worker as that user]" in result.output
+    assert b"no access to a tree of user 31415. Run the worker as that user]" in result.output
 
 
 def test_the_evidence_names_the_walls_and_what_they_did_not_hold(tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ def test_constants_of_a_module_have_mutants_although_they_are_read_once(judging:
     ("body", "said"),
     [
         ("grade(70)", "asserts nothing"),
-        ("assert grade(70) is not None", "only that there is a result"),
-        ("assert 'failed' in ('passed', 'failed')", "only constants"),
+        ("assert grade(70) is not None", "only asserts that there is a result"),
+        ("assert 'failed' in ('passed', 'failed')", "only asserts constants"),
         ("try:\n        assert grade(70) == 'x'\n    except AssertionError:\n        pass", "only with an error"),
         ("try:\n        grade(70)\n    except Exception:\n        assert False", "only with an error"),
         ("import os\n    os._exit(0)", "can see how it is run"),
@@ -199,7 +199,7 @@ def test_files_that_cannot_be_collected_are_refused_and_the_others_judged(judgin
     assert len(report.accepted) == 1
     reasons = {one.test: one.reason for one in report.refused}
     assert "No module named 'nothing_of_the_kind'" in reasons["tests/test_broken.py"]
-    assert "No test was collected" in reasons["tests/test_none.py"]
+    assert "No tests were collected" in reasons["tests/test_none.py"]
 
 
 def test_a_python_without_pytest_is_named_with_what_to_do(making: Making, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_slow_suite_ends_in_time_and_says_what_is_missing(judging: Judging) ->
         "import time\nfrom grades import grade\n\ndef test_it():\n    time.sleep(1)\n    assert grade(50) == 'passed'\n"
     )
     report = judging(test).judge("tests/test_it.py", time_limit_s=8)
-    assert any("There was time for" in note for note in report.notes)
+    assert any("There was only time for" in note for note in report.notes)
     assert report.accepted
     assert report.duration_s < 40
 

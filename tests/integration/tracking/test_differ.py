@@ -132,7 +132,7 @@ def test_comparison_without_time_is_marked(tree: GitWorkingTree) -> None:
     found = HASTY.compare(store_folder_of(scope_of(tree.root)), start, tree.snapshot())
     assert found.approximate
     # Time ends while the files are listed or while they are compared.
-    assert "could not be listed in time" in found.note or "took too long" in found.note
+    assert "could not list the changed files in time" in found.note or "took too long" in found.note
     assert found.patch == b""
 
 

@@ -232,7 +232,7 @@ def test_patch_with_a_part_of_the_files_is_refused_with_a_way_out(tmp_path: Path
     git(root, "add", "-A")
     tree = git(root, "write-tree").decode().strip()
     found = PATIENT.compare(root / ".git", base, tree)
-    assert found.note == "the patch contains 1 of 2 changed paths: it was cut at 2000000 bytes"
+    assert found.note == "the patch contains 1 of 2 changed paths, because it was truncated at 2000000 bytes"
     with pytest.raises(InvalidRequestError, match=f"holds 1 of 2 changed paths only.* {tree} is kept"):
         apply_patch(root / ".git", base, found.patch)
 

@@ -47,7 +47,7 @@ async def test_rules_name_the_reasons_and_the_failing_check() -> None:
     assert "'pytest' failed: E assert 1 == 2" in reflection.diagnosis
     assert "the executor ended with 'failed'" in reflection.diagnosis
     assert reflection.action_items[0] == "first undo or fix what broke the checks that passed before"
-    assert "make 'pytest' pass, beginning with tests/test_a.py::test_a" in reflection.action_items
+    assert "make 'pytest' pass, starting with tests/test_a.py::test_a" in reflection.action_items
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_model_reflects_on_all_that_is_known() -> None:
         (Reply(refusal="never"), "refused: never"),
         (rate_limited(retry_after="5"), "busy or down"),
         (out_of_quota(), "quota"),
-        (fails(401), "set OPENAI_API_KEY"),
+        (fails(401), "Set OPENAI_API_KEY"),
         (fails(404), "none of the models"),
         (fails(500), "busy or down"),
         (raw(b"garbage"), "not a JSON object"),

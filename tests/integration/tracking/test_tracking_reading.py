@@ -27,9 +27,7 @@ def test_a_file_that_is_too_large_for_the_patch_is_left_to_a_person(episode: Epi
     tracking = episode.iterate({"data/big.txt": LARGE, "app.py": "a = 1\n"}, plan("add data"))
     (item,) = [finding for finding in episode.state.findings if finding.rule == "change_not_read"]
     assert (item.verdict, item.where) == (Verdict.ASK, "data/big.txt")
-    assert item.evidence.startswith(
-        "201 of 90201 changed lines were read by the rules: the patch contains 1 of 2 changed"
-    )
+    assert item.evidence.startswith("201 of 90201 changed lines were checked: the patch contains 1 of 2 changed")
     assert "cut at 2000000 bytes" in tracking.note
     events = open_project(episode.root).events("course")
     assert "cut at 2000000 bytes" in events[-1].text
@@ -39,7 +37,7 @@ def test_without_a_patch_nothing_passes_as_read(episode: Episode) -> None:
     tracking = episode.iterate({"big.txt": LARGE}, plan("add data"))
     (item,) = episode.state.findings
     assert (item.rule, item.where) == ("change_not_read", "big.txt")
-    assert item.evidence.startswith("0 of 90000 changed lines were read by the rules: no patch")
+    assert item.evidence.startswith("0 of 90000 changed lines were checked: no patch")
     assert tracking.note.startswith("no patch")
 
 

@@ -48,7 +48,7 @@ def test_missing_artifact_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["", "../../../../etc/passwd", "ab", "A" * 64, "a" * 64 + "\n"])
 def test_address_that_is_no_hash_is_refused(tmp_path: Path, address: str) -> None:
-    with pytest.raises(ArtifactMissingError, match="is not an artifact address"):
+    with pytest.raises(ArtifactMissingError, match="is not a valid artifact address"):
         LocalArtifactStore(tmp_path).get(ArtifactRef(sha256=address, size_bytes=1))
 
 
@@ -177,7 +177,7 @@ def test_full_disk_is_reported_and_nothing_partial_is_left(tiny_disk: Path) -> N
     store = LocalArtifactStore(tiny_disk / "artifacts")
     (tiny_disk / "room").write_bytes(bytes(50_000))
     kept = store.put(b"kept", name="plan")
-    full = rf"^the disk of {tiny_disk}/artifacts is full while storing {{}} bytes .*Free space"
+    full = rf"^the disk that contains {tiny_disk}/artifacts is full while storing {{}} bytes .*Free space"
     with pytest.raises(StorageFullError, match=full.format(1000000)):
         store.put(b"r" * 1_000_000, name="report")
 
@@ -209,5 +209,5 @@ except StorageFullError as error:
 """
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"the disk of {tmp_path} is full while storing 5000 bytes ('report')")
+    assert done.stdout.startswith(f"the disk that contains {tmp_path} is full while storing 5000 bytes ('report')")
     assert LocalArtifactStore(tmp_path).all() == {}

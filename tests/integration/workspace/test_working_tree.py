@@ -396,7 +396,7 @@ def test_ensure_saves_what_it_found_and_undoes_it(root: Path, tree: GitWorkingTr
 
 def test_unknown_tree_is_refused_and_nothing_changes(root: Path, tree: GitWorkingTree) -> None:
     write(root, {"a.txt": "mine\n"})
-    with pytest.raises(WorkspaceError, match="does not hold the tree 1234"):
+    with pytest.raises(WorkspaceError, match="does not contain the tree 1234"):
         tree.restore("1234" * 10)
     assert (root / "a.txt").read_text() == "mine\n"
 

@@ -94,17 +94,19 @@ class TestPrepare:
             prepare(scope_of(root / "a.txt"))
 
     def test_folder_without_repository_is_refused_with_the_command_that_makes_one(self, tmp_path: Path) -> None:
-        with pytest.raises(NotARepositoryError, match=f"Make it one: git init {tmp_path}"):
+        with pytest.raises(NotARepositoryError, match=f"Create one: git init {tmp_path}"):
             prepare(scope_of(tmp_path))
 
     def test_folder_inside_a_repository_is_refused_with_the_name_of_the_top(self, root: Path) -> None:
         (root / "sub").mkdir()
-        with pytest.raises(NotARepositoryError, match=f"sub is inside the git working tree {root}: name the top"):
+        with pytest.raises(
+            NotARepositoryError, match=f"sub is inside the git working tree {root}. Specify the top folder"
+        ):
             prepare(scope_of(root / "sub"))
         assert not state_folder(root / "sub").exists()
 
     def test_git_folder_is_refused(self, root: Path) -> None:
-        with pytest.raises(NotARepositoryError, match="name the top of the working tree"):
+        with pytest.raises(NotARepositoryError, match="Specify the top folder of the working tree"):
             prepare(scope_of(root / ".git"))
 
     def test_bare_repository_is_refused(self, tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ class TestPrepare:
     def test_state_home_in_the_workspace_is_refused(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for place in (root, root / "deep" / "state"):
             monkeypatch.setenv("TIGHTLOOP_HOME", str(place))
-            with pytest.raises(WorkspaceError, match=r"lies in the workspace .* export TIGHTLOOP_HOME="):
+            with pytest.raises(WorkspaceError, match=r"is inside the workspace .* export TIGHTLOOP_HOME="):
                 prepare(scope_of(root))
         assert not (root / "deep").exists()
 
@@ -196,7 +198,7 @@ class TestClaims:
         prepare(plan)
         prepare(child)
         GitWorkspaces().release(child)
-        with pytest.raises(WorkspaceBusyError, match="plan works in"):
+        with pytest.raises(WorkspaceBusyError, match="plan is using"):
             prepare(scope_of(root, "other"))
         GitWorkspaces().release(plan)
         prepare(scope_of(root, "other"))
@@ -253,7 +255,7 @@ class TestWorktree:
             tree.restore(start)
         assert on_disk(root_of(scope)) == {"a.txt": ("file", b"one\n")}
         assert user_state(root) == before
-        assert any("without changes that are not committed: a.txt" in note for note in notes)
+        assert any("does not contain uncommitted changes: a.txt" in note for note in notes)
 
     def test_preparing_again_keeps_the_work(self, root: Path) -> None:
         scope = scope_of(root, worktree=True)

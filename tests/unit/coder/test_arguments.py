@@ -26,7 +26,7 @@ def test_what_may_be_null_may_be_left_out() -> None:
         ({"path": "a", "start": "2"}, "start: '2' is not of type 'integer', 'null'"),
         ({"path": "a", "start": 0}, "start: 0 is less than the minimum of 1"),
         ({"path": "a", "strat": 1}, "unknown argument 'strat'. Did you mean 'start'?"),
-        ({"path": ["a" * 2_000]}, "wrong arguments: path: ['aaa"),
+        ({"path": ["a" * 2_000]}, "invalid arguments at path: ['aaa"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_the_reason(arguments: dict[str, Any], said: str) -> None:

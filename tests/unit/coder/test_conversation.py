@@ -45,7 +45,7 @@ def test_line_names_call_outcome_and_where_to_read_it_again() -> None:
 
 
 def test_corrections_leave_no_trace_in_a_digest() -> None:
-    wrong = [Message("assistant", "Hello"), Message("user", "Your answer calls no tool.")]
+    wrong = [Message("assistant", "Hello"), Message("user", "Your answer contains no tool call.")]
     assert lines_of((), [wrong]) == ((), 0)
 
 
@@ -62,7 +62,7 @@ def test_digest_of_digests_is_bounded_and_says_how_much_is_gone() -> None:
         conversation = conversation.with_messages(added).compact(500)
     text = digest_text(conversation.digest, conversation.left_out)
     assert len(text.encode()) <= DIGEST_BYTES + 250
-    assert f"[{conversation.left_out} older lines left out]" in text
+    assert f"[{conversation.left_out} older lines omitted]" in text
     assert conversation.left_out + len(conversation.digest) + len(conversation.messages) // 2 == 300
 
 

@@ -34,10 +34,18 @@ def result(mark: str = "", **more: object) -> CallResult:
     ("role", "progress", "said"),
     [
         ("coder", CoderProgress(turns=9), ""),
-        ("coder", CoderProgress(turns=10), "coder.max_turns is 10"),
-        ("coder", CoderProgress(usage=Usage(input_tokens=900, output_tokens=100)), "coder.max_tokens is 1000"),
+        ("coder", CoderProgress(turns=10), "10 turns were used, but coder.max_turns is 10"),
+        (
+            "coder",
+            CoderProgress(usage=Usage(input_tokens=900, output_tokens=100)),
+            "1000 tokens were used, but coder.max_tokens is 1000",
+        ),
         ("coder", CoderProgress(usage=Usage()), ""),
-        ("planner", CoderProgress(talks={"planner": ConversationState(turns=3)}), "coder.roles.planner.max_turns is 3"),
+        (
+            "planner",
+            CoderProgress(talks={"planner": ConversationState(turns=3)}),
+            "3 turns were used, but coder.roles.planner.max_turns is 3",
+        ),
         ("coder", CoderProgress(talks={"planner": ConversationState(turns=3)}), ""),
     ],
 )

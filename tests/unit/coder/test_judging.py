@@ -62,29 +62,32 @@ def test_call_that_can_be_understood_is_made(written: str, start: int | None) ->
     ("reply", "sentence"),
     [
         (called(("raed_file", "{}")), "Unknown tool 'raed_file'. Did you mean 'read_file'?"),
-        (called(("read_file", '{"path": "a')), "The arguments of read_file are incomplete. Write less at once."),
+        (called(("read_file", '{"path": "a')), "The arguments of read_file are incomplete. Write less at a time."),
         (
             called(("read_file", "a.py")),
-            "The arguments of read_file are not a JSON object: 'a.py'. Write an object",
+            "The arguments of read_file are not a JSON object: 'a.py'. Pass an object",
         ),
         (called(("read_file", "[1]")), "The arguments of read_file are not a JSON object: '[1]'."),
         (called(("read_file", "null")), "The arguments of read_file are not a JSON object: 'null'."),
         (called(("read_file", "[" * 100_000)), "The arguments of read_file "),
-        (called(("finish", "")), "finish: wrong arguments: 'summary' is a required property."),
+        (called(("finish", "")), "finish: invalid arguments: 'summary' is a required property."),
         (
             called(("finish", json.dumps({"summary": "a" * 2_000_000}))),
-            "finish: the arguments have more than 2,000,000 characters.",
+            "The arguments of finish are longer than 2,000,000 characters.",
         ),
-        (called(("read_file", '{"path": 5}')), "read_file: wrong arguments: path: 5 is not of type 'string'."),
-        (called(("finish", "{}")), "finish: wrong arguments: 'summary' is a required property."),
+        (called(("read_file", '{"path": 5}')), "read_file: invalid arguments at path: 5 is not of type 'string'."),
+        (called(("finish", "{}")), "finish: invalid arguments: 'summary' is a required property."),
         (called(("finish", '{"summary": "a", "x": 1}')), "finish: unknown argument 'x'."),
         (
             ModelAnswer(text="I would read it."),
-            "Your answer calls no tool. Call one of read_file, edit_file, run_tests",
+            "Your answer contains no tool call. Call one of read_file, edit_file, run_tests",
         ),
-        (ModelAnswer(), "Your answer calls no tool."),
+        (ModelAnswer(), "Your answer contains no tool call."),
         (called(("finish", '{"summary": "a"}'), truncated=True), "Your answer was cut off at the output limit"),
-        (ModelAnswer(refusal="I must not."), "You refused: I must not. If the task cannot be done, call `finish`"),
+        (
+            ModelAnswer(refusal="I must not."),
+            "You refused the task: I must not. If the task cannot be done, call `finish`",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_so_that_the_model_can_act(reply: ModelAnswer, sentence: str) -> None:

@@ -57,10 +57,10 @@ def test_role_without_finish_gets_it() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("Read.", "role r: write `---`, fields such as `tools: [read_file]`, `---`, then the prompt"),
-        ("---\ntools: [a]\n---\n", "role r: write `---`"),
-        ("---\ntools: [\n---\nRead.", "role r: not valid YAML"),
-        ("---\n- a\n---\nRead.", "role r: put fields"),
+        ("Read.", "role r is malformed: write `---`, then fields such as `tools: [read_file]`, then `---`, then"),
+        ("---\ntools: [a]\n---\n", "role r is malformed: write `---`"),
+        ("---\ntools: [\n---\nRead.", "role r is not valid YAML"),
+        ("---\n- a\n---\nRead.", "role r has no fields"),
         ("---\ntemperature: 1\n---\nRead.", "role r: tools is missing"),
         (
             "---\ntools: [a]\ntemprature: 1\n---\nRead.",
@@ -95,13 +95,13 @@ def test_settings_change_a_role_field_by_field() -> None:
         ),
         (
             "coder: {roles: {coder: {temprature: 1}}}",
-            "unknown setting 'temprature' (coder.roles.coder.temprature); did you mean coder.roles.coder.temperature?",
+            "unknown setting 'temprature' (coder.roles.coder.temprature). Did you mean coder.roles.coder.temperature?",
         ),
-        ("coder: {roles: {coder: {temperature: 5}}}", "coder.roles.coder.temperature is 5; it must be a number from 0"),
-        ("coder: {roles: {coder: {models: [1]}}}", "coder.roles.coder.models[0] is 1; it must be text"),
-        ("coder: {keep_tokens: 30000}", "coder: keep_tokens 30000 must not be above half of context_tokens 40000"),
-        ("coder: {basurl: x}", "unknown setting 'basurl' (coder.basurl); did you mean coder.base_url?"),
-        ("coder: {rounds: -1}", "coder.rounds is -1; it must be a whole number from 0 to 20"),
+        ("coder: {roles: {coder: {temperature: 5}}}", "coder.roles.coder.temperature must be a number from 0"),
+        ("coder: {roles: {coder: {models: [1]}}}", "coder.roles.coder.models[0] must be text"),
+        ("coder: {keep_tokens: 30000}", "coder: keep_tokens must be at most half of context_tokens (40000), got 30000"),
+        ("coder: {basurl: x}", "unknown setting 'basurl' (coder.basurl). Did you mean coder.base_url?"),
+        ("coder: {rounds: -1}", "coder.rounds must be a whole number from 0 to 20"),
     ],
 )
 def test_wrong_setting_is_refused_with_the_nearest_name(text: str, sentence: str) -> None:

@@ -58,4 +58,7 @@ def test_wrong_arguments_are_a_failed_result_with_the_reason(tmp_path: Path) -> 
     made = bench(tmp_path)
     result = made.use("read_file", '{"path": 3}')
     assert result.failed
-    assert made.text(result) == "wrong arguments: path: 3 is not of type 'string'. Make the call again"
+    assert (
+        made.text(result)
+        == "invalid arguments at path: 3 is not of type 'string'. Correct them and call the tool again"
+    )

@@ -101,7 +101,7 @@ def test_no_sentence_allows_anything(question: Question) -> None:
     episode = Episode(question)
     for sentence in SENTENCES:
         said = episode.respond(sentence)
-        assert "still waits. Send an answer" in said
+        assert "is still waiting. Send an answer" in said
         for note in (sentence, {"note": sentence}, {"text": sentence, "by": "ada"}):
             episode.resume(note)
         episode.commands.pause(read_remark(sentence))
@@ -124,7 +124,7 @@ def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> N
     assert deviation.respond("use the other parser") == "the planner will read it; the episode continues"
     assert deviation.record.waiting == ()
     work = Episode(WORK)
-    assert "still waits" in work.respond("I could not do it")
+    assert "still waiting" in work.respond("I could not do it")
     assert work.is_waiting
     work.resume("two joints")
     assert work.is_waiting
@@ -140,14 +140,15 @@ def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:
     last = episode.record.core.timeline[-1]
     assert last.kind == "refused"
     assert (
-        last.text == 'resume: q1 needs a decision. Send an answer, for example: {"question": "q1", "option": "allow"}'
+        last.text
+        == 'cannot resume: q1 needs a decision. Send an answer, for example: {"question": "q1", "option": "allow"}'
     )
     assert episode.record.state.notes == ("keep the tests",)
 
 
 def test_the_option_cancel_ends_the_episode() -> None:
     episode = Episode(BUDGET)
-    assert episode.answer("cancel: enough") == "the answer is 'cancel'; the episode ends"
+    assert episode.answer("cancel: enough") == "the answer is 'cancel'; the episode will end"
     assert episode.record.core.cancel == "enough"
 
 
@@ -182,7 +183,7 @@ def test_answers_are_read_as_people_write_them(question: Question, value: Any, o
         (PERMISSION, None, "answer: the input: must be fields"),
         (PERMISSION, "done", "'done' is not an option of q1 ('rm -rf build'). Options: allow, deny"),
         (WORK, "allow", "Options: done, failed, refused"),
-        (WORK, {"allow": True}, "answer: unknown field 'allow'. Known: by, option, question, text. Send for example: "),
+        (WORK, {"allow": True}, "answer: unknown field 'allow'. Known: by, option, question, text. Example: "),
         (PERMISSION, "", "'' is not an option"),
     ],
 )
@@ -190,7 +191,7 @@ def test_what_answers_nothing_is_refused_with_an_example(question: Question, val
     with pytest.raises(InvalidRequestError) as refused:
         match_answers(parse_answer(value), (question,))
     assert sentence in refused.value.message
-    assert "Send for example: " in refused.value.message
+    assert "Example: " in refused.value.message
 
 
 def test_the_whole_command_is_evidence_however_long_it_is() -> None:

@@ -36,7 +36,7 @@ def test_each_epoch_has_one_holder_whoever_asks_in_whatever_order(asked: list[tu
 
 def test_host_of_an_older_epoch_is_refused_and_told_who_has_it() -> None:
     head = CopiesHead(home="b", epoch=2, last=RECORD)
-    with pytest.raises(FencedError, match=r"'a' must not continue .* under epoch 1: 'b' holds it with epoch 2"):
+    with pytest.raises(FencedError, match=r"'a' must not continue .* under epoch 1: 'b' owns it with epoch 2"):
         check_holder(head, "a", 1)
     with pytest.raises(FencedError, match="has no record of it"):
         check_holder(None, "a", 1)

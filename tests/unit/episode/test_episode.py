@@ -187,7 +187,7 @@ def test_five_iterations_that_bring_nothing_are_told_of_whatever_their_errors() 
     assert after_tracking(after_iterations(*causes[:4]), REQUEST) == CONTINUE
     decision = after_tracking(after_iterations(*causes), REQUEST)
     assert decision == Decision(
-        action=NextAction.TELL, tell="5 iterations without progress brought nothing new: the check fails: pytest"
+        action=NextAction.TELL, tell="5 iterations without progress produced nothing new: the check fails: pytest"
     )
 
 
@@ -500,7 +500,7 @@ def test_run_is_followed_by_a_new_one_when_suggested_or_long() -> None:
         ({"workspace": "shop"}, "the workspace 'shop' is not an absolute path"),
         ({"definition_of_done": ()}, "the definition of done is empty"),
         ({"definition_of_done": (Check(run=" "),)}, "the definition of done is empty"),
-        ({"deviation_limit": 0}, "deviation_limit is 0; it must be at least 1"),
+        ({"deviation_limit": 0}, "deviation_limit must be at least 1, got 0"),
     ],
 )
 def test_request_that_cannot_work_is_refused(change: dict[str, object], sentence: str) -> None:
@@ -534,7 +534,7 @@ def test_any_input_is_read_or_carries_its_problem(value: Any) -> None:
     ("value", "start"),
     [
         ("make it green", "the input: must be"),
-        ({"goal": 7}, "goal: must be a text, not 7."),
+        ({"goal": 7}, "goal: must be text, not 7."),
         ({"goal": "g", "budget": {"max_iterations": "many"}}, "budget.max_iterations: "),
     ],
 )
@@ -554,10 +554,10 @@ def test_right_input_has_no_problem_and_is_the_request() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"budget": Budget(max_cost_usd=float("inf"))}, "budget.max_cost_usd is inf"),
-        ({"definition_of_done": (Check(run="true", timeout_s=-1),)}, "a time limit is -1 s"),
-        ({"definition_of_done": (Check(run="true", timeout_s=float("nan")),)}, "a time limit is nan s"),
-        ({"pause_timeout": timedelta(days=-1)}, "pause_timeout is -1 day"),
+        ({"budget": Budget(max_cost_usd=float("inf"))}, "budget.max_cost_usd must be a finite number, got inf"),
+        ({"definition_of_done": (Check(run="true", timeout_s=-1),)}, "s, got -1 s"),
+        ({"definition_of_done": (Check(run="true", timeout_s=float("nan")),)}, "s, got nan s"),
+        ({"pause_timeout": timedelta(days=-1)}, "pause_timeout must be above 0 and at most a year, got -1 day"),
         ({"executor": ExecutorChoice(options={"x": "y" * 300_000})}, "the request is larger than 256000"),
     ],
 )

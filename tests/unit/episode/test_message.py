@@ -277,7 +277,7 @@ def test_refusal_names_empty_parts_and_a_wrong_answer() -> None:
         "- [📨 OUTCOME] is empty: how the work ended, such as completed",
         "- [🪞 REFLECTION] has no diagnosis: one sentence on why things are as they are",
         "- [🪞 REFLECTION] has no action_items: at least one line starting with '- '",
-        "- [✅ ALIGNMENT_CHECK] says 'yes | no // why': it must be yes or no, then ' // ' and why",
+        "- [✅ ALIGNMENT_CHECK] must be yes or no, then ' // ' and why, got 'yes | no // why'",
     ]
 
 

@@ -37,7 +37,7 @@ def test_whole_words_and_lines_are_marked_and_the_rest_is_left_out() -> None:
 def test_delta_is_refused_for_another_text_and_where_it_is_damaged() -> None:
     delta = make_delta(OLD, NEW)
     assert delta is not None
-    with pytest.raises(ValueError, match="made for the plan"):
+    with pytest.raises(ValueError, match="the delta is for the plan"):
         show_delta(NEW, delta)
     for body in ("=999999", "=-1", "+%ff", "=3", "?1", delta.delta.replace("lexer", "boxer")):
         with pytest.raises(ValueError):

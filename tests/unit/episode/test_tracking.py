@@ -53,16 +53,16 @@ def test_default_thresholds_are_those_of_the_seed_and_in_order() -> None:
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"high_from": 1.5}, "high_from is 1.5; it must lie between 0 and 1"),
-        ({"medium_from": float("nan")}, "medium_from is nan; it must lie between 0 and 1"),
+        ({"high_from": 1.5}, "high_from must be between 0 and 1, got 1.5"),
+        ({"medium_from": float("nan")}, "medium_from must be between 0 and 1, got nan"),
         ({"medium_from": 0.7}, "medium_from 0.7 must not be above high_from 0.6"),
         ({"scope_share_medium": 0.9}, "scope_share_medium 0.9 must not be above scope_share_low 0.7"),
         ({"open_items_medium": 6}, "open_items_medium 6 must not be above open_items_low 5"),
-        ({"no_change_low": 0}, "no_change_low is 0; it must be at least 1"),
-        ({"same_error_low": 1}, "same_error_low is 1; it must be at least 2"),
-        ({"cost_low_factor": float("nan")}, "cost_low_factor is nan; it must be at least 1"),
-        ({"tokens_per_progress": 0}, "tokens_per_progress is 0; it must be above 0, or empty for no limit"),
-        ({"hours_per_progress": -1.0}, "hours_per_progress is -1; it must be above 0, or empty for no limit"),
+        ({"no_change_low": 0}, "no_change_low must be at least 1, got 0"),
+        ({"same_error_low": 1}, "same_error_low must be at least 2, got 1"),
+        ({"cost_low_factor": float("nan")}, "cost_low_factor must be at least 1, got nan"),
+        ({"tokens_per_progress": 0}, "tokens_per_progress must be above 0, or empty for no limit, got 0"),
+        ({"hours_per_progress": -1.0}, "hours_per_progress must be above 0, or empty for no limit, got -1"),
     ],
 )
 def test_thresholds_that_do_not_fit_together_are_named(wrong: dict[str, float], problem: str) -> None:
@@ -108,7 +108,7 @@ def test_single_values_win_over_the_preset_in_settings_and_requests() -> None:
     assert (request.deviation_limit, request.repeat_error_limit) == (9, 6)
     assert (request.thresholds.reasons_low, request.thresholds.same_error_low) == (7, 5)
     assert EpisodeRequest.model_validate(request.model_dump(mode="json")) == request
-    with pytest.raises(SettingsError, match=r"tracking\.preset is 'wild'; it must be one of careful, normal, bold"):
+    with pytest.raises(SettingsError, match=r"tracking\.preset must be one of careful, normal, bold, got 'wild'"):
         parse_settings("tracking: {preset: wild}", {})
 
 

@@ -191,14 +191,15 @@ def test_errors_of_the_agents_are_understood(
 def test_the_words_of_an_error_are_those_in_its_data() -> None:
     assert (
         error_outcome(RequestError(-32603, "Internal error", "it broke"), now=NOW).error
-        == "the agent reports: it broke"
+        == "the agent reported an error: it broke"
     )
     details = {"details": "No previous sessions found"}
     assert error_outcome(RequestError(-32603, "Internal error", details), now=NOW).error.endswith(
         ": No previous sessions found"
     )
     assert (
-        error_outcome(RequestError(-32601, "Method not found"), now=NOW).error == "the agent reports: Method not found"
+        error_outcome(RequestError(-32601, "Method not found"), now=NOW).error
+        == "the agent reported an error: Method not found"
     )
 
 
@@ -210,7 +211,7 @@ def test_an_agent_that_died_is_read_for_limits() -> None:
     )
     assert (
         crash_outcome(None, "", now=NOW).error
-        == "the agent closed the connection in the middle of its work without output"
+        == "the agent closed the connection before it finished its work (no output)"
     )
 
 

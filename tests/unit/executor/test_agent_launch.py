@@ -65,7 +65,7 @@ def test_cursor_is_forced_only_where_it_may_write(tmp_path: Path, choice: dict[s
 
 
 def test_cursor_knows_no_options(tmp_path: Path) -> None:
-    with pytest.raises(ExecutorError, match="has no options, but got argv"):
+    with pytest.raises(ExecutorError, match="accepts no options, got argv"):
         launched(tmp_path, CursorAdapter(AgentSettings()), options={"argv": []})
 
 

@@ -99,7 +99,7 @@ def test_the_tokens_of_a_resumed_thread_are_not_those_of_this_run() -> None:
 def test_failing_commands_are_named_beside_what_the_model_claims() -> None:
     outcome = outcome_of(THREAD, command("pytest", code=1), command("ls"), message("All tests pass!"), COMPLETED)
     assert outcome.status is ExecutorStatus.COMPLETED
-    assert outcome.summary == "All tests pass! [1 of 2 commands failed, the last: pytest (exit 1)]"
+    assert outcome.summary == "All tests pass! [1 of 2 commands failed, most recently pytest (exit 1)]"
 
 
 def test_a_turn_in_which_nothing_was_allowed_is_refused() -> None:

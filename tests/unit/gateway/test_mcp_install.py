@@ -71,7 +71,7 @@ def test_other_servers_stay_and_a_backup_is_kept(install: Install, tmp_path: Pat
     assert "alwaysApply: true" in rules
     assert parse_plan_request(rules.split("```")[1]).outcome == "completed", "the template of the rules is a right one"
     again = install("cursor")
-    assert again.output.count("nothing to change") == 2
+    assert again.output.count("is already up to date") == 2
     assert len(list((tmp_path / "state" / "backups").iterdir())) == 1
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_refused_and_stays(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     done = install(client)
-    assert (done.exit_code, "then install again" in done.output.replace("\n", " ")) == (2, True), done.output
+    assert (done.exit_code, "and install again" in done.output.replace("\n", " ")) == (2, True), done.output
     files = {each for each in tmp_path.rglob("*") if each.is_file()}
     assert (path.read_text(), files) == (text, {path}), "nothing is written, also not the other file"
 
@@ -103,9 +103,9 @@ def test_a_link_of_a_repository_leads_nowhere_else(install: Install, tmp_path: P
     victim.write_text("{}")
     (tmp_path / "project" / ".cursor").symlink_to(tmp_path)
     (tmp_path / "mcp.json").write_text("{}")
-    assert "outside of" in install("cursor").output.replace("\n", " ")
+    assert "which is outside" in install("cursor").output.replace("\n", " ")
     (tmp_path / "project" / "CLAUDE.md").symlink_to(victim)
-    assert "outside of" in install("claude").output.replace("\n", " ")
+    assert "which is outside" in install("claude").output.replace("\n", " ")
     assert victim.read_text() == "{}"
     assert not (tmp_path / "project" / ".mcp.json").exists()
 
@@ -118,7 +118,7 @@ def test_over_http_the_token_stays_in_a_variable(install: Install, tmp_path: Pat
     assert cursor["headers"] == {"Authorization": "Bearer ${env:TIGHTLOOP_TOKEN}"}
     codex = tomllib.loads((tmp_path / "home/.codex/config.toml").read_text())["mcp_servers"]["tightloop"]
     assert codex["bearer_token_env_var"] == "TIGHTLOOP_TOKEN"
-    assert "decides the role" in install("cursor", "--http", "--role", "operator").output.replace("\n", " ")
+    assert "determines the role" in install("cursor", "--http", "--role", "operator").output.replace("\n", " ")
 
 
 def test_codex_keeps_every_other_line() -> None:

@@ -64,5 +64,5 @@ async def test_only_who_may_not_approve_is_compared_with_the_questions_of_the_ru
     assert await answer(Role.OPERATOR, "build") == "the answer is taken"
     assert asking.told[1:] == ["status", "ada: go to build"]
     for question in ("q1", "ship", ""):
-        with pytest.raises(RefusedError, match="ada is an operator; this needs an approver"):
+        with pytest.raises(RefusedError, match="ada is an operator, but this requires an approver"):
             await answer(Role.OPERATOR, question)

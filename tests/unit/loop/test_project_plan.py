@@ -229,7 +229,7 @@ def test_conflict_becomes_a_task_and_what_depends_on_it_waits_for_that() -> None
     project.complete("ptask_1")
     project.conflict("ptask_2")
     _, second, third, fourth = project.status().tasks
-    assert (second.state, second.message) == (TaskState.ERROR, "ptask_4 resolves it: conflicts")
+    assert (second.state, second.message) == (TaskState.ERROR, "ptask_4 will resolve the conflict: conflicts")
     assert (third.state, fourth.state) == (TaskState.QUEUED, TaskState.QUEUED)
     assert fourth.definition_of_done[0] == CONFLICTING.check
     assert next(running) == "ptask_4"
@@ -243,7 +243,7 @@ def test_conflicts_of_conflicts_are_bounded() -> None:
     tasks = tasks_of(())
     for _ in range(20):
         tasks = (*tasks, resolving(tasks, tasks[-1].task_id, CONFLICTING))
-    with pytest.raises(InvalidRequestError, match="remain after 20 tasks"):
+    with pytest.raises(InvalidRequestError, match="remain after 20 conflict-resolution tasks"):
         resolving(tasks, tasks[-1].task_id, CONFLICTING)
 
 

@@ -86,12 +86,12 @@ def test_cancel_takes_a_plain_reason() -> None:
     [
         ({"workspace": "project"}, "absolute path"),
         ({"parallel": 0}, "at least 1"),
-        ({"parallel": 51}, "1 to 50"),
-        ({"packet_id": "../x"}, "not a packet id"),
+        ({"parallel": 51}, "between 1 and 50"),
+        ({"packet_id": "../x"}, "not a valid packet id"),
         ({"packet_id": "pkt_0123456789abcdef", "episode": "ep-1"}, "not both"),
         ({"planner": "guess"}, "unknown"),
         ({"gates": [" "]}, "no command"),
-        ({"goal": "x" * 20_001}, "maximum"),
+        ({"goal": "x" * 20_001}, "limit"),
     ],
 )
 def test_request_that_cannot_work_is_refused(fields: dict[str, object], said: str) -> None:

@@ -29,28 +29,33 @@ def alert(kind: AlertKind, **more: object) -> Alert:
         (
             AlertKind.GATE,
             ("approve", "reject"),
-            "Plan plan-1 waits for an approval",
+            "Plan plan-1 is waiting for approval",
             "tightloop answer plan-1 approve --question q1",
         ),
         (
             AlertKind.FAILED_STEP,
             ("retry", "skip"),
-            "Plan plan-1 asks about a failed step",
+            "Plan plan-1 is asking about a failed step",
             "tightloop answer plan-1 retry --question q1",
         ),
         (
             AlertKind.BUDGET,
             ("extend", "cancel"),
-            "Plan plan-1 spent its budget and waits",
+            "Plan plan-1 has spent its budget and is waiting",
             "tightloop answer plan-1 extend --question q1",
         ),
         (
             AlertKind.FATAL,
             ("retry", "cancel"),
-            "Plan plan-1 cannot continue and waits",
+            "Plan plan-1 cannot continue and is waiting",
             "tightloop answer plan-1 retry --question q1",
         ),
-        (AlertKind.OVERDUE, (), "Plan plan-1 has a step that takes longer than it should", "tightloop status plan-1"),
+        (
+            AlertKind.OVERDUE,
+            (),
+            "Plan plan-1 has a step that is taking longer than expected",
+            "tightloop status plan-1",
+        ),
         (AlertKind.FAILED, (), "Plan plan-1 failed", "tightloop status plan-1"),
     ],
 )

@@ -53,7 +53,7 @@ def test_planning_that_used_far_too_much_lets_nothing_start() -> None:
     spent = PlanSpent().with_usage(Usage(input_tokens=1_800_000, output_tokens=10), 1)
     breach = find_breach(confine_plan(Plan(id="p"), CAUTION).budget, spent)
     assert breach is not None
-    assert breach.startswith("1800010 tokens were used, max_tokens is 1000000")
+    assert breach.startswith("the plan has used 1800010 tokens, and max_tokens is 1000000")
 
 
 @given(budgets, budgets)
@@ -120,7 +120,7 @@ def test_gate_may_neither_go_nor_be_gone_round() -> None:
         in find_gate_bypasses(plan(gate, {"id": "mid", "needs": ["ok"]}, shell("ship", "make ship")), old)[0]
     )
     weaker = plan({"id": "ok", "gate": {}}, *({"id": "mid", "needs": ["ok"]}, shell("ship", "x", needs=["mid"])))
-    assert find_gate_bypasses(weaker, old) == ("step 'ok' is a gate set by a person: leave it unchanged",)
+    assert find_gate_bypasses(weaker, old) == ("step 'ok' is a gate that a person defined: leave it unchanged",)
 
 
 def test_revision_of_a_persons_plan_by_a_model_is_bounded_in_what_it_deletes() -> None:

@@ -111,7 +111,7 @@ def test_warnings_alone_do_not_fail(tmp_path: Path) -> None:
 def test_one_bad_file_of_several_fails_all_and_hides_none(plan_file: str, tmp_path: Path) -> None:
     code, out, _ = run("validate", str(tmp_path / "none.yaml"), plan_file)
     assert code == 1
-    assert "none.yaml: error: the plan file" in out
+    assert "none.yaml: error: cannot read the plan file" in out
     assert f"{plan_file}: ok" in out
 
 
@@ -166,7 +166,7 @@ def test_show_of_one_step_and_of_an_unknown_one(plan_file: str) -> None:
     assert "Did you mean 'fix'?" in err
     code, out, err = run("show", plan_file, "--step", "fix", "--as", "json")
     assert (code, out) == (2, "")
-    assert "For one step with its attempts use --json" in err
+    assert "Use --json for one step with its attempts" in err
 
 
 @pytest.mark.parametrize("form", ["yaml", "json", "dsl"])
@@ -179,11 +179,11 @@ def test_show_writes_every_form_so_that_it_reads_back(plan_file: str, form: str)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "the plan is missing"),
-        (("p.yaml", "--goal", "x"), "FILE and --goal exclude each other"),
-        (("--again", "a", "--id", "b"), "exclude each other"),
-        (("--again", "a", "--dry-run"), "hide what the plan has done"),
-        (("none.yaml",), "cannot be read"),
+        ((), "no plan was specified"),
+        (("p.yaml", "--goal", "x"), "FILE and --goal cannot be used together"),
+        (("--again", "a", "--id", "b"), "cannot be used together"),
+        (("--again", "a", "--dry-run"), "would not see the plan's completed work"),
+        (("none.yaml",), "cannot read the plan file"),
     ],
 )
 def test_run_refuses_what_cannot_work_before_it_connects(arguments: tuple[str, ...], said: str) -> None:
@@ -218,7 +218,7 @@ def test_inputs_are_json_or_text_and_misspelt_ones_are_refused() -> None:
     assert read_inputs(given, known) == {"count": 3, "name": "ada", "list": ["a"], "empty": ""}
     with pytest.raises(InvalidRequestError, match="Did you mean 'count'"):
         read_inputs(["cuont=3"], known)
-    with pytest.raises(InvalidRequestError, match="is not name=value"):
+    with pytest.raises(InvalidRequestError, match="does not have the form name=value"):
         read_inputs(["count"], known)
     with pytest.raises(InvalidRequestError, match="declares no inputs"):
         read_inputs(["count=3"], {})
@@ -233,7 +233,7 @@ def gate(**fields: Any) -> Question:
 
 def test_a_waiting_gate_is_shown_with_the_commands_that_answer_it() -> None:
     todo = todo_lines(PlanStatus(plan_id="p1", questions=(gate(),)))
-    assert "release waits for a person with role ops: Release 2.0?" in todo
+    assert "release is waiting for a person with role ops: Release 2.0?" in todo
     assert "  passed: tests" in todo
     assert "  tightloop answer p1 approve   # the step continues" in todo
     assert any(line.startswith("  tightloop answer p1 reject why") for line in todo)
@@ -244,7 +244,7 @@ def test_each_option_has_its_pros_and_its_command() -> None:
     answers = (Answer(question="q1", option="canary", by="ada"),)
     asked = gate(options=choices(options), count=2, answers=answers)
     todo = todo_lines(PlanStatus(plan_id="p1", questions=(asked,)))
-    assert "release waits for 2 different people with role ops (ada: canary): Release 2.0?" in todo
+    assert "release is waiting for 2 different people with role ops (ada: canary): Release 2.0?" in todo
     assert "  tightloop answer p1 canary --by NAME   # the plan continues; + safe; - slow; cost: low" in todo
     assert "  tightloop answer p1 'all at once' --by NAME   # the plan continues" in todo
 
@@ -272,7 +272,7 @@ def test_a_failure_is_shown_with_its_answers() -> None:
 
 
 def test_a_reached_bound_is_shown_with_what_raises_it() -> None:
-    title = "5 attempts were started, max_attempts is 5"
+    title = "the plan has started 5 step attempts, and max_attempts is 5"
     asked = Question(id="q1", kind=QuestionKind.BUDGET, title=title, options=(Choice(name="extend"),))
     todo = todo_lines(PlanStatus(plan_id="p1", status="paused", questions=(asked,)))
     assert "  tightloop top-up p1 --attempts 100" in todo
@@ -307,7 +307,7 @@ def test_order_follows_every_kind_of_edge() -> None:
 
 
 def test_a_store_of_another_host_says_so(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="Run this command on the host of its workspace"):
+    with pytest.raises(WorkspaceError, match="Run this command on the workspace's host"):
         Store(tmp_path / "gone", "p1").require()
 
 

@@ -90,14 +90,14 @@ def test_what_has_no_word_of_its_own_is_written_as_fields() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('task a "open\n', "1:8: the quote of a title is not closed."),
-        ("task a\n  - x\n", "2:1: no fields below 'task a'. Write `key: value` lines."),
-        ("task a\n  needs: b\n  on success -> b\n  on success -> c\n", "4:3: 'on success' twice."),
-        ("plan p\nplan q\n", "2:1: a second `plan` header."),
-        ("task a kind:tool kind:tool\n", "1:18: 'kind' twice in one header. Remove one."),
+        ('task a "open\n', "1:8: the title has no closing quote."),
+        ("task a\n  - x\n", "2:1: expected fields below 'task a'. Write `key: value` lines."),
+        ("task a\n  needs: b\n  on success -> b\n  on success -> c\n", "4:3: duplicate 'on success'."),
+        ("plan p\nplan q\n", "2:1: duplicate `plan` header."),
+        ("task a kind:tool kind:tool\n", "1:18: duplicate 'kind' in the header. Remove one."),
         ("task a\n  needs: [b\n", "2:10: a bracket is not closed"),
         ('task a "bad \\q"\n', "1:9: the title"),
-        ("task a\n  on failure -> \n", "2:3: 'on failure ->' names no step. Write a step id after it."),
+        ("task a\n  on failure -> \n", "2:3: missing step id after 'on failure ->'. Add a step id after the arrow."),
     ],
 )
 def test_mistakes_in_the_text_form_are_named_with_line_and_column(text: str, message: str) -> None:

@@ -45,7 +45,7 @@ def test_ten_thousand_steps_fit_into_an_activity_result() -> None:
 
 
 def test_a_step_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidRequestError, match=r"'a' names 'b'"):
+    with pytest.raises(InvalidRequestError, match=r"'a' refers to 'b'"):
         _compiled(Step(id="a", needs=("b",)))
 
 

@@ -41,7 +41,7 @@ def test_a_written_plan_reads_back_as_the_same_plan_in_every_form(plan: Plan) ->
 
 
 def test_an_unknown_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown form 'toml'"):
+    with pytest.raises(ValueError, match="unknown plan format 'toml'"):
         write_plan(Plan(id="p"), "toml")
 
 
@@ -78,7 +78,7 @@ def test_a_task_with_a_full_contract_is_understood() -> None:
     assert (read.plan.artifacts[0].name, read.plan.artifacts[0].from_step) == ("sources", "rfc-collect-1")
     assert warned(read) == (
         "research-task.yaml:8:5: warning: 'status' is ignored in step 'rfc-collect-1'. "
-        "Remove it: the run keeps track of it."
+        "Remove it: the run tracks its state."
     )
 
 
@@ -93,7 +93,7 @@ def test_nodes_gates_and_memory_of_the_graph_form_are_understood() -> None:
     assert [check.prose for check in gate.checks][1] == ">= 2 independent confirmations"
     assert plan.memory == ("http3.terms", "http3.key_claims")
     assert {artifact.name: artifact.from_step for artifact in plan.artifacts}["gaps"] == "gaps-identify-1"
-    assert warned(read) == "research-graph.yaml:6:1: warning: 'state' is ignored. Remove it: the run keeps track of it."
+    assert warned(read) == "research-graph.yaml:6:1: warning: 'state' is ignored. Remove it: the run tracks its state."
 
 
 def test_budgets_files_and_policies_of_the_json_sketch_are_understood() -> None:
@@ -116,8 +116,8 @@ def test_a_subplan_of_sentences_says_that_nothing_is_done_for_them() -> None:
         ("part-2", StepKind.TOOL, Capability.NONE),
     ]
     assert (
-        "debug.yaml:14:9: warning: 'look at pool statistics; compare them with error peaks' is prose and does nothing"
-        in (warned(read))
+        "debug.yaml:14:9: warning: 'look at pool statistics; compare them with error peaks' is only text and does "
+        "nothing" in warned(read)
     )
 
 
@@ -225,7 +225,7 @@ steps:
         ("id: p\nstep: []\n", "p.yaml:2:1: unknown field 'step'. Did you mean 'steps'?"),
         (
             "id: p\nsteps:\n- {id: a, kind: reserch}\n",
-            "p.yaml:3:17: 'kind' is 'reserch' in step 'a'. Did you mean 'research'?",
+            "p.yaml:3:17: invalid value for 'kind': 'reserch' in step 'a'. Did you mean 'research'?",
         ),
         (
             "id: p\nsteps:\n- {id: a, using: shell}\n",
@@ -245,7 +245,7 @@ steps:
         ),
         (
             "id: p\nsteps:\n- {id: a, timeout_s: soon}\n",
-            "p.yaml:3:22: 'timeout_s' is not a duration: 'soon' in step 'a'. A duration is a number of",
+            "p.yaml:3:22: 'timeout_s' is not a valid duration: 'soon' in step 'a'. Write a duration as a number of",
         ),
         (
             "id: p\nsteps:\n- {id: a, title: 5}\n",
@@ -256,28 +256,31 @@ steps:
         ("id: p\nsteps:\n- {id: a, shell: {run: x, env: {A: b}}}\n", "'env' in step 'a'. Write `environment`."),
         ("id: p\nsteps:\n- {id: a, depends: b}\n", "unknown field 'depends' in step 'a'. Write `needs:`."),
         ("id: p\nsteps:\n- {id: a, matrix: [1]}\n", "Write `for_each: [...]` in a step with an id such as `build-*`"),
-        ("id: p\nsteps:\n- {name: a}\n", "unknown field 'name'. Write `id:`, or `title:` for readers."),
+        ("id: p\nsteps:\n- {name: a}\n", "unknown field 'name'. Write `id:`, or `title:` for a display name."),
         ("id: p\nsteps:\n- {name: a}\n", "'id' is missing. Add `id:`."),
         ("id: p\nsteps:\n- {id: a, decision: {rules: [{if: x}]}}\n", "'if' in step 'a'. Write `when`."),
         ("id: p\nsteps: 5\n", "p.yaml:2:8: 'steps' must be a list, not 5. Write `steps: [...]`."),
-        ("id: p\nsteps:\n- [a]\n", "p.yaml:3:3: item 1 of 'steps' must be fields (`key: value`), not a list."),
-        ("id: p\nid: q\n", "p.yaml:2:1: field 'id' occurs twice (first on line 1). Remove one."),
-        ("id: p\n\tsteps: []\n", "Indent with spaces, not with tabs."),
+        ("id: p\nsteps:\n- [a]\n", "p.yaml:3:3: item 1 of 'steps' must be a mapping (`key: value`), not a list."),
+        ("id: p\nid: q\n", "p.yaml:2:1: duplicate field 'id' (first on line 1). Remove one."),
+        ("id: p\n\tsteps: []\n", "Indent with spaces instead of tabs."),
         (
             "id: p: q\n",
-            "p.yaml:1:6: a second ': ' on a line, or a line that is indented too far. Put text",
+            "p.yaml:1:6: the line contains a second ': ' or is indented too far. Put text",
         ),
-        ("id: !!python/name:os.system x\n", "p.yaml:1:5: tag 'tag:yaml.org,2002:python/name:os.system' is not known."),
-        ("id: p\n---\nid: q\n", "p.yaml:2:1: a second document begins. Write one plan in one file."),
+        ("id: !!python/name:os.system x\n", "p.yaml:1:5: unknown tag 'tag:yaml.org,2002:python/name:os.system'."),
+        ("id: p\n---\nid: q\n", "p.yaml:2:1: a second document starts here. Write only one plan per file."),
         ("", "p.yaml: the plan is empty. Write `id:` and `steps:`."),
-        ("- a\n", "p.yaml:1:1: a plan must be a mapping of fields, not a list or a text."),
-        ('{"id": "p",\n "id": "q"}', "p.yaml:2:2: field 'id' occurs twice (first on line 1). Remove one."),
+        ("- a\n", "p.yaml:1:1: a plan must be a mapping, not a list or a text."),
+        ('{"id": "p",\n "id": "q"}', "p.yaml:2:2: duplicate field 'id' (first on line 1). Remove one."),
         ('{"id": "p",\n "steps": [}', "p.yaml:2:11: '[' is not closed. Add `]`."),
         (
             '{"id": "p",\n "steps": [{"id": "a",\n  "kindd": 1}]}',
             "p.yaml:3:3: unknown field 'kindd' in step 'a'. Did you mean 'kind'?",
         ),
-        ('{"id": "p", "seed": NaN}', "p.yaml:1:21: 'NaN' is not a JSON value. Write a number, or a text in quotes"),
+        (
+            '{"id": "p", "seed": NaN}',
+            "p.yaml:1:21: 'NaN' is not a valid JSON value. Write a number, or put the text in quotes",
+        ),
         (
             "gates:\n- id: chek\nid: p\nsteps:\n- {id: check}\n",
             "p.yaml:2:7: 'chek' under 'gates' is not a step. Did you mean 'check'?",
@@ -292,17 +295,17 @@ steps:
             "p.yaml:4:44: unknown field 'rum' in step 'a'. Did you mean 'run'?",
         ),
         ("id: p\nsteps:\n- id: my step\n", "Write `my-step`."),
-        ("plan p\ntask a kind:tool oops\n", "p.yaml:2:18: 'oops' in a header is not `key:value`."),
+        ("plan p\ntask a kind:tool oops\n", "p.yaml:2:18: 'oops' in the header is not in the form `key:value`."),
         ("plan p\ntask a\n  titel: x\n", "p.yaml:3:3: unknown field 'titel' in step 'a'. Did you mean 'title'?"),
         (
             "plan p\ntask a\n  on sucess -> b\n",
-            "p.yaml:3:3: 'on sucess' is not an outcome of a step. Did you mean 'success'?",
+            "p.yaml:3:3: 'on sucess' is not a valid step outcome. Did you mean 'success'?",
         ),
-        ("task a\nrun: make\n", "p.yaml:2:1: not a header: run: make. Indent it"),
-        ("task a\nplan p\n", "p.yaml:2:1: the `plan` header comes after a task. Put it first."),
+        ("task a\nrun: make\n", "p.yaml:2:1: expected a header, got: run: make. Indent the line"),
+        ("task a\nplan p\n", "p.yaml:2:1: the `plan` header comes after a task. Move it to the top."),
         (
             "plan p\n\ntask a kind:tool\n  needs: b\n  kind: model\n",
-            "p.yaml:5:3: field 'kind' occurs twice (first on line 3). Remove one.",
+            "p.yaml:5:3: duplicate field 'kind' (first on line 3). Remove one.",
         ),
     ],
 )
@@ -311,7 +314,7 @@ def test_what_is_wrong_is_named_with_line_column_and_fix(text: str, message: str
 
 
 def test_steps_under_their_names_are_one_mistake() -> None:
-    said = "p.yaml:2:1: 'steps' must be a list, not fields. Begin each step with `- id: NAME`."
+    said = "p.yaml:2:1: 'steps' must be a list, not a mapping. Start each step with `- id: NAME`."
     assert refusal("id: p\nsteps:\n  build: {run: make}\n  test: {run: make test}\n") == said
 
 
@@ -320,44 +323,51 @@ def test_steps_under_their_names_are_one_mistake() -> None:
     [
         (
             '{"id": "p",\n "steps": [{"id": "a", "run": "x",},\n ]}',
-            ["2:34: a comma before '}'. Remove the comma.", "2:36: a comma before"],
+            ["2:34: trailing comma before '}'. Remove the comma.", "2:36: trailing comma before"],
         ),
         (
             '{"id": "p",\n // why\n "steps": [{"id": "a" "run": "x"}]}',
-            ["2:2: JSON has no comments.", "a comma is missing"],
+            ["2:2: JSON does not allow comments.", "missing comma"],
         ),
         (
             "{'id': 'p', steps: []}",
-            ['1:2: JSON has no single quotes. Write `"id"`.', "1:13: the name steps is not in quotes."],
+            ['1:2: JSON does not allow single quotes. Write `"id"`.', "1:13: field name steps is not in quotes."],
         ),
-        ('{"id": "p", "steps": [{"id": "a", "cache": True}]}', ["1:44: 'True' is not JSON. Write `true`."]),
+        ('{"id": "p", "steps": [{"id": "a", "cache": True}]}', ["1:44: 'True' is not valid JSON. Write `true`."]),
         ('{"id": "p", "steps": [\n{"id": "a"', ["2:1: '{' is not closed. Add `}`."]),
-        ('{"id": "p", "title": "a\nb"}', ["1:22: a string is not closed on its line."]),
-        ('{"id": "p", "steps": []} x', ["1:26: there is text after the end of the JSON. Remove it."]),
+        ('{"id": "p", "title": "a\nb"}', ["1:22: a string is not closed at the end of the line."]),
+        ('{"id": "p", "steps": []} x', ["1:26: unexpected text after the end of the JSON. Remove it."]),
         (
             "id: p\nsteps:\n  - id: a\n    run: x\n   needs: b\n",
-            ["5:4: the indentation differs from that of the list above."],
+            ["5:4: the indentation differs from the list above."],
         ),
-        ("id: p\nsteps:\n\t- id: a\n\t  run: x\n\t  needs: [x]\n", ["3:1: a tab", "4:1: a tab", "5:1: a tab"]),
+        (
+            "id: p\nsteps:\n\t- id: a\n\t  run: x\n\t  needs: [x]\n",
+            [
+                "3:1: the indentation contains a tab",
+                "4:1: the indentation contains a tab",
+                "5:1: the indentation contains a tab",
+            ],
+        ),
         ("id: p\nsteps:\n- id: a\n  run: 'make\n- id: b\n", ["4:8: a quote is not closed."]),
         ("id: p\nsteps: [{id: a}\n", ["2:8: a bracket is not closed, or a comma is missing."]),
-        ("plan p\ntask a\n  run: x\n   needs: b\n", ["4:9: a second ': ' on a line, or a line that is indented"]),
+        ("plan p\ntask a\n  run: x\n   needs: b\n", ["4:9: the line contains a second ': ' or is indented"]),
         (
             "id: p\nsteps:\n- {id: a, timeout: 5 minutes}\n",
-            ["3:20: 'timeout' is not a duration: '5 minutes'", "Write `5m`."],
+            ["3:20: 'timeout' is not a valid duration: '5 minutes'", "Write `5m`."],
         ),
         (
             '{"id": "p", "budget": {"time": "1h30m"}}',
-            ["1:33: 'budget.time' is not a duration: '1h30m'. Write `5400s`."],
+            ["1:33: 'budget.time' is not a valid duration: '1h30m'. Write `5400s`."],
         ),
-        ("task a\n  timeout: soon\n", ["2:12: 'timeout' is not a duration", "`90s`, `5m`, `2h`, `1d`"]),
-        ("id: p\nmax_parallel: 0\nsteps: []\n", ["2:15: 'max_parallel' is 0; it must be at least 1."]),
+        ("task a\n  timeout: soon\n", ["2:12: 'timeout' is not a valid duration", "`90s`, `5m`, `2h` or `1d`"]),
+        ("id: p\nmax_parallel: 0\nsteps: []\n", ["2:15: 'max_parallel' must be at least 1, got 0."]),
         ("id: p\nsteps:\n- {id: a, cache: maybe}\n", ["3:18: 'cache' must be true or false, not 'maybe'"]),
         (
             "id: p\nsteps:\n- {id: a, expect: [{prose: 7}, 5]}\n",
             ["3:28: 'expect.item 1.prose' must be a text", "3:32: item 2"],
         ),
-        (f"id: p\nsteps:\n- {{id: {'x' * 201}}}\n", ["is not a valid id: it has at most 200 letters"]),
+        (f"id: p\nsteps:\n- {{id: {'x' * 201}}}\n", ["is not a valid id: an id has at most 200 letters"]),
     ],
 )
 def test_slips_are_told_in_the_words_of_a_writer_of_plans(text: str, messages: list[str]) -> None:
@@ -370,7 +380,7 @@ def test_slips_are_told_in_the_words_of_a_writer_of_plans(text: str, messages: l
 def test_a_file_that_is_not_utf_8_is_refused_with_its_place() -> None:
     with pytest.raises(PlanError) as refused:
         decode("id: p\ntitle: café\n".encode("latin-1"), name="p.yaml")
-    assert refused.value.message == "p.yaml:2:11: the byte 0xe9 is not UTF-8. Save the file as UTF-8."
+    assert refused.value.message == "p.yaml:2:11: byte 0xe9 is not valid UTF-8. Save the file as UTF-8."
     with pytest.raises(PlanError, match="the file is UTF-16, not UTF-8"):
         decode("id: p\n".encode("utf-16"))
 
@@ -415,12 +425,12 @@ def test_small_texts_that_stand_for_huge_or_deep_data_are_refused_at_once() -> N
     bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdef", "bcdefg", strict=True)
     )
-    assert "aliases stand for more than 20000 values" in refusal(bomb)
+    assert "aliases expand to more than 20000 values" in refusal(bomb)
     for deep in ("[" * 100_000, "- " * 50_000, "{a: " * 5_000):
         said = refusal("id: " + deep)
-        assert "nested deeper than 100 levels" in said or "a list cannot begin here" in said
+        assert "nested deeper than 100 levels" in said or "a list cannot start here" in said
     assert "nested deeper" in refusal('{"a": ' + "[" * 200 + "]" * 200 + "}")
-    assert "has no complete anchor" in refusal("id: &x\n  a: *x\n")
+    assert "must come after its complete anchor" in refusal("id: &x\n  a: *x\n")
     assert f"larger than {TEXT_BYTES} bytes" in refusal("#" * (TEXT_BYTES + 1))
 
 

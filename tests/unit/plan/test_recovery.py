@@ -135,11 +135,23 @@ def test_no_failure_is_retried_when_its_attempts_are_used_up(
 @pytest.mark.parametrize(
     ("budget", "spent", "words"),
     [
-        (PlanBudget(max_attempts=5), PlanSpent(attempts=5), "5 step attempts were started, max_attempts is 5"),
-        (PlanBudget(max_cost_usd=1.5), PlanSpent(cost_usd=1.75), "1.75 USD were spent, max_cost_usd is 1.5"),
-        (PlanBudget(max_tokens=10), PlanSpent(tokens=11), "11 tokens were used, max_tokens is 10"),
-        (PlanBudget(max_api_calls=0), PlanSpent(), "0 API calls were made, max_api_calls is 0"),
-        (PlanBudget(max_wall_s=60), PlanSpent(wall_time=timedelta(seconds=61)), "worked for 61 s, max_wall_s is 60"),
+        (
+            PlanBudget(max_attempts=5),
+            PlanSpent(attempts=5),
+            "the plan has started 5 step attempts, and max_attempts is 5",
+        ),
+        (
+            PlanBudget(max_cost_usd=1.5),
+            PlanSpent(cost_usd=1.75),
+            "the plan has spent 1.75 USD, and max_cost_usd is 1.5",
+        ),
+        (PlanBudget(max_tokens=10), PlanSpent(tokens=11), "the plan has used 11 tokens, and max_tokens is 10"),
+        (PlanBudget(max_api_calls=0), PlanSpent(), "the plan has made 0 API calls, and max_api_calls is 0"),
+        (
+            PlanBudget(max_wall_s=60),
+            PlanSpent(wall_time=timedelta(seconds=61)),
+            "worked for 61 s, and max_wall_s is 60",
+        ),
     ],
 )
 def test_a_breaker_says_what_was_spent_of_what_and_how_to_go_on(
@@ -160,21 +172,23 @@ def test_nothing_breaks_within_the_bounds() -> None:
 
 
 def test_plans_in_plans_and_plans_that_are_changed_again_and_again_are_stopped() -> None:
-    assert "nested 5 levels deep, max_depth is 4" in str(find_breach(PlanBudget(), PlanSpent(), depth=5))
-    assert "10 revisions, max_revisions is 10" in str(find_revisions_breach(PlanBudget(), PlanSpent(revisions=10)))
+    assert "nested 5 levels deep, but max_depth is 4" in str(find_breach(PlanBudget(), PlanSpent(), depth=5))
+    assert "10 revisions, and max_revisions is 10" in str(find_revisions_breach(PlanBudget(), PlanSpent(revisions=10)))
 
 
 def test_a_template_without_a_list_or_with_too_long_a_one_is_stopped() -> None:
     node = Node(id="look-*")
-    assert "look-* would expand to 101 steps, max_fan_out is 100" in str(find_fan_out_breach(node, 101, PlanBudget()))
+    assert "look-* would expand to 101 steps, but max_fan_out is 100" in str(
+        find_fan_out_breach(node, 101, PlanBudget())
+    )
     assert "is not a list" in str(find_fan_out_breach(node, -1, PlanBudget()))
 
 
 def test_a_step_cannot_spend_more_than_its_own_budget() -> None:
     node = Node(id="a", budget=StepBudget(max_cost_usd=0.5, max_tokens=100))
     assert find_step_overspend(node, cost_usd=0.5, tokens=100) is None
-    assert "0.75 USD, its budget is 0.5" in str(find_step_overspend(node, cost_usd=0.75, tokens=0))
-    assert "101 tokens, its budget is 100" in str(find_step_overspend(node, cost_usd=0, tokens=101))
+    assert "0.75 USD, but its budget is 0.5" in str(find_step_overspend(node, cost_usd=0.75, tokens=0))
+    assert "101 tokens, but its budget is 100" in str(find_step_overspend(node, cost_usd=0, tokens=101))
 
 
 def test_the_latest_work_is_taken_back_first() -> None:

@@ -48,8 +48,8 @@ def test_references_are_found_everywhere_and_once() -> None:
     [
         ("echo ${HOME:-x}", 6, "$${"),
         ("a ${open", 3, "closing brace"),
-        ("${}", 1, "not a reference"),
-        ("${ }", 1, "Write for example"),
+        ("${}", 1, "not a valid reference"),
+        ("${ }", 1, "Write a reference such as"),
     ],
 )
 def test_malformed_reference_is_refused_with_its_column(text: str, column: int, words: str) -> None:

@@ -107,8 +107,8 @@ def test_completed_and_running_steps_cannot_be_changed_and_running_ones_not_be_l
     found = find_refusals(diff_plans(old, new), fixed=("done", "busy", "old"), running=("busy",))
 
     assert found == (
-        "step 'done' is completed and cannot be changed: leave it as it is, or give the new work another id",
-        "step 'busy' is under way and cannot be removed: cancel the plan, or wait until it has ended",
+        "step 'done' is completed and cannot be changed. Leave it unchanged, or use a different id for the new work",
+        "step 'busy' is running and cannot be removed. Cancel the plan, or wait until the step ends",
     )
 
 

@@ -401,7 +401,7 @@ def test_a_compensation_step_is_no_part_of_the_way_forward() -> None:
 
 def test_a_step_does_not_finish_with_a_status_that_is_no_end() -> None:
     schedule = Schedule(compile_graph(Plan(id="p", steps=(Step(id="a"),))))
-    with pytest.raises(ValueError, match="does not finish as failed"):
+    with pytest.raises(ValueError, match="cannot finish as failed"):
         schedule.finish(0, StepStatus.FAILED)
 
 

@@ -37,9 +37,9 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
     [
         (
             "- {id: a, needs: [c]}\n- {id: b, needs: [a]}\n- {id: c, needs: [b]}",
-            "p:3:19: cycle: a -> b -> c -> a. Remove one of these edges: no step can start first.",
+            "p:3:19: cycle: a -> b -> c -> a. Remove one of these edges so that a step can start first.",
         ),
-        ("- {id: a, needs: [a]}", "p:3:19: 'a' waits for itself. Remove its own id."),
+        ("- {id: a, needs: [a]}", "p:3:19: 'a' depends on itself. Remove the step's own id."),
         (
             "- {id: a, needs: [b]}\n- {id: b}\n- {id: c, on_success: [d]}\n- {id: d, on_success: [c]}",
             "cycle: c -> d -> c.",
@@ -57,90 +57,93 @@ def test_valid_plans_are_valid_in_every_form(plan: Plan) -> None:
             "- {id: look-*, for_each: [1]}\n- {id: b, needs: [look-1]}",
             "p:4:19: 'b' needs 'look-1', which is not a step. Write 'look-*'",
         ),
-        ("- {id: a}\n- {id: a}", "p:4:8: id 'a' occurs twice (first on line 3). Rename one."),
+        ("- {id: a}\n- {id: a}", "p:4:8: duplicate id 'a' (first on line 3). Rename one."),
         (
             "- {id: look-*, for_each: [1]}\n- {id: look-1}",
-            "p:4:8: 'look-1' clashes with an instance of template 'look-*'.",
+            "p:4:8: 'look-1' conflicts with an instance of template 'look-*'.",
         ),
-        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' clashes with the record that 'a' was undone."),
+        ("- {id: a}\n- {id: undo-a}", "p:4:8: 'undo-a' conflicts with the id that records the undoing of 'a'."),
         ("- {id: status}", "p:3:8: 'status' cannot be a step id"),
         ("- {id: a-*}", "p:3:8: 'a-*' is a template without items. Add `for_each: ${step.output}`, or remove the '*'."),
         ("- {id: a, for_each: [1]}", "p:3:8: 'a' has 'for_each' but is not a template. Write `id: a-*`."),
         (
             "- {id: a-*, for_each: some}",
-            "p:3:23: 'for_each' of 'a-*' is 'some', which is neither a list nor one reference.",
+            "p:3:23: 'for_each' in 'a-*' is 'some', which is neither a list nor a single reference.",
         ),
         (
             "- {id: a, shell: {run: x}, search: {query: y}}",
             "p:3:28: 'a' has more than one action: `shell` and `search`.",
         ),
-        ("- {id: a, kind: decision}", "p:3:17: 'a' is of kind decision but has no `decision:`."),
-        ("- {id: a, kind: model}", "p:3:17: warning: 'a' is of kind model but has no `model:`."),
+        ("- {id: a, kind: decision}", "p:3:17: 'a' has kind decision but no `decision:`."),
+        ("- {id: a, kind: model}", "p:3:17: warning: 'a' has kind model but no `model:`."),
         (
             "- {id: test, needs: [tests]}\n- {id: tent}",
             "'test' needs 'tests', which is not a step. Did you mean 'tent'?",
         ),
         (
             "- {id: a, gate: {approval: {options: [{name: x}, {name: y}, {name: x}]}}}",
-            "option 'x' occurs twice in 'a': nobody could choose the second one. Rename one.",
+            "duplicate option 'x' in 'a': nobody could choose the second one. Rename one.",
         ),
-        ("- {id: a, edit: {files: [{path: a/.env, delete: true}]}}", "p:3:33: 'a': policy.protect covers a/.env"),
+        (
+            "- {id: a, edit: {files: [{path: a/.env, delete: true}]}}",
+            "p:3:33: 'a': policy.protect forbids changes to a/.env",
+        ),
         ("- {id: a, shell: {run: ' '}}", "p:3:25: 'a' runs an empty command."),
-        ("- {id: a, timeout_s: inf}", "p:3:22: 'timeout_s' of 'a' is inf s; the maximum is 1e+09 s."),
+        ("- {id: a, timeout_s: inf}", "p:3:22: 'timeout_s' in 'a' must be at most 1e+09 s, got inf s."),
         ("- {id: a, edit: {}}", "p:3:11: 'a' must have either `files` or `diff`."),
         (
             "- {id: a, edit: {files: [{path: f, search: x, delete: true}]}}",
-            "p:3:26: the edit of 'f' in 'a' must be exactly one of search/replace, content and delete.",
+            "p:3:26: the edit of 'f' in 'a' must use exactly one of search/replace, content and delete.",
         ),
-        ("- {id: a, git: {}}", "p:3:11: 'a' does nothing with git."),
+        ("- {id: a, git: {}}", "p:3:11: the `git` action in 'a' does nothing."),
         ("- {id: a, subplan: {}}", "p:3:11: 'a' must have either `steps` or `file`."),
-        ("- {id: a, decision: {}}", "p:3:11: 'a' has nothing to decide by."),
-        ("- {id: a, decision: {rules: [{when: 'true'}]}}", "p:3:11: 'a' decides, but leads to no step."),
+        ("- {id: a, decision: {}}", "p:3:11: 'a' has no basis for its decision."),
+        ("- {id: a, decision: {rules: [{when: 'true'}]}}", "p:3:11: 'a' makes a decision that leads to no step."),
         (
             "- {id: a, branch: {alternatives: [{name: x, steps: [{id: b}]}]}}",
-            "p:3:11: 'a' has nothing to choose from.",
+            "p:3:11: 'a' has fewer than two alternatives.",
         ),
         (
             "- {id: a, compensate: {run: x, none: true}}",
-            "p:3:11: 'a' must be undone in one way: `run`, `step` or `none`.",
+            "p:3:11: `compensate` in 'a' must have only one of `run`, `step` and `none`.",
         ),
         ("- {id: a, gate: {}}", "p:3:11: gate 'a' has neither checks nor an approval."),
         ("- {id: a, gate: {checks: [{name: x}]}}", "p:3:27: check 1 of gate 'a' has no way to check."),
         (
             "- {id: a, gate: {checks: [{command: x, prose: y}]}}",
-            "p:3:27: check 1 of gate 'a' has command and prose. Give it exactly one of command, invariant",
+            "p:3:27: check 1 of gate 'a' has command and prose. Use exactly one of command, invariant",
         ),
         (
             "- {id: a, gate: {checks: [{prose: looks good}]}}",
-            "p:3:11: warning: gate 'a' has a check that only a person can make",
+            "p:3:11: warning: gate 'a' has a check that only a person can do",
         ),
         ("- {id: a, http: {url: 'http://x'}}", "p:3:11: 'a' uses the network, but the policy allows no host."),
         ("- {id: a, evidence: [{hypothesis: H1}]}", "p:3:35: 'a' has evidence for 'H1', which is not a hypothesis"),
         ("- {id: a, compensate: {step: b}}", "p:3:30: 'a' is undone by 'b', which is not a step."),
         (
             "- {id: a, compensate: {step: b}}\n- {id: b}",
-            "p:3:30: 'a' is undone by 'b', which is not of kind compensation.",
+            "p:3:30: 'a' is undone by 'b', whose kind is not compensation.",
         ),
         (
             "- {id: a, compensate: {step: b}}\n- {id: b, kind: compensation, needs: [a]}",
-            "p:4:31: compensation step 'b' has needs, but it only runs to take another step back. Remove them.",
+            "p:4:31: compensation step 'b' has needs, but it only runs to undo another step. Remove `needs`.",
         ),
         (
             "- {id: a, compensate: {step: b}, on_success: [b]}\n- {id: b, kind: compensation}",
-            "p:3:47: 'a' is connected to compensation step 'b', which never starts by itself.",
+            "p:3:47: 'a' is connected to compensation step 'b', which only starts to undo a step.",
         ),
-        ("- {id: b, kind: compensation}", "p:3:8: warning: compensation step 'b' takes no step back."),
+        ("- {id: b, kind: compensation}", "p:3:8: warning: compensation step 'b' does not undo any step."),
         (
             "- {id: a, on_failure: b}\n- {id: b}",
-            "p:4:8: 'b' can never start: only a failure of 'a' starts it, and nothing there can fail.",
+            "p:4:8: 'b' can never start: it only starts after a failure of 'a', which cannot fail.",
         ),
         (
             "- {id: a, shell: {run: x}, on_failure: b}\n- {id: m, needs: [a]}\n- {id: b, needs: [m]}",
-            "p:3:40: 'b' starts when 'a' has failed, but it also needs 'a'. Remove 'a' from its needs.",
+            "p:3:40: 'b' starts when 'a' fails, but it also needs 'a'. Remove 'a' from its needs.",
         ),
         (
             "- {id: a, shell: {run: x}, on_failure: {to: b, compensate: [c]}}\n- {id: b}\n- {id: c}",
-            "p:3:61: 'a' takes back 'c', which may not have completed before it. Add 'c' to the needs of 'a'.",
+            "p:3:61: 'a' undoes 'c', which may not have completed before 'a'. Add 'c' to the needs of 'a'.",
         ),
     ],
 )
@@ -151,22 +154,28 @@ def test_what_makes_no_sense_is_told_with_its_place(steps: str, message: str) ->
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("network: ['https://a.org/x']", "p:3:21: 'https://a.org/x' is an address, not a host. Write `a.org`."),
+        ("network: ['https://a.org/x']", "p:3:21: 'https://a.org/x' is a URL, not a host. Write `a.org`."),
         ("network: ['http://a.org:8080/x']", "Write `a.org:8080`."),
-        ("network: [a.org/x]", "'a.org/x' is not a host. Write a host such as `a.org`, or `example.org:8443`."),
-        ("network: ['host:port']", "Write a host such as `*.example.org`, or `example.org:8443`."),
-        ("network: ['*']", "'*' is not a host. Write a host such as `*.example.org`"),
+        ("network: [a.org/x]", "'a.org/x' is not a valid host. Write a host such as `a.org` or `example.org:8443`."),
+        ("network: ['host:port']", "Write a host such as `*.example.org` or `example.org:8443`."),
+        ("network: ['*']", "'*' is not a valid host. Write a host such as `*.example.org`"),
         ("network: ['a.org:99999']", "'a.org:99999' has an invalid port. Use a port from 1 to 65535."),
-        ("network: ['*.a.org:80']", "'*.a.org:80' matches nothing"),
-        ("write: [../x]", "p:3:18: the pattern '../x' points outside the tree. Write it from the root of the tree"),
+        ("network: ['*.a.org:80']", "'*.a.org:80' matches no host"),
+        (
+            "write: [../x]",
+            "p:3:18: the pattern '../x' points outside the tree. Write it relative to the root of the tree",
+        ),
         ("write: [/src/**]", "the pattern '/src/**' points outside the tree."),
-        ("write: ['src/{a,b}/**']", "has braces, which are not supported. Write `src/a/**`, `src/b/**`."),
+        ("write: ['src/{a,b}/**']", "contains braces, which are not supported. Write `src/a/**`, `src/b/**`."),
         ("write: ['a//b']", "the pattern 'a//b' matches no path. Write `a/b`."),
         ("write: ['']", "the pattern '' matches no path. Write `**` for all files."),
         ("protect: ['!x']", "the pattern '!x' excludes nothing."),
         ("approve: [deplyo]", "nobody would be asked. Did you mean 'deploy'?"),
         ("approve: [riksy]", "nobody would be asked. Did you mean 'risky'?"),
-        ("commands: [{match: 'git push | cat'}]", "matches no command: each command of a script is judged separately."),
+        (
+            "commands: [{match: 'git push | cat'}]",
+            "matches no command because each command in a script is checked separately.",
+        ),
         ("commands: [{match: ' '}]", "rule 1 matches no command."),
     ],
 )
@@ -196,28 +205,31 @@ def test_hosts_patterns_and_words_that_mean_something_are_accepted() -> None:
         ),
         (
             "http: {urls: ['https://a.org', 'ftp://a.org']}",
-            "p:3:43: 'a': 'ftp://a.org' is not an http or https address.",
+            "p:3:43: 'a': 'ftp://a.org' is not an http or https URL.",
         ),
         ("http: {url: 'https://b.org/${seed}'}", "Add 'b.org' to allow it."),
         ("http: {method: GET}", "'a': `http` must have either `url` or `urls`."),
         (
             "http: {url: 'https://a.org', at_least: 2}",
-            "'a': `at_least` is for `urls` only. Remove it, or write `urls:`.",
+            "'a': `at_least` is only valid with `urls`. Remove it, or use `urls:`.",
         ),
-        ("http: {urls: 'https://a.org', method: POST}", "'a': `method` is for `url` only."),
-        ("http: {url: 'https://a.org', method: GETT}", "'a': 'GETT' is not an HTTP method. Known: GET, HEAD, POST"),
+        ("http: {urls: 'https://a.org', method: POST}", "'a': `method` is only valid with `url`."),
+        ("http: {url: 'https://a.org', method: GETT}", "'a': 'GETT' is not an HTTP method. Use one of GET, HEAD, POST"),
         (
             "http: {url: 'https://a.org', secret_headers: {Authorization: Bearer x}}",
-            "must name an environment variable of the worker",
+            "must name a worker environment variable",
         ),
-        ("edit: {files: [{path: /etc/x, content: y}]}", "'a': '/etc/x' is absolute, but steps see the tree only."),
-        ("edit: {files: [{path: .git/config, content: y}]}", "lies in `.git`, which no step may touch."),
-        ("shell: {run: x, folder: ../..}", "'a': '../..' leaves the tree."),
-        ("shell: {run: x, environment: {A-B: x}}", "'a': 'A-B' is not a valid name"),
-        ("run: x, outputs: {o: 'file:../x'}", "p:3:33: 'a': '../x' leaves the tree."),
+        (
+            "edit: {files: [{path: /etc/x, content: y}]}",
+            "'a': '/etc/x' is absolute, but steps can only access the tree.",
+        ),
+        ("edit: {files: [{path: .git/config, content: y}]}", "is in `.git`, which steps must not access."),
+        ("shell: {run: x, folder: ../..}", "'a': '../..' is outside the tree."),
+        ("shell: {run: x, environment: {A-B: x}}", "'a': 'A-B' is not a valid environment variable name"),
+        ("run: x, outputs: {o: 'file:../x'}", "p:3:33: 'a': '../x' is outside the tree."),
         ("subplan: /tmp/x.yaml", "'a': '/tmp/x.yaml' is absolute"),
         ("search: {query: x, paths: [../x]}", "'a': the pattern '../x' points outside the tree."),
-        ("search: {query: ' '}", "'a' searches for nothing."),
+        ("search: {query: ' '}", "'a' has an empty search query."),
         ("episode: {goal: x, definition_of_done: [' ']}", "'a' has a check without a command."),
     ],
 )
@@ -256,7 +268,7 @@ steps:
 - {id: of-data, subplan: {file: "plans/${plan.x}.yaml"}}
 """
     said = [str(one) for one in find_missing(read_plan(text, name="p"), tree.get)]
-    hint = "Write its path from the root of the tree."
+    hint = "Write the path relative to the root of the tree."
     assert said == [
         "p:2:19: warning: policy.write covers 'scr', which does not exist yet. Did you mean 'src'?",
         "p:4:29: 'sub' runs the plan 'plans/shop.yaml', which does not exist. Did you mean 'ship.yaml'?",
@@ -288,9 +300,11 @@ steps:
 
 def test_a_scope_that_contradicts_itself_is_refused() -> None:
     said = told("- {id: a}", "policy: {write: [docs], protect: [docs]}")
-    assert "p:4:18: 'docs' is also in policy.protect, which takes precedence: no step may change it." in said
+    assert "p:4:18: 'docs' is also in policy.protect, which takes precedence, so no step may change it." in said
     said = told("- {id: a, edit: {files: [{path: b.md, delete: true}]}}", "policy: {write: [docs]}")
-    assert "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only what it covers, or widen it." in said
+    assert (
+        "p:3:33: 'a': policy.write (docs) does not cover b.md. Change only paths that it covers, or extend it." in said
+    )
 
 
 CHOICE = """
@@ -303,7 +317,7 @@ CHOICE = """
 
 
 def test_a_join_of_exclusive_paths_is_refused_unless_any_of_them_is_enough() -> None:
-    assert "p:9:13: 'end' joins 'after-left', 'right': they are on exclusive paths of 'pick'" in told(
+    assert "p:9:13: 'end' needs 'after-left', 'right', which are on mutually exclusive paths of 'pick'" in told(
         CHOICE + "- {id: end, needs: [after-left, right]}"
     )
     assert told(CHOICE + "- {id: end, needs: [after-left, right], join: any}") == ""
@@ -313,21 +327,21 @@ def test_a_join_of_exclusive_paths_is_refused_unless_any_of_them_is_enough() -> 
 
 def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
     steps = "- {id: a, shell: {run: x}, on_success: [b], on_failure: c}\n- {id: b}\n- {id: c}\n- {id: d, needs: [b, c]}"
-    assert "'d' joins 'b', 'c': they are on exclusive paths of 'a'" in told(steps)
+    assert "'d' needs 'b', 'c', which are on mutually exclusive paths of 'a'" in told(steps)
 
 
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ("- {id: a, when: '1 +'}", "p:3:20: expression '1 +' of 'a': "),
+        ("- {id: a, when: '1 +'}", "p:3:20: expression '1 +' in 'a': "),
         (
             "- {id: a, shell: {run: 'echo ${HOME}'}}",
-            "p:3:30: '${HOME}' names neither a step nor a value (in 'a'). Write $${HOME} for the shell's own variable.",
+            "p:3:30: '${HOME}' is neither a step nor a value (in 'a'). Write $${HOME} for the shell variable.",
         ),
-        ("- {id: a, shell: {run: 'echo ${b'}}", "p:3:30: text 'echo ${b' of 'a': '${b' has no closing brace."),
+        ("- {id: a, shell: {run: 'echo ${b'}}", "p:3:30: text 'echo ${b' in 'a': '${b' is missing a closing brace."),
         (
             "- {id: a, shell: {run: x}}\n- {id: b, shell: {run: 'y ${a.stdout}'}}",
-            "p:4:27: '${a.stdout}' is used, but 'b' does not need 'a'. Add 'a' to its needs.",
+            "p:4:27: 'b' uses '${a.stdout}' but does not need 'a'. Add 'a' to its `needs`.",
         ),
         (
             "- {id: a, shell: {run: x}}\n- {id: b, shell: {run: 'y ${a.stdotu}'}}",
@@ -339,56 +353,59 @@ def test_success_and_failure_of_one_step_are_exclusive_too() -> None:
         ),
         (
             "- {id: a, shell: {run: x}}\n- {id: b, needs: [a], inputs: {v: '${a}'}}",
-            "p:4:36: '${a}' names a step, not one of its outputs (in 'b'). Write `${a.",
+            "p:4:36: '${a}' refers to a step, not to one of its outputs (in 'b'). Write `${a.",
         ),
         (
             "- {id: collect, shell: {run: x}}\n- {id: b, needs: [collect], inputs: {v: '${colect.stdout}'}}",
-            "'${colect.stdout}' names neither a step nor a value (in 'b'). Did you mean 'collect'?",
+            "'${colect.stdout}' is neither a step nor a value (in 'b'). Did you mean 'collect'?",
         ),
         ("- {id: a, shell: {run: x}, expect: ['${outputs.x} == 1']}", "p:3:38: 'a' has no output 'x'."),
         (
             "- {id: a, shell: {run: x}, outputs: {o: stdotu}}",
-            "p:3:41: output 'o' of 'a' comes from 'stdotu', which the step does not have. Did you mean 'stdout'?",
+            "p:3:41: output 'o' of 'a' comes from 'stdotu', which the step does not provide. Did you mean 'stdout'?",
         ),
         ("- {id: a, inputs: {v: '${a.stdout}'}}", "p:3:24: '${a.stdout}' refers to the step itself (in 'a')."),
-        ("- {id: a, inputs: {v: '${item}'}}", "p:3:24: '${item}' is available in templates only (in 'a')."),
+        ("- {id: a, inputs: {v: '${item}'}}", "p:3:24: '${item}' is only available in templates (in 'a')."),
         ("- {id: a, shell: {run: 'echo ${status}'}}", "p:3:30: '${status}' is the step's own result"),
         ("- {id: a, shell: {run: 'echo ${inputs.x}'}}", "p:3:30: 'a' has no input 'x'. Declare it."),
         ("- {id: a, shell: {run: 'echo ${plan.x}'}}", "p:3:30: the plan has no input 'x' (in 'a'). Declare it."),
         (
             "- {id: a, failure_modes: [{name: m, detect: it is slow}]}",
-            "p:3:45: expression 'it is slow' of 'a': 'is' is not allowed: write == or !=. Write an expression such as",
+            "p:3:45: expression 'it is slow' in 'a': 'is' is not allowed: write == or !=. Write an expression such as",
         ),
         (
             "- {id: a, shell: {run: x}, expect: [exit code is 0]}",
-            "p:3:42: expression 'exit code is 0' of 'a': this is not an expression. Write an expression such as",
+            "p:3:42: expression 'exit code is 0' in 'a': this is not a valid expression. Write an expression such as",
         ),
         ("- {id: a, shell: {run: x}, expect: ['$exit_code = 0']}", "Write an expression such as `${exit_code} == 0`"),
         (
             "- {id: a, shell: {run: x}, preconditions: [\"os.path.exists('x')\"]}",
-            "Expressions cannot see files: test for it in a command (`test -e x`)",
+            "Expressions cannot access files: test for the file in a command (`test -e x`)",
         ),
         (
             "- {id: a, shell: {run: x}, expect: [\"'exit code is 0'\"]}",
-            "p:3:38: ''exit code is 0'' of 'a' refers to nothing, so its result is always the same. Write",
+            "p:3:38: ''exit code is 0'' in 'a' contains no reference, so its result is always the same. Write",
         ),
-        ("- {id: a, gate: {checks: [make test]}}", "Write `command: ...` for a command. Write an expression such as"),
+        ("- {id: a, gate: {checks: [make test]}}", "For a command, write `command: ...`. Write an expression such as"),
         ("- {id: a, shell: {run: x}, outputs: {n: josn}}", "p:3:41: output 'n' of 'a' comes from 'josn'"),
         ("- {id: a, shell: {run: x}, outputs: {n: josn}}", "Did you mean 'json'?"),
-        ("- {id: a, edit: {files: [{path: x, content: y}]}, outputs: {n: json}}", "which the step does not have."),
+        ("- {id: a, edit: {files: [{path: x, content: y}]}, outputs: {n: json}}", "which the step does not provide."),
         ("- {id: a, needs: [d]}\n- {id: d-*, for_each: [1], run: x}", "Did you mean 'd-*'?"),
-        ("- {id: a, gate: {checks: [looks good]}}", "p:3:33: expression 'looks good' of 'a'"),
+        ("- {id: a, gate: {checks: [looks good]}}", "p:3:33: expression 'looks good' in 'a'"),
         (
             "- {id: a, search: {query: x}, expect: ['${exit_code} == 0']}",
-            "p:3:41: 'a' has no exit code: only `shell` has one. Use `${status}`",
+            "p:3:41: 'a' has no exit code because it is not a `shell` step. Use `${status}`",
         ),
-        ("- {id: a, shell: {run: '${b c} ${d}}'}}", "p:3:25: text '${b c} ${d}}' of 'a': '${b c}' is not a reference"),
-        ("- {id: a, shell: {run: '${b c} ${d}}'}}", "p:3:32: '${d}' names neither a step nor a value"),
+        (
+            "- {id: a, shell: {run: '${b c} ${d}}'}}",
+            "p:3:25: text '${b c} ${d}}' in 'a': '${b c}' is not a valid reference",
+        ),
+        ("- {id: a, shell: {run: '${b c} ${d}}'}}", "p:3:32: '${d}' is neither a step nor a value"),
         ("- id: a\n  run: |\n    make\n    echo ${b c} ${d e}", "p:6:10: text"),
         ("- id: a\n  run: |\n    make\n    echo ${b c} ${d e}", "p:6:17: text"),
         (
             "- {id: a, gate: {checks: [{invariant: '${b.stdout} == 1'}]}}\n- {id: b, shell: {run: x}}",
-            "p:3:40: '${b.stdout}' is used, but 'a' does not need 'b'.",
+            "p:3:40: 'a' uses '${b.stdout}' but does not need 'b'.",
         ),
     ],
 )
@@ -430,8 +447,8 @@ def test_steps_within_subplans_and_alternatives_are_checked_where_they_stand() -
 """
     said = told(steps)
     assert "p:7:23: 'a' needs 'b', which is not a step." in said
-    assert "p:11:41: 'a' waits for itself." in said
-    assert "p:12:47: '${outer.stdout}' names neither a step nor a value" in said
+    assert "p:11:41: 'a' depends on itself." in said
+    assert "p:12:47: '${outer.stdout}' is neither a step nor a value" in said
 
 
 def test_plans_within_plans_are_as_deep_as_the_budget_allows() -> None:
@@ -442,21 +459,24 @@ def test_plans_within_plans_are_as_deep_as_the_budget_allows() -> None:
 def test_capabilities_that_this_worker_lacks_are_told() -> None:
     text = "id: p\nsteps:\n- {id: a, search: {query: x}}\n- {id: b}\n"
     (problem,) = found(text, frozenset({"shell", "git"}))
-    assert str(problem) == "p:3:11: 'a' needs capability 'search', which is not available here. Available: git, shell."
+    assert (
+        str(problem)
+        == "p:3:11: 'a' requires the capability 'search', which is not available here. Available: git, shell."
+    )
     assert found(text, frozenset({"search"})) == ()
 
 
 def test_budgets_must_fit_into_the_plans() -> None:
     head = "budget: {max_cost_usd: 2, max_tokens: 10, max_wall_s: 50, max_fan_out: 1}"
-    assert "p:3:37: 'a' may spend max_cost_usd 3, but the whole plan only 2." in told(
+    assert "p:3:37: 'a' may spend max_cost_usd 3, but the whole plan may spend only 2." in told(
         "- {id: a, budget: {max_cost_usd:    3}}", head
     )
-    assert "'a' may take 60 s, but the whole plan only 50 s." in told("- {id: a, timebox_s: 60}", head)
+    assert "'a' may take 60 s, but the whole plan may take only 50 s." in told("- {id: a, timebox_s: 60}", head)
     assert "'a-*' expands to 2 steps, but budget.max_fan_out is 1." in told("- {id: a-*, for_each: [1, 2]}", head)
     rest = "budget: {max_tokens: 6}, estimate_s: 30"
     two = f"- {{id: a, {rest}}}\n- {{id: b, needs: a, {rest}}}"
     said = told(two, head)
-    assert "p:5:39: warning: the steps' budgets add up to max_tokens 12, but the plan's is 10" in said
+    assert "p:5:39: warning: the steps' budgets add up to max_tokens 12, but the plan's budget is 10" in said
     assert "warning: the critical path a -> b is estimated at 60 s, but budget.max_wall_s is 50 s." in said
 
 
@@ -472,7 +492,7 @@ definition_of_done: [' ']
     assert "p:2:5: 'p-*' is not a valid plan id." in said
     assert "plan 'p-*' has no steps." in said
     assert "p:4:29: artifact 'x' comes from 'nowhere', which is not a step." in said
-    assert "p:5:18: hypothesis 'H1' occurs twice." in said
+    assert "p:5:18: duplicate hypothesis 'H1'." in said
     assert "p:6:23: check 1 of the definition of done has no command." in said
 
 
@@ -531,42 +551,42 @@ def test_ten_thousand_steps_take_time_in_proportion() -> None:
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ("- {id: a, run: 'rm -rf /'}", "p:3:17: warning: 'a': rule destructive_command refuses 'rm -rf /'."),
+        ("- {id: a, run: 'rm -rf /'}", "p:3:17: warning: 'a': rule destructive_command rejects 'rm -rf /'."),
         (
             "- {id: a, run: 'echo ${plan.who} && rm -rf /'}",
-            "p:3:17: warning: 'a': rule destructive_command refuses 'echo ${...} && rm -rf /'.",
+            "p:3:17: warning: 'a': rule destructive_command rejects 'echo ${...} && rm -rf /'.",
         ),
         (
             "- {id: a, run: 'echo A=${plan.who} > .env'}",
-            "p:3:17: warning: 'a': policy.protect covers .env: no step may",
+            "p:3:17: warning: 'a': policy.protect forbids changes to .env. Leave",
         ),
         (
             "- {id: a, run: make, compensate: {run: 'rm -rf ~'}}",
-            "p:3:41: warning: 'a': rule destructive_command refuses",
+            "p:3:41: warning: 'a': rule destructive_command rejects",
         ),
         (
             "- {id: a, gate: {checks: [{command: 'rm -rf /'}]}}",
-            "p:3:38: warning: 'a': rule destructive_command refuses",
+            "p:3:38: warning: 'a': rule destructive_command rejects",
         ),
         (
             "- {id: a, run: make, compensate: {run: 'git checkout -- b.txt || rm -f b.txt'}}",
-            "p:3:41: warning: 'a' runs `git checkout`, but `.git` is read-only for commands. Use the action `git`",
+            "p:3:41: warning: 'a' runs `git checkout`, but `.git` is read-only for commands. Use the `git`",
         ),
         (
             "- {id: a, episode: {goal: x, definition_of_done: ['rm -rf /']}}",
-            "'a': rule destructive_command refuses 'rm -rf /'.",
+            "'a': rule destructive_command rejects 'rm -rf /'.",
         ),
         (
             "- id: a\n  run: |\n    cat > out <<'END'\n    Dear ${plan.who}\n    END",
-            "p:6:10: 'a': a reference is inside a here-document whose delimiter 'END' is quoted",
+            "p:6:10: 'a': the shell does not expand references in a here-document with the quoted delimiter",
         ),
         (
             "- {id: a, inputs: {n: many}, run: 'echo $(( ${inputs.n} + 1 ))'}",
-            "p:3:45: 'a': '${inputs.n}' is 'many' where shell arithmetic needs a whole number. Give a whole number",
+            "p:3:45: 'a': '${inputs.n}' is 'many', but shell arithmetic requires a whole number. Use a whole number",
         ),
         (
             "- {id: a, run: 'echo $(( ${plan.who} + 1 ))'}",
-            "p:3:17: warning: 'a': '${plan.who}' is 'Ada' where shell arithmetic needs a whole number.",
+            "p:3:17: warning: 'a': '${plan.who}' is 'Ada', but shell arithmetic requires a whole number.",
         ),
     ],
 )

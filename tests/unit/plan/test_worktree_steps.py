@@ -28,8 +28,8 @@ def test_episode_in_a_worktree_merges_and_another_one_writes() -> None:
     ("step", "said"),
     [
         (f"{{id: a, access: writes, episode: {{{EPISODE}, worktree: true}}}}", "its access cannot be 'writes'"),
-        ("{id: a, access: merges, shell: {run: ls}}", "is not an episode in a worktree"),
-        (f"{{id: a, episode: {{{EPISODE}, merge: {{base: {TREE}, tree: {TREE}}}}}}}", "outside of a worktree"),
+        ("{id: a, access: merges, shell: {run: ls}}", "is not an episode in its own worktree"),
+        (f"{{id: a, episode: {{{EPISODE}, merge: {{base: {TREE}, tree: {TREE}}}}}}}", "does not run in a worktree"),
         (f"{{id: a, episode: {{{EPISODE}, worktree: true, merge: {{base: main, tree: {TREE}}}}}}}", "base"),
     ],
 )

@@ -56,9 +56,7 @@ def test_a_change_that_takes_too_long_to_read_is_left_to_a_person() -> None:
     item = found["change_not_read"]
     assert item.verdict is Verdict.ASK
     assert item.where == "tools/big.sh"
-    assert item.evidence.startswith(
-        "1 of 3001 changed lines were read by the rules: reading the rest would take too long"
-    )
+    assert item.evidence.startswith("1 of 3001 changed lines were checked: reading the rest would take too long")
     assert "tools/big.sh" in item.evidence
     assert "sends_data" in found, "what was found before the time was over is told"
 
@@ -81,7 +79,7 @@ def test_a_change_without_a_patch_is_left_to_a_person_until_the_file_is_changed_
     (item,) = read(new_file("a.py", "x = 1"), unread=unread)
     (other,) = read(unread=unread._replace(mark="tree-2"))
     assert (item.rule, item.verdict, item.where) == ("change_not_read", Verdict.ASK, "data/dump.csv")
-    assert item.evidence.startswith("1 of 70001 changed lines were read by the rules: no patch")
+    assert item.evidence.startswith("1 of 70001 changed lines were checked: no patch")
     assert item.fingerprint != other.fingerprint, "a yes is for this content only"
     assert still_stands(item, Change(files=read_patch(new_file("b.py", "y = 1"))))
     assert not still_stands(item, Change(files=read_patch(changed_file("data/dump.csv", ["a"], ["b"]))))

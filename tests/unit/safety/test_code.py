@@ -281,7 +281,7 @@ def test_refused_findings_are_forbidden_from_then_on() -> None:
     review = SCANNER.scan(WISHES, answer_to(SCANNER.scan(WISHES, NOTHING), "deny"))
     assert review.verdict is Verdict.DENY
     assert all(one.refused for one in review.findings)
-    assert "refused by a person" in review.message
+    assert "rejected by a person" in review.message
 
 
 def test_forbidden_findings_are_no_part_of_the_question() -> None:
@@ -294,7 +294,7 @@ def test_forbidden_findings_are_no_part_of_the_question() -> None:
 def test_message_says_what_to_change_and_is_bounded() -> None:
     review = SCANNER.scan([CodeFile("x.py", None, "import os\nos.system('rm -rf /')\n")], NOTHING)
     assert "x.py:2: subsystem (access), needs a person's permission" in review.message
-    assert "instead: a Python function" in review.message
+    assert "instead: use a Python function" in review.message
     long = Finding(rule="x" * 300, topic=review.findings[0].topic, verdict=Verdict.DENY, evidence="y" * 200)
     assert len(CodeReview(Verdict.DENY, (long,) * 60).message) <= MESSAGE_CHARACTERS
 

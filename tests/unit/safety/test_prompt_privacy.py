@@ -46,9 +46,9 @@ def test_the_longest_folder_that_holds_a_workspace_decides(workspace: str, level
 
 
 def test_a_level_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"privacy\.prompts is 'some'; it must be one of full, redacted, summary"):
+    with pytest.raises(SettingsError, match=r"privacy\.prompts must be one of full, redacted, summary"):
         parse_settings("privacy: {prompts: some}", {})
-    with pytest.raises(SettingsError, match=r"privacy\.projects\./a\.prompts is 'some'; it must be one of full"):
+    with pytest.raises(SettingsError, match=r"privacy\.projects\./a\.prompts must be one of full"):
         parse_settings("privacy: {projects: {/a: {prompts: some}}}", {})
 
 
@@ -89,7 +89,7 @@ def test_a_reflection_made_from_code_is_not_shown_to_a_model_that_may_see_none()
 
 
 def test_a_prompt_whose_author_names_no_level_is_not_sent_where_a_project_is_at_summary() -> None:
-    with pytest.raises(PlannerError, match=r"privacy\.prompts is 'summary' for a project here"):
+    with pytest.raises(PlannerError, match=r"privacy\.prompts is 'summary' for a project in it"):
         redact_text("a prompt", None, strictest=PromptPrivacy.SUMMARY)
     assert redact_text("to a@b.example", None, strictest=PromptPrivacy.REDACTED) == "to [pii:email]"
     assert redact_text("to a@b.example", None, strictest=PromptPrivacy.FULL) == "to a@b.example"

@@ -68,11 +68,11 @@ def test_a_test_that_only_crashes_is_told_so() -> None:
 
 
 def test_a_test_that_passes_on_everything_is_told_with_how_many_mutants() -> None:
-    assert "with each of 1 mutant of the lines" in reason(GREEN)
+    assert "with each of 1 mutant in the lines" in reason(GREEN)
 
 
 def test_a_weak_test_counts_only_where_it_fails_before() -> None:
-    weak = JudgedTests(asserts=True, weak="It asserts only that there is a result.")
+    weak = JudgedTests(asserts=True, weak="The test only asserts that there is a result.")
     assert reason(FAILURE, reading=weak) == weak.weak
     assert report(FAILURE, before=(FAILURE, FAILURE), reading=weak).accepted
     assert reason(FAILURE, before=(FAILURE, FAILURE), reading=weak._replace(names_only=True)) == weak.weak
@@ -115,16 +115,16 @@ def test_lines_that_accepted_tests_execute_are_counted() -> None:
 
 def test_what_there_was_no_time_for_is_noted() -> None:
     found = report(before=None, ended=False)
-    assert "There was time for 0 of 1 mutant." in found.notes
+    assert "There was only time for 0 of 1 mutant." in found.notes
     assert "The run was stopped before it finished." in found.notes
 
 
 def test_a_file_without_tests_and_one_that_cannot_be_collected_are_refused() -> None:
     nothing = Collection()
-    assert "No test was collected" in reason(collected=nothing, plain=())
+    assert "No tests were collected" in reason(collected=nothing, plain=())
     broken = Collection(problems=(("tests/test_m.py", "Traceback\nNameError: x"),))
-    assert reason(collected=broken, plain=()) == "It could not be collected: NameError: x."
-    assert "install pytest" in reason(collected=None, plain=(), missing="python3 (Python 3.12) has no pytest")
+    assert reason(collected=broken, plain=()) == "The test could not be collected: NameError: x."
+    assert "Install pytest" in reason(collected=None, plain=(), missing="python3 (Python 3.12) has no pytest")
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ async def test_gate_waits_for_two_people_and_their_answers_go_to_the_step() -> N
     assert await parts.answer({"question": "a", "option": "approve", "by": "ada"}) == (
         "a: approve by ada; 1 more must agree"
     )
-    with pytest.raises(InvalidRequestError, match="ada has answered q1 already"):
+    with pytest.raises(InvalidRequestError, match="ada has already answered q1"):
         await parts.answer({"question": "a", "option": "approve", "by": "ada"})
     assert await parts.answer({"question": "a", "option": "approve", "by": "bob"}) == "a: approve"
     assert [answer.by for answer in parts.context.progress.answers["a"]] == ["ada", "bob"]

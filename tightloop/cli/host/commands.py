@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 def up(
     context: click.Context,
-    role: Annotated[Role | None, Option(help="Which work the worker takes. Default: all.")] = None,
+    role: Annotated[Role | None, Option(help="Type of work that the worker does. Default: all.")] = None,
     state_folder: Annotated[Path | None, Option(help="Folder for histories and logs.")] = None,
     encrypt: Annotated[
-        bool, Option("--encrypt", help="Keep content out of logs, too: turns privacy.encrypt on.")
+        bool, Option("--encrypt", help="Also keep content out of logs (turns on privacy.encrypt).")
     ] = False,
 ) -> None:
     options = [*(["--role", role.value] if role else []), *(["--encrypt"] if encrypt else [])]
@@ -49,7 +49,7 @@ def up(
 def gc(
     context: click.Context,
     older_than: Annotated[
-        str | None, Option(help="Minimum time since the end, such as 30d or 12h. Default: server.retention_days.")
+        str | None, Option(help="Minimum time since the end (for example 30d or 12h). Default: server.retention_days.")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be freed.")] = False,
 ) -> None:
@@ -59,8 +59,8 @@ def gc(
 
 def keep(
     _context: click.Context,
-    workflow: Annotated[str, Argument(metavar="ID", help="Id of an episode or a plan of this host.")],
-    release: Annotated[bool, Option("--release", help="Let `tightloop gc` free it again.")] = False,
+    workflow: Annotated[str, Argument(metavar="ID", help="Id of an episode or a plan on this host.")],
+    release: Annotated[bool, Option("--release", help="Allow `tightloop gc` to remove it again.")] = False,
 ) -> None:
     from tightloop.database.ledger import local_ledger
 
@@ -68,7 +68,7 @@ def keep(
     ledger = local_ledger()
     line = ledger.workflow(workflow)
     ledger.of(line.project).mark(line.id, protect=not release)
-    show(f"{line.id}: {'tightloop gc may free it again' if release else 'kept from tightloop gc'}")
+    show(f"{line.id} is {'no longer ' if release else ''}protected from tightloop gc")
 
 
 def rebuild(context: click.Context) -> None:
@@ -99,13 +99,15 @@ def read_days(text: str, option: str = "--older-than") -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([dh])", text.strip())
     if match is None:
-        raise InvalidRequestError(f"{option} {text!r} is not a time. Write days or hours, such as 30d or 12h")
+        raise InvalidRequestError(
+            f"{option} {text!r} is not a valid duration. Use days or hours, for example 30d or 12h"
+        )
     return float(match[1]) / (24 if match[2] == "h" else 1)
 
 
 def run(
     context: click.Context,
-    role: Annotated[Role, Option(help="Which work the worker takes.")] = Role.ALL,
+    role: Annotated[Role, Option(help="Type of work that the worker does.")] = Role.ALL,
 ) -> None:
     become_worker(session_of(context), "run", "--role", role.value)
 
@@ -113,7 +115,7 @@ def run(
 def ui(
     context: click.Context,
     reference: Annotated[
-        str, Argument(metavar="ID", help="Id of an episode or a plan, a unique prefix of it, or 'last'.")
+        str, Argument(metavar="ID", help="Id of an episode or a plan, a unique prefix of the id, or 'last'.")
     ] = "",
 ) -> None:
     session = session_of(context)
@@ -125,7 +127,7 @@ def ui(
 
 def open_page(
     context: click.Context,
-    show: Annotated[bool, Option("--print", help="Only print the link; open no browser.")] = False,
+    show: Annotated[bool, Option("--print", help="Print the link without opening a browser.")] = False,
 ) -> None:
     link = page_link(session_of(context).settings)
     # Always printed, for a browser on another machine.
@@ -168,17 +170,20 @@ def replay(
         Option(help="Replay all workflows that match a Temporal query, such as 'TaskQueue=\"q\"'."),
     ] = None,
     days: Annotated[
-        int | None, Option(min=0, help="Replay the workflows that are open, or ended within this many days.")
+        int | None, Option(min=0, help="Replay the workflows that are open or ended within this many days.")
     ] = None,
     junit: Annotated[
-        Path | None, Option(metavar="FILE", help="With --query or --days: write a test report (JUnit XML).")
+        Path | None,
+        Option(metavar="FILE", help="Write a JUnit XML test report to this file (requires --query or --days)."),
     ] = None,
 ) -> None:
     session = session_of(context)
     if bool(what) == (query is not None or days is not None):
-        raise InvalidRequestError("name one file or id, or several with --query or --days: tightloop replay --days 7")
+        raise InvalidRequestError(
+            "specify one file or id, or use --query or --days, for example: tightloop replay --days 7"
+        )
     if junit is not None and what:
-        raise InvalidRequestError("--junit needs --query or --days")
+        raise InvalidRequestError("--junit requires --query or --days")
     if not what:
         many = {"--query": query, "--days": days, "--junit": junit}
         # With `=`, because a query may start with a dash.
@@ -193,7 +198,9 @@ async def _resolve_run(client: TightloopClient, reference: str) -> str:
     try:
         return await client.resolve(reference)
     except EpisodeNotFoundError as error:
-        raise EpisodeNotFoundError(f"no file, episode or plan is named {reference!r}. See: tightloop list") from error
+        raise EpisodeNotFoundError(
+            f"no such file, episode or plan: {reference!r}. List runs with: tightloop list"
+        ) from error
 
 
 def doctor(context: click.Context, as_json: AsJson = False) -> None:
@@ -219,7 +226,9 @@ def setup(
     context: click.Context,
     namespace: Annotated[
         str | None,
-        Option(help="Namespace, created if it is missing. Default: that of the settings, which must exist."),
+        Option(
+            help="Namespace to set up, created if missing. Default: the namespace in the settings, which must exist."
+        ),
     ] = None,
     retention: Annotated[
         int | None, Option(min=1, help="Days to keep the histories of closed episodes. Default: unchanged.")
@@ -248,7 +257,7 @@ def settings(context: click.Context, as_json: AsJson = False) -> None:
         click.echo(session_settings.as_yaml(), nl=False)
 
 
-Days = Annotated[int, Option(min=0, help="First replay the workflows that are open, or ended within this many days.")]
+Days = Annotated[int, Option(min=0, help="First replay the workflows that are open or ended within this many days.")]
 
 
 def show_builds(context: click.Context) -> None:
@@ -259,7 +268,7 @@ def promote(
     context: click.Context,
     days: Days = 7,
     unversioned: Annotated[
-        bool, Option("--unversioned", help="Send new workflows to workers without a version (no worker.deployment).")
+        bool, Option("--unversioned", help="Start new workflows on workers without a version (no worker.deployment).")
     ] = False,
 ) -> None:
     more = ("--unversioned",) if unversioned else ()
@@ -268,7 +277,7 @@ def promote(
 
 def ramp(
     context: click.Context,
-    percent: Annotated[float, Option(min=0, max=100, help="Share of new workflows; 0 ends the ramp.")],
+    percent: Annotated[float, Option(min=0, max=100, help="Percentage of new workflows; 0 ends the ramp.")],
     days: Days = 7,
 ) -> None:
     become_worker(session_of(context), "deploy", "ramp", "--percent", str(percent), "--days", str(days))
@@ -278,15 +287,17 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
     settings = session_of(context).settings
     identity = read_identity(settings)
     if identity is None:
-        raise InvalidRequestError("this host has no name yet; its first worker creates one. Start it: tightloop up")
+        raise InvalidRequestError(
+            "this host does not have a name yet. Its first worker creates one. Start it: tightloop up"
+        )
     document = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
     show_either(document, _line(identity), as_json=as_json)
 
 
 def adopt_state(
     context: click.Context,
-    name: Annotated[str, Argument(metavar="HOST", help="Name of the other host, or its task queue.")],
-    release: Annotated[bool, Option("--release", help="Give its work back to that host.")] = False,
+    name: Annotated[str, Argument(metavar="HOST", help="Name or task queue of the other host.")],
+    release: Annotated[bool, Option("--release", help="Return the work to that host.")] = False,
 ) -> None:
     session = session_of(context)
     # Both forms are accepted: the name, and the task queue that `doctor` shows.
@@ -300,19 +311,19 @@ def adopt_state(
 
         if pollers := session.run(ask):
             raise InvalidRequestError(
-                f"worker {pollers[0].process} still works as {name!r}, so two hosts would do the same work. Stop it "
-                "first; Temporal may list a killed worker for another minute"
+                f"worker {pollers[0].process} is still running as {name!r}, so two hosts would do the same work. "
+                "Stop it first. Temporal may list a killed worker for another minute"
             )
     identity = adopt_host(session.settings, name, release=release)
-    click.echo(f"{_line(identity)}. Restart the workers of this host to apply it")
+    click.echo(f"{_line(identity)}. Restart the workers on this host to apply the change")
 
 
 def _line(identity: HostIdentity) -> str:
-    adopted = f", and works for {', '.join(identity.adopted)}" if identity.adopted else ""
+    adopted = f" and does the work of {', '.join(identity.adopted)}" if identity.adopted else ""
     return f"this host is {identity.name}{adopted}"
 
 
-_KEEP = "Keep a copy of it in a safe place: without it the histories it encrypted cannot be read"
+_KEEP = "Keep a copy of the file in a safe place. Without its keys, encrypted histories cannot be read"
 
 
 def new_keys(context: click.Context) -> None:
@@ -336,30 +347,34 @@ def rotate_keys(context: click.Context) -> None:
     path, ring = key_file(privacy), read_ring(privacy).with_new_key()
     write_ring(path, ring, replace=True)
     show(
-        f"key {ring.current} is now current; {path} also has {len(ring.keys) - 1} older. {_KEEP}. "
-        "Copy the file to the other hosts, then restart the workers: until then they encrypt with the old key"
+        f"key {ring.current} is now current. Older keys in {path}: {len(ring.keys) - 1}. {_KEEP}. "
+        "Copy the file to the other hosts and restart the workers, which still encrypt with the old key"
     )
 
 
 def _of_a_file(privacy: PrivacySettings) -> PrivacySettings:
     if privacy.keys_env:
         raise SettingsError(
-            f"the keys come from the variable {privacy.keys_env} (privacy.keys_env), which this command cannot change. "
-            "Change them where it is set, or leave privacy.keys_env empty and use a key file"
+            f"the keys are read from the variable {privacy.keys_env} (privacy.keys_env), which this command cannot "
+            "change. Change the variable where it is set, or clear privacy.keys_env to use a key file"
         )
     return privacy
 
 
 def create_token(
     context: click.Context,
-    name: Annotated[str, Argument(help="Name of its holder, such as anna; shown in answers and approvals.")],
-    role: Annotated[SealRole, Option(help="What it may do; each role includes those before it.")] = SealRole.VIEWER,
+    name: Annotated[
+        str, Argument(help="Name of the token's holder (for example anna), shown in answers and approvals.")
+    ],
+    role: Annotated[
+        SealRole, Option(help="Permissions of the token. Each role includes the roles before it.")
+    ] = SealRole.VIEWER,
     project: Annotated[
         list[str] | None,
-        Option(help="Id of a visible project, or a unique prefix of it. Repeatable. Default: all."),
+        Option(help="Id of a visible project, or a unique prefix of the id. Repeatable. Default: all."),
     ] = None,
-    episode: Annotated[str, Option(help="For an agent: id of the episode that it works on.")] = "",
-    expires: Annotated[str, Option(help="Lifetime, such as 90d or 12h, or 'never'.")] = "90d",
+    episode: Annotated[str, Option(help="Id of the episode that the agent works on (agents only).")] = "",
+    expires: Annotated[str, Option(help="Lifetime (for example 90d or 12h), or 'never'.")] = "90d",
     as_json: AsJson = False,
 ) -> None:
     lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))
@@ -388,12 +403,12 @@ def list_tokens(context: click.Context, as_json: AsJson = False) -> None:
             ", ".join(token.projects) or "all",
             token.episode,
         )
-    show(tokens_table if tokens else "no token yet. Create one: tightloop token create NAME --role operator")
+    show(tokens_table if tokens else "no tokens yet. Create one: tightloop token create NAME --role operator")
 
 
 def revoke_token(context: click.Context, name: Annotated[str, Argument(help="Name of a valid token.")]) -> None:
     _tokens(session_of(context)).revoke(name)
-    show(f"{name} is revoked")
+    show(f"{name} was revoked")
 
 
 def _tokens(session: Session) -> "Tokens":

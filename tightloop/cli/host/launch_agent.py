@@ -28,7 +28,7 @@ STILL_ENDING = frozenset({5, 37})
 """Exit codes of `launchctl bootstrap` while the previous instance is still ending."""
 NOT_LOADED = frozenset({3, 36, 113})
 """Exit codes of `launchctl bootout`, depending on the macOS version, if no agent has this name or it is just ending."""
-RoleAtTheScreen = Annotated[Role, Option(help="Which work the worker takes.")]
+RoleAtTheScreen = Annotated[Role, Option(help="Type of work that the worker does.")]
 OnlyShow = Annotated[bool, Option("--dry-run", help="Only print what would be written and run.")]
 
 
@@ -45,13 +45,13 @@ def install(context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: O
         log_file(role).write_bytes(b"")
         path.write_bytes(content)
     except OSError as error:
-        raise SettingsError(f"{error.filename} cannot be written: {error.strerror}. Make it writable") from None
+        raise SettingsError(f"cannot write {error.filename}: {error.strerror}. Make it writable") from None
     # launchd keeps the old property list of a loaded agent until it is booted out.
     _end(role)
     _load(path)
-    click.echo(f"{PREFIX}.{role.value} runs now, and after each sign-in. Its log: {log_file(role)}")
-    click.echo("Allow its program under Privacy & Security > Accessibility. See what is missing: tightloop doctor")
-    click.echo(f"The program: {sys.executable}")
+    click.echo(f"{PREFIX}.{role.value} is running and will start after each sign-in. Log: {log_file(role)}")
+    click.echo("Allow its program under Privacy & Security > Accessibility. Check what is missing: tightloop doctor")
+    click.echo(f"Program: {sys.executable}")
 
 
 def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run: OnlyShow = False) -> None:
@@ -60,12 +60,12 @@ def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run
         click.echo(f"launchctl bootout {_domain()}/{PREFIX}.{role.value}\nrm {path}")
         return
     if not path.exists():
-        raise SettingsError(f"{path} does not exist, so nothing was removed. For another role, use --role")
+        raise SettingsError(f"{path} does not exist, so nothing was removed. Use --role to specify another role")
     _check_screen()
     _end(role)
     # Last, so that a second try after a failure of launchctl still finds the file.
     path.unlink()
-    click.echo(f"{PREFIX}.{role.value} has stopped and will not start again. Its log: {log_file(role)}")
+    click.echo(f"{PREFIX}.{role.value} has stopped and will not start again. Log: {log_file(role)}")
 
 
 def agent_file(role: Role) -> Path:
@@ -126,12 +126,12 @@ def _check_screen() -> None:
     """
     if os.uname().sysname != "Darwin":
         raise ServiceUnavailableError(
-            "launchd exists only on macOS. Here, run the worker in the session at the screen: tightloop worker run "
-            "--role gui. To see what would be written, use --dry-run"
+            "launchd is only available on macOS. Here, run the worker in the desktop session: tightloop worker run "
+            "--role gui. Use --dry-run to see what would be written"
         )
     if _run("print", _domain()).returncode != 0:
         raise ServiceUnavailableError(
-            f"user {os.getuid()} is not signed in at the screen, so there are no windows. Sign in there, then try again"
+            f"user {os.getuid()} is not signed in to the desktop, so there are no windows. Sign in and try again"
         )
 
 
@@ -161,9 +161,9 @@ def _last_line(result: subprocess.CompletedProcess[str]) -> str:
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = find_trusted_program("launchctl")
     if program is None:
-        raise ServiceUnavailableError("launchctl was not found. It is part of macOS, in /bin")
+        raise ServiceUnavailableError("launchctl was not found. On macOS, it is in /bin")
     try:
         command = program.command(*arguments)
         return subprocess.run(command, capture_output=True, text=True, timeout=LAUNCHCTL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServiceUnavailableError(f"launchctl did not answer: {error}") from None
+        raise ServiceUnavailableError(f"launchctl did not respond: {error}") from None

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 TEXT_CHARACTERS = 100
 
-Project = Annotated[str, Option(help="Id of a project, or a unique prefix of it. Default: the one of this folder.")]
+Project = Annotated[
+    str, Option(help="Id of a project, or a unique prefix of the id. Default: the project of this folder.")
+]
 Limit = Annotated[int, Option(min=1, max=1_000, help="Maximum number of entries.")]
 
 
@@ -37,9 +39,9 @@ class KindOption(StrEnum):
 
 def search(
     context: click.Context,
-    text: Annotated[str, Argument(help="An error, its output, or words.")],
+    text: Annotated[str, Argument(help="Error message, command output or keywords.")],
     project: Project = "",
-    kind: Annotated[KindOption, Option(help="What to search.")] = KindOption.FAILURE,
+    kind: Annotated[KindOption, Option(help="Kind of entries to search.")] = KindOption.FAILURE,
     limit: Limit = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +51,7 @@ def search(
     if as_json:
         show_json(results)
     elif not results:
-        show(f"the memory of {name} has nothing similar")
+        show(f"the memory of {name} contains no similar entries")
     elif kind is KindOption.FAILURE:
         show(*(line for result in results for line in (*_recollection_lines(Recollection.model_validate(result)), "")))
     else:
@@ -59,7 +61,7 @@ def search(
 def list_entries(
     context: click.Context,
     project: Project = "",
-    kind: Annotated[KindOption | None, Option(help="Only these. Default: all.")] = None,
+    kind: Annotated[KindOption | None, Option(help="Kind of entries to list. Default: all.")] = None,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -96,7 +98,9 @@ def forget(
     as_json: AsJson = False,
 ) -> None:
     if bool(ids) == everything:
-        raise InvalidRequestError("name the ids to delete, or use --all for everything about the project, not both")
+        raise InvalidRequestError(
+            "specify the ids to delete, or --all to delete everything about the project, but not both"
+        )
     memory = _memory(session_of(context))
     name = _project(memory, project)
     removed = memory.forget(name, None if everything else ids)
@@ -104,13 +108,13 @@ def forget(
         raise InvalidRequestError(
             f"the memory of {name} has no entry {ids[0][:60]!r}. List the entries: tightloop memory list"
         )
-    show_either({"project": name, "forgotten": removed}, f"{format_count(removed, 'entry')} forgotten", as_json=as_json)
+    show_either({"project": name, "forgotten": removed}, f"entries deleted: {removed}", as_json=as_json)
 
 
 def export(
     context: click.Context,
     project: Project = "",
-    out: Annotated[Path | None, Option(help="A new file. Default: standard output.")] = None,
+    out: Annotated[Path | None, Option(help="File to create. Default: standard output.")] = None,
 ) -> None:
     memory = _memory(session_of(context))
     rows = memory.export(_project(memory, project))
@@ -122,7 +126,7 @@ def export(
         with out.open("x", encoding="utf-8") as file:
             file.writelines(_json_lines(rows))
     except OSError as error:
-        raise InvalidRequestError(f"{out} cannot be written: {error.strerror}. Name a new file") from None
+        raise InvalidRequestError(f"cannot write {out}: {error.strerror}. Choose a new file") from None
 
 
 def stats(context: click.Context, project: Project = "", as_json: AsJson = False) -> None:
@@ -155,7 +159,7 @@ def _memory(session: Session) -> "MemoryStore":
         from tightloop.database.memory.store import MemoryStore, memory_database
     except ImportError:
         raise ServiceUnavailableError(
-            "the memory cannot be read here: only the client is installed, without the server part. Build and install "
+            "cannot read the memory because only the client is installed here, not the server part. Build and install "
             "tightloop-server: docs/operate/install.md"
         ) from None
     # No embedder: only the search needs one, and it runs in the server part.
@@ -176,7 +180,9 @@ def _project(memory: "MemoryStore", reference: str) -> str:
         if len(fitting) == 1:
             return fitting[0]
         what = (
-            f"{reference!r} matches {len(fitting)} projects" if fitting else f"the memory has no project {reference!r}"
+            f"{reference!r} matches {len(fitting)} projects"
+            if fitting
+            else f"the memory contains no project {reference!r}"
         )
     else:
         current_folder = Path.cwd()
@@ -184,8 +190,8 @@ def _project(memory: "MemoryStore", reference: str) -> str:
         for folder in (current_folder, *current_folder.parents):
             if (name := state_folder(folder).name) in projects:
                 return name
-        what = f"the memory has no project for {current_folder}"
-    raise InvalidRequestError(f"{what}. Name a project: --project, one of {', '.join(projects[:8]) or '(none yet)'}")
+        what = f"the memory contains no project for {current_folder}"
+    raise InvalidRequestError(f"{what}. Use --project with one of: {', '.join(projects[:8]) or '(none yet)'}")
 
 
 def _show_entries(entries: Iterable[Entry]) -> None:
@@ -218,7 +224,7 @@ def _details_lines(details: Details) -> list[str]:
     entry, pattern = details.entry, details.pattern
     lines = [f"{entry.kind.value} {plain(entry.id)}", f"  {plain(entry.text)}"]
     if entry.kind is not Kind.FACT:
-        vector = f"{details.embedder}, {details.dimension} numbers" if details.embedder else "none"
+        vector = f"{details.embedder}, {details.dimension} dimensions" if details.embedder else "none"
         lines += [f"  seen {format_count(entry.times, 'time')}; {entry.evidence}", f"  vector: {plain(vector)}"]
     lines += [f"  check: {plain(details.check)}"] if details.check else []
     lines += ["", plain(details.context)] if details.context else []

@@ -58,7 +58,7 @@ def describe_host(session: Session) -> dict[str, Any]:
             command, env=environment_of(session), capture_output=True, text=True, timeout=DESCRIBE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ServiceUnavailableError(f"the server part did not answer within {DESCRIBE_SECONDS} s") from error
+        raise ServiceUnavailableError(f"the server part did not respond within {DESCRIBE_SECONDS} s") from error
     if result.returncode != 0:
         # The server part prints its error last, after warnings of libraries.
         last = (result.stderr.strip().splitlines() or ["no output"])[-1]
@@ -105,7 +105,7 @@ def _module(name: str) -> tuple[str, ...]:
     arguments = module_arguments(name)
     if arguments is None:
         raise ServiceUnavailableError(
-            "the server part is not installed here, only the client. "
+            "only the client is installed here, not the server part. "
             "Build and install tightloop-server: docs/operate/install.md"
         )
     return arguments

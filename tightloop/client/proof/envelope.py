@@ -88,7 +88,7 @@ def read_envelope(content: bytes) -> Envelope:
     try:
         envelope = Envelope.model_validate(document)
     except ValidationError as error:
-        raise ProofError(f"the proof is not a DSSE envelope: {first_problem(error)}") from None
+        raise ProofError(f"the proof is not a valid DSSE envelope: {first_problem(error)}") from None
     if envelope.payload_type != PAYLOAD_TYPE:
         raise ProofError(
             f"the proof contains {envelope.payload_type[:80]!r}, not an in-toto statement ({PAYLOAD_TYPE})"
@@ -116,11 +116,13 @@ def read_json(content: bytes, what: str) -> Any:
         json.dumps(document, ensure_ascii=False).encode()
         return document
     except UnicodeEncodeError:
-        raise ProofError(f"{what} contains half a character (a lone surrogate)") from None
+        raise ProofError(f"{what} contains an incomplete character (a lone surrogate)") from None
     except UnicodeDecodeError as error:
         raise ProofError(f"{what} is not UTF-8 text (byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise ProofError(f"{what} is not JSON: {error.msg} in line {error.lineno}. Is the file complete?") from None
+        raise ProofError(
+            f"{what} is not valid JSON: {error.msg} on line {error.lineno}. Is the file complete?"
+        ) from None
     except RecursionError:
         raise ProofError(f"{what} is nested too deeply") from None
 
@@ -141,7 +143,7 @@ def decode(text: str, what: str) -> bytes:
     except (binascii.Error, ValueError):
         content = b""
     if not content or encode(content) != text:
-        raise ProofError(f"{what} is not base64. Is the file complete?")
+        raise ProofError(f"{what} is not valid base64. Is the file complete?")
     return content
 
 
@@ -149,18 +151,20 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         [(twin, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ProofError(f"the proof has the field {twin[:80]!r} twice; readers could interpret it differently")
+        raise ProofError(
+            f"the proof contains the field {twin[:80]!r} twice, so different readers could interpret it differently"
+        )
     return fields
 
 
 def _refuse_number(number: str) -> NoReturn:
     # Python parses NaN and Infinity, which other JSON parsers reject.
-    raise ProofError(f"the proof has the number {number}, which is not valid in JSON")
+    raise ProofError(f"the proof contains the number {number}, which is not valid in JSON")
 
 
 def _bounded_integer(digits: str) -> int:
     if len(digits) > INTEGER_DIGITS:
-        raise ProofError(f"the proof has a number of {len(digits)} digits")
+        raise ProofError(f"the proof contains a number with {len(digits)} digits")
     return int(digits)
 
 
@@ -229,7 +233,7 @@ def signing_key() -> SigningKey:
     named = global_setting("user.signingkey")
     if configured != "ssh" or not named:
         raise NoSigningKeyError(
-            "your git configuration names no SSH key to sign with. Name one: git config --global gpg.format ssh && "
+            "your git configuration has no SSH signing key. Set one: git config --global gpg.format ssh && "
             "git config --global user.signingkey ~/.ssh/id_ed25519.pub"
         )
     program = global_setting("gpg.ssh.program", kind="path") or "ssh-keygen"
@@ -238,7 +242,7 @@ def signing_key() -> SigningKey:
     # Asked again as a path, because only this form expands `~`.
     file = Path(global_setting("user.signingkey", kind="path"))
     if not file.is_file():
-        raise NoSigningKeyError(f"user.signingkey in your git configuration names {named!r}, which does not exist")
+        raise NoSigningKeyError(f"user.signingkey in your git configuration is set to {named!r}, which does not exist")
     return SigningKey(file, program=program)
 
 
@@ -305,7 +309,9 @@ def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
     """
     if file is not None:
         if not os.access(file, os.R_OK) or not file.is_file():
-            raise InvalidRequestError(f"--allowed-signers {file} cannot be read. For its format see ssh-keygen(1)")
+            raise InvalidRequestError(
+                f"--allowed-signers {file} cannot be read. For the file format, see ssh-keygen(1)"
+            )
         # Absolute, because the programs start in another folder.
         yield (file.resolve(),)
         return
@@ -367,10 +373,12 @@ def _sign(name: str, arguments: Sequence[str]) -> None:
     except OSError as error:
         raise ProofError(f"{name} cannot be started: {error.strerror}. Install OpenSSH 8.2 or newer") from None
     except subprocess.TimeoutExpired:
-        raise ProofError(f"{name} did not sign within {SIGN_SECONDS:g} s: is an agent waiting for you?") from None
+        raise ProofError(
+            f"{name} did not sign within {SIGN_SECONDS:g} s. Is an agent waiting for your input?"
+        ) from None
     if result.returncode != 0:
         last_lines = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise ProofError(f"{name} did not sign: {last_lines[0] if last_lines else 'no reason given'}")
+        raise ProofError(f"{name} could not sign: {last_lines[0] if last_lines else 'no reason given'}")
 
 
 def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
@@ -389,7 +397,7 @@ def _check(arguments: Sequence[str], stdin: bytes) -> "subprocess.CompletedProce
     except OSError as error:
         raise ProofError(f"ssh-keygen cannot be started: {error.strerror}. Install OpenSSH 8.9 or newer") from None
     except subprocess.TimeoutExpired:
-        raise ProofError(f"ssh-keygen did not answer within {CHECK_SECONDS:g} s") from None
+        raise ProofError(f"ssh-keygen did not respond within {CHECK_SECONDS:g} s") from None
 
 
 def _program(name: str, how_to_get: str) -> TrustedProgram:

@@ -233,7 +233,7 @@ def read_statement(content: bytes) -> Statement:
     try:
         statement = Statement.model_validate(document)
     except ValidationError as error:
-        raise ProofError(f"the proof is not a test result in tightloop's form: {first_problem(error)}") from None
+        raise ProofError(f"the proof is not a valid tightloop test result: {first_problem(error)}") from None
     for problem in _contradictions(statement):
         raise ProofError(f"the statement of the proof contradicts itself: {problem}")
     return statement
@@ -242,7 +242,7 @@ def read_statement(content: bytes) -> Statement:
 def _contradictions(statement: Statement) -> Iterator[str]:
     predicate, details = statement.predicate, statement.predicate.tightloop
     if not details.runs or not details.runs[0].checks or details.runs[0].tests is not TestsFrom.DELIVERED:
-        yield "it has no run of the definition of done on the delivered tree"
+        yield "it contains no run of the definition of done on the delivered tree"
         return
     digests = [
         descriptor.digest.get("sha256")
@@ -253,13 +253,13 @@ def _contradictions(statement: Statement) -> Iterator[str]:
         yield "the digest of the definition of done does not match its commands"
     if predicate.result is not Result.FAILED:
         if predicate.failed_tests:
-            yield f"its result is {predicate.result.value}, and tests failed"
+            yield f"its result is {predicate.result.value}, but tests failed"
         if not details.runs[0].green:
-            yield f"its result is {predicate.result.value}, and a command of the definition of done failed"
+            yield f"its result is {predicate.result.value}, but a command of the definition of done failed"
         if details.verdict is ProofVerdict.PROVEN and details.doubts:
             yield f"its verdict is {details.verdict.value}, but {', '.join(details.doubts)}"
         if details.verdict is ProofVerdict.DOUBTED:
-            yield f"its result is {predicate.result.value}, and its verdict is {details.verdict.value}"
+            yield f"its result is {predicate.result.value}, but its verdict is {details.verdict.value}"
     if predicate.result is Result.PASSED and (
         predicate.warned_tests
         or details.findings

@@ -137,13 +137,13 @@ class Repository:
             empty = self._must("hash-object", "-w", "--stdin").strip()
             seeds = _join(b"100644 " + empty + b"\t" + path + _SEED for path in nested)
             self._must("update-index", "--add", "--replace", "-z", "--index-info", stdin=seeds)
-        raise ProofError(f"{self.root} has repositories nested more than {NESTING_LIMIT} deep")
+        raise ProofError(f"{self.root} contains repositories nested more than {NESTING_LIMIT} levels deep")
 
     def _must(self, *arguments: str, stdin: bytes = b"") -> bytes:
         result = self._git(*arguments, stdin=stdin)
         if result.returncode != 0:
             last_lines = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no reason given"]
-            raise ProofError(f"the files of {self.root} cannot be read: git {arguments[0]}: {last_lines[0]}")
+            raise ProofError(f"the files in {self.root} cannot be read: git {arguments[0]}: {last_lines[0]}")
         return result.stdout
 
     def _git(
@@ -187,7 +187,7 @@ def open_repository(root: Path) -> Iterator[Repository]:
     root = root.resolve()
     folder = _git_folder(root)
     if folder is None:
-        raise InvalidRequestError(f"{root} is not the top of a git working tree. Name it with --repo")
+        raise InvalidRequestError(f"{root} is not the top of a git working tree. Specify the top with --repo")
     # A linked worktree has its objects in the folder of the main one.
     pointer = folder / "commondir"
     common = (folder / os.fsdecode(pointer.read_bytes().strip())).resolve() if pointer.is_file() else folder
@@ -309,8 +309,8 @@ def _run_again(verification: Verified, statement: Statement, repository: Reposit
 
 def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, allowed: tuple[Path, ...]) -> None:
     if not envelope.signatures:
-        text = "it is not signed: anybody could have written it"
-        verification.add(rules.unsigned, text if rules.unsigned else f"{text}. To accept that: --unsigned")
+        text = "it is not signed, so anyone could have written it"
+        verification.add(rules.unsigned, text if rules.unsigned else f"{text}. To accept that, add --unsigned")
         return
     problems = []
     for signature in envelope.signatures:
@@ -323,7 +323,7 @@ def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, a
             problems.append("it is signed with a key that is not among the allowed signers")
         except ProofError as error:
             problems.append(error.message)
-    hint = "" if rules.allowed_signers else ". Name a file of allowed signers: --allowed-signers FILE"
+    hint = "" if rules.allowed_signers else ". Specify the allowed signers with --allowed-signers FILE"
     verification.add(False, f"{problems[0]}{hint}")
 
 
@@ -343,11 +343,11 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
             verification.add(rules.accepted, f"the definition of done passed, but it proves nothing: {reasons}{hint}")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
-            hint = "" if rules.accepted else ". To accept that: --accepted"
+            hint = "" if rules.accepted else ". To accept that, add --accepted"
             verification.add(rules.accepted, f"it was not proven, but accepted by {who}{hint}")
         case _:
-            failed = ", ".join(predicate.failed_tests[:3]) or "it names no failed command"
-            verification.add(False, f"it says that the work is not proven ({predicate.result.value}): {failed}")
+            failed = ", ".join(predicate.failed_tests[:3]) or "it lists no failed command"
+            verification.add(False, f"it reports that the work is not proven ({predicate.result.value}): {failed}")
 
 
 def _check_tree(verification: Verified, statement: Statement, repository: Repository) -> None:
@@ -362,13 +362,13 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
     elif repository.has(tree):
         verification.add(
             False,
-            f"the proven files ({tree[:12]}) are in the repository {repository.root}, but neither checked out nor on "
-            "disk. Check out the commit that has them",
+            f"the proven files ({tree[:12]}) are in the repository {repository.root}, but neither checked out nor "
+            "on disk. Check out the commit that contains them",
         )
         return
     else:
         verification.add(
-            False, f"it is about other files ({tree[:12]}): they are not in the repository {repository.root}"
+            False, f"it covers other files ({tree[:12]}), which are not in the repository {repository.root}"
         )
         return
     for path, digest in statement.configuration_files:
@@ -377,7 +377,9 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
 
 
 RESULT_SECONDS = 15.0
-_NO_PROOF = "{} is a project's plan; each of its runs has its own proof. Name a run; see: tightloop loop show"
+_NO_PROOF = (
+    "{} is a project's plan, and each of its runs has its own proof. Specify a run. List runs with: tightloop loop show"
+)
 
 
 async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proof:
@@ -397,7 +399,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
             raise ProofError(f"run {of_run} of {workflow_id} ended {earlier.outcome} and has no proof")
         return _load_proof(summary.workspace, workflow_id, earlier.proof)
     if summary.status not in CLOSED_STATUSES:
-        raise ProofError(f"{workflow_id} is {summary.status}; its proof is created when it ends")
+        raise ProofError(f"{workflow_id} is {summary.status}; the proof is created when it ends")
     try:
         # If Temporal is silent, `result` itself would wait for minutes.
         async with asyncio.timeout(RESULT_SECONDS):

@@ -120,7 +120,7 @@ def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
     if facts.open_items and facts.open_for >= thresholds.open_items_medium * patience:
         excused = going_on or facts.green
         implied = _LOW if facts.open_for >= thresholds.open_items_low and not excused else _MEDIUM
-        detail = f"nothing was done about action items for {facts.open_for} iterations: {_list_names(facts.open_items)}"
+        detail = f"no work was done on action items for {facts.open_for} iterations: {_list_names(facts.open_items)}"
         yield _reason(ReasonKind.OPEN_ITEMS, implied, detail)
 
 
@@ -129,13 +129,13 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
     stuck = not (facts.made_progress or facts.went_on)
     # Without a change the tree is always the previous one; NO_CHANGE already covers that.
     if stuck and facts.tree_seen_before and not facts.executor_changed_nothing:
-        yield _reason(ReasonKind.SAME_TREE_AGAIN, _MEDIUM, "the tree was exactly like this before")
+        yield _reason(ReasonKind.SAME_TREE_AGAIN, _MEDIUM, "the tree was in exactly this state before")
     if stuck and facts.error_count >= 2:
         implied = _LOW if facts.error_count >= thresholds.same_error_low else _MEDIUM
         detail = f"the checks failed in the same way {facts.error_count} times in a row"
         yield _reason(ReasonKind.SAME_ERROR_AGAIN, implied, detail)
     elif stuck and facts.error_seen_before:
-        detail = "the checks fail again in a way that had been fixed"
+        detail = "the checks fail again in a way that was already fixed"
         yield _reason(ReasonKind.SAME_ERROR_AGAIN, _MEDIUM, detail)
     if stuck and facts.plan_seen_before:
         yield _reason(ReasonKind.SAME_PLAN_AGAIN, _MEDIUM, "the same plan was carried out before")

@@ -209,7 +209,7 @@ class Thresholds(CallerInput):
         shares = ("high_from", "medium_from", "growth_keeps", "scope_share_medium", "scope_share_low")
         for name in shares:
             if not 0 <= getattr(self, name) <= 1:
-                return f"{name} is {getattr(self, name):g}; it must lie between 0 and 1"
+                return f"{name} must be between 0 and 1, got {getattr(self, name):g}"
         pairs = (
             ("medium_from", "high_from"),
             ("scope_share_medium", "scope_share_low"),
@@ -222,11 +222,11 @@ class Thresholds(CallerInput):
         for name, least in (*((name, 1) for name in counts), ("same_error_low", 2), ("reasons_low", 2)):
             # Not `<`, because NaN would pass.
             if not getattr(self, name) >= least:
-                return f"{name} is {getattr(self, name):g}; it must be at least {least}"
+                return f"{name} must be at least {least}, got {getattr(self, name):g}"
         for name in ("iterations", "tokens", "cost_usd", "hours"):
             bound = getattr(self, f"{name}_per_progress")
             if bound is not None and not bound > 0:
-                return f"{name}_per_progress is {bound:g}; it must be above 0, or empty for no limit"
+                return f"{name}_per_progress must be above 0, or empty for no limit, got {bound:g}"
         return ""
 
 

@@ -98,7 +98,7 @@ def findings_of(
             ProofFinding(rule=ProofRule.ENVIRONMENT_CHANGED, text=text, evidence=changes.environment[:SHOWN])
         )
     if changes.suspicious:
-        text = "the change has lines that can make any check pass"
+        text = "the change contains lines that can make any check pass"
         findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
     marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in findings)
     # Drop findings that the second run repeats for the same check.
@@ -245,10 +245,10 @@ def evidence_lines(proof: Proof) -> tuple[str, ...]:
 
 
 SHARED_PROCESS = (
-    "all checkers except node --test report from the process that also runs the code under test: "
-    "code written to deceive them is not ruled out"
+    "all checkers except node --test report from the process that also runs the code under test, so code that is "
+    "written to deceive them cannot be ruled out"
 )
-NO_TESTS = "there were no tests at the start: those that pass were added with the work"
+NO_TESTS = "there were no tests at the start, so all passing tests were added with the work"
 
 
 def not_held(
@@ -263,7 +263,7 @@ def not_held(
     for sandbox in dict.fromkeys(check.sandbox for check in runs):
         if sandbox in ("sandbox-exec", "unsafe-local"):
             lines.append(
-                f"{sandbox} has no mounts: installed programs are writable, and can see where the workspace is"
+                f"{sandbox} has no mounts, so installed programs are writable and can see where the workspace is"
             )
     silent = dict.fromkeys(check.run for check in runs if not check.reports)
     lines += [f"{shorten(run, 100)}: only its exit status is known" for run in silent]
@@ -276,6 +276,7 @@ def not_held(
     ]
     if left_out:
         lines.append(
-            f"excludes {format_count(len(left_out), 'ignored path')} added or changed meanwhile, such as {left_out[0]}"
+            f"excludes {format_count(len(left_out), 'ignored path')} added or changed meanwhile, for example "
+            f"{left_out[0]}"
         )
     return tuple(lines)

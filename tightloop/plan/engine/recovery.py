@@ -119,13 +119,13 @@ def backoff_s(retry: Retry, attempt: int) -> float:
     return min(wait, retry.maximum_s)
 
 
-MORE = "Raise the bound with top_up, or cancel the plan"
+MORE = "Raise the limit with top_up, or cancel the plan"
 # Attempts first: a loop of steps that cost nothing reaches no other bound.
 _REACHED = {
-    "max_attempts": "{:.0f} step attempts were started",
-    "max_cost_usd": "{:.4g} USD were spent",
-    "max_tokens": "{:.0f} tokens were used",
-    "max_api_calls": "{:.0f} API calls were made",
+    "max_attempts": "the plan has started {:.0f} step attempts",
+    "max_cost_usd": "the plan has spent {:.4g} USD",
+    "max_tokens": "the plan has used {:.0f} tokens",
+    "max_api_calls": "the plan has made {:.0f} API calls",
     "max_wall_s": "the plan has worked for {:.0f} s",
 }
 """Message for each limit, in the order in which the limits are checked."""
@@ -138,15 +138,15 @@ def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str 
     """
     if depth > budget.max_depth:
         return (
-            f"the plan is nested {depth} levels deep, max_depth is {budget.max_depth}. "
-            "Raise max_depth in the budget of the outermost plan, or put the steps into this plan"
+            f"the plan is nested {depth} levels deep, but max_depth is {budget.max_depth}. "
+            "Raise max_depth in the budget of the outermost plan, or move the steps into this plan"
         )
     used = spent.by_bound()
     for name, template in _REACHED.items():
         bound = getattr(budget, name)
         if bound is not None and used[name] >= bound:
             limit = f"{bound:.4g}" if name == "max_cost_usd" else f"{bound:.0f}"
-            return f"{template.format(used[name])}, {name} is {limit}. {MORE}"
+            return f"{template.format(used[name])}, and {name} is {limit}. {MORE}"
     return None
 
 
@@ -154,30 +154,30 @@ def find_revisions_breach(budget: PlanBudget, spent: PlanSpent) -> str | None:
     """Return the reason why no further revision is allowed, or None."""
     if spent.revisions < budget.max_revisions:
         return None
-    return f"the plan has {spent.revisions} revisions, max_revisions is {budget.max_revisions}. {MORE}"
+    return f"the plan has {spent.revisions} revisions, and max_revisions is {budget.max_revisions}. {MORE}"
 
 
 def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | None:
     """Return the reason why a template must not expand to `count` steps, or None."""
     if count < 0:
         return (
-            f"{node.id} cannot be expanded: its for_each is not a list, or the step that it names returned "
-            "none. Return a list from that step, or correct for_each"
+            f"cannot expand {node.id}: for_each is not a list, or the step that it refers to did not return one. "
+            "Correct for_each, or return a list from that step"
         )
     if count <= budget.max_fan_out:
         return None
-    return f"{node.id} would expand to {count} steps, max_fan_out is {budget.max_fan_out}. {MORE}"
+    return f"{node.id} would expand to {count} steps, but max_fan_out is {budget.max_fan_out}. {MORE}"
 
 
 def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | None:
     """Return the reason why a step must not spend more, or None. The amounts are totals for all of its attempts."""
     # Above the bound, not at it: this judges finished work, while `find_breach` stops further work at the bound.
     if node.budget.max_cost_usd is not None and cost_usd > node.budget.max_cost_usd:
-        spent = f"{node.id} has spent {cost_usd:.4g} USD, its budget is {node.budget.max_cost_usd:.4g} USD"
-        return f"{spent}. Raise budget.max_cost_usd of the step"
+        spent = f"{node.id} has spent {cost_usd:.4g} USD, but its budget is {node.budget.max_cost_usd:.4g} USD"
+        return f"{spent}. Raise the step's budget.max_cost_usd"
     if node.budget.max_tokens is not None and tokens > node.budget.max_tokens:
-        spent = f"{node.id} has used {tokens} tokens, its budget is {node.budget.max_tokens}"
-        return f"{spent}. Raise budget.max_tokens of the step"
+        spent = f"{node.id} has used {tokens} tokens, but its budget is {node.budget.max_tokens}"
+        return f"{spent}. Raise the step's budget.max_tokens"
     return None
 
 

@@ -161,13 +161,13 @@ def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collec
     templates = {name: name.removesuffix("*") for name in (*diff.redone, *diff.removed) if name.endswith("*")}
     fixed_names, busy = _with_templates(fixed, templates), _with_templates(running, templates)
     refused = [
-        f"step {name!r} is {'under way' if name in busy else 'completed'} and cannot be changed: "
-        "leave it as it is, or give the new work another id"
+        f"step {name!r} is {'running' if name in busy else 'completed'} and cannot be changed. "
+        "Leave it unchanged, or use a different id for the new work"
         for name in diff.redone
         if name in fixed_names
     ]
     refused += [
-        f"step {name!r} is under way and cannot be removed: cancel the plan, or wait until it has ended"
+        f"step {name!r} is running and cannot be removed. Cancel the plan, or wait until the step ends"
         for name in diff.removed
         if name in busy
     ]

@@ -132,7 +132,7 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
     if any(choice.name == REJECT for choice in offered):
         return offered
     approve = Choice(name=APPROVE, effect="the step continues")
-    reject = Choice(name=REJECT, effect="the step fails, with your text as the reason", at_once=True)
+    reject = Choice(name=REJECT, effect="the step fails with your text as the reason", at_once=True)
     return *(offered or (approve,)), reject
 
 
@@ -174,11 +174,11 @@ def _person(name: str) -> str:
 def _note(votes: dict[str, list[Answer]], valid: set[str], count: int, options: tuple[Option, ...]) -> str:
     if unknown := [name for name in votes if name not in valid]:
         names = ", ".join(option.name for option in options)
-        return f"{unknown[0]!r} is not one of the options: choose one of {names}"
+        return f"{unknown[0]!r} is not a valid option. Choose one of: {names}"
     answer_count = sum(map(len, votes.values()))
     if not answer_count:
         return ""
-    differ = ", and they differ" if len(votes) > 1 else ""
+    differ = ", and their answers differ" if len(votes) > 1 else ""
     return f"{answer_count} of {count} people have answered{differ}"
 
 

@@ -45,7 +45,7 @@ class _Reader:
     def read(self) -> Any:
         value, offset = self._value(self._skip(0), 0)
         if (rest := self._skip(offset)) < len(self._text):
-            raise TextError("there is text after the end of the JSON", self._position(rest), "Remove it")
+            raise TextError("unexpected text after the end of the JSON", self._position(rest), "Remove it")
         return value
 
     def _position(self, offset: int) -> Position:
@@ -62,7 +62,7 @@ class _Reader:
             comment = _COMMENT.match(self._text, offset)
             if comment is None:
                 return offset
-            self._add_error("JSON has no comments", offset, "Remove it, or write the plan as YAML")
+            self._add_error("JSON does not allow comments", offset, "Remove the comment, or write the plan as YAML")
             offset = comment.end()
 
     def _peek(self, offset: int) -> str:
@@ -99,9 +99,9 @@ class _Reader:
         if self._peek(offset) == ",":
             comma, offset = offset, self._skip(offset + 1)
             if self._peek(offset) == closing:
-                self._add_error(f"a comma before '{closing}'", comma, "Remove the comma")
+                self._add_error(f"trailing comma before '{closing}'", comma, "Remove the comma")
         elif self._peek(offset) not in ("", "]", "}"):
-            self._add_error("a comma is missing", end, "Add `,`")
+            self._add_error("missing comma", end, "Add `,`")
             # Skip a separator that was typed instead of the comma.
             offset += self._peek(offset) in ":;"
         return offset
@@ -112,26 +112,26 @@ class _Reader:
             key, offset = self._string(offset)
         elif single := _SINGLE.match(self._text, offset):
             key, offset = single[1], single.end()
-            self._add_error("JSON has no single quotes", start, f'Write `"{key}"`')
+            self._add_error("JSON does not allow single quotes", start, f'Write `"{key}"`')
         elif match := _WORD.match(self._text, offset):
             key, offset = match[0], match.end()
-            self._add_error(f"the name {key[:60]} is not in quotes", start, f'Write `"{key[:60]}"`')
+            self._add_error(f"field name {key[:60]} is not in quotes", start, f'Write `"{key[:60]}"`')
         else:
-            raise TextError("the name of a field is missing", self._position(offset), 'Write `"name": value`')
+            raise TextError("missing field name", self._position(offset), 'Write `"name": value`')
         colon = self._skip(offset)
         if self._peek(colon) != ":":
-            raise TextError(f"':' is missing after \"{key[:60]}\"", self._position(offset), 'Write `"name": value`')
+            raise TextError(f"missing ':' after \"{key[:60]}\"", self._position(offset), 'Write `"name": value`')
         return key, self._skip(colon + 1)
 
     def _scalar(self, offset: int) -> tuple[Any, int]:
         if self._peek(offset) == '"':
             return self._string(offset)
         if single := _SINGLE.match(self._text, offset):
-            self._add_error("JSON has no single quotes", offset, f'Write `"{single[1][:60]}"`')
+            self._add_error("JSON does not allow single quotes", offset, f'Write `"{single[1][:60]}"`')
             return single[1], single.end()
         match = _WORD.match(self._text, offset)
         if match is None:
-            raise TextError("a value is missing", self._position(offset), "Write it, or remove the field")
+            raise TextError("missing value", self._position(offset), "Add a value, or remove the field")
         try:
             value, end = _DECODER.raw_decode(match[0])
         except ValueError:
@@ -141,10 +141,12 @@ class _Reader:
             return value, match.end()
         literal = match[0][:60]
         if literal in _PYTHON:
-            self._add_error(f"'{literal}' is not JSON", offset, f"Write `{json.dumps(_PYTHON[literal])}`")
+            self._add_error(f"'{literal}' is not valid JSON", offset, f"Write `{json.dumps(_PYTHON[literal])}`")
             return _PYTHON[literal], match.end()
         self._add_error(
-            f"'{literal}' is not a JSON value", offset, f'Write a number, or a text in quotes: `"{literal}"`'
+            f"'{literal}' is not a valid JSON value",
+            offset,
+            f'Write a number, or put the text in quotes: `"{literal}"`',
         )
         # A placeholder, so that the rest of the text is read and its errors are reported too.
         return None, match.end()
@@ -155,9 +157,9 @@ class _Reader:
         except json.JSONDecodeError as error:
             # `json` has one error class; only its message tells a bad escape from a missing quote.
             if "escape" in error.msg:
-                raise TextError("an invalid backslash escape", self._position(error.pos), "Write `\\\\`") from None
-            hint = 'End it with `"`; a line break inside it is `\\n`'
-            raise TextError("a string is not closed on its line", self._position(offset), hint) from None
+                raise TextError("invalid backslash escape", self._position(error.pos), "Write `\\\\`") from None
+            hint = 'Close the string with `"`, and write a line break as `\\n`'
+            raise TextError("a string is not closed at the end of the line", self._position(offset), hint) from None
         try:
             # JSON escapes can spell half of a surrogate pair, which UTF-8 cannot encode.
             value.encode()
@@ -177,28 +179,28 @@ _WORDS = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 _BLOCK = re.compile(r"(?:^|[:\-] )[|>][-+0-9]*[ \t]*(?:#.*)?$")
-_INDENT = "Give fields of one step the same indentation"
-_UNREADABLE = ("this cannot be read as YAML", "Write `key: value` lines, and texts with special characters in quotes")
+_INDENT = "Use the same indentation for all fields of a step"
+_UNREADABLE = ("not valid YAML", "Write `key: value` lines, and put text with special characters in quotes")
 _IN_WORDS = {
-    "found unexpected end of stream": ("a quote is not closed", "Close it, or put the text below `|`"),
-    "found unexpected document indicator": ("a quote is not closed", "Close it, or put the text below `|`"),
+    "found unexpected end of stream": ("a quote is not closed", "Close the quote, or put the text below `|`"),
+    "found unexpected document indicator": ("a quote is not closed", "Close the quote, or put the text below `|`"),
     "while parsing a flow": (
         "a bracket is not closed, or a comma is missing",
-        "Close it; put texts with `,` in quotes",
+        "Close the bracket, and put text that contains `,` in quotes",
     ),
-    "unknown escape": ("an invalid backslash escape", "Write two backslashes, or put the text in single quotes"),
+    "unknown escape": ("invalid backslash escape", "Write two backslashes, or put the text in single quotes"),
     "mapping values are not allowed": (
-        "a second ': ' on a line, or a line that is indented too far",
-        "Put text that contains ': ' in quotes; give fields of one step the same indentation",
+        "the line contains a second ': ' or is indented too far",
+        "Put text that contains ': ' in quotes, and use the same indentation for all fields of a step",
     ),
-    "did not find expected key": ("the indentation differs from that of the other fields", _INDENT),
-    "did not find expected '-'": ("the indentation differs from that of the list above", _INDENT),
-    "did not find expected <document start>": ("the indentation differs from that of the lines before", _INDENT),
-    "could not find expected ':'": ("a line without ': '", "Write `key: value`, or indent a text below `key: |`"),
-    "block sequence entries": ("a list cannot begin here", "Begin it on the line below its field: `- item`"),
-    "cannot start any token": ("an unquoted text begins with a special character", "Put the text in quotes"),
+    "did not find expected key": ("the indentation differs from the other fields", _INDENT),
+    "did not find expected '-'": ("the indentation differs from the list above", _INDENT),
+    "did not find expected <document start>": ("the indentation differs from the previous lines", _INDENT),
+    "could not find expected ':'": ("the line has no ': '", "Write `key: value`, or indent the text below `key: |`"),
+    "block sequence entries": ("a list cannot start here", "Start the list on the line below its field: `- item`"),
+    "cannot start any token": ("unquoted text starts with a special character", "Put the text in quotes"),
     "did not find expected alphabetic": ("`*` and `&` have a special meaning in YAML", "Put the text in quotes"),
-    "undefined alias": ("`*` refers to an anchor that does not exist", "Put the text in quotes"),
+    "undefined alias": ("`*` refers to an undefined anchor", "Put the text in quotes"),
 }
 """Mapping of libyaml messages to the problem and its correction."""
 # Bounded, because Python refuses to parse integers of more than 4 300 digits (`sys.int_info`).
@@ -252,9 +254,9 @@ def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line:
     except yaml.reader.ReaderError as error:
         before = text[: error.position] if isinstance(error.position, int) else ""
         at = Position(before.count("\n") + first_line, len(before) - before.rfind("\n"))
-        raise TextError("a control character in the text", at, "Remove the control character") from error
+        raise TextError("the text contains a control character", at, "Remove the control character") from error
     except yaml.YAMLError as error:
-        raise TextError("this cannot be read as YAML", Position(first_line, 1), "Write `key: value` lines") from error
+        raise TextError("not valid YAML", Position(first_line, 1), "Write `key: value` lines") from error
 
 
 def _limit_events(events: Iterator[Any], bounds: Bounds) -> Iterator[Any]:
@@ -277,7 +279,7 @@ def _expand_tabs(text: str, slips: list[TextError], first_line: int) -> str:
         block_indent = indent if _BLOCK.search(line) else -1
         if line[indent : indent + 1] == "\t" and line.strip():
             at = Position(number + first_line, indent + 1)
-            slips.append(TextError("a tab in the indentation", at, "Indent with spaces, not with tabs"))
+            slips.append(TextError("the indentation contains a tab", at, "Indent with spaces instead of tabs"))
             blank = len(line) - len(line.lstrip(" \t"))
             lines[number] = line[:blank].replace("\t", "  ") + line[blank:]
     return "\n".join(lines)
@@ -322,7 +324,7 @@ class _Builder:
         next(self._events)  # document end
         after = next(self._events)
         if not isinstance(after, yaml.StreamEndEvent):
-            raise TextError("a second document begins", self._at(after), "Write one plan in one file")
+            raise TextError("a second document starts here", self._at(after), "Write only one plan per file")
         return tree
 
     def _at(self, event: Any) -> Position:
@@ -335,7 +337,7 @@ class _Builder:
         if isinstance(event, yaml.AliasEvent):
             return self._copy(self._anchors[str(event.anchor)], at)
         if event.tag not in _CORE_TAGS:
-            raise TextError(f"tag '{event.tag}' is not known", at, "Remove it: plans hold plain data only")
+            raise TextError(f"unknown tag '{event.tag}'", at, "Remove the tag: plans can contain only plain data")
         result: Any
         if isinstance(event, yaml.MappingStartEvent):
             result = self._map(at)
@@ -382,7 +384,7 @@ class _Builder:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key_at = self._at(event)
             if not isinstance(event, yaml.ScalarEvent):
-                raise TextError("a key that is not a text", key_at, "Write `key: value`")
+                raise TextError("the key is not a text", key_at, "Write `key: value`")
             key, inner = event.value, next(self._events)
             value = self._value(inner)
             # A quoted "<<" is an ordinary key.
@@ -394,7 +396,7 @@ class _Builder:
         for source in merged:
             if not isinstance(source, Map):
                 raise TextError(
-                    "`<<` merges mappings only", result.at, "Write `<<: *name` with the anchor of a mapping"
+                    "`<<` can only merge mappings", result.at, "Write `<<: *name` with the anchor of a mapping"
                 )
             for key in [key for key in source if key not in result]:
                 result.put(key, source[key], at=source.values_at[key], key_at=source.keys_at[key])

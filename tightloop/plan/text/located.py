@@ -17,7 +17,7 @@ Path = tuple[str | int, ...]
 """Path to a value, consisting of field names and item indexes."""
 
 
-HALF_PAIR = "the text is not valid Unicode: it has half of a surrogate pair"
+HALF_PAIR = "the text is not valid Unicode: it contains half of a surrogate pair"
 
 
 class TextError(ValueError):
@@ -76,7 +76,7 @@ class Map(dict[str, Any]):
         """
         if key in self:
             first = self.keys_at[key].line
-            raise TextError(f"field '{key}' occurs twice (first on line {first})", key_at, "Remove one")
+            raise TextError(f"duplicate field '{key}' (first on line {first})", key_at, "Remove one")
         self.put(key, value, at=at, key_at=key_at)
 
     def take(self, key: str) -> tuple[Any, Position, Position]:
@@ -199,9 +199,9 @@ _WORDS = {
     "string": "a text", "int": "a whole number", "float": "a number", "finite": "a number", "bool": "true or false",
 }  # fmt: skip
 _BOUNDS = {
-    "greater_than": ("above", "gt"),
+    "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
-    "less_than": ("below", "lt"),
+    "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
@@ -272,22 +272,22 @@ def _sentence(detail: ErrorDetails, path: Path, tree: Any) -> tuple[str, str]:
     name, value_text, last = _name(path, tree), _format_value(value), path[-1] if path else ""
     if kind in ("enum", "literal_error"):
         options = _EXPECTED.findall(str(detail.get("ctx", {}).get("expected", "")))
-        return f"{name} is {value_text}", did_you_mean(str(value), options)
+        return f"invalid value for {name}: {value_text}", did_you_mean(str(value), options)
     if (str(last).endswith("_s") or kind.startswith("time_delta")) and not kind.endswith(("than", "equal")):
-        return f"{name} is not a duration: {value_text}", _duration(value)
+        return f"{name} is not a valid duration: {value_text}", _duration(value)
     if kind == "string_pattern_mismatch" and last == "id":
         fit = _UNFIT.sub("-", str(value)).strip("-._")[:ID_CHARACTERS]
         rule = (
-            f"it has at most {ID_CHARACTERS} letters, digits, '.', '_' and '-', begins with a letter or digit, and may "
-            "end with '*'"
+            f"an id has at most {ID_CHARACTERS} letters, digits, '.', '_' and '-', starts with a letter or digit, and "
+            "may end with '*'"
         )
         return f"{value_text} is not a valid id: {rule}", f"Write `{fit}`" if fit else ""
     if kind == "string_pattern_mismatch":
         options = re.findall(r"[a-z]+", str(detail.get("ctx", {}).get("pattern", "")))
-        return f"{name} is {value_text}", did_you_mean(str(value), options)
+        return f"invalid value for {name}: {value_text}", did_you_mean(str(value), options)
     if kind in _BOUNDS:
         comparison, limit = _BOUNDS[kind]
-        return f"{name} is {value_text}; it must be {comparison} {detail.get('ctx', {}).get(limit):g}", ""
+        return f"{name} must be {comparison} {detail.get('ctx', {}).get(limit):g}, got {value_text}", ""
     return _of_type(detail, name, value_text, str(last))
 
 
@@ -297,10 +297,10 @@ def _of_type(detail: ErrorDetails, name: str, value_text: str, last: str) -> tup
         return f"{name} must be a text, not {value_text}", f'Put it in quotes: "{value_text}"'
     if kind in ("tuple_type", "list_type"):
         are_steps = last == "steps" and isinstance(value, dict)
-        fix = "Begin each step with `- id: NAME`" if are_steps else f"Write `{last or name}: [...]`"
+        fix = "Start each step with `- id: NAME`" if are_steps else f"Write `{last or name}: [...]`"
         return f"{name} must be a list, not {value_text}", fix
     if kind in ("model_type", "dict_type", "model_attributes_type"):
-        return f"{name} must be fields (`key: value`), not {value_text}", ""
+        return f"{name} must be a mapping (`key: value`), not {value_text}", ""
     if kind == "value_error":
         return f"{name}: {detail.get('ctx', {}).get('error')}", ""
     expected = next((noun for start, noun in _WORDS.items() if kind.startswith(start)), "")
@@ -324,7 +324,7 @@ def _name(path: Path, tree: Any) -> str:
 
 
 def _duration(value: Any) -> str:
-    rule = "A duration is a number of seconds, or `90s`, `5m`, `2h`, `1d`"
+    rule = "Write a duration as a number of seconds, or like `90s`, `5m`, `2h` or `1d`"
     parts = _AMOUNT.findall(value) if isinstance(value, str) else []
     whole = "".join(f"{number}{unit}" for number, unit in parts).lower()
     units = [UNITS.get(unit[:1].lower() if unit.lower() != "ms" else "") for _, unit in parts]
@@ -340,7 +340,7 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "empty"}[value]
     if isinstance(value, dict | list | tuple):
-        return "fields" if isinstance(value, dict) else "a list"
+        return "a mapping" if isinstance(value, dict) else "a list"
     text = f"'{value}'" if isinstance(value, str) else str(value)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}...'"
 
@@ -368,12 +368,12 @@ RENAMED: Mapping[type[BaseModel], Mapping[str, str]] = {
 """
 COMMAND_NAMES = ("run", "command")
 """Names for the command of `shell` that can be used directly in a step."""
-_RUN_STATE = {"status": "the run keeps track of it", "state": "the run keeps track of it"}
-_FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and `${item}` for each item"
+_RUN_STATE = {"status": "the run tracks its state", "state": "the run tracks its state"}
+_FOR_EACH = "Write `for_each: [...]` in a step with an id such as `build-*`, and use `${item}` for the current item"
 GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
-    document.Plan: {"name": "Write `id:`, or `title:` for readers", "plan": "Write `id:`"},
+    document.Plan: {"name": "Write `id:`, or `title:` for a display name", "plan": "Write `id:`"},
     step.Step: {
-        "name": "Write `id:`, or `title:` for readers",
+        "name": "Write `id:`, or `title:` for a display name",
         "if": "Write `when:` with an expression",
         "cmd": "Write `run:`",
         "script": "Write `run:`",
@@ -397,7 +397,7 @@ GONE: Mapping[type[BaseModel], Mapping[str, str]] = {
 IGNORED: Mapping[type[BaseModel], Mapping[str, str]] = {
     document.Plan: {"version": "the run counts revisions", **_RUN_STATE},
     step.Step: _RUN_STATE,
-    Policy: {"requireGateForProd": "steps of kind deploy wait for a person unless `approve` says otherwise"},
+    Policy: {"requireGateForProd": "steps of kind deploy wait for a person unless `approve` specifies otherwise"},
 }
 """Fields that are dropped with a warning, with the reason."""
 MAIN_FIELD: Mapping[type[BaseModel], str] = {

@@ -140,7 +140,7 @@ class _Normalizer:
             return Map(at).put("invariant", value, at=at)
         if inner is Step:
             hint = "Write a step with `run:`, or `episode: {goal: ...}` to have an agent do it"
-            self._warn(f"'{value[:80]}' is prose and does nothing", at, hint, "prose-step")
+            self._warn(f"'{value[:80]}' is only text and does nothing", at, hint, "prose-step")
             return Map(at).put("id", f"part-{number}", at=at).put("title", value, at=at)
         return Map(at).put(MAIN_FIELD[inner], value, at=at) if inner in MAIN_FIELD else value
 
@@ -224,15 +224,15 @@ def parse_dsl(text: str, *, slips: list[TextError]) -> Map:
         header = _HEADER.fullmatch(block.header)
         if header is None:
             is_field = re.match(r"[a-z_]+:|on[ _]\w+\s*->", block.header) is not None
-            fix = "Indent it: fields belong below their header" if is_field else f"Write `{RIGHT_HEADER}`"
-            raise TextError(f"not a header: {block.header[:60]}", Position(block.line, 1), fix)
+            fix = "Indent the line: fields belong below their header" if is_field else f"Write `{RIGHT_HEADER}`"
+            raise TextError(f"expected a header, got: {block.header[:60]}", Position(block.line, 1), fix)
         fields = _fields(block, header, bounds, slips)
         if header["word"] == "task":
             steps.add(fields, fields.at)
         elif plan:
-            raise TextError("a second `plan` header", Position(block.line, 1), "Write one plan in one file")
+            raise TextError("duplicate `plan` header", Position(block.line, 1), "Write only one plan per file")
         elif steps:
-            raise TextError("the `plan` header comes after a task", Position(block.line, 1), "Put it first")
+            raise TextError("the `plan` header comes after a task", Position(block.line, 1), "Move it to the top")
         else:
             plan = fields
     for step in steps:
@@ -252,7 +252,7 @@ def _blocks(text: str) -> list[_Block]:
         elif blocks:
             blocks[-1].body.append(line)
         elif _SIGNIFICANT.match(line):
-            raise TextError("an indented line without a header above it", Position(number, 1), "Begin with a header")
+            raise TextError("indented line without a header above it", Position(number, 1), "Start with a header")
     return blocks
 
 
@@ -264,14 +264,14 @@ def _fields(block: _Block, header: re.Match[str], bounds: Bounds, slips: list[Te
         try:
             fields.put("title", str(json.loads(header["title"])), at=at)
         except ValueError as error:
-            message = f"the title {header['title'].strip()[:60]} is not quoted as in JSON"
+            message = f"the title {header['title'].strip()[:60]} is not a valid JSON string"
             raise TextError(message, at, "Write \\\\ for a backslash") from error
     _attributes(fields, block.line, header["rest"], header.start("rest"))
     arrows = _arrows(block)
     body = parse_yaml("\n".join(block.body), bounds=bounds, slips=slips, first_line=block.line + 1)
     if body is not None and not isinstance(body, Map):
         at = Position(block.line + 1, 1)
-        raise TextError(f"no fields below '{block.header[:60]}'", at, "Write `key: value` lines")
+        raise TextError(f"expected fields below '{block.header[:60]}'", at, "Write `key: value` lines")
     for source in (body or Map(), arrows):
         for key, value in source.items():
             fields.put_new(key, value, at=source.values_at[key], key_at=source.keys_at[key])
@@ -284,12 +284,14 @@ def _attributes(fields: Map, line: int, rest: str, start: int) -> None:
             return
         at = Position(line, start + match.start() + 1)
         if match[0].startswith('"'):
-            raise TextError("the quote of a title is not closed", at, f"Write `{RIGHT_HEADER}`")
+            raise TextError("the title has no closing quote", at, f"Write `{RIGHT_HEADER}`")
         attribute = _ATTRIBUTE.fullmatch(match[0])
         if attribute is None:
-            raise TextError(f"'{match[0][:60]}' in a header is not `key:value`", at, f"Write `{RIGHT_HEADER}`")
+            raise TextError(
+                f"'{match[0][:60]}' in the header is not in the form `key:value`", at, f"Write `{RIGHT_HEADER}`"
+            )
         if attribute["key"] in fields:
-            raise TextError(f"'{attribute['key']}' twice in one header", at, "Remove one")
+            raise TextError(f"duplicate '{attribute['key']}' in the header", at, "Remove one")
         value_at = Position(line, at.column + attribute.start("value"))
         fields.put(attribute["key"], plain_scalar(attribute["value"]), at=value_at, key_at=at)
 
@@ -307,11 +309,11 @@ def _arrows(block: _Block) -> Map:
         key, key_at = f"on_{match['end']}", Position(at.line, indent + 1)
         if match["end"] not in ("success", "failure"):
             hint = did_you_mean(match["end"], ("success", "failure"))
-            raise TextError(f"'on {match['end']}' is not an outcome of a step", key_at, hint)
+            raise TextError(f"'on {match['end']}' is not a valid step outcome", key_at, hint)
         if not match["to"]:
-            raise TextError(f"'on {match['end']} ->' names no step", key_at, "Write a step id after it")
+            raise TextError(f"missing step id after 'on {match['end']} ->'", key_at, "Add a step id after the arrow")
         if key in arrows:
-            raise TextError(f"'on {match['end']}' twice", key_at, "Name all steps on one line: `on success -> a b`")
+            raise TextError(f"duplicate 'on {match['end']}'", key_at, "List all steps on one line: `on success -> a b`")
         arrows.put(key, match["to"], at=at, key_at=key_at)
         # Blanked instead of removed, so that the following lines keep their numbers.
         block.body[index] = ""
@@ -405,7 +407,7 @@ def decode(content: bytes, *, name: str = "") -> str:
     except UnicodeDecodeError as error:
         before = content[: error.start].decode("utf-8", "replace")
         at = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        message = f"the byte 0x{content[error.start]:02x} is not UTF-8"
+        message = f"byte 0x{content[error.start]:02x} is not valid UTF-8"
         # The byte order marks of UTF-16, which some Windows editors call "Unicode".
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             message = "the file is UTF-16, not UTF-8"
@@ -473,7 +475,7 @@ def _tree(text: str, slips: list[TextError]) -> Map:
     if tree is None:
         raise TextError("the plan is empty", suggestion=_EMPTY)
     if not isinstance(tree, Map):
-        raise TextError("a plan must be a mapping of fields, not a list or a text", Position(1, 1), _EMPTY)
+        raise TextError("a plan must be a mapping, not a list or a text", Position(1, 1), _EMPTY)
     return tree
 
 

@@ -33,7 +33,7 @@ def write_plan(plan: Plan, form: str = "yaml") -> str:
         blocks = [_block("plan", fields)]
         blocks += [_block("task", step) for step in steps]
         return "\n".join(blocks)
-    raise ValueError(f"unknown form '{form}' for plans. Use one of {', '.join(FORMS)}")
+    raise ValueError(f"unknown plan format '{form}'. Use one of: {', '.join(FORMS)}")
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]

@@ -57,14 +57,14 @@ def validate(read: ReadPlan, *, capabilities: frozenset[str] | None = None) -> t
 
 def _check_scope(scope: Scope) -> None:
     if len(scope.steps) > STEPS_LIMIT:
-        message = f"{len(scope.steps)} steps in one list; the maximum is {STEPS_LIMIT}"
-        scope.report.error("too-many-steps", scope.path, message, "Move parts into subplans")
+        message = f"a list must have at most {STEPS_LIMIT} steps, got {len(scope.steps)}"
+        scope.report.error("too-many-steps", scope.path, message, "Move some of the steps into subplans")
         # The other rules would take long on such a list, and splitting it changes their results.
         return
     most = scope.plan.budget.max_depth
     if scope.depth > most:
         message = f"plans are nested {scope.depth} levels deep, but budget.max_depth is {most}"
-        scope.report.error("depth", scope.path, message, "Raise it, or flatten the subplans")
+        scope.report.error("depth", scope.path, message, "Raise budget.max_depth, or flatten the subplans")
         return
     scope = replace(scope, index=_index(scope))
     for index in range(len(scope.steps)):
@@ -77,7 +77,9 @@ def _check_scope(scope: Scope) -> None:
     if most_s is not None and seconds > most_s:
         path_text = " -> ".join(path if len(path) <= 8 else [*path[:4], "...", *path[-3:]])
         message = f"the critical path {path_text} is estimated at {seconds:g} s, but budget.max_wall_s is {most_s:g} s"
-        scope.report.warning("estimate", ("budget", "max_wall_s"), message, "Raise it, or make steps independent")
+        scope.report.warning(
+            "estimate", ("budget", "max_wall_s"), message, "Raise budget.max_wall_s, or make steps independent"
+        )
     for index, step in enumerate(scope.steps):
         inputs = scope.inputs | frozenset(step.subplan.inputs if step.subplan else ())
         for fields, _, steps in step.inner():
@@ -92,20 +94,20 @@ def _index(scope: Scope) -> dict[str, int]:
     for number, step in enumerate(scope.steps):
         if step.id in index:
             first = scope.report.read.where(scope.at(index[step.id], "id")).line
-            message = f"id '{step.id}' occurs twice" + (f" (first on line {first})" if first else "")
+            message = f"duplicate id '{step.id}'" + (f" (first on line {first})" if first else "")
             scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         index.setdefault(step.id, number)
     # In a second pass: the template may come later in the list than the step it clashes with.
     for number, step in enumerate(scope.steps):
         stem = step.id.rstrip("0123456789")
         if stem != step.id and f"{stem}*" in index:
-            message = f"'{step.id}' clashes with an instance of template '{stem}*'"
+            message = f"'{step.id}' conflicts with an instance of template '{stem}*'"
             scope.report.error("double-id", scope.at(number, "id"), message, "Rename one")
         taken_back = step.id.removeprefix(UNDO)
         if taken_back != step.id and taken_back in index and step.kind is not StepKind.COMPENSATION:
-            message = f"'{step.id}' clashes with the record that '{taken_back}' was undone"
+            message = f"'{step.id}' conflicts with the id that records the undoing of '{taken_back}'"
             scope.report.error(
-                "double-id", scope.at(number, "id"), message, "Rename it, or make it `kind: compensation`"
+                "double-id", scope.at(number, "id"), message, "Rename the step, or set `kind: compensation`"
             )
     return index
 
@@ -115,7 +117,7 @@ def _check_definition_of_done(scope: Scope) -> None:
     for number, check in enumerate(plan.definition_of_done):
         if not check.run.strip():
             message = f"check {number + 1} of the definition of done has no command"
-            report.error("empty-check", ("definition_of_done", number), message, "Write `run:`")
+            report.error("empty-check", ("definition_of_done", number), message, "Add `run:`")
         elif problem := masked_problem(check.run):
             report.error("masked-check", ("definition_of_done", number), problem, "")
 
@@ -131,12 +133,12 @@ def _check_plan(scope: Scope) -> None:
             f"the plan has {format_count(len(plan.steps), 'step')}, but budget.max_attempts is "
             f"{plan.budget.max_attempts}"
         )
-        report.error("max-attempts", ("budget", "max_attempts"), message, "Raise it")
+        report.error("max-attempts", ("budget", "max_attempts"), message, "Raise budget.max_attempts")
     _check_definition_of_done(scope)
     for number, name in find_repeats(hypothesis.id for hypothesis in plan.hypotheses):
-        report.error("double-id", ("hypotheses", number), f"hypothesis '{name}' occurs twice", "Rename one")
+        report.error("double-id", ("hypotheses", number), f"duplicate hypothesis '{name}'", "Rename one")
     for number, name in find_repeats(declaration.name for declaration in plan.artifacts):
-        report.error("double-id", ("artifacts", number, "name"), f"artifact '{name}' occurs twice", "Rename one")
+        report.error("double-id", ("artifacts", number, "name"), f"duplicate artifact '{name}'", "Rename one")
     ids = {step.id for step in plan.steps}
     for number, artifact in enumerate(plan.artifacts):
         if artifact.from_step not in ids:
@@ -167,8 +169,13 @@ def _check_budget_sums(plan: Plan, report: Report) -> None:
         most = getattr(plan.budget, name)
         total = sum((getattr(step.budget, name) or 0) * count for step, count in zip(plan.steps, copies, strict=True))
         if most is not None and total > most:
-            message = f"the steps' budgets add up to {name} {total:g}, but the plan's is {most:g}: it may stop early"
-            report.warning("budget-sum", ("budget", name), message, "Lower the steps' budgets, or raise the plan's")
+            message = (
+                f"the steps' budgets add up to {name} {total:g}, but the plan's budget is {most:g}, so the plan may "
+                "stop early"
+            )
+            report.warning(
+                "budget-sum", ("budget", name), message, "Lower the steps' budgets, or raise the plan's budget"
+            )
 
 
 def _check_deploys(plan: Plan, report: Report) -> None:
@@ -178,7 +185,7 @@ def _check_deploys(plan: Plan, report: Report) -> None:
     roles = any(step.gate and step.gate.approval and step.gate.approval.role for step in plan.steps)
     for index, step in enumerate(plan.steps):
         if step.kind is StepKind.DEPLOY and not roles:
-            message = f"'{step.id}' deploys, but no gate names a role that approves it"
+            message = f"'{step.id}' deploys, but no gate names a role to approve it"
             hint = "Add a gate with `approval: {role: ...}`, or `policy: {approve: [deploy]}`"
             report.warning("no-approver", ("steps", index, "kind"), message, hint)
 

@@ -204,7 +204,7 @@ def _edges(scope: Scope, index: int, step: Step) -> Iterator[Edge]:
             yield Edge(source, index, scope.at(index, "needs", number))
         # The search is quadratic; the bound keeps it cheap for a step with thousands of needs.
         if name in step.needs[:number] and number < 100:
-            scope.report.warning("double-need", scope.at(index, "needs", number), f"'{step.id}' needs '{name}' twice")
+            scope.report.warning("double-need", scope.at(index, "needs", number), f"'{step.id}' lists '{name}' twice")
     named: list[tuple[Path, str, str, str]] = [
         (("on_success", number), name, "success", "") for number, name in enumerate(step.on_success)
     ]
@@ -225,7 +225,7 @@ def _find_step(scope: Scope, name: str, path: Path, step_id: str, relation: str)
         return scope.index[name]
     template = named_step(scope, name)
     if template is not None:
-        hint = f"Write '{scope.steps[template].id}': it means all instances of the template"
+        hint = f"Write '{scope.steps[template].id}', which refers to all instances of the template"
     else:
         hint = scope.report.closest(name, scope.index, but=step_id)
     scope.report.error("unknown-step", path, f"'{step_id}' {relation} '{name}', which is not a step", hint)
@@ -254,13 +254,13 @@ def _cycles(edges: Edges) -> None:
         cycle = [*cycle[first:], *cycle[:first]]
         closing = next(edge for edge in edges.into[cycle[0]] if edge.source == cycle[-1])
         if len(cycle) == 1:
-            message = f"'{scope.steps[cycle[0]].id}' waits for itself"
-            scope.report.error("cycle", closing.path, message, "Remove its own id")
+            message = f"'{scope.steps[cycle[0]].id}' depends on itself"
+            scope.report.error("cycle", closing.path, message, "Remove the step's own id")
             left.difference_update(cycle)
             continue
         names = [scope.steps[index].id for index in (*cycle, cycle[0])]
         short_names = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
-        hint = "Remove one of these edges: no step can start first"
+        hint = "Remove one of these edges so that a step can start first"
         scope.report.error("cycle", closing.path, f"cycle: {' -> '.join(short_names)}", hint)
         left.difference_update(cycle)
 
@@ -282,20 +282,20 @@ def _compensations(edges: Edges) -> None:
         if step.kind is not StepKind.COMPENSATION:
             continue
         if step.needs:
-            message = f"compensation step '{step.id}' has needs, but it only runs to take another step back"
-            scope.report.error("compensation-needs", scope.at(index, "needs"), message, "Remove them")
+            message = f"compensation step '{step.id}' has needs, but it only runs to undo another step"
+            scope.report.error("compensation-needs", scope.at(index, "needs"), message, "Remove `needs`")
         for edge in (*edges.into[index], *edges.out[index]):
             # Its own needs were reported above.
             if edge.kind != "need" or edge.source == index:
                 other = scope.steps[edge.source if edge.target == index else edge.target].id
-                message = f"'{other}' is connected to compensation step '{step.id}', which never starts by itself"
+                message = f"'{other}' is connected to compensation step '{step.id}', which only starts to undo a step"
                 hint = (
-                    f"Write `compensate: {{step: {step.id}}}` in the step that it takes back, or give it another kind"
+                    f"Write `compensate: {{step: {step.id}}}` in the step that '{step.id}' undoes, or change its kind"
                 )
                 scope.report.error("compensation-edge", edge.path, message, hint)
         if step.id not in used:
-            message = f"compensation step '{step.id}' takes no step back"
-            hint = f"Name it in a step: `compensate: {{step: {step.id}}}`"
+            message = f"compensation step '{step.id}' does not undo any step"
+            hint = f"Add `compensate: {{step: {step.id}}}` to the step that '{step.id}' should undo"
             scope.report.warning("unused-compensation", scope.at(index, "id"), message, hint)
 
 
@@ -307,14 +307,14 @@ def _alternates(edges: Edges) -> None:
     for edge in failures:
         failed, alternate = scope.steps[edge.source], scope.steps[edge.target]
         if needed[edge.target] >> edge.source & 1:
-            message = f"'{alternate.id}' starts when '{failed.id}' has failed, but it also needs '{failed.id}'"
+            message = f"'{alternate.id}' starts when '{failed.id}' fails, but it also needs '{failed.id}'"
             scope.report.error("alternate-needs-failed", edge.path, message, f"Remove '{failed.id}' from its needs")
         taken_back = failed.on_failure.compensate if failed.on_failure else ()
         for number, name in enumerate(taken_back):
             path = scope.at(edge.source, "on_failure", "compensate", number)
-            other = _find_step(scope, name, path, failed.id, "takes back")
+            other = _find_step(scope, name, path, failed.id, "undoes")
             if other not in (None, edge.source) and not edges.before[edge.source] >> (other or 0) & 1:
-                message = f"'{failed.id}' takes back '{name}', which may not have completed before it"
+                message = f"'{failed.id}' undoes '{name}', which may not have completed before '{failed.id}'"
                 scope.report.error("compensates-stranger", path, message, f"Add '{name}' to the needs of '{failed.id}'")
 
 
@@ -345,11 +345,9 @@ def _reachable(edges: Edges) -> None:
             dead.add(index)
             if not any(edge.source in dead for edge in triggers):
                 names = " and ".join(f"'{steps[edge.source].id}'" for edge in triggers)
-                message = (
-                    f"'{step.id}' can never start: only a failure of {names} starts it, and nothing there can fail"
-                )
+                message = f"'{step.id}' can never start: it only starts after a failure of {names}, which cannot fail"
                 scope.report.error(
-                    "unreachable", scope.at(index, "id"), message, "Give that step an action, or use `needs`"
+                    "unreachable", scope.at(index, "id"), message, "Add an action to that step, or use `needs`"
                 )
             continue
         if step.join is Join.ALL and any(edge.source in dead for edge in needs):
@@ -382,8 +380,8 @@ def _conditions(
     ends = [f"'{scope.steps[edge.source].id}'" for edge in needs if empty[0] in conditions[edge.source]]
     decider = empty[0][1]
     message = (
-        f"'{step.id}' joins {', '.join(ends[:4])}: they are on exclusive paths of '{scope.steps[decider].id}', "
-        "so it would always be skipped"
+        f"'{step.id}' needs {', '.join(ends[:4])}, which are on mutually exclusive paths of "
+        f"'{scope.steps[decider].id}', so it would always be skipped"
     )
     scope.report.error("exclusive-needs", scope.at(index, "needs"), message, "Write `join: any`")
     # Without the contradiction, so that it is reported once and not for every step behind.

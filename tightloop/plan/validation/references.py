@@ -42,13 +42,15 @@ RESULTS = {
 }
 """Results of each action, for actions whose results do not depend on their fields."""
 _DOCUMENTS = frozenset({"documents", "texts", "duplicates", "failed"})
-_PROSE_HINT = "Write an expression such as `${build.exit_code} == 0`, or `prose: ...` for what only a person can judge"
+_PROSE_HINT = (
+    "Write an expression such as `${build.exit_code} == 0`, or `prose: ...` for something that only a person can judge"
+)
 _FILES = re.compile(r"\b(?:os|pathlib|shutil)\.|\bPath\(|\bopen\(|\bfile_exists\b|\bisfile\b|^\s*-[efds]\s|^\[\[? ")
 _FILES_HINT = (
-    "Expressions cannot see files: test for it in a command (`test -e x`), or declare `outputs: {x: file:x}` and write "
-    "`exists(${outputs.x})`"
+    "Expressions cannot access files: test for the file in a command (`test -e x`), or declare "
+    "`outputs: {x: file:x}` and write `exists(${outputs.x})`"
 )
-_UNREADABLE = ("this is not an expression", "the name ", "an operator is missing")
+_UNREADABLE = ("this is not a valid expression", "the name ", "an operator is missing")
 # A row that always holds may end a table, and a step may be switched off.
 _MAY_BE_CONSTANT = frozenset({"when", "decision", "evidence"})
 # Names and comments for readers; references in them are not resolved.
@@ -124,17 +126,17 @@ class _Reader:
             # For faults inside a call or a pattern, the error's own suggestion is the most precise.
             precise_hint = "" if error.problem.startswith(_UNREADABLE) else error.suggestion
             if path[:2] == ("gate", "checks") and hint == _PROSE_HINT:
-                hint = f"Write `command: ...` for a command. {hint}"
+                hint = f"For a command, write `command: ...`. {hint}"
             self._report_syntax_error(
                 path, text, ExpressionError(error.problem, error.column, precise_hint or hint), "expression"
             )
             return
         if not names and path[0] not in _MAY_BE_CONSTANT:
-            message = f"'{_line(text)}' of '{self._step.id}' refers to nothing, so its result is always the same"
+            message = f"'{_line(text)}' in '{self._step.id}' contains no reference, so its result is always the same"
             self._scope.report.error("constant", self._scope.at(self._place, *path), message, _advice(text))
 
     def _report_syntax_error(self, path: Path, text: str, error: ExpressionError, what: str) -> None:
-        message = f"{what} '{_line(text)}' of '{self._step.id}': {error.problem}"
+        message = f"{what} '{_line(text)}' in '{self._step.id}': {error.problem}"
         hint = error.suggestion[:1].upper() + error.suggestion[1:]
         at = self._scope.at(self._place, *path)
         self._scope.report.within("expression", at, (text, error.column - 1), message, hint)
@@ -143,7 +145,9 @@ class _Reader:
         """Validate the source of the items of a template."""
         source = self._step.for_each
         if isinstance(source, str) and not is_one_reference(source):
-            message = f"'for_each' of '{self._step.id}' is '{_line(source)}', which is neither a list nor one reference"
+            message = (
+                f"'for_each' in '{self._step.id}' is '{_line(source)}', which is neither a list nor a single reference"
+            )
             at = self._scope.at(self._place, "for_each")
             self._scope.report.error("for-each", at, message, "Write `${step.output}` or `[...]`")
 
@@ -156,7 +160,7 @@ class _Reader:
             # None: the results of a model with a schema or of a child are known only after the run.
             if available is None or result in available or source.startswith(("file:", "json:")):
                 continue
-            message = f"output '{name}' of '{self._step.id}' comes from '{source}', which the step does not have"
+            message = f"output '{name}' of '{self._step.id}' comes from '{source}', which the step does not provide"
             hint = self._scope.report.closest(result, available) if available else ""
             at = self._scope.at(self._place, "outputs", name)
             self._scope.report.error("unknown-output", at, message, hint or "Write `file:<path>`")
@@ -177,26 +181,29 @@ class _Reader:
         known_names = {*self._scope.index, *RESERVED_IDS}
         hint = self._scope.report.closest(".".join(parts[:-1]) or name, known_names, but=self._step.id)
         if path[:2] == ("shell", "run") and len(parts) == 1:
-            hint = f"Write $${{{name}}} for the shell's own variable"
-        self._report("unknown-reference", path, f"'${{{name}}}' names neither a step nor a value", hint, (name, text))
+            hint = f"Write $${{{name}}} for the shell variable"
+        self._report("unknown-reference", path, f"'${{{name}}}' is neither a step nor a value", hint, (name, text))
 
     def _step_output(self, path: Path, name: str, target: tuple[int, list[str]], text: str) -> None:
         other, rest = target
         source = self._scope.steps[other]
         # A compensation runs after the step and may use its outputs.
         if other == self._place and path[0] != "compensate":
-            hint = "Write `${outputs.<name>}`, `${exit_code}` or `${status}` for its own results"
+            hint = "Write `${outputs.<name>}`, `${exit_code}` or `${status}` for the step's own results"
             self._report("own-reference", path, f"'${{{name}}}' refers to the step itself", hint, (name, text))
             return
         if other != self._place and not self._before >> other & 1:
-            message = f"'${{{name}}}' is used, but '{self._step.id}' does not need '{source.id}'"
-            self._report("not-needed", path, message, f"Add '{source.id}' to its needs", (name, text))
+            message = f"'{self._step.id}' uses '${{{name}}}' but does not need '{source.id}'"
+            self._report("not-needed", path, message, f"Add '{source.id}' to its `needs`", (name, text))
         if not rest:
             hint = f"Write `${{{source.id}.{next(iter(sorted(outputs_of(source))), 'output')}}}`"
-            self._report("no-output", path, f"'${{{name}}}' names a step, not one of its outputs", hint, (name, text))
+            self._report(
+                "no-output", path, f"'${{{name}}}' refers to a step, not to one of its outputs", hint, (name, text)
+            )
         elif results_of(source) is not None and rest[0] not in outputs_of(source):
             hint = (
-                self._scope.report.closest(rest[0], outputs_of(source)) or f"Declare it in `outputs` of '{source.id}'"
+                self._scope.report.closest(rest[0], outputs_of(source))
+                or f"Declare it under `outputs` in '{source.id}'"
             )
             self._report("unknown-output", path, f"'{source.id}' has no output '{rest[0]}'", hint, (name, text))
 
@@ -204,15 +211,15 @@ class _Reader:
         head, name = parts[0], ".".join(parts)
         if head == "item" and self._step.for_each is None:
             hint = "Use it in a step with `for_each`"
-            self._report("item", path, f"'${{{name}}}' is available in templates only", hint, (name, text))
+            self._report("item", path, f"'${{{name}}}' is only available in templates", hint, (name, text))
         elif head == "exit_code" and (path[0] in AFTER or path[0] == "gate") and self._lacks_exit_code():
-            message = f"'{self._step.id}' has no exit code: only `shell` has one"
+            message = f"'{self._step.id}' has no exit code because it is not a `shell` step"
             hint = "Write `${STEP.exit_code}` for a step with `run:`, or `command:` for a check with its own command"
             hint = hint if path[0] == "gate" else "Use `${status}` or `${outputs.<name>}`"
             self._report("unknown-output", path, message, hint, (name, text))
         elif head in OWN and path[0] in BEFORE and path[0] != "gate":
-            hint = f"Write $${{{name}}} for the shell's own variable" if path[0] == "shell" else "Use it in `expect`"
-            message = f"'${{{name}}}' is the step's own result, which is not known before it acts"
+            hint = f"Write $${{{name}}} for the shell variable" if path[0] == "shell" else "Use it in `expect`"
+            message = f"'${{{name}}}' is the step's own result, which is not available before the step runs"
             self._report("own-result", path, message, hint, (name, text))
         names = {"inputs": self._step.inputs, "plan": self._scope.inputs, "hypotheses": self._hypotheses}.get(head)
         if head == "outputs" and results_of(self._step) is not None:
@@ -284,9 +291,11 @@ def find_value_faults(step: Step, network: tuple[str, ...]) -> Iterator[Fault]:
             yield from _pattern_faults(("gate", "checks", number, "diff", field), getattr(check.diff, field))
     for name in step.shell.environment if step.shell else ():
         if not _VARIABLE.fullmatch(name):
-            message = f"'{name}' is not a valid name for an environment variable"
+            message = f"'{name}' is not a valid environment variable name"
             yield Fault(
-                ("shell", "environment", name), message, "Use letters, digits and '_'; do not begin with a digit"
+                ("shell", "environment", name),
+                message,
+                "Use only letters, digits and '_', and do not start with a digit",
             )
     if step.http:
         yield from _http_faults(step.http, network)
@@ -311,14 +320,14 @@ def _paths(step: Step) -> Iterator[tuple[Path, str]]:
 def _path_fault(path: str) -> tuple[str, str] | None:
     parts = path.split("/")
     if not path.strip():
-        return "a path is empty", "Write it from the root of the tree, such as `src/module.py`"
+        return "a path is empty", "Write a path relative to the root of the tree, such as `src/module.py`"
     # Windows paths too: a plan may be written on another system than the one that runs it.
     if path.startswith(("/", "~")) or re.match(r"[A-Za-z]:[\\/]", path):
-        return f"'{path}' is absolute, but steps see the tree only", "Write it from the root of the tree"
+        return f"'{path}' is absolute, but steps can only access the tree", "Write it relative to the root of the tree"
     if ".." in parts:
-        return f"'{path}' leaves the tree", "Write it from the root of the tree, without `..`"
+        return f"'{path}' is outside the tree", "Write it relative to the root of the tree, without `..`"
     if any(part.casefold() == ".git" for part in parts):
-        return f"'{path}' lies in `.git`, which no step may touch", "Use the action `git`"
+        return f"'{path}' is in `.git`, which steps must not access", "Use the `git` action"
     return None
 
 
@@ -331,19 +340,21 @@ def _pattern_faults(path: Path, patterns: Iterable[str]) -> Iterator[Fault]:
 def _http_faults(http: HttpAction, network: tuple[str, ...]) -> Iterator[Fault]:
     if bool(http.url) == bool(http.urls):
         yield Fault(
-            ("http",), "`http` must have either `url` or `urls`", "Use `url` for one response, `urls` for documents"
+            ("http",), "`http` must have either `url` or `urls`", "Use `url` for one response or `urls` for documents"
         )
         return
     other = ("max_age_s", "at_least") if http.url else ("method", "headers", "secret_headers", "body", "expect_status")
     # `model_fields_set`, because a field that is set to its default was also meant to have an effect.
     for name in sorted(http.model_fields_set.intersection(other)):
         way = "urls" if http.url else "url"
-        yield Fault(("http", name), f"`{name}` is for `{way}` only", f"Remove it, or write `{way}:`")
+        yield Fault(("http", name), f"`{name}` is only valid with `{way}`", f"Remove it, or use `{way}:`")
     if http.method.upper() not in METHODS:
-        yield Fault(("http", "method"), f"'{http.method}' is not an HTTP method", f"Known: {', '.join(METHODS)}")
+        yield Fault(("http", "method"), f"'{http.method}' is not an HTTP method", f"Use one of {', '.join(METHODS)}")
     for number, status in enumerate(http.expect_status):
         if status not in STATUSES:
-            yield Fault(("http", "expect_status", number), f"{status} is not an HTTP status", "Use one from 100 to 599")
+            yield Fault(
+                ("http", "expect_status", number), f"{status} is not an HTTP status", "Use a status from 100 to 599"
+            )
     yield from _header_faults(http)
     for path, url in _urls(http):
         if fault := _url_fault(url, network):
@@ -355,12 +366,12 @@ def _header_faults(http: HttpAction) -> Iterator[Fault]:
         for name in getattr(http, field):
             if "${" not in name and not _HEADER.fullmatch(name):
                 message = f"'{name}' is not a valid header name"
-                yield Fault(("http", field, name), message, "Write one such as `Authorization`")
+                yield Fault(("http", field, name), message, "Use a name such as `Authorization`")
     for name, variable in http.secret_headers.items():
         if not _VARIABLE.fullmatch(variable):
-            message = f"'{name}' must name an environment variable of the worker"
+            message = f"secret header '{name}' must name a worker environment variable"
             yield Fault(
-                ("http", "secret_headers", name), message, "Write one such as `TRACKER_TOKEN`, never the secret"
+                ("http", "secret_headers", name), message, "Use a name such as `TRACKER_TOKEN`, never the secret itself"
             )
 
 
@@ -414,7 +425,7 @@ def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> Non
         if not rule.match.strip():
             report.error("command-rule", path, f"rule {number + 1} matches no command", "Write `match: git push **`")
         elif operator := _OPERATOR.search(rule.match):
-            message = f"'{rule.match}' matches no command: each command of a script is judged separately"
+            message = f"'{rule.match}' matches no command because each command in a script is checked separately"
             report.error("command-rule", path, message, f"Write one rule for each side of `{operator[0].strip()}`")
     _check_scopes(policy, report)
     _check_approve(policy, steps, report)
@@ -423,8 +434,8 @@ def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> Non
 def _check_scopes(policy: Policy, report: Report) -> None:
     for number, pattern in enumerate(policy.write):
         if pattern in policy.protect:
-            message = f"'{pattern}' is also in policy.protect, which takes precedence: no step may change it"
-            report.error("scope", ("policy", "write", number), message, "Remove it from one of them")
+            message = f"'{pattern}' is also in policy.protect, which takes precedence, so no step may change it"
+            report.error("scope", ("policy", "write", number), message, "Remove it from one of the two lists")
 
 
 def _check_approve(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:
@@ -435,7 +446,7 @@ def _check_approve(policy: Policy, steps: tuple[Step, ...], report: Report) -> N
     for number, term in enumerate(policy.approve):
         if term in known_labels or term == UNREVIEWED:
             continue
-        message = f"'{term}' is neither a kind nor an action, and no step has it as a label: nobody would be asked"
+        message = f"'{term}' is not a kind, an action or the label of a step, so nobody would be asked"
         hint = report.closest(term, known_labels)
         # The label may belong to a step in a file.
         tell = report.warning if from_files and not hint.startswith("Did") else report.error

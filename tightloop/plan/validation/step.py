@@ -59,7 +59,9 @@ def check_step(scope: Scope, index: int) -> None:
     most = scope.plan.budget.max_fan_out
     if isinstance(step.for_each, tuple) and len(step.for_each) > most:
         problem = f"'{step.id}' expands to {format_count(len(step.for_each), 'step')}, but budget.max_fan_out is {most}"
-        scope.report.error("fan-out", scope.at(index, "for_each"), problem, "Raise it, or split the items")
+        scope.report.error(
+            "fan-out", scope.at(index, "for_each"), problem, "Raise budget.max_fan_out, or split the items"
+        )
     _check_action(scope, index, step)
     for fields, message, suggestion in _faults(step):
         scope.report.error("action", scope.at(index, *fields), message, suggestion)
@@ -77,8 +79,8 @@ def check_step(scope: Scope, index: int) -> None:
     ):
         # `not <=` instead of `>`: it also catches NaN, for which every comparison is false.
         if not seconds <= LONGEST_S:
-            problem = f"'{'.'.join(fields)}' of '{step.id}' is {seconds:g} s; the maximum is {LONGEST_S:g} s"
-            scope.report.error("duration", scope.at(index, *fields), problem, "Write a number of seconds")
+            problem = f"'{'.'.join(fields)}' in '{step.id}' must be at most {LONGEST_S:g} s, got {seconds:g} s"
+            scope.report.error("duration", scope.at(index, *fields), problem, "Use a smaller number of seconds")
     _check_gate(scope, index, step)
     _check_budget(scope, index, step)
     _check_names(scope, index, step)
@@ -91,22 +93,22 @@ def _check_action(scope: Scope, index: int, step: Step) -> None:
     if len(actions) > 1:
         names = " and ".join(f"`{action.value}`" for action in actions)
         message = f"'{step.id}' has more than one action: {names}"
-        hint = "Make one step of each, connected by `needs`"
+        hint = "Create one step per action and connect them with `needs`"
         report.error("two-actions", scope.at(index, actions[1].value), message, hint)
     available = scope.capabilities
     if available is not None and capability is not Capability.NONE and capability.value not in available:
-        message = f"'{step.id}' needs capability '{capability.value}', which is not available here"
+        message = f"'{step.id}' requires the capability '{capability.value}', which is not available here"
         there_is = f"Available: {', '.join(sorted(available))}"
         report.error("capability", scope.at(index, capability.value), message, there_is)
     expected = ACTION_OF_KIND.get(step.kind)
     # With two actions, `capability` is only the first of them, and they have been reported above.
     if expected and capability is not expected and len(actions) < 2:
-        message = f"'{step.id}' is of kind {step.kind.value} but has no `{expected.value}:`"
+        message = f"'{step.id}' has kind {step.kind.value} but no `{expected.value}:`"
         # Other kinds can be implemented by any action, but a gate or a decision needs its own.
         tell = report.error if step.kind in (StepKind.GATE, StepKind.DECISION) else report.warning
-        tell("kind", scope.at(index, "kind"), message, f"Add `{expected.value}:`, or give it another kind")
+        tell("kind", scope.at(index, "kind"), message, f"Add `{expected.value}:`, or change the kind")
     if step.kind in WORK_KINDS and capability is Capability.NONE:
-        message = f"'{step.id}' is of kind {step.kind.value} but has no action, so nothing would be done"
+        message = f"'{step.id}' has kind {step.kind.value} but no action, so it would do nothing"
         hint = "Add an action such as `run:` or `episode:`. Leave out `kind` for a milestone"
         report.error("no-action", scope.at(index, "kind"), message, hint)
 
@@ -120,13 +122,13 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
         ways = [bool(file.search), file.content is not None, file.delete]
         if sum(ways) != 1 or (file.replace and not file.search):
             message = (
-                f"the edit of '{file.path}' in '{step.id}' must be exactly one of search/replace, content and delete"
+                f"the edit of '{file.path}' in '{step.id}' must use exactly one of search/replace, content and delete"
             )
             yield ("edit", "files", number), message, ""
     if step.search and (excess := find_excess(step.search.paths)):
-        yield ("search", "paths"), f"'{step.id}' searches by {excess}", ""
+        yield ("search", "paths"), f"the search paths in '{step.id}': {excess}", ""
     if step.git and not (step.git.branch or step.git.commit or step.git.pull_request):
-        yield ("git",), f"'{step.id}' does nothing with git", "Write `branch`, `commit` or `pull_request`"
+        yield ("git",), f"the `git` action in '{step.id}' does nothing", "Add `branch`, `commit` or `pull_request`"
     if step.subplan and bool(step.subplan.steps) == bool(step.subplan.file):
         yield ("subplan",), f"'{step.id}' must have either `steps` or `file`", ""
     yield from _worktree_faults(step)
@@ -135,7 +137,7 @@ def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     yield from _branch_faults(step)
     undo = step.compensate
     if undo and bool(undo.run) + bool(undo.step) + undo.none > 1:
-        yield ("compensate",), f"'{step.id}' must be undone in one way: `run`, `step` or `none`", ""
+        yield ("compensate",), f"`compensate` in '{step.id}' must have only one of `run`, `step` and `none`", ""
 
 
 def _text_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -151,9 +153,9 @@ def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:
     if step.shell:
         yield ("shell", "run"), step.shell.run, "runs an empty command"
     if step.model:
-        yield ("model", "prompt"), step.model.prompt, "asks a model nothing"
+        yield ("model", "prompt"), step.model.prompt, "has an empty model prompt"
     if step.search:
-        yield ("search", "query"), step.search.query, "searches for nothing"
+        yield ("search", "query"), step.search.query, "has an empty search query"
     if step.episode:
         yield ("episode", "goal"), step.episode.goal, "has an episode without a goal"
         for number, check in enumerate(step.episode.definition_of_done):
@@ -165,13 +167,13 @@ def _texts(step: Step) -> Iterator[tuple[Path, str, str]]:
 def _worktree_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     is_own = step.episode is not None and step.episode.worktree
     if is_own and step.access not in (None, Access.MERGES):
-        message = f"'{step.id}' works in a worktree of its own, so its access cannot be '{step.tree_access.value}'"
+        message = f"'{step.id}' works in its own worktree, so its access cannot be '{step.tree_access.value}'"
         yield ("access",), message, "Remove `access`"
     if not is_own and step.access is Access.MERGES:
-        message = f"'{step.id}' has access 'merges', but is not an episode in a worktree of its own"
-        yield ("access",), message, "Write `worktree: true` in its `episode`, or another access"
+        message = f"'{step.id}' has access 'merges' but is not an episode in its own worktree"
+        yield ("access",), message, "Set `worktree: true` in its `episode`, or use another `access`"
     if step.episode is not None and step.episode.merge is not None and not is_own:
-        yield ("episode", "merge"), f"'{step.id}' merges a change outside of a worktree", "Add `worktree: true`"
+        yield ("episode", "merge"), f"'{step.id}' has `merge` but does not run in a worktree", "Add `worktree: true`"
 
 
 def _option_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
@@ -181,28 +183,32 @@ def _option_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
         (("gate", "approval", "options"), approval.options if approval else ()),
     ):
         for number, name in find_repeats(option.name.strip() for option in options):
-            message = f"option '{name}' occurs twice in '{step.id}': nobody could choose the second one"
+            message = f"duplicate option '{name}' in '{step.id}': nobody could choose the second one"
             yield (*way, number, "name"), message, "Rename one"
 
 
 def _decision_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     decision = step.decision
     if decision and not (decision.rules or decision.hypotheses or decision.question):
-        yield ("decision",), f"'{step.id}' has nothing to decide by", "Add `rules`, `hypotheses` or `question`"
+        yield ("decision",), f"'{step.id}' has no basis for its decision", "Add `rules`, `hypotheses` or `question`"
     if decision and decision.question and not decision.options:
-        yield ("decision", "question"), f"'{step.id}' asks a question without options", "Add `options: [{name: ...}]`"
+        yield (
+            ("decision", "question"),
+            f"'{step.id}' asks a question that has no options",
+            "Add `options: [{name: ...}]`",
+        )
     if decision and not any(choice.to for choice in step.choices()):
-        yield ("decision",), f"'{step.id}' decides, but leads to no step", "Name steps in `to:`"
+        yield ("decision",), f"'{step.id}' makes a decision that leads to no step", "Name steps in `to:`"
 
 
 def _branch_faults(step: Step) -> Iterator[tuple[Path, str, str]]:
     if step.branch is None:
         return
     if len(step.branch.alternatives) < 2:
-        yield ("branch",), f"'{step.id}' has nothing to choose from", "Add a second item to `alternatives`"
+        yield ("branch",), f"'{step.id}' has fewer than two alternatives", "Add more items to `alternatives`"
     where = ("branch", "alternatives")
     for number, name in find_repeats(alternative.name for alternative in step.branch.alternatives):
-        yield (*where, number, "name"), f"alternative '{name}' occurs twice in '{step.id}'", "Rename one"
+        yield (*where, number, "name"), f"duplicate alternative '{name}' in '{step.id}'", "Rename one"
     for number, alternative in enumerate(step.branch.alternatives):
         if not alternative.steps:
             yield (*where, number), f"alternative '{alternative.name}' of '{step.id}' has no steps", "Add `steps:`"
@@ -222,9 +228,9 @@ def _check_gate(scope: Scope, index: int, step: Step) -> None:
         ways = [way for way in CHECK_WAYS if getattr(check, way)]
         if len(ways) != 1:
             message = f"check {number + 1} of gate '{step.id}' has {' and '.join(ways) if ways else 'no way to check'}"
-            report.error("gate-check", path, message, f"Give it exactly one of {', '.join(CHECK_WAYS)}")
+            report.error("gate-check", path, message, f"Use exactly one of {', '.join(CHECK_WAYS)}")
         if check.artifact and check.schema_ is None and not check.confirmations:
-            message = f"check {number + 1} of gate '{step.id}' does not say what to check in its artifact"
+            message = f"check {number + 1} of gate '{step.id}' does not specify what to check in its artifact"
             report.error("gate-check", path, message, "Add `schema` or `confirmations`")
         for field in ("only", "never") if check.diff else ():
             if excess := find_excess(getattr(check.diff, field)):
@@ -239,7 +245,7 @@ def _check_gate(scope: Scope, index: int, step: Step) -> None:
             )
     prose = any(check.prose for check in gate.checks)
     if prose and not (gate.approval and gate.approval.role):
-        message = f"gate '{step.id}' has a check that only a person can make, but names no role"
+        message = f"gate '{step.id}' has a check that only a person can do, but names no role"
         report.warning("no-approver", scope.at(index, "gate"), message, "Add `approval: {role: ...}`")
 
 
@@ -249,10 +255,10 @@ def _check_budget(scope: Scope, index: int, step: Step) -> None:
     for field, spender, name in (*spenders, ("branch", step.branch, "max_cost_usd")):
         step_limit, whole = getattr(spender, name, None), getattr(plan, name)
         if step_limit is not None and whole is not None and step_limit > whole:
-            message = f"'{step.id}' may spend {name} {step_limit:g}, but the whole plan only {whole:g}"
-            report.error("step-budget", scope.at(index, field, name), message, "Lower it, or raise the plan's")
+            message = f"'{step.id}' may spend {name} {step_limit:g}, but the whole plan may spend only {whole:g}"
+            report.error("step-budget", scope.at(index, field, name), message, "Lower it, or raise the plan's budget")
     if step.timebox_s and plan.max_wall_s and step.timebox_s > plan.max_wall_s:
-        message = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan only {plan.max_wall_s:g} s"
+        message = f"'{step.id}' may take {step.timebox_s:g} s, but the whole plan may take only {plan.max_wall_s:g} s"
         report.error("step-budget", scope.at(index, "timebox_s"), message, "Lower it, or raise budget.max_wall_s")
     if step.http and not scope.plan.policy.network:
         message = f"'{step.id}' uses the network, but the policy allows no host"
@@ -291,7 +297,7 @@ def _check_names(scope: Scope, index: int, step: Step) -> None:
             message = f"'{step.id}' is undone by '{undo}', which is not a step"
             report.error("unknown-step", path, message, report.closest(undo, scope.index, but=step.id))
         elif scope.steps[scope.index[undo]].kind is not StepKind.COMPENSATION:
-            message = f"'{step.id}' is undone by '{undo}', which is not of kind compensation"
+            message = f"'{step.id}' is undone by '{undo}', whose kind is not compensation"
             report.error("compensation-kind", path, message, f"Write `kind: compensation` in '{undo}'")
 
 
@@ -313,7 +319,7 @@ def check_commands(scope: Scope, index: int) -> None:
         folder = with_placeholders(step.shell.folder) if step.shell and path[0] == "shell" else ""
         if path[0] in ("shell", "compensate") and (subcommand := _git_word(command)):
             message = f"'{step.id}' runs `git {subcommand}`, but `.git` is read-only for commands"
-            hint = "Use the action `git`; file changes are undone by default"
+            hint = "Use the `git` action instead. File changes are undone by default"
             scope.report.warning("git", scope.at(index, *path), message, hint)
         ruling = judge_command_of_plan(scope.plan.policy, command, folder)
         if ruling.verdict is Verdict.DENY:
@@ -379,7 +385,7 @@ def _check_operand(scope: Scope, index: int, where: tuple[Path, str], part: Comm
     if name.startswith("plan."):
         # A warning only: the request may override the value.
         report.warning(
-            "arithmetic", at, f"'{step.id}': {message}", f"Give a whole number, such as `--set {name[5:]}=1`"
+            "arithmetic", at, f"'{step.id}': {message}", f"Use a whole number, for example `--set {name[5:]}=1`"
         )
     else:
         offset = (_as_written(scope, index, path, text), part.offset)
@@ -427,7 +433,7 @@ def find_file_cycles(read: ReadPlan, plan_file: str, load: Load) -> tuple[Proble
         way = _find_cycle((normpath(plan_file), normpath(file)), includes, load)
         if way:
             message = f"the plan includes itself: {' -> '.join(way)}"
-            hint = "Remove one of these steps, or name another file"
+            hint = "Remove one of these steps, or use another file"
             position = read.where(path)
             problems.append(
                 Problem(message=message, suggestion=hint, position=position, code="file-cycle", file=read.name)
@@ -449,7 +455,7 @@ def find_missing(read: ReadPlan, names: Names) -> tuple[Problem, ...]:
         is_close = hint.startswith("Did")
         if path[0] == "policy" and not is_close:
             continue  # steps may make it
-        hint = hint if is_close else "Write its path from the root of the tree"
+        hint = hint if is_close else "Write the path relative to the root of the tree"
         severity = Severity.ERROR if is_first else Severity.WARNING
         message = f"{what} '{target}', which does not exist" + ("" if is_first else " yet")
         fields = {"message": message, "suggestion": hint, "code": "missing-file", "file": read.name}
@@ -476,7 +482,7 @@ def find_unknown_inputs(read: ReadPlan, load: Load) -> tuple[Problem, ...]:
         for name in step.subplan.inputs if names is not None else ():
             if name not in (names or ()):
                 message = f"'{step.id}' passes the input '{name}', which {file} does not declare"
-                hint = did_you_mean(name, names or ()) or "Declare it there under `inputs:`"
+                hint = did_you_mean(name, names or ()) or "Declare it under `inputs:` in that file"
                 severity = Severity.ERROR if is_first else Severity.WARNING
                 position = read.where((*path, "subplan", "inputs", name), key=True)
                 fields = {"message": message, "suggestion": hint, "code": "unknown-input", "file": read.name}

@@ -157,7 +157,7 @@ def configs_kept(view: FileView) -> Iterator[Finding]:
         was, now = (before[match[1]], float(match[2])) if match and match[1] in before else (0.0, 0.0)
         # A complexity limit is weakened upwards, all others downwards.
         if match and now != was and (now > was) == ("complexity" in match[1]):
-            yield view.make_finding("checks_weakened", line, f"{match[1]} was {was:g}, is now {match[2]}")
+            yield view.make_finding("checks_weakened", line, f"{match[1]} changed from {was:g} to {match[2]}")
         excludes = PATTERNS["addopts"].search(line.text) and PATTERNS["config_of_tests"].search(path)
         if PATTERNS["strict_off"].search(line.text) or excludes:
             yield view.make_finding("checks_weakened", line)
@@ -187,5 +187,5 @@ def suppressions(files: list[FileView], rubric: Rubric) -> Iterator[Finding]:
     removed = sum(bool(PATTERNS["silence"].search(line.text)) for line in taken_out)
     if len(added) - removed >= least:
         view, line = added[0]
-        text = f"{len(added)} comments that silence checks added, {removed} removed, such as {line.text.strip()}"
+        text = f"{len(added)} comments that silence checks added, {removed} removed, for example {line.text.strip()}"
         yield view.make_finding("checks_silenced", line, text)

@@ -294,7 +294,7 @@ def _commands(view: FileView, *, script: bool) -> Iterator[Finding]:
         all_commands.update(commands)
         if len(all_commands) > COMMANDS_LIMIT:
             yield view.make_finding(
-                "script_too_long", line, f"more than {COMMANDS_LIMIT} commands: the rest was not read"
+                "script_too_long", line, f"more than {COMMANDS_LIMIT} commands, so the rest were not read"
             )
             return
         for command in commands:

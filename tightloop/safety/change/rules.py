@@ -160,7 +160,7 @@ def _note_people(line: Line, kinds: frozenset[str], people: dict[str, Line]) -> 
 def _many(view: FileView, people: dict[str, Line]) -> Iterator[Finding]:
     if len(people) >= PERSONS and PATTERNS["data_file"].search(view.file.path):
         line = next(iter(people.values()))
-        text = f"{len(people)} addresses or numbers of people, such as {scrub(line.text)}"
+        text = f"{len(people)} personal addresses or numbers, for example {scrub(line.text)}"
         yield view.make_finding("personal_data_added", line, text)
 
 
@@ -251,7 +251,7 @@ def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]
         VIOLATIONS["change_not_read"],
         at=("", "\0".join((missing.mark, *paths, *(file.added.whole for file in unread.values())))),
         where=paths[0] if paths else "the change",
-        evidence=f"{everything - lines} of {everything} changed lines were read by the rules: {'; '.join(why)}. "
+        evidence=f"{everything - lines} of {everything} changed lines were checked: {'; '.join(why)}. "
         f"Incomplete: {', '.join(paths[:PATHS_SHOWN])}{more}",
     )
 

@@ -72,11 +72,11 @@ class CodeReview(NamedTuple):
         denied = sum(finding.verdict is Verdict.DENY for finding in self.findings)
         lines = [f"Nothing was run: {format_count(len(self.findings), 'finding')} in the changed code."]
         for finding in self.findings:
-            who = "refused by a person" if finding.refused else _WHO[finding.verdict]
+            who = "rejected by a person" if finding.refused else _WHO[finding.verdict]
             lines.append(f"- {finding.where}: {finding.rule} ({finding.layer}), {who}: {finding.evidence}")
             lines.append(f"  instead: {finding.suggestion}")
-        last = "Change what is forbidden" if denied else "Change it"
-        lines.append(f"{last}, and run it again. If a person has to allow something, you can also wait for the answer.")
+        last = "Change the forbidden code" if denied else "Change the code"
+        lines.append(f"{last} and run it again. If a person has to allow something, you can also wait for the answer.")
         return abridge("\n".join(lines), MESSAGE_CHARACTERS)
 
 
@@ -102,7 +102,7 @@ def _check_regex(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from None
     return pattern
 
 

@@ -179,8 +179,8 @@ class AcpClient:
         )
         if self._offer.get("protocolVersion") != PROTOCOL_VERSION:
             raise AcpError(
-                f"the agent speaks version {self._offer.get('protocolVersion')!r} of the Agent Client Protocol, "
-                f"not {PROTOCOL_VERSION}. Install a version of the agent that speaks it"
+                f"the agent uses version {self._offer.get('protocolVersion')!r} of the Agent Client Protocol, but "
+                f"version {PROTOCOL_VERSION} is required. Install a compatible version of the agent"
             )
         self.version = str(part(self._offer, "agentInfo").get("version", ""))
 
@@ -203,7 +203,7 @@ class AcpClient:
                 session = await self._request("session_new", params)
             self.session_id = str(session.get("sessionId") or "")
         if not self.session_id:
-            raise AcpError("the agent started a session without an id. Install another version of the agent")
+            raise AcpError("the agent started a session without an ID. Install a different version of the agent")
         if switch := mode_among(session, mode):
             await self._request("session_set_mode", {"sessionId": self.session_id, "modeId": switch})
         self._listener.event(ExecutorEvent(kind=EventKind.SESSION, session_id=self.session_id))
@@ -275,7 +275,7 @@ class AcpClient:
                 continue
             self.session_id = session_id
             return session
-        warning = "; ".join([*problems, "the earlier session cannot be resumed; starting a new one"])
+        warning = "; ".join([*problems, "cannot resume the earlier session; starting a new session"])
         self._listener.event(ExecutorEvent(kind=EventKind.WARNING, text=shorten(warning, 500)))
         return None
 

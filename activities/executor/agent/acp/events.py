@@ -241,7 +241,7 @@ def turn_outcome(
                 return limit_outcome(limit, turn.message)
             # After a denial claude continues its turn and copilot ends it; both report `end_turn`.
             if denied and not turn.successes:
-                error = f"the agent did nothing: it was not allowed to: {clip('; '.join(denied), 300)}"
+                error = f"the agent did nothing because these actions were denied: {clip('; '.join(denied), 300)}"
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, error=error)
             return ExecutorOutcome(status=ExecutorStatus.COMPLETED)
         case "max_tokens":
@@ -256,7 +256,7 @@ def turn_outcome(
         case "cancelled":
             return failed_outcome("the agent cancelled the turn on its own")
         case _:
-            error = f"the agent stopped with {shorten(reason, 80)!r}, which this version does not know"
+            error = f"the agent stopped with {shorten(reason, 80)!r}, which this version of tightloop does not support"
             return failed_outcome(error, ErrorKind.PROTOCOL)
 
 
@@ -281,17 +281,17 @@ def error_outcome(error: RequestError, *, now: datetime) -> ExecutorOutcome:
     # Before `detect`, which would take the agent's own limit for one of the provider, and wait.
     if budget := _SPENT.search(message):
         field = _BUDGETS[budget[1].lower()]
-        return failed_outcome(f"{message}. Raise {field} of the executor or plan less", ErrorKind.BUDGET)
+        return failed_outcome(f"{message}. Raise the executor's {field} or plan smaller steps", ErrorKind.BUDGET)
     if limit := detect(signal, now=now):
         return limit_outcome(limit, message)
     if code == "model_not_found":
-        return fatal_outcome(f"{message}. Set another model", ErrorKind.CONFIG)
+        return fatal_outcome(f"{message}. Choose a different model", ErrorKind.CONFIG)
     # The code alone is not enough: agents use it for any server error.
     if error.code == AUTH_REQUIRED and "auth" in message.lower():
         return fatal_outcome(f"the agent is not signed in: {message}", ErrorKind.AUTH)
     # JSON-RPC: parse error, invalid request, unknown method, invalid parameters.
     kind = ErrorKind.PROTOCOL if error.code in (-32700, -32600, -32601, -32602) else None
-    return failed_outcome(f"the agent reports: {message}", kind)
+    return failed_outcome(f"the agent reported an error: {message}", kind)
 
 
 def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> ExecutorOutcome:
@@ -300,8 +300,8 @@ def crash_outcome(exit_code: int | None, errors: str, *, now: datetime) -> Execu
     if limit := detect(end, now=now):
         return limit_outcome(limit, clip(end, SUMMARY_CHARACTERS))
     how = "closed the connection" if exit_code is None else f"exited with {exit_code}"
-    detail = f": {clip(end, 400)}" if end else " without output"
-    return failed_outcome(f"the agent {how} in the middle of its work{detail}", ErrorKind.CRASHED)
+    detail = f": {clip(end, 400)}" if end else " (no output)"
+    return failed_outcome(f"the agent {how} before it finished its work{detail}", ErrorKind.CRASHED)
 
 
 def _typed_limit(kind: LimitKind, evidence: str) -> LimitHit:

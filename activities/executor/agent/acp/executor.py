@@ -247,7 +247,7 @@ class AcpExecutor(AgentHost, Executor):
         return ExecutorOutcome(status=ExecutorStatus.OUTCOME_UNKNOWN, resume=token)
 
     def effects_outside(self, order: WorkOrder) -> str:
-        return "it has no sandbox but its own" if self.agent.own_sandbox else self.effects_of(self.agent, order)
+        return "it runs only in its own sandbox" if self.agent.own_sandbox else self.effects_of(self.agent, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
         """Run one turn of the agent.
@@ -312,9 +312,9 @@ class AcpExecutor(AgentHost, Executor):
     def _missing(self, program: str = "") -> str:
         program_name = program or self.settings.program or self.agent.program
         if not program_name:
-            return 'the executor acp needs a command line: give the option argv, such as ["my-agent", "--acp"]'
+            return 'the executor acp requires a command line. Set the option argv, for example to ["my-agent", "--acp"]'
         how = f"Install it ({self.agent.get_it})" if self.agent.get_it else "Install it"
         return (
-            f"the program {program_name!r} of the executor {self.agent.name} was not found. {how}, or set "
+            f"the program {program_name!r} for the executor {self.agent.name} was not found. {how}, or set "
             f"executor.agents.{self.agent.name}.program to its path"
         )

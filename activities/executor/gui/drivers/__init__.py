@@ -31,7 +31,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
     if name == "applescript":
         if settings.agent_s.python:
             raise DriverError(
-                "window.agent_s needs screenshots and clicks, which the applescript driver cannot do. Use the mac "
+                "window.agent_s needs screenshots and clicks, but the applescript driver supports neither. Use the mac "
                 "driver (pip install pyobjc-framework-ApplicationServices), or remove window.agent_s"
             )
         from activities.executor.gui.drivers.mac import AppleScriptDriver
@@ -41,7 +41,7 @@ def choose_driver(settings: WindowSettings) -> Driver:
         from activities.executor.gui.drivers.x11 import X11Driver
 
         return X11Driver()
-    raise DriverError(f"no window driver for {sys.platform}: use macOS, or Linux with an X11 display (DISPLAY)")
+    raise DriverError(f"no window driver for {sys.platform}. Use macOS, or Linux with an X11 display (DISPLAY)")
 
 
 def release_keys(settings: WindowSettings) -> None:

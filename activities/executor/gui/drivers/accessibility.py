@@ -48,14 +48,14 @@ class Accessibility:
                 stderr=subprocess.DEVNULL,
             )
         except OSError as error:
-            raise DriverError(f"{python} cannot be started: {error.strerror}. Install Python") from error
+            raise DriverError(f"cannot start {python}: {error.strerror}. Install Python") from error
         try:
             self._read(START_S)
         except DriverError:
             self.close()
             raise DriverError(
-                f"the accessibility tree cannot be read with {python}: apt install gir1.2-atspi-2.0 python3-gi "
-                "at-spi2-core, and start the worker in a desktop session with a D-Bus"
+                f"cannot read the accessibility tree with {python}. Run apt install gir1.2-atspi-2.0 python3-gi "
+                "at-spi2-core, and start the worker in a desktop session with D-Bus"
             ) from None
 
     def ask(self, what: str, pid: int) -> Any:
@@ -75,7 +75,7 @@ class Accessibility:
             self.close()
             raise DriverError(f"the accessibility tree did not answer: {error}") from error
         if "error" in answer:
-            raise DriverError(f"the accessibility tree cannot be read: {answer['error']}")
+            raise DriverError(f"cannot read the accessibility tree: {answer['error']}")
         return answer.get("answer")
 
     def close(self) -> None:

@@ -25,10 +25,11 @@ _KEY_CODES = {"enter": 36, "right": 124, "left": 123, "backspace": 51, "escape":
 _MODIFIERS = {"mod": "command", "cmd": "command", "ctrl": "control", "alt": "option", "shift": "shift"}
 # Keyed by the error numbers of System Events and the accessibility API.
 _ADVICE = {
-    "-1743": "allow the worker's program to control System Events: System Settings, Privacy & Security, Automation",
-    "1002": "allow the worker's program: System Settings, Privacy & Security, Accessibility",
-    "-25211": "allow the worker's program: System Settings, Privacy & Security, Accessibility",
-    "-1719": "allow the worker's program: System Settings, Privacy & Security, Accessibility; or the window is gone",
+    "-1743": "allow the worker's program to control System Events in System Settings > Privacy & Security > Automation",
+    "1002": "allow the worker's program in System Settings > Privacy & Security > Accessibility",
+    "-25211": "allow the worker's program in System Settings > Privacy & Security > Accessibility",
+    "-1719": "allow the worker's program in System Settings > Privacy & Security > Accessibility, or check that the "
+    "window still exists",
     "-600": "start the editor",
 }
 
@@ -40,7 +41,7 @@ class AppleScriptDriver:
 
     def preflight(self) -> Health:
         if find_trusted_program("osascript") is None:
-            return Health(problems=("osascript was not found: this driver is for macOS",))
+            return Health(problems=("osascript was not found. This driver requires macOS",))
         try:
             state = self._json("state")
         except DriverError as error:
@@ -87,7 +88,7 @@ class AppleScriptDriver:
         *modifiers, key = chord.split("+")
         unknown = [name for name in modifiers if name not in _MODIFIERS]
         if unknown or (key not in _KEY_CODES and len(key) != 1):
-            raise DriverError(f"unknown keys {chord!r}: use mod, ctrl, alt, shift and one key")
+            raise DriverError(f"unknown keys {chord!r}. Use mod, ctrl, alt or shift with one key")
         state = self._json("state")
         if reasons := keyboard_problems(
             locked=bool(state.get("locked")), secure_input=int(state.get("secure_input") or 0)
@@ -120,7 +121,7 @@ class AppleScriptDriver:
         try:
             return json.loads(text)
         except ValueError:
-            raise DriverError(f"osascript answered {text[:120]!r} to {name}, which is not JSON") from None
+            raise DriverError(f"osascript returned {text[:120]!r} for {name}, which is not JSON") from None
 
     def _run(self, name: str, *arguments: str) -> str:
         """Run one of our scripts with the values as its arguments (`on run argv`, `run(argv)`)."""
@@ -132,7 +133,7 @@ class AppleScriptDriver:
         if completed.returncode != 0:
             message = " ".join(completed.stderr.decode("utf-8", "replace").split())[:300]
             number = next((code for code in _ADVICE if f"({code})" in message or f" {code}" in message), "")
-            advice = f". To fix it: {_ADVICE[number]}" if number else ""
+            advice = f". To fix this, {_ADVICE[number]}" if number else ""
             raise DriverError(f"osascript {name} failed: {message or f'exit code {completed.returncode}'}{advice}")
         return completed.stdout.decode("utf-8", "replace").strip()
 
@@ -141,23 +142,23 @@ def problems(
     *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
 ) -> tuple[str, ...]:
     """Return the missing permissions and other obstacles, each with its purpose and how to fix it."""
-    privacy = "allow it in System Settings, Privacy & Security"
+    privacy = "Allow it in System Settings > Privacy & Security"
     obstacles = []
     if not trusted:
         obstacles.append(
-            "the worker's program may not use the accessibility API, which finds the windows and the chat box: "
-            f"{privacy}, Accessibility, and restart it"
+            "the worker's program may not use the accessibility API, which finds the windows and the chat box. "
+            f"{privacy} > Accessibility, and restart it"
         )
     if not may_post:
         # A separate permission since macOS 10.15, in the same list; a background program may have only one.
         obstacles.append(
-            "the worker's program may not send keys, which paste the plan and press Enter: "
-            f"{privacy}, Accessibility (remove it there and add it again if it is allowed already), and restart it"
+            "the worker's program may not send keys, which paste the plan and press Enter. "
+            f"{privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart it"
         )
     if not may_take_pictures:
         obstacles.append(
-            "the worker's program may not take screenshots, in which window.agent_s looks for the chat box: "
-            f"{privacy}, Screen & System Audio Recording, and restart it; or remove window.agent_s"
+            "the worker's program may not take screenshots, which window.agent_s needs to find the chat box. "
+            f"{privacy} > Screen & System Audio Recording, and restart it, or remove window.agent_s"
         )
     return (*obstacles, *keyboard_problems(locked=locked, secure_input=secure_input))
 
@@ -166,9 +167,11 @@ def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
     """Return the reasons why keys must not be pressed now, each with how to fix it."""
     reasons = []
     if locked:
-        reasons.append("the screen is locked: unlock it, and turn the lock off for this session (docs/macos.md)")
+        reasons.append("the screen is locked. Unlock it and turn off the screen lock for this session (docs/macos.md)")
     if secure_input:
-        reasons.append(f"process {secure_input} holds secure keyboard input (a password field?): leave it, or end it")
+        reasons.append(
+            f"process {secure_input} uses secure keyboard input (a password field?). Leave the field or end the process"
+        )
     return tuple(reasons)
 
 
@@ -189,7 +192,7 @@ def _command(command: tuple[str, ...], seconds: float, stdin: bytes = b"") -> su
     name, *arguments = command
     program = find_trusted_program(name)
     if program is None:
-        raise DriverError(f"{name} was not found. This driver is for macOS")
+        raise DriverError(f"{name} was not found. This driver requires macOS")
     try:
         return subprocess.run(
             program.command(*arguments),
@@ -201,9 +204,9 @@ def _command(command: tuple[str, ...], seconds: float, stdin: bytes = b"") -> su
             env={**os.environ, "LC_CTYPE": "UTF-8"},
         )
     except subprocess.TimeoutExpired:
-        raise DriverError(f"{name} did not answer within {seconds:g} s: is the screen locked?") from None
+        raise DriverError(f"{name} did not answer within {seconds:g} s. Is the screen locked?") from None
     except OSError as error:
-        raise DriverError(f"{name} cannot be started: {error.strerror}. This driver is for macOS") from None
+        raise DriverError(f"cannot start {name}: {error.strerror}. This driver requires macOS") from None
 
 
 SCREENCAPTURE = TrustedProgram("screencapture", Path("/usr/sbin/screencapture"))
@@ -216,9 +219,10 @@ PICTURE_S = 10.0
 MESSAGE_S = 4.0
 """Timeout for one request to another program."""
 _ERRORS = {
-    -25211: "the worker's program may not use the accessibility API: allow it in System Settings, Accessibility",
-    -25204: "the program does not answer: it may be busy",
-    -25202: "the window or the element is gone",
+    -25211: "the worker's program may not use the accessibility API. Allow it in System Settings > "
+    "Privacy & Security > Accessibility",
+    -25204: "the program does not answer and may be busy",
+    -25202: "the window or the element no longer exists",
 }
 _NO_VALUE = frozenset({-25212, -25205})
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -252,8 +256,8 @@ class MacDriver:
             import Quartz  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise DriverError(
-                f"{error.name} is not installed: pip install pyobjc-framework-ApplicationServices, or "
-                "window.driver: applescript"
+                f"{error.name} is not installed. Run pip install pyobjc-framework-ApplicationServices, or "
+                "set window.driver to applescript"
             ) from None
         self._kit, self._ax, self._quartz = AppKit, ApplicationServices, Quartz
         self._asked: set[int] = set()
@@ -290,7 +294,7 @@ class MacDriver:
     def activate(self, window: Window) -> None:
         program = self._kit.NSRunningApplication.runningApplicationWithProcessIdentifier_(window.pid)
         if program is None:
-            raise DriverError(f"the program of the window {window.title!r} has ended")
+            raise DriverError(f"the program that owns the window {window.title!r} has exited")
         element = self._element(program, window)
         # Raised first: activating the program shows the window that was in front last.
         self._ax.AXUIElementPerformAction(element, "AXRaise")
@@ -412,8 +416,8 @@ class MacDriver:
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
-                "this process is not in a desktop session: start the worker as a LaunchAgent of the user, not by ssh "
-                "and not as a daemon (docs/macos.md)"
+                "this process is not in a desktop session. Start the worker as a LaunchAgent of the user, not through "
+                "ssh or as a daemon (docs/macos.md)"
             )
         state = dict(session)
         locked, secure_input = state.get("CGSSessionScreenIsLocked"), state.get("kCGSSessionSecureInputPID")
@@ -454,7 +458,7 @@ class MacDriver:
             None,
         )
         if element is None:
-            raise DriverError(f"the window {window.title!r} is gone")
+            raise DriverError(f"the window {window.title!r} no longer exists")
         return element
 
     def _window(self, program: Any, element: Any) -> Window:
@@ -473,7 +477,7 @@ class MacDriver:
             return value
         if code in _NO_VALUE:
             return None
-        raise DriverError(f"{attribute} cannot be read: {_ERRORS.get(code, f'error {code} of the accessibility API')}")
+        raise DriverError(f"cannot read {attribute}: {_ERRORS.get(code, f'error {code} of the accessibility API')}")
 
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
         """Return a point or a size, both of which the API wraps."""

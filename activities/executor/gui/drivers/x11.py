@@ -104,9 +104,11 @@ class X11Driver:
     def preflight(self) -> Health:
         problems = []
         if not self._name:
-            return Health(problems=("there is no display: DISPLAY is not set. Start the worker in a desktop session",))
+            return Health(
+                problems=("no display found because DISPLAY is not set. Start the worker in a desktop session",)
+            )
         if find_trusted_program("xclip") is None:
-            problems.append("xclip is not installed: apt install xclip")
+            problems.append("xclip is not installed. Run apt install xclip")
         for check in (self._require_manager, self._require_keyboard, self._tree.start):
             try:
                 check()
@@ -117,7 +119,7 @@ class X11Driver:
     @_x11
     def _require_manager(self) -> None:
         if self._property(self._connect().screen().root, "_NET_SUPPORTING_WM_CHECK") is None:
-            raise DriverError(f"display {self._name} has no window manager: start one, such as openbox")
+            raise DriverError(f"display {self._name} has no window manager. Start one, for example openbox")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -140,7 +142,8 @@ class X11Driver:
         mode = X.GrabModeAsync
         if display.screen().root.grab_keyboard(True, mode, mode, X.CurrentTime) != X.GrabSuccess:
             raise NotPressedError(
-                f"another program holds the keyboard of display {self._name}: unlock the screen, or close its menu"
+                f"another program has grabbed the keyboard of display {self._name}. Unlock the screen or close the "
+                "program's menu"
             )
         display.ungrab_keyboard(X.CurrentTime)
 
@@ -149,7 +152,9 @@ class X11Driver:
         root = self._connect().screen().root
         pointer, size = root.query_pointer(), root.get_geometry()
         if pointer.root_x in (0, size.width - 1) and pointer.root_y in (0, size.height - 1):
-            raise NotPressedError("the pointer is in a corner of the screen, which stops all keys. Move it away")
+            raise NotPressedError(
+                "the pointer is in a corner of the screen, which stops all keys. Move the pointer away"
+            )
 
     def _require_focus(self, window: Window) -> None:
         """Raise an error if the X server would send keys to another window, whatever the window manager reports."""
@@ -177,7 +182,7 @@ class X11Driver:
     def windows(self) -> tuple[Window, ...]:
         numbers = self._property(self._connect().screen().root, "_NET_CLIENT_LIST")
         if numbers is None:
-            raise DriverError(f"display {self._name} has no window manager: start one, such as openbox")
+            raise DriverError(f"display {self._name} has no window manager. Start one, for example openbox")
         return tuple(window for number in numbers if (window := self._window(number)) is not None)
 
     @_x11
@@ -299,7 +304,7 @@ class X11Driver:
     def _xclip(self, *words: str, stdin: bytes | None = None, stdout: int = subprocess.DEVNULL) -> Any:
         xclip = find_trusted_program("xclip")
         if xclip is None:
-            raise DriverError("xclip is not installed: apt install xclip")
+            raise DriverError("xclip is not installed. Run apt install xclip")
         try:
             return subprocess.run(
                 xclip.command("-selection", "clipboard", *words),
@@ -325,7 +330,7 @@ class X11Driver:
             try:
                 self._display = Display(self._name)
             except Exception as error:
-                raise DriverError(f"display {self._name} cannot be opened: {error}") from error
+                raise DriverError(f"cannot open display {self._name}: {error}") from error
         return self._display
 
     def _window(self, number: int) -> Window | None:
@@ -363,8 +368,7 @@ def keyboard() -> Any:
     # Without tkinter one of its modules exits the process; without a display it raises KeyError.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         raise DriverError(
-            f"pyautogui cannot be used: {type(error).__name__}: {' '.join(str(error).split())}. Install it: "
-            "pip install pyautogui"
+            f"cannot use pyautogui: {type(error).__name__}: {' '.join(str(error).split())}. Run pip install pyautogui"
         ) from None
     # Its default pause of 0.1 s per call would leave time for the focus to move.
     pyautogui.PAUSE = 0.0
@@ -382,7 +386,7 @@ def press(chord: str) -> None:
     Raises:
         DriverError: the pointer is in a corner of the screen, which stops pyautogui, or the keys cannot be sent.
     """
-    _do(f"the keys {chord} cannot be sent", lambda gui: gui.hotkey(*names_of(chord)))
+    _do(f"cannot send the keys {chord}", lambda gui: gui.hotkey(*names_of(chord)))
 
 
 def release(names: Sequence[str]) -> None:
@@ -396,7 +400,7 @@ def release(names: Sequence[str]) -> None:
         for name in reversed(names):
             gui.keyUp(name)
 
-    _do(f"the keys {'+'.join(names)} cannot be released", let_go)
+    _do(f"cannot release the keys {'+'.join(names)}", let_go)
 
 
 def click(x: int, y: int) -> None:
@@ -405,7 +409,7 @@ def click(x: int, y: int) -> None:
     Raises:
         DriverError: as in `press`.
     """
-    _do(f"({x}, {y}) cannot be clicked", lambda gui: gui.click(x, y))
+    _do(f"cannot click at ({x}, {y})", lambda gui: gui.click(x, y))
 
 
 def _do(otherwise: str, act: Callable[[Any], None]) -> None:
@@ -413,6 +417,8 @@ def _do(otherwise: str, act: Callable[[Any], None]) -> None:
     try:
         act(gui)
     except gui.FailSafeException:
-        raise DriverError("the pointer is in a corner of the screen, which stops all keys. Move it away") from None
+        raise DriverError(
+            "the pointer is in a corner of the screen, which stops all keys. Move the pointer away"
+        ) from None
     except Exception as error:
         raise DriverError(f"{otherwise}: {type(error).__name__}: {error}") from error

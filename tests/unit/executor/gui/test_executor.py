@@ -149,7 +149,7 @@ def test_window_that_is_not_open_is_a_fault_of_the_setup(stage: Stage) -> None:
     stage.desktop.windows = []
     outcome = stage.run()
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
-    assert "Open the folder of the project in the editor" in outcome.error
+    assert "Open the project folder in the editor" in outcome.error
 
 
 def test_plan_in_another_checkout_of_the_same_name_is_reported_with_both_paths(stage: Stage, tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_order_that_is_cancelled_stops_waiting(stage: Stage) -> None:
 
 
 def test_doctor_is_told_what_stands_in_the_way(stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stage.health = Health(problems=("the screen is locked: unlock it",), version="display :1")
+    stage.health = Health(problems=("the screen is locked. Unlock it",), version="display :1")
     seen = stage.executor().availability()
-    assert (seen.usable, seen.reason, seen.version) == (False, "the screen is locked: unlock it", "fake, display :1")
+    assert (seen.usable, seen.reason, seen.version) == (False, "the screen is locked. Unlock it", "fake, display :1")
     stage.health = Health()
     assert stage.executor().availability().usable
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -28,7 +28,7 @@ def test_next_process_finds_how_far_it_came(tmp_path: Path) -> None:
 def test_damaged_entry_is_not_taken_for_a_missing_one(tmp_path: Path) -> None:
     FileLedger(tmp_path).record(MESSAGE, HandOffState.ENTER)
     (tmp_path / f"{file_stem(MESSAGE.id)}.json").write_text('{"id": ')
-    with pytest.raises(ExecutorError, match="unknown whether it was submitted"):
+    with pytest.raises(ExecutorError, match="it is unknown whether hand-off"):
         FileLedger(tmp_path).get(MESSAGE.id)
 
 

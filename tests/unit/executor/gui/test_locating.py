@@ -69,7 +69,7 @@ def test_click_beside_the_box_hands_nothing_over_and_is_not_tried_again(tmp_path
     begun = hand_off(desktop, locator, tmp_path)
     for result in (begun.deliver(MESSAGE), begun.deliver(MESSAGE)):
         assert (result.end, result.retryable) == (HandOffEnd.REFUSED, True)
-        assert "A click at (110, 60), where the locator saw it, did not help" in result.reason
+        assert "A click at (110, 60), where the locator found the chat box, did not help" in result.reason
     assert (desktop.submitted, desktop.leaked, desktop.file) == ([], [], "print('mine')\n")
     assert locator.asked == 1
 
@@ -78,7 +78,7 @@ def test_locator_that_fails_says_why(tmp_path: Path) -> None:
     desktop = Desktop(deaf=True)
     result = deliver(desktop, PointsAt(DriverError("the model is not there")), tmp_path)
     assert (result.end, desktop.leaked) == (HandOffEnd.REFUSED, [])
-    assert "the focus is not in the chat box" in result.reason
+    assert "instead of the chat box" in result.reason
     assert result.reason.endswith("the model is not there")
 
 
@@ -150,10 +150,10 @@ def test_what_is_no_picture_is_refused() -> None:
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="needs model"):
+    with pytest.raises(SettingsError, match="model is missing"):
         parse_settings("window: {agent_s: {python: python3}}", {})
     asked = WindowSettings(driver="applescript", agent_s=AgentSSettings(python="python3", model="m"))
-    with pytest.raises(DriverError, match="which the applescript driver cannot do"):
+    with pytest.raises(DriverError, match="but the applescript driver supports neither"):
         choose_driver(asked)
     missing = AgentS(AgentSSettings(python=str(tmp_path / "none"), model="m"), {})
     assert "which is not a program" in missing.problem()

@@ -79,7 +79,7 @@ def test_chords_are_key_codes_or_one_character(mac: FakeMac, chord: str, argumen
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 holds")]
+    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 uses")]
 )
 def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: dict[str, object], words: str) -> None:
     mac.answer(state={"out": json.dumps(state)})
@@ -110,7 +110,7 @@ def test_text_is_never_typed(mac: FakeMac, chord: str) -> None:
         ("execution error: Not authorized to send Apple events to System Events. (-1743)", "Automation"),
         ("System Events got an error: osascript is not allowed to send keystrokes. (1002)", "Accessibility"),
         ("osascript is not allowed assistive access. (-25211)", "Accessibility"),
-        ("Can’t get window 1. Invalid index. (-1719)", "the window is gone"),
+        ("Can’t get window 1. Invalid index. (-1719)", "check that the window still exists"),
     ],
 )
 def test_errors_of_macos_say_what_to_do(mac: FakeMac, said: str, advice: str) -> None:
@@ -122,7 +122,7 @@ def test_errors_of_macos_say_what_to_do(mac: FakeMac, said: str, advice: str) ->
 def test_script_that_hangs_is_ended(mac: FakeMac, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mac_driver, "SCRIPT_S", 0.5)
     mac.answer(active={"sleep": 30})
-    with pytest.raises(DriverError, match="is the screen locked"):
+    with pytest.raises(DriverError, match="Is the screen locked"):
         AppleScriptDriver().active()
 
 

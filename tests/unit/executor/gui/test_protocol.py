@@ -193,7 +193,7 @@ def test_editor_that_keeps_the_focus_keeps_its_file(deliver: Deliver) -> None:
     desktop = Desktop(keeps_closed=True, chat_open=False)
     result = deliver(desktop)
     assert (result.end, desktop.submitted, desktop.leaked) == (HandOffEnd.REFUSED, [], [])
-    assert "not in the chat box" in result.reason
+    assert "instead of the chat box" in result.reason
     assert "main.py" in result.reason
     assert desktop.file == "print('mine')\n"
 
@@ -218,7 +218,7 @@ def test_leftover_of_an_earlier_hand_off_is_removed(deliver: Deliver) -> None:
     ("windows", "words", "retryable"),
     [
         ([], "is not open", True),
-        ([EDITOR, EDITOR.evolve(id="3", title="other.py - demo - Cursor")], "2 windows could be meant", False),
+        ([EDITOR, EDITOR.evolve(id="3", title="other.py - demo - Cursor")], "2 windows match the project", False),
         ([EDITOR.evolve(app="Slack")], "is not open", True),
         ([EDITOR.evolve(title="main.py - another - Cursor")], "is not open", True),
     ],
@@ -345,5 +345,5 @@ def test_draft_whose_last_page_is_empty_is_found_and_kept(deliver: Deliver) -> N
     desktop = Desktop(box=draft, page_lines=500)
     result = deliver(desktop)
     assert result.end is HandOffEnd.REFUSED
-    assert "a draft that is not ours" in result.reason
+    assert "a draft that tightloop did not write" in result.reason
     assert (desktop.box, desktop.submitted, desktop.leaked) == (draft, [], [])
