@@ -89,7 +89,10 @@ class EpisodeCommands(Commands):
             )
         # No answer has taken the text along, so the planner gets it.
         if remark.text and (left or not answered):
-            record.note(remark.text)
+            if state_changes.has_room_for(record.state, remark.text):
+                record.note(remark.text)
+            else:
+                record.log("refused", f"resume: there is no room for another message to the planner: {remark.text}")
         record.want_pause(None)
 
     def cancel(self, remark: Remark) -> None:

@@ -149,7 +149,8 @@ def _action(draw: st.DrawFn, depth: int, hypotheses: tuple[str, ...]) -> dict[st
                         + ["gate", "checkpoint", "episode"] + (["subplan", "branch"] if depth < 3 else []))
     )  # fmt: skip
     if name == "none":
-        return {}
+        # Other kinds need an action.
+        return {"kind": "tool"}
     if name in ("subplan", "branch"):
         inner = draw(_steps(draw(st.integers(1, 3)), hypotheses, (), depth + 1))
         if name == "subplan":

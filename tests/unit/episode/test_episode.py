@@ -34,7 +34,6 @@ from tightloop.episode.model import GOAL_CHARACTERS, EpisodeOutcome, EpisodePhas
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.tracking import ProbabilityClass, Reason, ReasonKind, Tracking
 from tightloop.episode.state_changes import (
-    NOTES_LIMIT,
     TREES_REMEMBERED,
     begin_iteration,
     restore_state,
@@ -118,7 +117,7 @@ states = st.builds(
     limit_strikes=st.integers(min_value=0, max_value=5),
     executor_status=statuses,
     spent=spendings,
-    notes=st.lists(st.text(max_size=5), max_size=NOTES_LIMIT).map(tuple),
+    notes=st.lists(st.text(max_size=5), max_size=5).map(tuple),
     checkpoints=st.integers(min_value=0, max_value=RECENT_LIMIT).map(lambda size: tuple(map(record, range(size)))),
     runs=st.integers(min_value=1, max_value=9),
 )
@@ -426,7 +425,7 @@ def test_memory_of_an_episode_is_bounded(times: int, text: str) -> None:
         run.log("iteration", text)
     assert len(run.core.timeline) == min(times, run.lines_kept)
     assert all(len(entry.text) <= 240 for entry in run.core.timeline)
-    assert list(state.notes) == [str(n) for n in range(times)][-NOTES_LIMIT:]
+    assert list(state.notes) == [str(n) for n in range(times)]
 
 
 def test_hundred_iterations_keep_the_newest_checkpoints_and_trees() -> None:

@@ -121,7 +121,7 @@ async def test_what_fixed_the_same_failure_is_tried_before_any_rule() -> None:
     assert answer.message is not None
     assert [step.run for step in answer.message.steps] == [OTHER, FIX]
     assert answer.followed == (Pattern(commands=(OTHER, FIX)).id,)
-    assert "worked 2 of 2 times" in answer.message.reflection.diagnosis
+    assert "worked 2 out of 2 times" in answer.message.reflection.diagnosis
 
 
 async def test_what_fixed_each_of_several_failures_is_done_at_once() -> None:
@@ -162,6 +162,6 @@ async def test_agent_is_told_what_helped_before() -> None:
     answer = await plan(report(("make check", "Error: it is broken")), recollection(), takes_whole_plans=True)
     assert answer.message is not None
     assert (
-        "What helped before in this project: it failed (the same failure; worked 2 of 2 times)"
+        "What helped before in this project: it failed (the same failure; worked 2 out of 2 times)"
         in answer.message.context
     )

@@ -43,7 +43,7 @@ RESULTS = {
 """Results of each action, for actions whose results do not depend on their fields."""
 _DOCUMENTS = frozenset({"documents", "texts", "duplicates", "failed"})
 _PROSE_HINT = (
-    "Write an expression such as `${build.exit_code} == 0`, or `prose: ...` for something that only a person can judge"
+    "Write an expression such as `${exit_code} == 0`, or `prose: ...` for something that only a person can judge"
 )
 _FILES = re.compile(r"\b(?:os|pathlib|shutil)\.|\bPath\(|\bopen\(|\bfile_exists\b|\bisfile\b|^\s*-[efds]\s|^\[\[? ")
 _FILES_HINT = (
@@ -126,7 +126,7 @@ class _Reader:
             # For faults inside a call or a pattern, the error's own suggestion is the most precise.
             precise_hint = "" if error.problem.startswith(_UNREADABLE) else error.suggestion
             if path[:2] == ("gate", "checks") and hint == _PROSE_HINT:
-                hint = f"For a command, write `command: ...`. {hint}"
+                hint = f"For a command, write `command: ...`. {hint.replace('${exit_code}', '${build.exit_code}')}"
             self._report_syntax_error(
                 path, text, ExpressionError(error.problem, error.column, precise_hint or hint), "expression"
             )
