@@ -103,9 +103,11 @@ class CoderActivities:
             PlannerError: the service refuses. Not retryable.
             PlannerUnavailableError: the service is busy or down. Retryable.
         """
+        order = self._order(request.scope)
         # Only the first turn of a conversation includes the task; later ones have it in the conversation.
-        task = self._order(request.scope).prompt if request.node is None else ""
-        return await self.turns.take(request, task, self.stores(Path(request.scope.workspace)), beat=activity.heartbeat)
+        task = order.prompt if request.node is None else ""
+        store = self.stores(Path(request.scope.workspace))
+        return await self.turns.take(request, task, store, model=order.executor.model, beat=activity.heartbeat)
 
     @activity.defn(no_thread_cancel_exception=True)
     def use_tool(self, request: ToolRequest) -> CallResult:

@@ -287,7 +287,9 @@ class TurnTaker:
     settings: CoderSettings
     privacy: PrivacySettings
 
-    async def take(self, request: TurnRequest, task: str, store: ArtifactStore, *, beat: Callable[[], None]) -> Turn:
+    async def take(
+        self, request: TurnRequest, task: str, store: ArtifactStore, *, model: str = "", beat: Callable[[], None]
+    ) -> Turn:
         """Return the model's next turn. Idempotent: a turn that is already in the journal is not requested again.
 
         A turn with this number but a different input belongs to an abandoned branch. It is deleted together with
@@ -297,6 +299,7 @@ class TurnTaker:
             request: the turn. A request without a node starts a conversation.
             task: the first message in a new conversation.
             store: the project's artifact store.
+            model: the only model to ask. If it is empty, the settings decide.
             beat: is called for every chunk of the response.
 
         Raises:
@@ -309,6 +312,8 @@ class TurnTaker:
         if earlier is not None:
             return earlier
         role = self.settings.role(request.role)
+        if model:
+            role = role.evolve(models=(model,))
         specs = self.tools.specs(role.tools)
         conversation = await asyncio.to_thread(self._prepare, request, task, store, role, specs)
         privacy = self.privacy.prompt_privacy_of(request.scope.workspace)

@@ -15,6 +15,7 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import FULL, ArtifactStores, get_model, put_model
 from activities.attempt import should_stop
+from activities.executor.ending import take_ending
 from activities.executor.port import (
     DelegatingExecutor,
     DeliveryState,
@@ -34,7 +35,15 @@ from tightloop.coder.model import CODER, CoderResult
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import ArtifactMissingError, ExecutorError, StorageFullError, TightloopError
-from tightloop.executor.asking import WORKER_DIED, Crash, after_crash, crash_question, explain_crash
+from tightloop.executor.asking import (
+    ENDING_HINT,
+    WORKER_DIED,
+    Crash,
+    after_crash,
+    crash_question,
+    explain_crash,
+    impossible_question,
+)
 from tightloop.executor.message import render_plan
 from tightloop.executor.model import (
     DENIED_CHARACTERS,
@@ -134,6 +143,12 @@ def last_resume_token() -> ResumeToken | None:
     return None
 
 
+_MAY_END = frozenset(
+    {ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus.FAILED, ExecutorStatus.REFUSED}
+)
+"""Results of a delivery that an ending file overrules. Limits, questions and errors of the setup come first."""
+
+
 class ExecutionActivities:
     """Activities that deliver plans to executors."""
 
@@ -165,7 +180,7 @@ class ExecutionActivities:
             iteration=request.iteration,
             root=str(root_of(request.scope)),
             plan=message,
-            prompt=render_plan(message),
+            prompt=render_plan(message) + ENDING_HINT,
             executor=episode.executor,
             resume=request.resume,
             grants=request.grants,
@@ -202,7 +217,7 @@ class ExecutionActivities:
             order = selection.adapt_order(order)
             drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
-                new_tree = tree.snapshot()
+                ending, new_tree = take_ending(tree.root), tree.snapshot()
                 # A claim in the memory of this process shows that the worker survived and only the attempt failed.
                 cause = "the delivery was interrupted" if delivery.key in self._claimed else WORKER_DIED
                 if delivery.broke_off:
@@ -215,7 +230,7 @@ class ExecutionActivities:
                 )
                 settled = self._settle(request.scope, selection, order, crash)
                 if isinstance(settled, ExecutorOutcome):
-                    return self._report(request, tree, settled, selection, new_tree=new_tree)
+                    return self._report(request, tree, settled, selection, new_tree=new_tree, ending=ending)
                 order = settled
             else:
                 # Only here: after a crash the tree may differ because of the delivery itself.
@@ -227,9 +242,10 @@ class ExecutionActivities:
                 # Temporal counts an activity as cancelled only if it ends with this error, not with a result.
                 if outcome.status is ExecutorStatus.CANCELLED and should_stop():
                     raise CancelledError("the executor was stopped and its processes have ended")
+                ending = take_ending(tree.root)
                 # The workflow that does the work has not started yet, so a snapshot would cost time and show nothing.
                 new_tree = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
-                return self._report(request, tree, outcome, selection, new_tree=new_tree, drift=drift)
+                return self._report(request, tree, outcome, selection, new_tree=new_tree, drift=drift, ending=ending)
 
     @activity.defn(no_thread_cancel_exception=True)
     def conclude(self, request: ConcludeRequest) -> ExecutorReport:
@@ -246,9 +262,12 @@ class ExecutionActivities:
                     f"executor {name!r} on this worker does not delegate to a workflow. Restart the worker"
                 )
             outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
+            ending = take_ending(tree.root)
             execution = ExecuteRequest(scope=request.scope, key=report.key, expected_tree=report.new_tree)
             selection = ExecutorSelection(name, executor, report.passed_over)
-            return self._report(execution, tree, outcome, selection, new_tree=tree.snapshot(), drift=report.drift)
+            return self._report(
+                execution, tree, outcome, selection, new_tree=tree.snapshot(), drift=report.drift, ending=ending
+            )
 
     @contextlib.contextmanager
     def _record_break_off(self, outbox: Outbox, key: str) -> Iterator[None]:
@@ -350,8 +369,12 @@ class ExecutionActivities:
         *,
         new_tree: str,
         drift: Drift | None = None,
+        ending: str = "",
     ) -> ExecutorReport:
         workspace, status, transcript = Path(request.scope.workspace), outcome.status, None
+        if ending and status in _MAY_END:
+            status = ExecutorStatus.NEEDS_PERSON
+            outcome = outcome.evolve(question=impossible_question(scrub(ending)))
         # The tree decides, not the agent: models report changes that they have not made.
         if status is ExecutorStatus.COMPLETED and new_tree == request.expected_tree:
             status = ExecutorStatus.NO_CHANGE

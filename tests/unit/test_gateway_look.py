@@ -119,8 +119,8 @@ def test_names_of_the_api_become_those_of_the_models() -> None:
 
 def test_status_list_and_inbox_load_neither_models_nor_the_sdk(gateway: str) -> None:
     line = {
-        "id": "episode-1", "kind": "episode", "status": "paused", "qualifier": "", "iteration": 3, "goal": "green", "project": "p",
-        "started": NOW.isoformat(), "closed": None, "questions": [wire(QUESTION)],
+        "id": "episode-1", "kind": "episode", "status": "paused", "qualifier": "", "iteration": 3, "goal": "green",
+        "project": "p", "started": NOW.isoformat(), "closed": None, "questions": [wire(QUESTION)],
     }  # fmt: skip
     item = {"workflowId": "episode-1", "goal": "green", "project": "p", "question": wire(QUESTION)}
     Handler.answers |= {

@@ -124,6 +124,7 @@ _PLANNER_NEXT = frozenset(
         QuestionKind.REPEATED_ERROR,
         QuestionKind.DEVIATION,
         QuestionKind.PLANNER_GAVE_UP,
+        QuestionKind.IMPOSSIBLE,
         QuestionKind.PROOF,
     }
 )
@@ -131,6 +132,19 @@ _PLANNER_NEXT = frozenset(
 
 All other kinds need a decision about deliveries, files, money or permissions.
 """
+
+
+ABOUT_WORK = frozenset(
+    {
+        QuestionKind.BUDGET,
+        QuestionKind.REPEATED_ERROR,
+        QuestionKind.DEVIATION,
+        QuestionKind.ALIGNMENT,
+        QuestionKind.PLANNER_GAVE_UP,
+        QuestionKind.PROOF,
+    }
+)
+"""Question kinds for which it matters what the executor said about its work."""
 
 
 def is_ended_by_message(question: Question) -> bool:

@@ -277,6 +277,8 @@ class EpisodeState(Value):
     """Permissions that a person granted or denied in this iteration."""
     executor_status: ExecutorStatus | None = None
     executor_error: str = ""
+    last_words: str = ""
+    """End of the executor's last report, shown with later questions."""
     stand_in: str = ""
     """Fallback executor used for the last delivery. Empty if the requested executor was used."""
     model: str = ""

@@ -17,7 +17,7 @@ from tightloop.run.core import Evidence
 from tightloop.run.outcome import Facts, qualify
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered_findings
-from tightloop.value import ArtifactRef, format_count, shorten
+from tightloop.value import ArtifactRef, abridge, format_count, shorten
 
 # The state is an input of each new run and a query result, so every list in it is bounded.
 NOTES_CHARACTERS = 16_000
@@ -29,6 +29,7 @@ AGENT_NOTES_LIMIT = 5
 GRANTS_LIMIT = 100
 GRANT_CHARACTERS = 2_000
 FAILED_SHOWN = 5
+LAST_WORDS_CHARACTERS = 400
 # Two rounds of the longest cycle that `goes_round` recognises.
 TREES_REMEMBERED = 2 * LONGEST_CIRCLE
 DOUBTFUL_WEIGHT = 0.6
@@ -148,6 +149,7 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
             spent=spent,
             executor_status=report.status,
             executor_error="" if fine else shorten(report.error or report.summary, 300),
+            last_words=abridge(" ".join((report.summary or report.error).split()), LAST_WORDS_CHARACTERS),
             stand_in=report.executor,
             model=report.model or state.model,
             limit_strikes=state.limit_strikes + 1 if limited else 0,

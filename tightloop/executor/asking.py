@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from typing import assert_never
 
@@ -21,6 +22,7 @@ from tightloop.safety.rubric import Verdict
 from tightloop.value import Value, shorten
 
 ALLOW, DENY = "allow", "deny"
+WORK, CANCEL = "work", "cancel"
 ANSWER, SKIP = "answer", "skip"
 DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
 IN_A_WINDOW = frozenset({"cursor-gui"})
@@ -103,6 +105,48 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
     limit = LimitHit(kind=LimitKind.TOOL_CALL_LIMIT, evidence=answer_text, source=LimitSource.REPORT, confidence=0.5)
     token = ResumeToken(adapter=executor, session_id="window")
     return report.evolve(status=ExecutorStatus.LIMIT_HIT, limit=limit, resume=token, new_tree=tree)
+
+
+ENDING_FILE = ".tightloop-ending"
+"""File at the top of the working tree in which an executor says that the work cannot be done."""
+_ENDING = re.compile(r"\s*(impossible|left red on purpose)\s*:\s*(\S.*)", re.IGNORECASE | re.DOTALL)
+ENDING_HINT = f"""
+If the goal cannot be reached, or a check should keep failing because it contradicts the goal, do not work around it.
+Write one line to the file `{ENDING_FILE}` at the top of the project, and stop: `impossible: REASON`, or
+`left red on purpose: REASON`. A person then decides.
+"""
+"""Last part of every message to an executor."""
+
+
+def read_ending(text: str) -> str:
+    """Return the reason in an executor's ending file, such as `impossible: the API was removed`; "" if it has none."""
+    match = _ENDING.match(text)
+    return f"{match[1].lower()}: {' '.join(match[2].split())}" if match else ""
+
+
+def impossible_question(reason: str) -> Question:
+    """Return the question about work that an executor says cannot be done."""
+    return Question(
+        id="",
+        kind=QuestionKind.IMPOSSIBLE,
+        title=f"the executor stopped: {shorten(reason, SUMMARY_CHARACTERS)}",
+        options=(
+            Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
+            Option(name=CANCEL, effect="end the episode; the files stay as they are"),
+        ),
+        default=WORK,
+        blocks="the episode",
+        by="the executor",
+    )
+
+
+def report_on_impossible(report: ExecutorReport, answer: Answer | None, *, tree: str) -> ExecutorReport:
+    """Return the report on work that a person wants to be continued although the executor gave up."""
+    reason = report.question.title if report.question else ""
+    text = f"{reason}; {answer.by}: {answer.text}" if answer and answer.text else reason
+    return report.evolve(
+        status=ExecutorStatus.REFUSED, question=None, new_tree=tree, error=shorten(text, SUMMARY_CHARACTERS)
+    )
 
 
 READING = frozenset({"read", "search", "think"})

@@ -35,6 +35,7 @@ class AlertKind(StrEnum):
     ALIGNMENT = "alignment"
     PROOF = "proof"
     PLANNER_GAVE_UP = "planner_gave_up"
+    IMPOSSIBLE = "impossible"
     BUDGET = "budget"
     PERMISSION = "permission"
     WORK = "work"
@@ -73,6 +74,7 @@ TITLES = {
     AlertKind.ALIGNMENT: "is waiting for a decision: allow or refuse",
     AlertKind.PROOF: "is waiting: its checks pass, but the proof has findings",
     AlertKind.PLANNER_GAVE_UP: "is waiting: its planner gave up",
+    AlertKind.IMPOSSIBLE: "is waiting: its executor says that the work cannot be done",
     AlertKind.BUDGET: "has spent its budget and is waiting",
     AlertKind.PERMISSION: "is asking for permission",
     AlertKind.WORK: "is waiting for a person to do the work",
@@ -266,6 +268,7 @@ _PLANNER_CAN_HELP = frozenset(
         AlertKind.REPEATED_ERROR,
         AlertKind.UNMOVED,
         AlertKind.PLANNER_GAVE_UP,
+        AlertKind.IMPOSSIBLE,
         AlertKind.ALIGNMENT,
     }
 )

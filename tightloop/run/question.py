@@ -39,6 +39,8 @@ class QuestionKind(StrEnum):
     PROOF = "proof"
     """The checks passed, but findings of the proof contradict them."""
     PLANNER_GAVE_UP = "planner_gave_up"
+    IMPOSSIBLE = "impossible"
+    """The executor says that the work cannot be done, and why."""
     PERMISSION = "permission"
     """An agent asks for permission to perform an action."""
     WORK = "work"

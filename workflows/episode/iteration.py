@@ -25,6 +25,7 @@ from tightloop.executor.asking import (
     RETRY,
     report_by_message,
     report_on_crash,
+    report_on_impossible,
     report_on_work,
     report_question,
 )
@@ -343,6 +344,10 @@ class Delivery:
             answer = await points.ask(question)
             if question.kind is QuestionKind.WORK and answer is not None:
                 report = report_on_work(report, answer, tree=record.state.tree)
+                record.apply(state_changes.with_settled_report, report)
+                return report
+            if question.kind is QuestionKind.IMPOSSIBLE:
+                report = report_on_impossible(report, answer, tree=record.state.tree)
                 record.apply(state_changes.with_settled_report, report)
                 return report
             if question.kind is QuestionKind.CRASH and (answer is None or answer.option != RETRY):
