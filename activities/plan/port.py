@@ -39,6 +39,7 @@ from tightloop.plan.engine.graph import Graph
 from tightloop.plan.reference import resolve
 from tightloop.plan.request import PlanRequest
 from tightloop.plan.step import Step
+from tightloop.run.outcome import headline
 from tightloop.run.question import Question
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, format_count, shorten
@@ -303,7 +304,8 @@ def note_closing(ledger: Ledger, request: ClosePlanRequest, call: Call) -> None:
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
     if request.snapshot is not None:
         ledger.record(request.snapshot)
-    line = f"{request.outcome.value}: {request.reason}"
+    qualifier = request.snapshot.qualifier if request.snapshot is not None else ""
+    line = headline(request.outcome.value, qualifier, request.reason)
     # Last: pages reload the row when they are notified of a timeline entry.
     _note(ledger, scope, call, "plan-closed", line, key=f"closed/{call.run}")
 

@@ -94,6 +94,7 @@ class ProofActivities:
                 allowed=request.allow,
                 earlier=find_model(store, request.earlier, Proof),
                 seen_to_fail=request.seen_to_fail,
+                worked=request.worked,
                 flaky=request.flaky,
             )
         return store_proof(store, proof).evolve(drift=drift, attempt=activity.info().attempt)

@@ -113,6 +113,8 @@ class ProveRequest(Value):
     """Earlier proof that may be reused, from an episode within the plan."""
     seen_to_fail: bool = True
     """True if at least one check failed before it passed."""
+    worked: bool = True
+    """False if no executor ran."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
 

@@ -361,6 +361,7 @@ def prove_tree(
     allowed: tuple[ProofRule, ...] = (),
     earlier: Proof | None = None,
     seen_to_fail: bool = True,
+    worked: bool = True,
     flaky: tuple[str, ...] = (),
 ) -> Proof:
     """Return the proof of a locked tree on disk. `earlier` is reused if its inputs are identical.
@@ -374,6 +375,7 @@ def prove_tree(
         allowed: findings to accept without asking.
         earlier: earlier proof.
         seen_to_fail: whether at least one check failed before it passed.
+        worked: whether an executor ran.
         flaky: checks that fail at random.
 
     Raises:
@@ -420,8 +422,9 @@ def prove_tree(
         configuration=change.configuration(),
         files_changed=change.count,
         seen_to_fail=seen_to_fail,
+        worked=worked,
         flaky=flaky,
-        verdict=verdict_of(findings, proves=seen_to_fail and change.count > 0),
+        verdict=verdict_of(findings, proves=seen_to_fail and worked and change.count > 0),
         findings=tuple(
             finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
             for finding in findings

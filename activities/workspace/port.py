@@ -12,6 +12,7 @@ from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
 from tightloop.executor.model import ExecutorChoice
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
+from tightloop.run.outcome import headline
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
 from tightloop.value import ArtifactRef, Value, format_count
 
@@ -320,10 +321,12 @@ def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: 
 
 def note_closing(ledger: Ledger, request: CloseRequest, call: Call) -> None:
     """Record an episode's outcome."""
-    text = f"{request.outcome.value}: {request.reason}"
-    _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")
+    # First, because the event makes pages read the row again.
     if request.snapshot is not None:
         ledger.record(request.snapshot)
+    qualifier = request.snapshot.qualifier if request.snapshot is not None else ""
+    text = headline(request.outcome.value, qualifier, request.reason)
+    _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")
 
 
 def _note(ledger: Ledger, scope: EpisodeScope, call: Call, kind: str, text: str = "", *, key: str) -> None:

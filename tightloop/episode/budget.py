@@ -47,8 +47,6 @@ class Spent(Value):
     """Resources that an episode has used so far, across all runs and branches."""
 
     iterations: int = 0
-    deliveries: int = 0
-    """Number of reports that executors made on a delivery."""
     executor_failures: int = 0
     infrastructure_retries: int = 0
     input_tokens: int = 0

@@ -248,6 +248,8 @@ class EpisodeState(Value):
     """Tree that a person refused even though its checks pass."""
     seen_to_fail: bool = False
     """True if a check has failed in this episode, and not only at random. A restore does not reset it."""
+    worked: bool = False
+    """True if an executor has worked for this episode, or for the one that it was forked from."""
     flaky: tuple[str, ...] = ()
     """Checks that failed at first and passed when they were repeated without a change."""
     evidence: Evidence | None = None

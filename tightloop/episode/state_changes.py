@@ -136,7 +136,6 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[s
 def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
     """Record the report on a delivery."""
     spent = state.spent.with_usage(report.usage)
-    spent = spent.evolve(deliveries=spent.deliveries + 1)
     limited = report.status is ExecutorStatus.LIMIT_HIT
     fine = report.succeeded or report.question is not None
     # An executor that gives up a denied action has obeyed, so this is not a failure.
@@ -150,6 +149,7 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
             executor_status=report.status,
             executor_error="" if fine else shorten(report.error or report.summary, 300),
             last_words=abridge(" ".join((report.summary or report.error).split()), LAST_WORDS_CHARACTERS),
+            worked=True,
             stand_in=report.executor,
             model=report.model or state.model,
             limit_strikes=state.limit_strikes + 1 if limited else 0,
@@ -331,6 +331,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         # A proof compares with the tree before the first plan, not with that of the checkpoint.
         beginning=past.beginning,
         seen_to_fail=past.seen_to_fail,
+        worked=past.worked,
         flaky=past.flaky,
         runs=initial.runs + (newest.runs if newest else 0),
     )
@@ -354,6 +355,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         request=current.request or stored.request,
         beginning=current.beginning or stored.beginning,
         seen_to_fail=current.seen_to_fail or stored.seen_to_fail,
+        worked=current.worked or stored.worked,
         flaky=current.flaky or stored.flaky,
         # A proof is about the tree that is being left.
         proof=None,
@@ -400,8 +402,14 @@ def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
     """Return what keeps a success from being a plain success, or "" if nothing does."""
     if outcome is not EpisodeOutcome.SUCCEEDED:
         return ""
-    evidence = state.evidence or Evidence(seen_to_fail=state.seen_to_fail, flaky=state.flaky)
-    return qualify(Facts(**dict(evidence), worked=state.spent.deliveries > 0))
+    return qualify(Facts(**dict(state.evidence or evidence_of(state, None))))
+
+
+def evidence_of(state: EpisodeState, files_changed: int | None) -> Evidence:
+    """Return the facts about the delivered tree."""
+    return Evidence(
+        files_changed=files_changed, seen_to_fail=state.seen_to_fail, worked=state.worked, flaky=state.flaky
+    )
 
 
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:

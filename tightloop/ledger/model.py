@@ -321,6 +321,7 @@ def _counts(digest: Digest) -> str:
 
 def _details(digest: Digest, *, full: bool) -> Iterator[str]:
     yield from (f"done     {line}" for line in _format_lines(digest.done, full))
+    # Without details, only ids: `review` says enough.
     yield from (f"review   {line}" for line in _format_lines(digest.qualified, full))
     yield from (f"blocked  {line}" for line in _format_lines(digest.blocked, full))
     for item in digest.waiting:

@@ -200,6 +200,8 @@ class Evidence(Value):
     """Number of files that differ from the initial tree. None if it is unknown."""
     seen_to_fail: bool = True
     """True if at least one check failed before it passed."""
+    worked: bool = True
+    """False if no executor ran."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     accepted_by: str = ""

@@ -31,7 +31,6 @@ from tightloop.executor.asking import (
 )
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.plan.child import child_id
-from tightloop.run.core import Evidence
 from tightloop.run.question import QuestionKind
 from tightloop.safety.drift import DriftCause
 from tightloop.value import ArtifactRef, clip, format_count
@@ -95,6 +94,7 @@ class Proof:
                 beginning=record.state.beginning,
                 allow=record.request.allow,
                 seen_to_fail=record.state.seen_to_fail,
+                worked=record.state.worked,
                 flaky=record.state.flaky,
             ),
             ActivityOptions(
@@ -109,11 +109,7 @@ class Proof:
         record.apply(state_changes.with_retries, proved.attempt)
         if record.state.checked_tree != record.state.tree or record.state.asked_for:
             return  # A person edited files, amended the request or asked for more during a pause before the proof.
-        facts = Evidence(
-            files_changed=proved.files_changed,
-            seen_to_fail=record.state.seen_to_fail,
-            flaky=record.state.flaky,
-        )
+        facts = state_changes.evidence_of(record.state, proved.files_changed)
         record.replace(record.state.evolve(proof=proved.proof, evidence=facts))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")

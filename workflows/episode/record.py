@@ -269,6 +269,13 @@ class EpisodeView(View):
             status="paused" if is_paused else record.status,
             work=record.work,
         )
+        if not record.is_running:
+            outcome = EpisodeOutcome(record.status.upper())
+            # What was wrong with an earlier iteration is no diagnosis of a success.
+            diagnosis = "" if outcome is EpisodeOutcome.SUCCEEDED else status.diagnosis
+            status = status.evolve(
+                phase=EpisodePhase.CLOSED, outcome=outcome, work=None, questions=(), diagnosis=diagnosis
+            )
         is_pause_requested = record.core.pause is not None and record.is_running
         return status.evolve(
             pause_requested=is_pause_requested,

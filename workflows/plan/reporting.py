@@ -10,7 +10,7 @@ from tightloop.ledger.alert import AlertKind, alert_kind
 from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.plan.child import StepFailure, StepStatus
 from tightloop.plan.control import plan_details
-from tightloop.plan.request import PlanPhase, PlanStatus, StepLine, StepPage
+from tightloop.plan.request import PlanOutcome, PlanPhase, PlanStatus, StepLine, StepPage
 from tightloop.run.question import ChildNote, ChildWait, Option, Question, QuestionKind
 from tightloop.safety.drift import Drift
 from tightloop.value import shorten
@@ -207,13 +207,15 @@ class PlanView(View):
         context, progress, info = self._context, self._context.progress, workflow.info()
         paused = context.is_running and self.needs[1]
         lines = [self.line(name) for name in progress.failures]
+        is_closed = not context.is_running
         return PlanStatus(
             plan_id=context.id,
             run_id=info.run_id,
             title=context.title,
             workspace=context.request.workspace,
             status="paused" if paused else context.status,
-            phase=progress.phase,
+            phase=PlanPhase.CLOSED if is_closed else progress.phase,
+            outcome=PlanOutcome(context.status.upper()) if is_closed else None,
             revision=progress.revision,
             plan=progress.plan,
             counts=context.schedule.counts() if context.is_open else {},
@@ -252,6 +254,8 @@ class PlanView(View):
             id=status.plan_id,
             kind=context.kind,
             status=status.status,
+            qualifier=status.qualifier,
+            files_changed=status.files_changed,
             parent=parent.workflow_id if parent else "",
             goal=shorten(status.title or request.goal, GOAL_CHARACTERS),
             phase=status.phase.value,

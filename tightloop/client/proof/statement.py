@@ -126,6 +126,8 @@ class Details(_Part):
     """Number of files that differ from the initial tree."""
     seen_to_fail: bool = True
     """True if at least one check failed before it passed."""
+    worked: bool = True
+    """False if no executor ran."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     not_held: tuple[str, ...] = ()
@@ -136,7 +138,10 @@ class Details(_Part):
     @property
     def doubts(self) -> tuple[str, ...]:
         """Reasons why the passing checks prove nothing."""
-        return doubts(Facts(seen_to_fail=self.seen_to_fail, flaky=self.flaky, files_changed=self.files_changed))
+        facts = Facts(
+            seen_to_fail=self.seen_to_fail, worked=self.worked, flaky=self.flaky, files_changed=self.files_changed
+        )
+        return doubts(facts)
 
 
 class TestResult(_Part):
@@ -297,6 +302,7 @@ def _details(proof: Proof) -> Details:
         findings=tuple(FindingDetails.of(finding) for finding in proof.findings),
         files_changed=proof.files_changed,
         seen_to_fail=proof.seen_to_fail,
+        worked=proof.worked,
         flaky=proof.flaky,
         not_held=proof.not_held,
         started_at=proof.started,

@@ -183,6 +183,8 @@ class Proof(Value):
     """Number of files that differ from the initial tree."""
     seen_to_fail: bool = True
     """True if at least one check failed before it passed."""
+    worked: bool = True
+    """False if no executor ran."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     accepted_by: str = ""

@@ -79,7 +79,7 @@ def choose_route(
         recovery = None
     # Both enumerations have the same values for these.
     last = RouteAction(on_plan_failure.value)
-    if recovery in (Recovery.SKIP, Recovery.CONTINUE, Recovery.ASK):
+    if recovery is not None and recovery in (Recovery.SKIP, Recovery.CONTINUE, Recovery.ASK):
         return Route(action=RouteAction(recovery.value))
     if recovery is Recovery.ABORT:
         # A plan that compensates on failure does so after an abort too.
