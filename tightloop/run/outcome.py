@@ -92,7 +92,7 @@ def doubts(facts: Facts) -> tuple[str, ...]:
 
 def level(qualifier: str) -> str:
     """Return the short form of a qualifier, without names and reasons, such as `not proven`."""
-    return ", ".join(_LEVEL.findall(qualifier))
+    return ", ".join(dict.fromkeys(_LEVEL.findall(qualifier)))
 
 
 def label(status: str, qualifier: str) -> str:
