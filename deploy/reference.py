@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 from deploy.plan_examples import EXPLAINED, INTERNAL, MERGED, SECTIONS, Section
 from tightloop.cli.main import app
 from tightloop.ledger.metrics import MEANINGS
+from tightloop.run.outcome import Facts, exit_code, qualify
 from tightloop.settings import Settings
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
@@ -45,15 +46,17 @@ _ABOUT_IDS = (
 _ALSO = "Also {}."
 _AS_START = "As for [`start`](#tightloop-start-goal): {}."
 _EXIT_CODES = {
-    0: "Done. Of a command that follows (`watch`, `plan run`, `start --watch`): the episode succeeded, the plan is "
-    "completed.",
-    1: "It did not work: what was followed ended otherwise, a plan file has errors (`plan validate`), something "
-    "that is needed is missing (`doctor`), a success was not proven (`proof`, `verify`), code and history "
-    "differ (`replay`), the id is unknown, or Temporal or a worker does not answer.",
+    0: "Done. For commands that wait for a run (`watch`, `plan run`, `start --watch`): a plain success, see "
+    "[outcomes](outcomes.md).",
+    1: "It did not work: the run failed or was cancelled, a plan file has errors (`plan validate`), something required "
+    "is missing (`doctor`), a proof does not hold (`verify`), code and history differ (`replay`), the id is unknown, "
+    "or Temporal or a worker does not respond.",
     2: "Wrong use: an option, a value, a setting, a file that cannot be read, or a message that the episode or plan "
     "refuses, such as one to a closed episode. Nothing was changed.",
     3: "A person is needed: without a terminal, and with `--no-wait`, what is followed waits for an answer. It goes on "
     "once it has one.",
+    4: "The run succeeded, but parts of it were skipped or the result is not proven. The last line says which, see "
+    "[outcomes](outcomes.md).",
     130: "Ctrl-C. What was only followed goes on.",
 }
 _SECTION = re.compile(r"\bsection(?: ([A-Z]\w+))?")
@@ -81,6 +84,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page(),
         "plan.md": plan_page(),
         "metrics.md": metrics_page(),
+        "outcomes.md": outcomes_page(),
     }
 
 
@@ -89,6 +93,56 @@ def metrics_page() -> str:
     rows = [f"| {one.title} | `{name}` | {one.definition} |" for name, one in MEANINGS.items()]
     table = ["| figure | field | meaning |", "|---|---|---|", *rows]
     return "\n\n".join(["# Figures of metrics", GENERATED, _ABOUT_METRICS, "\n".join(table)]) + "\n"
+
+
+_ABOUT_OUTCOMES = (
+    "The last line of a run, `status`, `list`, the page, the API, webhooks and agents' tools all show the same words. "
+    "A success without a qualifier is a *plain success*: every part of the work was done, files changed, and a check "
+    "that failed before passes now. Any other success has a qualifier, and commands that wait for the run exit with "
+    "code 4. In JSON, the qualifier is the field `qualifier`, and `filesChanged` counts the files that differ from the "
+    "start. An episode ends as `SUCCEEDED`, a plan as `COMPLETED`, a project plan as `VERIFIED`."
+)
+_ABOUT_BASELINE = (
+    "The checks run once before the work begins. A check that fails then is repeated: if it passes the second time, it "
+    "is flaky, and its failure does not count. Restored and forked runs keep the results of their first run. A failure "
+    "during the work also shows that a check can fail."
+)
+_OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
+    ("Files changed, and a check failed before it passed", "succeeded", Facts(files_changed=2)),
+    ("All checks passed from the start to the end", "succeeded", Facts(files_changed=2, seen_to_fail=False)),
+    ("A check failed once and passed when it was repeated", "succeeded",
+     Facts(files_changed=2, seen_to_fail=False, flaky=["pytest -q"])),
+    ("The executor changed nothing", "succeeded", Facts(files_changed=0)),
+    ("The planner claimed at once that the goal is met", "succeeded",
+     Facts(files_changed=0, worked=False, seen_to_fail=False)),
+    ("A person edited the files, and no executor ran", "succeeded", Facts(files_changed=1, worked=False)),
+    ("A person answered `accept` to a finding of the proof", "succeeded",
+     Facts(files_changed=2, accepted_by="ada", finding="a check fails with the original tests")),
+    ("All steps ran, and the definition of done is proven", "completed", Facts(files_changed=2, steps=3)),
+    ("The plan has no definition of done", "completed", Facts(has_checks=False, steps=3)),
+    ("A failed step was answered with `skip`, or has `recover: skip`", "completed",
+     Facts(files_changed=2, steps=3, skipped=["build", "publish"])),
+    ("`when` was false, or `for_each` had no items", "completed", Facts(files_changed=2, steps=3, skipped=["deploy"])),
+    ("A step failed and has `recover: continue`", "completed", Facts(files_changed=2, steps=3, failed=["lint"])),
+    ("A plan was started with `--dry-run`", "completed", Facts(dry_run=True, steps=3)),
+    ("All tasks are complete and proven, and all gates passed", "verified", Facts()),
+    ("A task's episode succeeded without a proof", "verified", Facts(unproven=["ptask_2"])),
+    ("A check fails, or a budget was spent, and nobody continued the run", "failed", None),
+    ("A step failed, and all changes were undone", "compensated", None),
+    ("A person ended the run", "cancelled", None),
+)  # fmt: skip
+
+
+def outcomes_page() -> str:
+    """Return the page of the outcomes of runs."""
+    rows = ["| what happened | last line | exit code | `status` | `qualifier` |", "|---|---|---|---|---|"]
+    for what, status, facts in _OUTCOMES:
+        qualifier = "" if facts is None else qualify(facts)
+        line = f"{status.upper()}, {qualifier}" if qualifier else status.upper()
+        code = exit_code(status, qualifier, is_closed=True)
+        rows.append(f"| {what} | `{line}` | {code} | `{status}` | {f'`{qualifier}`' if qualifier else 'empty'} |")
+    parts = ["# Outcomes", GENERATED, _ABOUT_OUTCOMES, "\n".join(rows), _ABOUT_BASELINE]
+    return "\n\n".join(parts) + "\n"
 
 
 def settings_page() -> str:

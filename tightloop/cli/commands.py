@@ -121,7 +121,10 @@ COMMANDS = (
     Command("list", "now:list_workflows", panel=LOOK),
     Command("status", "now:status", panel=LOOK),
     Command(
-        "watch", "look:watch", "Exits with code 0 on success and 1 otherwise. Ctrl-C does not stop the run.", panel=LOOK
+        "watch",
+        "look:watch",
+        "Exits with code 0 on a plain success, 4 on another success, and 1 otherwise. Ctrl-C does not stop it.",
+        panel=LOOK,
     ),
     Command("timeline", "look:timeline", panel=LOOK),
     Command("checkpoints", "look:checkpoints", panel=LOOK),
@@ -130,7 +133,7 @@ COMMANDS = (
     Command("inbox", "now:inbox", panel=LOOK),
     Command("digest", "look:digest", panel=LOOK),
     Command("metrics", "look:metrics", panel=LOOK),
-    Command("proof", "proof:proof", "Exits with code 1 if it is not proven.", PROOF),
+    Command("proof", "proof:proof", "Exits with code 4 if it is not proven, and 1 if there is no success.", PROOF),
     Command("verify", "proof:verify", "Exits with code 0 if proven, 1 if not proven, and 2 on a usage error.", PROOF),
     Command("answer", "steer:answer", panel=ANSWER),
     Verb(
@@ -298,7 +301,7 @@ COMMANDS = (
         Command(
             "plan run",
             "plan:run",
-            "Exits with code 0 if the plan completes. Ctrl-C does not stop the plan.",
+            "Exits with code 0 on a plain success, 4 on another success, and 1 otherwise. Ctrl-C does not stop it.",
             panel=RUN,
         ),
         Verb(
