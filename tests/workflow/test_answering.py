@@ -23,6 +23,7 @@ from worker.build import build_executor_dependencies
 NEVER = ["echo nope; false"]
 ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
 CHEATING = scripted({"write": [{"path": "done.txt", "text": "1"}, {"path": "check.sh", "text": "exit 0\n"}]})
+ENDING = scripted({"write": [{"path": ".tightloop-ending", "text": "impossible: the API was removed\n"}]})
 LIMITED = scripted({"limit_tries": 3, "retry_after_s": 0.01})
 FORCE = planned("bring the branch up to date")
 assert FORCE.message is not None
@@ -40,6 +41,7 @@ KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     QuestionKind.LIMIT: ("retry", {"executor": LIMITED}),
     QuestionKind.FATAL: ("retry", {"executor": scripted({"status": "fatal", "error": "no key"})}),
     QuestionKind.PLANNER_GAVE_UP: ("retry", {}),
+    QuestionKind.IMPOSSIBLE: ("work", {"executor": ENDING}),
     QuestionKind.ALIGNMENT: ("refuse", {}),
     QuestionKind.PROOF: ("work", {"definition_of_done": ["test -f done.txt && sh check.sh"], "executor": CHEATING}),
     QuestionKind.PERMISSION: ("deny", {"executor": {"name": "asking"}}),
