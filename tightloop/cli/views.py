@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tightloop.cli.terminal import apply_colour, panel, plain, table
 from tightloop.host import diff_command
-from tightloop.run.outcome import headline
+from tightloop.run.outcome import headline, level
 from tightloop.wording import (
     budget_line,
     counts_line,
@@ -330,7 +330,9 @@ def list_table(rows: Iterable[Summary | Document]) -> Table:
     result = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
     for row in rows:
         label = status_label(row.status, row.pause_kind)
-        status = apply_colour(label + (f", {row.qualifier}" if row.qualifier else ""))
+        # The full text would make the column too wide; `status` shows it.
+        short = level(row.qualifier)
+        status = apply_colour(f"{label}, {short}" if short else label)
         if row.pause_kind and label == row.status:
             status.append(f" ({plain(row.pause_kind)})")
         goal = Text(plain(row.goal.partition("\n")[0]), overflow="ellipsis", no_wrap=True)

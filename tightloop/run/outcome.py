@@ -17,7 +17,7 @@ PLAIN, FAILED, NEEDS_PERSON, QUALIFIED = 0, 1, 3, 4
 DRY_RUN = "dry run"
 NOT_PROVEN = "not proven"
 # Only these words may appear in search attributes, which Temporal stores as plain text.
-_LEVEL = re.compile(rf"(?:^|; )(\d+ of \d+ steps? (?:skipped|failed)|{NOT_PROVEN}|{DRY_RUN})(?=:|;|$)")
+_LEVEL = re.compile(rf"(?:^|[;,] )(\d+ of \d+ steps? (?:skipped|failed)|{NOT_PROVEN}|{DRY_RUN})(?=[:;,]|$)")
 
 
 class Facts(NamedTuple):
