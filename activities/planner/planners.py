@@ -190,7 +190,8 @@ class HeuristicPlanner:
             return _gave_up(
                 "no check has run. Add at least one command to the definition of done, for example pytest -q"
             )
-        if briefing.takes_whole_plans and (briefing.asked_for or not report.green):
+        # Also if the checks pass before the first iteration, because the goal may ask for more than they cover.
+        if briefing.takes_whole_plans and (briefing.asked_for or briefing.iteration == 1 or not report.green):
             return _handed_over(briefing, report)
         if report.green:
             return _claims_done(len(report.results))
@@ -256,9 +257,9 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
     message = PlanMessage(
         context="\n\n".join((*briefing.notes, *(f"{result.run}\n{result.tail}" for result in failed[:5]), *before)),
         steps=tuple(PlannedStep(title=f"Make '{result.name}' pass") for result in failed[:5])
-        or (PlannedStep(title="Do what the message asks for"),),
+        or (PlannedStep(title="Do what the message asks for" if briefing.asked_for else "Reach the goal"),),
         reflection=Reflection(
-            diagnosis=_failing(report) if failed else "every check passes, and a message asks for more",
+            diagnosis=_failing(report) if failed else "every check passes, and the goal or a message asks for more",
             action_items=("fix the causes shown in the outputs", "change nothing that the goal does not require"),
         ),
         alignment=Alignment(answer="yes", rationale="the agent is asked only for the goal and its checks"),
