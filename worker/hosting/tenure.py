@@ -242,7 +242,7 @@ def _lock(descriptor: int, home: Path, name: str) -> None:
         except OSError as error:
             raise SettingsError(
                 f"cannot lock {home / FILE}: {error.strerror or error}. Workers on the same host use this file to "
-                "find each other. Put the state home on another file system"
+                "find each other. Move the state home to another file system"
             ) from None
         if time.monotonic() > until:
             raise SettingsError(

@@ -53,7 +53,7 @@ _UNDECIDED = {
     NextStep.NOT_TAKEN: (
         HandOffEnd.NOT_TAKEN,
         (
-            "the text is in the chat box, but the agent does not accept it. The agent may be busy, or another window "
+            "the text is in the chat box, but the agent did not accept it. The agent may be busy, or another window "
             "may be in front"
         ),
     ),

@@ -91,7 +91,7 @@ def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: di
 def test_key_for_a_window_that_is_not_in_front_is_not_pressed(mac: FakeMac) -> None:
     window = Window(id="7", pid=7, app=CURSOR, title=HOSTILE)
     mac.answer(state={"out": "{}"}, press={"out": "elsewhere\n"})
-    with pytest.raises(NotPressedError, match="no longer has the keyboard"):
+    with pytest.raises(NotPressedError, match="no longer has keyboard focus"):
         AppleScriptDriver().press("enter", window)
     assert mac.calls[-1]["argv"][-2:] == ["7", HOSTILE]
     assert HOSTILE not in mac.calls[-1]["script"]
