@@ -362,7 +362,7 @@ class Deployment:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
                 f"no worker {f'of {self.version}' if self.version else 'without a version'} runs on "
-                f"{queues_text}, so new workflows would wait there. Start such workers in addition to the existing "
+                f"{queues_text}, so new workflows would wait there. Start such workers alongside the existing "
                 "ones, then try again"
             )
 

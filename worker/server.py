@@ -414,7 +414,7 @@ def _refuse_elsewhere(settings: Settings) -> None:
     if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
         raise SettingsError(
             f"{profile_source(temporal.profile, os.environ)} specifies the server {temporal.address}, but `up` starts "
-            f"a server on this machine. {_EMBEDDED}, and start its clients the same way. Or run a worker for that "
+            f"a server on this machine. {_EMBEDDED}, and start clients the same way. Or run a worker for that "
             "server: tightloop worker run"
         )
 

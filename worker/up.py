@@ -254,7 +254,7 @@ def greeting(settings: Settings, folder: Path) -> str:
         lines.insert(2 + len(page), f"Payloads are encrypted with key {current} in {where}")
     noted = owner_in(folder)
     if noted is not None and noted.owner.pid != os.getpid():
-        more = f"It was already running: the server belongs to process {noted.owner.pid} and stops with it. "
+        more = f"It was already running. The server belongs to process {noted.owner.pid} and stops with it. "
         lines.insert(1, f"{more}This process is an additional worker")
     return "\n".join(lines)
 

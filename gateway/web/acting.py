@@ -189,7 +189,7 @@ def _need_all_projects(actor: ActionContext) -> None:
     actor.scope.require(Role.OPERATOR)
     if actor.scope.person.projects:
         raise InvalidRequestError(
-            "only a person with access to all projects can add a project. Ask an operator who has it"
+            "only a person with access to all projects can add a project. Ask an operator with that access"
         )
 
 

@@ -148,19 +148,19 @@ def problems(
         obstacles.append(
             "the worker's program is not allowed to use the accessibility API, which tightloop needs to find the "
             "windows and the chat box. "
-            f"{privacy} > Accessibility, and restart it"
+            f"{privacy} > Accessibility, and restart the worker"
         )
     if not may_post:
         # A separate permission since macOS 10.15, in the same list; a background program may have only one.
         obstacles.append(
             "the worker's program is not allowed to send keys, which tightloop needs to paste the plan and press "
             "Enter. "
-            f"{privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart it"
+            f"{privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart the worker"
         )
     if not may_take_pictures:
         obstacles.append(
             "the worker's program is not allowed to take screenshots, which window.agent_s needs to find the chat box. "
-            f"{privacy} > Screen & System Audio Recording, and restart it, or remove window.agent_s"
+            f"{privacy} > Screen & System Audio Recording, and restart the worker, or remove window.agent_s"
         )
     return (*obstacles, *keyboard_problems(locked=locked, secure_input=secure_input))
 

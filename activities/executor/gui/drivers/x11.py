@@ -153,7 +153,7 @@ class X11Driver:
         pointer, size = root.query_pointer(), root.get_geometry()
         if pointer.root_x in (0, size.width - 1) and pointer.root_y in (0, size.height - 1):
             raise NotPressedError(
-                "the pointer is in a corner of the screen, which stops all keys. Move the pointer away"
+                "the pointer is in a corner of the screen, which blocks all key presses. Move the pointer away"
             )
 
     def _require_focus(self, window: Window) -> None:
@@ -418,7 +418,7 @@ def _do(otherwise: str, act: Callable[[Any], None]) -> None:
         act(gui)
     except gui.FailSafeException:
         raise DriverError(
-            "the pointer is in a corner of the screen, which stops all keys. Move the pointer away"
+            "the pointer is in a corner of the screen, which blocks all key presses. Move the pointer away"
         ) from None
     except Exception as error:
         raise DriverError(f"{otherwise}: {type(error).__name__}: {error}") from error
