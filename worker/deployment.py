@@ -536,8 +536,7 @@ async def _drain(deployment: Deployment) -> str:
     lines.append(
         "These workflows finish on their build or move to this build with their next run, at the latest after the "
         "current iteration. Keep the workers of these builds running until tightloop deploy status shows 0. The "
-        "workflows are "
-        "compatible with this build. To move them now:"
+        "workflows are compatible with this build. To move them now:"
     )
     lines += [f"  {deployment.move_command(build.build_id)}" for build in left]
     return "\n".join(lines)

@@ -388,8 +388,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
     if settings.temporal.encrypted:
         raise SettingsError(
             f"no server is responding at {settings.temporal.address}, and the embedded server does not support TLS, "
-            "which an "
-            f"API key or a certificate turns on. {_EMBEDDED}, or remove the API key and the certificate"
+            f"which an API key or a certificate turns on. {_EMBEDDED}, or remove the API key and the certificate"
         )
     open_state_home(folder)
     ui = hidden_address()

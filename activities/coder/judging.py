@@ -61,8 +61,7 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
         return _reject(
             reply,
             "Your answer was cut off at the output limit, so nothing in it was executed. Write less at a time: make "
-            "one "
-            "call, use smaller edits, and write long files in several steps",
+            "one call, use smaller edits, and write long files in several steps",
         )
     by_name = {tool.name: tool for tool in tools}
     proposed = reply.calls or _calls_in(reply.text)

@@ -162,8 +162,7 @@ def _timeout_message(limit: timedelta) -> str:
     tries = format_count(activity.info().attempt, "attempt")
     return (
         f"the planner returned no plan after {span(limit.total_seconds())} and {tries} (planner.plan_timeout_s): "
-        f"{why}. "
-        "Choose a faster or stronger model (planner.models), allow more time, or plan without a model: "
+        f"{why}. Choose a faster or stronger model (planner.models), allow more time, or plan without a model: "
         f"tightloop amend {activity.info().workflow_id} --planner heuristic"
     )
 

@@ -66,8 +66,7 @@ class RecoveryCounts:
             return ""
         return (
             f"recovered {format_count(self.workflows, 'workflow')} from this host's stores after Temporal deleted "
-            "them: "
-            f"{format_count(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
+            f"them: {format_count(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
             f"{format_count(self.steps, 'step')} that ran. Their outcomes, costs, questions and timelines are lost"
         )
 

@@ -147,15 +147,14 @@ def problems(
     if not trusted:
         obstacles.append(
             "the worker's program is not allowed to use the accessibility API, which tightloop needs to find the "
-            "windows and the chat box. "
-            f"{privacy} > Accessibility, and restart the worker"
+            f"windows and the chat box. {privacy} > Accessibility, and restart the worker"
         )
     if not may_post:
         # A separate permission since macOS 10.15, in the same list; a background program may have only one.
         obstacles.append(
             "the worker's program is not allowed to send keys, which tightloop needs to paste the plan and press "
-            "Enter. "
-            f"{privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart the worker"
+            f"Enter. {privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart the "
+            "worker"
         )
     if not may_take_pictures:
         obstacles.append(
