@@ -79,7 +79,7 @@ def test_chords_are_key_codes_or_one_character(mac: FakeMac, chord: str, argumen
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 uses")]
+    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 is using")]
 )
 def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: dict[str, object], words: str) -> None:
     mac.answer(state={"out": json.dumps(state)})
