@@ -213,11 +213,11 @@ class Proxy:
         except httpx2.ConnectError:
             # Right after the start of `up` the port of the UI is not open yet.
             raise RefusedError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "the Temporal Web UI does not answer yet. Reload the page in a moment"
+                HTTPStatus.SERVICE_UNAVAILABLE, "the Temporal Web UI is not responding yet. Reload the page in a moment"
             ) from None
         except httpx2.TimeoutException:
             raise RefusedError(
-                HTTPStatus.GATEWAY_TIMEOUT, "the Temporal Web UI did not answer in time. Reload the page"
+                HTTPStatus.GATEWAY_TIMEOUT, "the Temporal Web UI did not respond in time. Reload the page"
             ) from None
         except httpx2.TransportError as error:
             raise RefusedError(

@@ -386,8 +386,8 @@ def _refusal_by(use: Adapters) -> Callable[[EpisodeRequest], None]:
         piped = next((check.run for check in episode.definition_of_done if has_pipe(check.run)), "")
         if piped and not Path(BASH).exists():
             raise InvalidRequestError(
-                f"the check {shorten(piped, 80)!r} has a pipe, which needs {BASH}: other shells ignore the failure of "
-                "all but its last command. Install bash on this host, or write the check without a pipe"
+                f"the check {shorten(piped, 80)!r} uses a pipe, which requires {BASH}. Other shells only detect a "
+                "failure of the last command in a pipe. Install bash on this host, or write the check without a pipe"
             )
         if not episode.queues.executor:
             for name in (episode.executor.name, *episode.executor.fallback):

@@ -362,7 +362,7 @@ class Deployment:
             queues_text = f"task queue{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
             raise InvalidRequestError(
                 f"no worker {f'of {self.version}' if self.version else 'without a version'} runs on "
-                f"{queues_text}, so new workflows would wait there. Start such workers in addition to the existing "
+                f"{queues_text}, so new workflows would wait there. Start such workers alongside the existing "
                 "ones, then try again"
             )
 
@@ -483,7 +483,7 @@ def _installation(deployment: Deployment, builds: Sequence[Build]) -> str:
         return f"deployment {deployment.name}; this installation is build {deployment.build_id}{note}"
     line = f"deployment {deployment.name}; the workers of this installation have no version (worker.deployment)"
     if any(build.state == "current" and build.build_id != UNVERSIONED for build in builds):
-        line += "\nThey get no new workflows. To change that: tightloop deploy promote --unversioned"
+        line += "\nNew workflows do not start on them. To change that: tightloop deploy promote --unversioned"
     return line
 
 
@@ -531,12 +531,12 @@ async def _drain(deployment: Deployment) -> str:
     own_build = deployment.build_id or UNVERSIONED
     left = [build for build in await deployment.builds() if build.build_id != own_build and build.open_workflows]
     if not left:
-        return "other builds have no open workflows: you can stop their workers"
+        return "other builds have no open workflows, so you can stop their workers"
     lines = [_describe_open_work(build) for build in left]
     lines.append(
-        "These workflows end on their build, or move to this one with their next run, at the latest after the current "
-        "iteration. Keep the workers of these builds running until tightloop deploy status shows 0. The workflows are "
-        "compatible with this build. To move them now:"
+        "These workflows finish on their build or move to this build with their next run, at the latest after the "
+        "current iteration. Keep the workers of these builds running until tightloop deploy status shows 0. The "
+        "workflows are compatible with this build. To move them now:"
     )
     lines += [f"  {deployment.move_command(build.build_id)}" for build in left]
     return "\n".join(lines)

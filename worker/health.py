@@ -86,7 +86,7 @@ class Health:
         except TightloopError as error:
             return error.message
         except TimeoutError:
-            return f"Temporal did not answer within {ASK_SECONDS:g} s"
+            return f"Temporal did not respond within {ASK_SECONDS:g} s"
         return ""
 
     async def log_changes(self, name: str, every: float = LOOK_SECONDS) -> None:

@@ -185,7 +185,7 @@ def page_line(settings: Settings, *, private: bool) -> str:
     return f"Page: {page_link(settings)}   (single-use link, valid for a minute; new link: tightloop open)"
 
 
-_EMBEDDED = "Start it without that configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
+_EMBEDDED = "Run it without that configuration: TIGHTLOOP_TEMPORAL__PROFILE=none tightloop up"
 LEFT_BEHIND_SECONDS = 10.0
 
 _SETTINGS = (
@@ -239,7 +239,7 @@ def loopback_of(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost"):
         raise ServiceUnavailableError(
-            f"Temporal does not answer at {address}, and `up` can only start a server on this machine. "
+            f"cannot reach Temporal at {address}, and `up` can only start a server on this machine. "
             "Start the server there, or set TIGHTLOOP_TEMPORAL__ADDRESS=127.0.0.1:7233"
         )
     return "127.0.0.1", int(port)
@@ -387,8 +387,8 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
         return
     if settings.temporal.encrypted:
         raise SettingsError(
-            f"no server answers at {settings.temporal.address}, and the embedded server does not support TLS, which an "
-            f"API key or a certificate turns on. {_EMBEDDED}, or remove the API key and the certificate"
+            f"no server is responding at {settings.temporal.address}, and the embedded server does not support TLS, "
+            f"which an API key or a certificate turns on. {_EMBEDDED}, or remove the API key and the certificate"
         )
     open_state_home(folder)
     ui = hidden_address()
@@ -413,7 +413,7 @@ def _refuse_elsewhere(settings: Settings) -> None:
     if not temporal.loopback and profile_values(temporal.profile, os.environ).get("address") == temporal.address:
         raise SettingsError(
             f"{profile_source(temporal.profile, os.environ)} specifies the server {temporal.address}, but `up` starts "
-            f"a server on this machine. {_EMBEDDED}, and start its clients the same way. Or run a worker for that "
+            f"a server on this machine. {_EMBEDDED}, and start clients the same way. Or run a worker for that "
             "server: tightloop worker run"
         )
 

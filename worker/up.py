@@ -126,8 +126,8 @@ async def warn_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             logger.warning(
                 "the code of this worker has changed since it started: %s%s. Until you restart it, the worker runs the "
-                "old code and may fail to answer for closed episodes. First check that the new code is compatible with "
-                "the open episodes: tightloop replay ID. Then restart the worker: tightloop up",
+                "old code and may fail to answer requests about closed episodes. First check that the new code is "
+                "compatible with the open episodes: tightloop replay ID. Then restart the worker: tightloop up",
                 names,
                 more,
             )
@@ -254,7 +254,7 @@ def greeting(settings: Settings, folder: Path) -> str:
         lines.insert(2 + len(page), f"Payloads are encrypted with key {current} in {where}")
     noted = owner_in(folder)
     if noted is not None and noted.owner.pid != os.getpid():
-        more = f"It was already running: the server belongs to process {noted.owner.pid} and stops with it. "
+        more = f"It was already running. The server belongs to process {noted.owner.pid} and stops with it. "
         lines.insert(1, f"{more}This process is an additional worker")
     return "\n".join(lines)
 

@@ -157,7 +157,7 @@ class AlertActivities:
             await channel.deliver(notice)
         except NotDeliveredError as error:
             logger.warning(
-                "alert %s of %s was not accepted by %s: %s", notice.kind.value, notice.episode_id, channel.name, error
+                "could not send alert %s of %s to %s: %s", notice.kind.value, notice.episode_id, channel.name, error
             )
             return channel.name, error
         now = datetime.now(UTC)
@@ -179,7 +179,9 @@ class AlertActivities:
             )
         except TimeoutError:
             logger.warning(
-                "alert %s: could not record it in the timeline within %g s", request.alert.episode_id, RECORD_TIMEOUT_S
+                "alert %s: could not record the delivery in the timeline within %g s",
+                request.alert.episode_id,
+                RECORD_TIMEOUT_S,
             )
 
 

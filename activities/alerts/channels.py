@@ -212,12 +212,12 @@ def _next_address(url: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
             return target
     if response.is_redirect:
         raise NotDeliveredError(
-            f"it answered {status}, a redirect that is not followed. Set the final URL", retryable=False
+            f"it returned {status}, a redirect that is not followed. Set the final URL", retryable=False
         )
     # Other client errors are about this request, and a repetition would get the same answer.
     again = status in RETRY_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR
     raise NotDeliveredError(
-        f"it answered {status}", retryable=again, retry_delay=_parse_retry_after(response) if again else None
+        f"it returned {status}", retryable=again, retry_delay=_parse_retry_after(response) if again else None
     )
 
 
@@ -261,7 +261,7 @@ class SentAlerts:
             if state_folder_of(scope).is_dir():
                 events = self.ledgers(Path(scope.workspace)).events(scope.episode_id)
         except (TightloopError, OSError) as error:
-            logger.warning("alert %s: the timeline cannot be read: %s", scope.episode_id, error)
+            logger.warning("alert %s: cannot read the timeline: %s", scope.episode_id, error)
         return tuple(
             Delivery(channel=event.key.removeprefix(start), at=event.at, known=True)
             for event in events
@@ -276,7 +276,7 @@ class SentAlerts:
                 self.ledgers(Path(scope.workspace)).add_event(event)
         except (TightloopError, OSError) as error:
             # A full disk is a reason to alert, so it must not prevent the alert.
-            logger.warning("alert %s: could not record it in the timeline: %s", alert.episode_id, error)
+            logger.warning("alert %s: could not record the delivery in the timeline: %s", alert.episode_id, error)
 
 
 def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
@@ -321,7 +321,7 @@ def _channel(name: str, channel: AlertChannel, environ: Mapping[str, str]) -> Ch
     missing = [variable for variable in (channel.url_env, channel.secret_env) if variable and not environ.get(variable)]
     if missing:
         reason = f"the environment variable {missing[0]} is not set. Set it and restart the worker"
-        logger.warning("alerts: the channel %s cannot be used: %s", name, reason)
+        logger.warning("cannot use alert channel %s: %s", name, reason)
         return UnusableChannel(name, reason, kinds)
     match channel.type:
         case "webhook":

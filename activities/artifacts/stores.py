@@ -248,7 +248,7 @@ class LocalArtifactStore:
         if content is None:
             raise ArtifactMissingError(
                 f"cannot find artifact '{ref.name}' ({ref.sha256[:12]}) in {self._folder}. Restore the "
-                "folder from a backup, or check that this worker runs on the host that contains the workspace"
+                "folder from a backup, or check that this worker runs on the workspace's host"
             )
         if hashlib.sha256(content).hexdigest() != ref.sha256:
             raise ArtifactCorruptError(

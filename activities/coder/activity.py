@@ -204,5 +204,7 @@ class CoderActivities:
         workspace = Path(scope.workspace)
         delivery = self.outboxes(workspace).get(scope.key)
         if delivery is None:
-            raise ExecutorError(f"no delivery {scope.key} in the outbox of {workspace}. Was the state folder removed?")
+            raise ExecutorError(
+                f"delivery {scope.key} not found in the outbox of {workspace}. Was the state folder removed?"
+            )
         return get_model(self.stores(workspace), delivery.order, WorkOrder)

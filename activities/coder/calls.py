@@ -128,12 +128,12 @@ class CallJournal:
             return None
         except ValidationError as error:
             raise ExecutorError(
-                f"the journal entry {self._path} of {self._name} is damaged, so the outcome of the call is unknown. "
+                f"the journal entry {self._path} for {self._name} is damaged, so the outcome of the call is unknown. "
                 "Check the files in the workspace, then cancel this episode and start a new one"
             ) from error
         if record.call != self.call:
             raise ExecutorError(
-                f"{self._path} records a different call for {self._name}: two conversations share one session. "
+                f"{self._path} records a different call for {self._name} because two conversations share one session. "
                 "Cancel this episode and start a new one"
             )
         return record
@@ -192,7 +192,7 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
     if not findings:
         return None
     verdict = Verdict.DENY if any(finding.verdict is Verdict.DENY for finding in findings) else Verdict.ASK
-    reasons = "\n".join(f"rule {finding.rule}: instead: {finding.suggestion}" for finding in findings)
+    reasons = "\n".join(f"rule {finding.rule}: {finding.suggestion}" for finding in findings)
     if verdict is Verdict.DENY:
         return ToolResult(f"rejected: the command was not run.\n{reasons}", failed=True)
     request = PermissionRequest(kind="execute", title=shorten(" ".join(command.split()), 200), command=command)
@@ -206,7 +206,7 @@ def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> Tool
             f"a person rejected the command, so it was not run{f': {comment}' if comment else ''}", failed=True
         )
     question = permission_question(scrub(request.title), scrub(f"{command}\n{reasons}"), request.fingerprint)
-    return ToolResult(f"waits for a person: {request.title}", question=question)
+    return ToolResult(f"waiting for a person: {request.title}", question=question)
 
 
 def run_shell(runner: CheckRunner, command: str, timeout_s: float, context: ToolContext) -> ToolResult:

@@ -154,7 +154,7 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
     check_writable(change.path)
     with open_entry(root, change.path, make=change.after is not None) as location:
         if location is None:
-            raise ToolError(f"the folder of {format_path(change.path)} no longer exists")
+            raise ToolError(f"the parent folder of {format_path(change.path)} no longer exists")
         # O_EXCL would fail on the leftover.
         _remove(location.folder, temporary)
         # A person or a process in the background may have edited it after the tool read it.
@@ -234,7 +234,8 @@ def _check_file(location: FolderEntry, status: os.stat_result, limit: int) -> No
     if status.st_size > limit:
         size, most = f"{status.st_size:,}", f"{limit:,}"
         raise ToolError(
-            f"{format_path(location.path)} has {size} bytes, but the limit is {most}. Read a part with run_command"
+            f"{format_path(location.path)} is {size} bytes, but the limit is {most} bytes. Read part of it with "
+            "run_command"
         )
 
 

@@ -60,8 +60,8 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
     if reply.truncated:
         return _reject(
             reply,
-            "Your answer was cut off at the output limit, so nothing in it was done. Write less at a time: make one "
-            "call, use smaller edits, and write long files in several steps",
+            "Your answer was cut off at the output limit, so nothing in it was executed. Write less at a time: make "
+            "one call, use smaller edits, and write long files in several steps",
         )
     by_name = {tool.name: tool for tool in tools}
     proposed = reply.calls or _calls_in(reply.text)
@@ -98,7 +98,7 @@ def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
     # Otherwise the model may assume that the valid ones of several calls were made.
-    note = "Nothing in this answer was done." if len(reply.calls) > 1 and not reply.truncated else ""
+    note = "Nothing in this answer was executed." if len(reply.calls) > 1 and not reply.truncated else ""
     message = followed_by(shorten(problem.rstrip("."), PROBLEM_CHARACTERS), note).rstrip()
     return Message("assistant", replace_surrogates(text) or "(empty)"), message
 

@@ -45,8 +45,8 @@ def tool(
 
 
 @tool(
-    "Ask a person for information that is in neither the files nor the task. The work waits for the answer, so ask "
-    "rarely.",
+    "Ask a person for information that is in neither the files nor the task. Work pauses until the person answers, "
+    "so ask rarely.",
     question={"type": "string", "description": "One line", "minLength": 1, "maxLength": TITLE_CHARACTERS},
     detail=optional("string", "What the person needs to know to answer", maxLength=TEXT_CHARACTERS),
 )
@@ -58,9 +58,9 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
     grant = next((grant for grant in context.grants if grant.fingerprint == fingerprint), None)
     if grant is None:
         clarification = clarifying_question(question, arguments["detail"] or "", fingerprint)
-        return ToolResult(f"waits for a person: {question}", question=clarification)
+        return ToolResult(f"waiting for a person: {question}", question=clarification)
     if not grant.allowed:
-        return ToolResult(f"the person leaves the decision to you{f': {grant.text}' if grant.text else ''}")
+        return ToolResult(f"the person left the decision to you{f': {grant.text}' if grant.text else ''}")
     if not grant.text:
         return ToolResult("the person answered without text. Decide yourself")
     return ToolResult(f"the person answered: {grant.text}")
@@ -120,7 +120,7 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
     # surrogateescape preserves bytes that are not UTF-8.
     result = patch(before.decode("utf-8", "surrogateescape"), arguments["old"], arguments["new"])
     if isinstance(result, PatchFailure):
-        advice = "\nText in brackets such as [secret:...] is not in the file. Leave those lines out of old"
+        advice = "\nText in brackets such as [secret:...] is not in the file. Omit those lines from old"
         raise ToolError(
             f"{format_path(path)} was not changed: {result.reason}{advice if has_placeholder(arguments['old']) else ''}"
         )
@@ -135,7 +135,7 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
 
 
 @tool(
-    "Report that your part is finished and what you did. The report is checked.",
+    "Report that your part is finished, and describe what you did. The report is verified.",
     reads=True,
     summary=text("What was done and what remains"),
 )
@@ -206,7 +206,7 @@ def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
     if content is None:
         raise ToolError(f"{format_path(path)} does not exist. Find the file with list_files or search")
     if is_binary(content):
-        raise ToolError(f"{format_path(path)} is a binary file of {len(content):,} bytes and cannot be shown as text")
+        raise ToolError(f"{format_path(path)} is a binary file ({len(content):,} bytes) and cannot be shown as text")
     return _number_lines(format_path(path), content, arguments)
 
 
@@ -301,7 +301,8 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
         return refusal or ProgramStart(run=lambda: run_shell(runner, command, timeout_s, context))
 
     @tool(
-        "Run the checks that decide whether the task is done, or only some tests. Their changes to files are undone.",
+        "Run the checks that decide whether the task is done, or only specific tests. File changes made by the checks "
+        "are undone.",
         runs=True,
         tests={
             "type": ["array", "null"],
@@ -337,8 +338,7 @@ def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str,
             # The check's own pytest command, which runs in the right environment.
             return (f"{match[1]} -q {shlex.join(tests)}",)
     raise ToolError(
-        f"single tests need a check that runs pytest, and none does ({'; '.join(checks)[:300]}). Use null or "
-        "run_command"
+        f"cannot run single tests because no check runs pytest ({'; '.join(checks)[:300]}). Use null or run_command"
     )
 
 

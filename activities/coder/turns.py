@@ -376,8 +376,8 @@ class TurnTaker:
         earlier = find_turn(folder, request.number)
         if earlier is not None and earlier.input != key:
             raise ArtifactError(
-                f"another run has taken turn {request.number} of session {request.scope.session} and continues "
-                "the session, so this run stops"
+                f"another run has taken turn {request.number} of session {request.scope.session} and is "
+                "continuing the session, so this run stops"
             )
         if earlier is not None:
             return earlier.turn

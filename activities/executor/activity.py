@@ -206,7 +206,7 @@ class ExecutionActivities:
             delivery = self._find_delivery(outbox, request)
             if delivery is None:
                 raise ExecutorError(
-                    f"no delivery {request.key} in the outbox of {workspace}. Was the state folder removed?"
+                    f"delivery {request.key} not found in the outbox of {workspace}. Was the state folder removed?"
                 )
             if delivery.report is not None:
                 return delivery.report

@@ -139,8 +139,8 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
     """Return the outcome of a delivery that was silent for too long."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
-        error=f"stopped after {choice.idle_limit_s:g} s without {missing}. If it was busy, raise "
-        "executor.idle_limit_s.",
+        error=f"stopped after {choice.idle_limit_s:g} s without {missing}. If the executor was "
+        "busy, raise executor.idle_limit_s.",
         error_kind=ErrorKind.TIMEOUT,
     )
 

@@ -56,6 +56,6 @@ class PersonExecutor(Executor):
             lines.append(f"{number}. {title}{command}")
         return ExecutorOutcome(
             status=ExecutorStatus.NEEDS_PERSON,
-            summary=f"waits for a person: {file}",
+            summary=f"waiting for a person: {file}",
             question=work_question(question_title, shorten("\n".join(lines), DETAIL_CHARACTERS)),
         )

@@ -177,7 +177,7 @@ class SqliteOutbox:
 def _existing(connection: sqlite3.Connection, key: str) -> OutboxEntry:
     row = connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
     if row is None:
-        raise DeliveryError(f"no delivery {key!r} in the outbox. Queue the delivery first")
+        raise DeliveryError(f"delivery {key!r} not found in the outbox. Queue the delivery first")
     return _read_row(row)
 
 

@@ -193,7 +193,7 @@ class InspectionActivities:
         ledger = self.ledgers(Path(request.scope.workspace))
         records = [record for record in ledger.checkpoints(name) if record.state is not None]
         if not records:
-            raise InvalidRequestError(f"no such episode in this project: {name!r}. List its episodes: tightloop list")
+            raise InvalidRequestError(f"no such episode in this project: {name!r}. List episodes with: tightloop list")
         ends = [event.text for event in ledger.events(name) if event.kind == "closed"]
         if not ends:
             raise InvalidRequestError(f"{name} has not ended. Wait until it ends, or inspect the project instead")

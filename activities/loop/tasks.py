@@ -68,14 +68,14 @@ class RuleTaskPlanner:
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
         tasks = tasks_by_rules(briefing.packet, briefing.checks)
         if tasks and not all(task.definition_of_done for task in tasks):
-            problem = "the project has no gate that shows when the goal is reached. Name one: --gate 'pytest -q'"
+            problem = "the project has no gate that can verify the goal. Specify one: --gate 'pytest -q'"
             return TaskAnswer(problem=problem, model=NAME)
         if tasks:
             return TaskAnswer(tasks=tasks, model=NAME)
         ran = sum(check.passed is not None for check in briefing.packet.checks)
         check_summary = f"{format_count(ran, 'check')} ran and none failed" if ran else "no check could be run"
         return TaskAnswer(
-            problem=f"there is nothing to do: there is no goal, and {check_summary}. Specify a goal", model=NAME
+            problem=f"there is nothing to do: no goal is set, and {check_summary}. Specify a goal", model=NAME
         )
 
 
@@ -143,7 +143,7 @@ class ModelTaskPlanner:
             return (LoopTask(task_id=task_id(1), description="", message=answer.gave_up),)
         if not answer.tasks:
             raise UnusableAnswerError(
-                "`tasks` is empty. Return at least one task, or explain in `gave_up` why there can be none"
+                "`tasks` is empty. Return at least one task, or explain in `gave_up` why no task is possible"
             )
         if value == self._asker.example:
             raise UnusableAnswerError("the example came back: create tasks for the goal of the briefing")
@@ -152,9 +152,7 @@ class ModelTaskPlanner:
         if problem := find_task_problem(tuple(_task(task, checks_by_command) for task in answer.tasks)):
             raise UnusableAnswerError(problem)
         if not checks_by_command:
-            raise UnusableAnswerError(
-                "the project has no checks that could show when a task is done. Explain this in `gave_up`"
-            )
+            raise UnusableAnswerError("the project has no checks that can verify a task. Explain this in `gave_up`")
         ids = {task.id: task_id(number) for number, task in enumerate(answer.tasks, start=1)}
         return tuple(
             task.evolve(

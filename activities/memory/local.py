@@ -42,8 +42,8 @@ class LocalEmbedder:
         missing = [name for name in FILES if not (folder / name).is_file()]
         if missing:
             raise SettingsError(
-                f"memory.folder {str(folder)!r} does not contain {', '.join(missing)}. Use the folder of a "
-                "model, for example all-MiniLM-L6-v2, or set memory.embedder: hashing"
+                f"memory.folder {str(folder)!r} does not contain {', '.join(missing)}. Set it to the "
+                "folder of a model such as all-MiniLM-L6-v2, or set memory.embedder: hashing"
             )
         try:
             from safetensors.numpy import load_file

@@ -108,7 +108,7 @@ class Asker:
 
         messages = [message("system", question.system), message("user", question.user)]
         for number in range(1, 2 + service.corrections):
-            report_step(f"answer {number} of {1 + service.corrections} of {self._name}", verdict.problems)
+            report_step(f"answer {number} of {1 + service.corrections} from {self._name}", verdict.problems)
             answer = await self._first.ask(lambda model: request_answer(service, model, messages, schema))
             answers.append(answer)
             record.append(f"# {answer.model}\n{answer.text}{answer.refusal}")
@@ -130,7 +130,7 @@ class Asker:
         # An equal share each: one huge answer must not displace the others.
         share = TRANSCRIPT_CHARACTERS // len(record)
         parts = (
-            part if len(part) <= share else part[:share] + f"\n[... {len(part) - share} characters more]"
+            part if len(part) <= share else part[:share] + f"\n[... {len(part) - share} more characters]"
             for part in record
         )
         return replace(

@@ -71,7 +71,8 @@ class ModelService:
             raise PlannerError(problem)
         if not self.configured and self._kind(planner) == "openai":
             raise PlannerError(
-                "planner 'openai' has no key. Set OPENAI_API_KEY, set the base URL of your service, or use 'heuristic'"
+                "planner 'openai' has no API key. Set OPENAI_API_KEY, set the base URL of your service, "
+                "or use 'heuristic'"
             )
         return self.plans(planner)
 
@@ -171,8 +172,8 @@ class FirstAvailable:
             except openai.APIError as error:
                 raise translate_error(error, model) from error
         raise PlannerError(
-            f"{self._service.base_url} has none of the models {', '.join(refused) or '(none configured)'}. "
-            f"Set {self._setting} to models that this key may use, and check the base URL"
+            f"{self._service.base_url} offers none of the models {', '.join(refused) or '(none configured)'}. "
+            f"Set {self._setting} to models that this key can access, and check the base URL"
         )
 
 
@@ -254,7 +255,7 @@ async def request_answer(
         message = as_dict(choice.get("message"))
         reason = choice.get("finish_reason")
         # As a refusal: a filtered answer is empty, and would otherwise be asked for again.
-        filtered = "the content filter of the service stopped the answer" if reason == "content_filter" else ""
+        filtered = "the service's content filter stopped the answer" if reason == "content_filter" else ""
         return ModelAnswer(
             text=str(message.get("content") or ""),
             truncated=reason == "length",
@@ -277,7 +278,7 @@ def _payload(body: str) -> dict[str, Any]:
         payload = None
     if not isinstance(payload, dict):
         raise PlannerUnavailableError(
-            f"the model service sent {len(body)} characters that are not a JSON object: {shorten(body, 80)!r}. "
+            f"the model service returned {len(body)} characters that are not a JSON object: {shorten(body, 80)!r}. "
             "Check that the base URL ends in /v1 and that no proxy interferes"
         )
     return payload

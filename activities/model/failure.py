@@ -19,12 +19,11 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 
 # Advice to the operator by HTTP status, shown with the service's own text.
 _ADVICE = {
-    400: "the service does not accept the request. Choose a model that supports JSON schemas and has a large "
-    "enough context",
+    400: "the service rejected the request. Choose a model that supports JSON schemas and has a large enough context",
     401: "the key is not valid. Set OPENAI_API_KEY to a valid key, and check that it belongs to this base URL",
-    403: "the key lacks a permission. Check its permissions, its project and the region",
+    403: "the key lacks a required permission. Check the key's permissions, its project and the region",
     404: "the address or model does not exist. Check the base URL (it must end in /v1) and the model names",
-    422: "the service does not accept the request. Choose a model that supports JSON schemas",
+    422: "the service rejected the request. Choose a model that supports JSON schemas",
 }
 
 
@@ -39,7 +38,7 @@ def model_missing(error: openai.APIStatusError) -> bool:
 
 def too_large(error: AnswerError, model: str) -> PlannerError:
     """Return the error for a response that exceeded the size limit."""
-    return PlannerError(f"model {model}: {error}. Check the base URL, and that no proxy interferes")
+    return PlannerError(f"model {model}: {error}. Check the base URL, and make sure that no proxy interferes")
 
 
 def translate_error(error: openai.APIError, model: str) -> TightloopError:
@@ -54,7 +53,7 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
     status = error.status_code
     # Before the retryable statuses: OpenAI reports a spent quota as 429, for which waiting does not help.
     if status == 402 or error.code in _QUOTA or error.type in _QUOTA:
-        return PlannerError(f"the quota of the key is used up ({detail}). Add credit or use another key, then resume")
+        return PlannerError(f"the key's quota is used up ({detail}). Add credit or use another key, then resume")
     if status in (408, 409, 425, 429) or status >= 500:
         # The request (`error.request`) is not part of the signal: a prompt may mention limits as well.
         signal = LimitSignal(
@@ -79,7 +78,7 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
             "lower coder.context_tokens (for the planner: planner.context_characters)"
         )
     advice = _ADVICE.get(status, "the service rejected the request. Check the base URL and the model")
-    return PlannerError(f"model {model} answered {status} ({detail}); {advice}")
+    return PlannerError(f"model {model} returned status {status} ({detail}): {advice}")
 
 
 LARGEST_ANSWER_BYTES = 16 * 2**20

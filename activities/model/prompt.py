@@ -110,8 +110,8 @@ def redact_text(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: P
     """
     if prompt_privacy is None and strictest is PromptPrivacy.SUMMARY:
         raise PlannerError(
-            "a prompt was not sent: privacy.prompts is 'summary' for a project in it, and the level of this "
-            "prompt is unknown. Set privacy.prompts to 'redacted' or 'full', or turn off this use of a model"
+            "the prompt was not sent: its privacy level is unknown, and privacy.prompts is 'summary' for at least "
+            "one project. Set privacy.prompts to 'redacted' or 'full', or turn off this use of a model"
         )
     return text if (prompt_privacy or strictest) is PromptPrivacy.FULL else scrub(text)
 

@@ -269,7 +269,7 @@ _ESCAPED_OBJECT = re.compile(r"\{\s*(?:\\\\*n\s*)*\\+[\"']")
 _THOUGHTS_BEGIN = re.compile(r"<(?:think|thinking|reasoning)>", re.IGNORECASE)
 _THOUGHTS_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
 _THOUGHTS_ONLY = re.compile(r"</(?:think|thinking|reasoning)>\s*\Z", re.IGNORECASE)
-_CUT_IN_THOUGHTS = "the answer was cut off in its reasoning"
+_CUT_IN_THOUGHTS = "the answer was cut off during the reasoning"
 _PLACEHOLDERS = frozenset({"", "...", "…", "text", "string"})
 
 
@@ -312,7 +312,9 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
     """
     if not text.strip() or len(text) > ANSWER_CHARACTERS:
         size = (
-            f"has {len(text):,} characters, but at most {ANSWER_CHARACTERS:,} are read" if text.strip() else "is empty"
+            f"is {len(text):,} characters long, but the maximum is {ANSWER_CHARACTERS:,}"
+            if text.strip()
+            else "is empty"
         )
         return Reading(None, Level.NONE, f"the answer {size}")
     exact = _load_object(text)
@@ -493,7 +495,7 @@ class Unpacker:
         self._left = self._limit = limit_bytes
         packed = encoding.strip().lower() or "identity"
         if packed not in ("identity", "gzip", "x-gzip", "deflate"):
-            raise AnswerError(f"the answer has encoding {packed[:40]!r}, although identity was requested")
+            raise AnswerError(f"the response uses encoding {packed[:40]!r}, but identity was requested")
         # 47 = 32 + 15: zlib detects gzip or deflate by the header.
         self._zip = None if packed == "identity" else zlib.decompressobj(wbits=47)
 
@@ -510,15 +512,15 @@ class Unpacker:
             while chunk:
                 # zlib would buffer data after the end without a limit.
                 if self._zip.eof:
-                    raise AnswerError("the answer contains more data after the end of its compressed data")
+                    raise AnswerError("the response contains extra data after the end of the compressed data")
                 # Limited per call, so that a bomb is noticed before it fills the memory.
                 yield self._count_bytes(self._zip.decompress(chunk, _PART_BYTES))
                 chunk = self._zip.unconsumed_tail
         except zlib.error:
-            raise AnswerError("cannot decompress the answer") from None
+            raise AnswerError("cannot decompress the response") from None
 
     def _count_bytes(self, part: bytes) -> bytes:
         self._left -= len(part)
         if self._left < 0:
-            raise AnswerError(f"the answer is larger than {self._limit / 2**20:.0f} MiB")
+            raise AnswerError(f"the response is larger than {self._limit / 2**20:.0f} MiB")
         return part

@@ -213,7 +213,7 @@ def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult 
         return None
     if name not in work.loaded.steps:
         return _fail_compensation(
-            request, f"step {request.step!r} is to be undone by step {name!r}, but the plan has no such step"
+            request, f"step {request.step!r} must be undone by step {name!r}, but the plan has no such step"
         )
     result = run_step(
         RunStepRequest(

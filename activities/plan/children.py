@@ -108,12 +108,12 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
     source = write_plan(plan, "json")
     if (size := len(source.encode())) > SOURCE_BYTES:
         raise InvalidRequestError(
-            f"the steps of {work.step.id!r} have {size} bytes, but a plan can have at most {SOURCE_BYTES}. "
+            f"the steps of {work.step.id!r} are {size} bytes, but a plan can be at most {SOURCE_BYTES} bytes. "
             "Split the steps into several subplans"
         )
     if len(str(dict(inputs))) > INPUT_CHARACTERS:
         raise InvalidRequestError(
-            f"the inputs of {work.step.id!r} have more than {INPUT_CHARACTERS} characters. Store large values in files"
+            f"the inputs of {work.step.id!r} are longer than {INPUT_CHARACTERS} characters. Store large values in files"
         )
     return PlanRequest(
         workspace=work.scope.workspace,

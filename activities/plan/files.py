@@ -30,9 +30,7 @@ def resolve_path(root: Path, path: str) -> Path:
     """
     parts = PurePosixPath(path).parts
     if not path or "\0" in path or path.startswith("/") or ".." in parts or not parts:
-        raise InvalidRequestError(
-            f"{path!r} is not a relative path inside the tree. Write a path such as src/module.py"
-        )
+        raise InvalidRequestError(f"{path!r} is not a relative path inside the tree. Use a path such as src/module.py")
     # Casefolded: on case-insensitive file systems such as macOS, `.GIT` is `.git`.
     if any(part.casefold() in CLOSED for part in parts):
         raise InvalidRequestError(f"{path!r} is in a folder that steps must not access ({', '.join(sorted(CLOSED))})")
@@ -80,7 +78,7 @@ def read_file(root: Path, path: str) -> bytes | None:
             raise InvalidRequestError(f"{path!r} is not a regular file")
         if state.st_size > READ_BYTES:
             raise InvalidRequestError(
-                f"{path!r} has {state.st_size} bytes, but the limit is {READ_BYTES}. Use a part of the file"
+                f"{path!r} is {state.st_size} bytes, but the limit is {READ_BYTES} bytes. Use part of the file"
             )
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             # Bounded again, as the file may grow after fstat.
@@ -146,7 +144,7 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
         inlined.append(" ".join(_written(as_text(element), quoting) for element in values))
     if sum(map(len, variables.values())) > ALL_BYTES:
         raise InvalidRequestError(
-            f"the values in the command have more than {ALL_BYTES} bytes. Pass the values in a file"
+            f"the values in the command are larger than {ALL_BYTES} bytes. Pass the values in a file"
         )
     return Command("".join(parts), "".join(inlined), variables)
 
@@ -161,7 +159,7 @@ def variable(name: str, value: Any) -> str:
     # A zero byte ends a C string, so the kernel cannot pass it in a variable.
     if len(text.encode("utf-8", "surrogatepass")) > VALUE_BYTES or "\0" in text:
         raise InvalidRequestError(
-            f"{name} cannot be passed in a command: it has more than {VALUE_BYTES} bytes or contains a zero byte. "
+            f"{name} cannot be passed in a command: it is larger than {VALUE_BYTES} bytes or contains a null byte. "
             "Write it to a file with an edit step, and read that file in the command"
         )
     return text

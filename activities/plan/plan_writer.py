@@ -144,8 +144,8 @@ class ModelPlanWriter:
             )
         if not self._planning.service.configured:
             raise InvalidRequestError(
-                f"no model can {what}: the worker has no API key. Set OPENAI_API_KEY (or the variable named in "
-                "planner.api_key_env), or set planner.base_url to your own service, and restart the worker"
+                f"cannot ask a model to {what}: the worker has no API key. Set OPENAI_API_KEY (or the variable named "
+                "in planner.api_key_env), or set planner.base_url to your own service, and restart the worker"
             )
 
     def _bounds(self) -> Mapping[str, Any]:

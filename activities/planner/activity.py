@@ -158,11 +158,11 @@ async def ask_with_timeout(ask: Callable[[], Awaitable[T]], limit: timedelta, pl
 
 
 def _timeout_message(limit: timedelta) -> str:
-    why = observed.describe_problem().rstrip(". ") or "the model had not answered yet"
+    why = observed.describe_problem().rstrip(". ") or "the model had not responded yet"
     tries = format_count(activity.info().attempt, "attempt")
     return (
-        f"no plan after {span(limit.total_seconds())} and {tries} (planner.plan_timeout_s): {why}. "
-        "Choose a faster or stronger model (planner.models), allow more time, or plan without a model: "
+        f"the planner returned no plan after {span(limit.total_seconds())} and {tries} (planner.plan_timeout_s): "
+        f"{why}. Choose a faster or stronger model (planner.models), allow more time, or plan without a model: "
         f"tightloop amend {activity.info().workflow_id} --planner heuristic"
     )
 

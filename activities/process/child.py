@@ -189,7 +189,7 @@ class Child:
     def _describe_reason(self, reason: Reason) -> str:
         request, footprint = self._request, self._footprint
         if self._shim.report is None:
-            return "its supervisor was killed or stopped. All processes that could be found were ended"
+            return "the program's supervisor was killed or stopped. All processes that could be found were killed"
         match reason:
             case Reason.MEMORY_LIMIT:
                 allowed, used = (request.memory_limit_bytes or 0) / _MEGABYTE, footprint.resident_bytes / _MEGABYTE

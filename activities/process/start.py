@@ -323,7 +323,7 @@ class Shim:
             self._channel.settimeout(max(deadline - time.monotonic(), 0.001))
             self.take()
             if self.has_ended and not self.pid:
-                raise OSError(f"its supervisor ended with exit code {self.popen.wait(_FINISH_S)}")
+                raise OSError(f"the supervisor exited with code {self.popen.wait(_FINISH_S)}")
         self._channel.setblocking(False)
 
     def take(self) -> None:
@@ -488,7 +488,9 @@ def _send(channel: socket.socket, message: Any) -> None:
 def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
     for name in request.environment:
         if _SECRET.search(name):
-            raise ValueError(f"the environment of a child must not contain {name}, because it looks like a secret")
+            raise ValueError(
+                f"the environment of a child process must not contain {name}, because this name looks like a secret"
+            )
     allowed = INHERITED if request.inherit else NEEDED
     inherited = {
         name: value

@@ -251,8 +251,8 @@ class Copies:
             # Claiming an episode without its data would stop it on the host that has the data.
             if newest is None or checkpoint is None:
                 raise WorkspaceError(
-                    f"the remote store has no copy of {scope.episode_id}, and this host does not have its "
-                    "last checkpoint. Move the episode to the host that has the checkpoint: tightloop move "
+                    f"the remote store has no copy of {scope.episode_id}, and this host does not have the "
+                    "episode's last checkpoint. Move the episode to the host that has the checkpoint: tightloop move "
                     "ID --to HOST"
                 )
             return self._add(scope, newest, _CachedCopies(new_head, version, set()))
@@ -313,8 +313,8 @@ class Copies:
             now = self._head(scope)[0]
             raise FencedError(
                 f"the host of task queue {self._home(scope)!r} could not write its copy of "
-                f"{scope.episode_id} under epoch {head.epoch}: {now.home if now else 'another host'!r} has "
-                "since changed the copy" + (f" under epoch {now.epoch}" if now else "")
+                f"{scope.episode_id} (epoch {head.epoch}), because {now.home if now else 'another host'!r} has "
+                "changed the copy in the meantime" + (f" (epoch {now.epoch})" if now else "")
             )
         return written
 
@@ -344,7 +344,7 @@ def need_copies(copies: Copies | None) -> Copies:
     if copies is None:
         raise SettingsError(
             "this episode has copies in a remote store, but this worker has no remote store configured, so "
-            "it cannot check whether another host has taken over the episode. Add the section remote to the "
+            "it cannot check whether another host has taken over the episode. Add the remote section to the "
             "worker's settings"
         )
     return copies

@@ -85,8 +85,8 @@ class S3Bucket:
             # The rest is a debug dump of many lines.
             why = shorten(str(error).partition("\n\nDebug source")[0], 300)
             raise ServiceUnavailableError(
-                f"the remote store ({self._where}) cannot be used: {why}. Check the server and the section "
-                "remote of the settings"
+                f"the remote store ({self._where}) cannot be used: {why}. Check the server and the remote "
+                "section of the settings"
             ) from None
 
 

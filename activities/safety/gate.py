@@ -135,7 +135,7 @@ class AlignmentChecker:
     async def _ask(self, findings: tuple[Finding, ...], briefing: JudgeBriefing, planner: str) -> JudgeAnswer:
         judge = self.judges(planner)
         if judge is None:
-            return JudgeAnswer(note="no model is available to judge for this planner")
+            return JudgeAnswer(note="this planner has no model to judge the findings")
         if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
-            return JudgeAnswer(note="privacy.prompts is summary, so a model may not see the evidence")
+            return JudgeAnswer(note="privacy.prompts is summary, so the evidence cannot be sent to a model")
         return await judge.judge(briefing.evolve(findings=findings))

@@ -87,7 +87,7 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
     missing = [str(number) for number in range(1, count + 1) if number not in judged]
     # A verdict on an unknown finding means that the model numbered them differently: none can be trusted.
     if missing or len(judged) != count:
-        raise UnusableAnswerError(f"`verdicts` must have exactly one entry for each finding from 1 to {count}")
+        raise UnusableAnswerError(f"`verdicts` must contain exactly one entry for each finding from 1 to {count}")
     if any(not item.rationale.strip() for item in judged.values()):
         raise UnusableAnswerError("each verdict needs a rationale")
     return tuple(judged[number] for number in range(1, count + 1))

@@ -128,7 +128,7 @@ HIDDEN_BYTES = 1024 * 1024
 AGENT_TEMPORARY_BYTES = 1024 * 1024 * 1024
 HOW_TO_GET = (
     "Install it: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora). On Ubuntu "
-    "24.04 and newer, AppArmor does not let it create namespaces: run apt-get install apparmor-profiles, "
+    "24.04 and newer, AppArmor prevents it from creating namespaces: run apt-get install apparmor-profiles, "
     "then link /usr/share/apparmor/extra-profiles/bwrap-userns-restrict into /etc/apparmor.d and reload "
     "AppArmor. In a container, the runtime must allow user namespaces"
 )
@@ -174,7 +174,7 @@ class BubblewrapSandbox:
             return ""
         output = (result.output.decode("utf-8", "replace").strip()[-300:] or result.message).rstrip(".")
         ending = f"exit code {result.exit_code}" if result.reason is Reason.EXITED else result.reason
-        return f"{PROGRAM} does not work here: {output or ending}. {HOW_TO_GET}"
+        return f"{PROGRAM} does not work on this host: {output or ending}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one

@@ -61,7 +61,7 @@ class NoAgentSandbox:
         return nullcontext(request)
 
 
-UNSAFE_ADVICE = "or set sandbox.unsafe_local to run commands with the worker's rights and without a sandbox"
+UNSAFE_ADVICE = "Alternatively, set sandbox.unsafe_local to run commands with the worker's rights and without a sandbox"
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ def choose_agent_sandbox(settings: SandboxSettings) -> AgentSandbox:
     # Last: the setting allows running without a sandbox, but does not prefer it.
     if settings.unsafe_local:
         return NoAgentSandbox()
-    raise SandboxUnavailableError(
-        f"no sandbox for agents works on this host. {sandbox.name}: {problem}; {UNSAFE_ADVICE}"
-    )
+    raise SandboxUnavailableError(f"no agent sandbox works on this host. {sandbox.name}: {problem}. {UNSAFE_ADVICE}")
 
 
 def examine_sandboxes(settings: SandboxSettings) -> tuple[ProbeResult, ...]:
@@ -172,5 +170,5 @@ class _LazySandbox:
             if self._sandbox is None and self._settings.unsafe_local:
                 self._sandbox = UnsafeLocal()
             if self._sandbox is None:
-                raise SandboxUnavailableError(f"no sandbox works on this host. {'; '.join(tried)}; {UNSAFE_ADVICE}")
+                raise SandboxUnavailableError(f"no sandbox works on this host. {'; '.join(tried)}. {UNSAFE_ADVICE}")
             return self._sandbox

@@ -46,9 +46,7 @@ CLIENT_VARIABLES = (
     "XDG_RUNTIME_DIR", "SSH_AUTH_SOCK",
 )  # fmt: skip
 """Variables that the client uses to find its engine. They are not passed to the container."""
-HOW_TO_GET = (
-    "Start a Docker engine that the worker's user may use, and set sandbox.image to an image that this engine has"
-)
+HOW_TO_GET = "Start a Docker engine that the worker's user can access, and set sandbox.image to an image in this engine"
 
 _CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES}) | {
     "DOCKER_API_VERSION", "DOCKER_CONTENT_TRUST", "DOCKER_CONTENT_TRUST_SERVER", "DOCKER_CUSTOM_HEADERS",
@@ -87,7 +85,7 @@ class DockerSandbox:
             return f"no image is set. {HOW_TO_GET}"
         answer = _docker("image", "inspect", "--format", "{{json .Config.Env}}", self._image)
         if answer.returncode != 0:
-            return f"{answer.stderr.strip()[-300:] or 'the client did not answer'}. {HOW_TO_GET}"
+            return f"{answer.stderr.strip()[-300:] or 'the Docker client did not respond'}. {HOW_TO_GET}"
         variables = json.loads(answer.stdout) or []
         self._path = next((line.removeprefix("PATH=") for line in variables if line.startswith("PATH=")), _IMAGE_PATH)
         # Here and not after a command: a killed worker cannot clean up after itself.
@@ -99,7 +97,7 @@ class DockerSandbox:
                 _docker("rm", "--force", "--volumes", container)
         result = _docker("run", "--rm", *_isolation(), self._image, *_NOTHING, timeout_s=START_S)
         return (
-            "" if result.returncode == 0 else f"containers do not start: {result.stderr.strip()[-300:]}. {HOW_TO_GET}"
+            "" if result.returncode == 0 else f"cannot start containers: {result.stderr.strip()[-300:]}. {HOW_TO_GET}"
         )
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
@@ -214,7 +212,7 @@ def _end(name: str) -> _Ending:
     if inspected.returncode != 0:
         return _Ending(error="" if "No such" in inspected.stderr else inspected.stderr.strip()[-300:])
     state = json.loads(inspected.stdout)
-    left = "" if removed.returncode == 0 else f"could not remove container {name}: use docker rm --force"
+    left = "" if removed.returncode == 0 else f"could not remove container {name}. Remove it: docker rm --force {name}"
     return _Ending(
         # Go's zero time: the container never started.
         began=not state["StartedAt"].startswith("0001-"),

@@ -33,7 +33,7 @@ class PrivateAddressError(ConnectionError):
     """A name resolves to this host or a private network, which is not allowed."""
 
     def __init__(self, host: str, address: str) -> None:
-        super().__init__(f"{host} has the private address {address}")
+        super().__init__(f"{host} resolves to the private address {address}")
         self.address = address
 
 

@@ -92,8 +92,12 @@ class SeatbeltSandbox:
                     cwd=root, capture_output=True, text=True, timeout=PROBE_S, check=False,
                 )  # fmt: skip
             except (OSError, subprocess.TimeoutExpired) as error:
-                return f"{PROGRAM} does not work here: {error}. {HOW_TO_GET}"
-        return "" if result.returncode == 0 else f"{PROGRAM} does not work here: {result.stderr.strip()}. {HOW_TO_GET}"
+                return f"{PROGRAM} does not work on this host: {error}. {HOW_TO_GET}"
+        return (
+            ""
+            if result.returncode == 0
+            else f"{PROGRAM} does not work on this host: {result.stderr.strip()}. {HOW_TO_GET}"
+        )
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         spec = relocate(spec)

@@ -395,7 +395,7 @@ def _patch(pair: _Pair, numbers: list[_Counted]) -> tuple[bytes, str]:
         # Cut between two files, so that the rest still applies.
         patch = patch if whole else patch[: patch.rfind(b"\ndiff --git ") + 1]
         if not patch:
-            return b"", f"no patch: its first file is larger than {PATCH_LIMIT_BYTES} bytes or took too long"
+            return b"", f"no patch: the first file is larger than {PATCH_LIMIT_BYTES} bytes or took too long"
         held_count = try_patch(pair.git, pair.changes, patch, pair.time_left())
         if held_count is not None and (held_count == len(pair.changes) or not whole):
             paths = len(pair.changes)

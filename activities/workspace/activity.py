@@ -185,7 +185,7 @@ class WorkspaceActivities:
         if freed:
             at = f"{freed[-1]:%Y-%m-%d %H:%M} UTC" if freed[-1] else "an unknown time"
             raise WorkspaceError(
-                f"tightloop gc freed the checkpoints of {episode_id} at {at}, so they cannot be restored. "
+                f"tightloop gc deleted the checkpoints of {episode_id} at {at}, so they cannot be restored. "
                 "Start a new episode with the current files"
             )
 
@@ -252,8 +252,8 @@ class WorkspaceActivities:
 def _id_taken_error(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:
     name, last = scope.episode_id, checkpoints[-1].id
     return IdTakenError(
-        f"{name} is already an episode of {scope.workspace}, with "
-        f"{format_count(len(checkpoints), 'checkpoint')}; the latest is {last}. Choose another id, continue "
+        f"episode {name} already exists in {scope.workspace}, with "
+        f"{format_count(len(checkpoints), 'checkpoint')} (latest: {last}). Choose another id, continue "
         f"from the latest checkpoint: tightloop restore {name} {last}, or start with --replace, which keeps "
         "the existing checkpoints"
     )

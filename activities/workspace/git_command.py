@@ -100,7 +100,7 @@ class Git:
         except subprocess.TimeoutExpired:
             raise GitTimeoutError(
                 f"git {arguments[0]} in {self.folder} took longer than {limit.total_seconds():g} s and was "
-                "stopped. Ignore large generated folders in .gitignore, or raise the time limit for git"
+                "stopped. Add large generated folders to .gitignore, or raise the time limit for git"
             ) from None
         finally:
             _end(process)
@@ -367,7 +367,7 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
     try:
         descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-        raise GitError(f"{lock} exists: another git process is using the repository. Temporal retries") from None
+        raise GitError(f"{lock} exists: another git process is using the repository. Temporal will retry") from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(after)
     lock.replace(head)
@@ -387,8 +387,8 @@ def _check_writable(repository: UserRepository) -> None:
         tree = read_config(folder / "config").get("core.worktree", "")
         if not (back and Path(back).absolute() == entry) and not (tree and (folder / tree).resolve() == entry.parent):
             raise WorkspaceError(
-                f"the git folder {folder} does not belong to {root}: it refers to no working tree or to "
-                "another one. Nothing was written to it"
+                f"the git folder {folder} does not belong to {root}: it refers to another working tree or "
+                "to none. Nothing was written to it"
             )
     if common not in (folder, folder.parent.parent):
         raise WorkspaceError(

@@ -59,7 +59,7 @@ def hold_lock(path: Path, *, wait: timedelta, what: str) -> Iterator[int]:
                 holder = path.read_text()
             raise WorkspaceLockedError(
                 f"another attempt (process {holder or 'unknown'}) is still using {what} after "
-                f"{wait.total_seconds():g} s. Temporal retries; if that process hangs, end it"
+                f"{wait.total_seconds():g} s. Temporal will retry. If that process hangs, kill it"
             )
         time.sleep(LOCK_POLL.total_seconds())
     try:

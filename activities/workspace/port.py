@@ -298,7 +298,7 @@ def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, c
     """Record that a person's edits were kept, if any."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
-    text = f"edits by a person were kept: {format_count(adopted.files_changed, 'file')}"
+    text = f"kept manual edits in {format_count(adopted.files_changed, 'file')}"
     _note(ledger, request.scope, call, "adopted", text, key=f"adopted/{adopted.tree}")
 
 

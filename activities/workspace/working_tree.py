@@ -201,8 +201,8 @@ class GitWorkingTree:
         """Restore `tree`. `actual` is the tree on disk, as last read."""
         if actual != tree and not self._store.holds(tree):
             raise WorkspaceError(
-                f"the store {self._store.folder} does not contain the tree {tree}. Check that this is the "
-                "host and state folder of the episode, or choose another checkpoint"
+                f"the store {self._store.folder} does not contain the tree {tree}. Check that this worker "
+                "runs on the episode's host with its state folder, or choose another checkpoint"
             )
         for round_ in range(RESTORE_ROUNDS):
             if actual == tree:
@@ -272,7 +272,9 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
     if not workspace.is_absolute():
         raise WorkspaceError(f"the workspace '{workspace}' is not an absolute path. Specify the full path")
     if not workspace.exists():
-        raise WorkspaceError(f"the workspace {workspace} does not exist on this host. Check the path and the worker")
+        raise WorkspaceError(
+            f"the workspace {workspace} does not exist on this host. Check the path and the worker's host"
+        )
     if not workspace.is_dir():
         raise WorkspaceError(f"the workspace {workspace} is not a folder. Specify the top folder of a git working tree")
     # Not in the workspace, whose configuration must not be read before it is known to be trusted.
@@ -285,7 +287,7 @@ def check_workspace(workspace: Path, *, needs_commit: bool, timeout: timedelta =
     repository = UserRepository(workspace)
     if not is_trusted(repository.folder, workspace):
         raise WorkspaceError(
-            f"{workspace} belongs to another user, so git does not use it. Allow it: git config --global "
+            f"{workspace} belongs to another user, so git does not trust it. Trust it: git config --global "
             f"--add safe.directory {workspace}"
         )
     if not _is_git_folder(repository.common):
@@ -345,7 +347,7 @@ def notes_on(
     notes: dict[str, list[bytes]] = {
         "ignored files and empty folders are not part of checkpoints": _encode_paths(ignored),
         f"files over {size} slow down checkpoints and are stored again after every change": _encode_paths(big),
-        "submodules and nested repositories are in checkpoints as regular files, without their .git": _encode_paths(
+        "checkpoints contain submodules and nested repositories as regular files, without their .git": _encode_paths(
             walk.nested
         ),
         "the worktree starts from the last commit and does not contain uncommitted changes": changed,
@@ -397,7 +399,7 @@ class GitWorkspaces:
             write_atomically(state_folder_of(scope) / "workspace", os.fsencode(f"{workspace.resolve()}\n"))
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise WorkspaceError(
-                f"cannot write {error.filename}: {error.strerror}. Give write access to the worker's user"
+                f"cannot write {error.filename}: {error.strerror}. Give the worker's user write access"
             ) from error
         # Before the worktree is created, so that two episodes never create the same one.
         self._claims(scope).take(root_of(scope), scope.holder, take_over)

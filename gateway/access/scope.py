@@ -395,7 +395,7 @@ def _not_found(workflow_id: str, kinds: tuple[str, ...], other: str = "") -> Epi
     what, where = ("episode", "/api/plans") if kinds == EPISODES else ("plan", "/api/episodes")
     if other:
         return EpisodeNotFoundError(
-            f"{workflow_id} is {Kind(other).noun}, not {Kind(what).noun}. Request it under {where}"
+            f"{workflow_id} is {Kind(other).noun}, not {Kind(what).noun}. Request it at {where}"
         )
     return EpisodeNotFoundError(f"no such {what}: {workflow_id[:120]!r}. List all {what}s with: GET /api/{what}s")
 

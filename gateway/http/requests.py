@@ -124,7 +124,7 @@ async def check_request(request: Request) -> None:
             if isinstance(parameter.field_info, QueryField)
         ]
         for unknown in request.query_params.keys() - set(names):
-            allowed = f"Allowed: {', '.join(names)}" if names else "This path has none"
+            allowed = f"Allowed: {', '.join(names)}" if names else "This path accepts no query parameters"
             raise InvalidRequestError(f"unknown query parameter {unknown[:80]!r}. {allowed}")
     # Pages of other sites can post forms and text without a preflight, so these must not count as JSON.
     is_json = _JSON.fullmatch(request.headers.get("content-type", "")) is not None

@@ -88,7 +88,7 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
         )
         raise InvalidRequestError(
             f"the report {which}, but {status.episode_id} is in iteration {status.iteration}. "
-            "Report on the current plan. To see it, call the tool status"
+            "Report on the current plan. To see it, call the status tool"
         )
     return Report(question=question.id, option=_option(plan_request), text=_text(plan_request))
 
@@ -318,5 +318,5 @@ def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
     except EpisodeNotFoundError:
         what = "episode" if kinds == EPISODES else "plan" if EPISODES[0] not in kinds else "episode or plan"
         raise EpisodeNotFoundError(
-            f"no such {what} for this connection: {workflow_id[:120]!r}. List the ids with the tool list_workflows"
+            f"no such {what} for this connection: {workflow_id[:120]!r}. List the ids with the list_workflows tool"
         ) from None

@@ -142,7 +142,7 @@ async def fork(actor: ActionContext) -> ActionResult:
     episode = await reach(scope, operation, actor.target)
     work = scope.client.fork(episode.id, actor.text("checkpoint_id"), by=scope.person.name)
     new_id = await refused_by_state(scope, operation, episode, work)
-    return ActionResult(_page(episode.id), f"Forked as {new_id}. The fork appears here once it has started.")
+    return ActionResult(_page(episode.id), f"Forked as {new_id}. The fork appears here once it starts.")
 
 
 def describe_plan(actor: ActionContext) -> Intent:
@@ -178,7 +178,7 @@ async def add(actor: ActionContext) -> ActionResult:
     line = await _wait_for_record(actor, plan_id)
     if line is None:
         return ActionResult(
-            "/projects", f"{plan_id} inspects {workspace}. The project appears here once a worker has started."
+            "/projects", f"{plan_id} inspects {workspace}. The project appears here once a worker starts."
         )
     return ActionResult(
         f"/projects/{line.project}", "The project is being inspected and planned. Nothing is started yet."
@@ -189,7 +189,7 @@ def _need_all_projects(actor: ActionContext) -> None:
     actor.scope.require(Role.OPERATOR)
     if actor.scope.person.projects:
         raise InvalidRequestError(
-            "only a person with access to all projects can add a project. Ask an operator who has it"
+            "only a person with access to all projects can add a project. Ask an operator with that access"
         )
 
 

@@ -395,7 +395,7 @@ def _list_workflows(view: View, request: Request, kind: str, heading: str, comma
 def _why_not(may_act: bool, is_open: bool) -> str:
     if not may_act:
         return "Your token is read-only."
-    return "You can plan again when this plan has ended." if is_open else ""
+    return "You can plan again once this plan ends." if is_open else ""
 
 
 def _closing_time(line: WorkflowLine) -> datetime:

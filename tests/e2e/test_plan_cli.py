@@ -122,7 +122,7 @@ def test_a_plan_runs_in_one_shell_and_is_approved_from_another(shell: Shell, tmp
     code, _, err = shell.run("approve", "two-shells")
     assert (code, "Options: ship, hold" in err) == (2, True)
     code, _, err = shell.run("approve", "two-shells", "relase", "--option", "ship")
-    assert (code, "Open: q1 (release)" in err) == (2, True)
+    assert (code, "Open questions: q1 (release)" in err) == (2, True)
     code, out, _ = shell.run("approve", "two-shells", "--option", "ship", "--by", "ada", "--rationale", "looked at it")
     assert (code, out) == (0, "release: ship\n")
     out, err = first.communicate(timeout=WAIT_S)

@@ -104,7 +104,7 @@ async def test_a_slow_receiver_is_left_after_the_time_for_a_try(receiver: Receiv
 async def test_a_receiver_in_trouble_may_be_tried_again(receiver: Receiver, status: int) -> None:
     receiver.answers = [Answer(status)]
     error = await refusal(hook(receiver))
-    assert (error.retryable, error.retry_delay, error.reason) == (True, None, f"it answered {status}")
+    assert (error.retryable, error.retry_delay, error.reason) == (True, None, f"it returned {status}")
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410])
@@ -147,7 +147,7 @@ async def test_an_alert_never_follows_a_redirect_to_another_host(receiver: Recei
             receiver.answers = [Answer(status, {"location": elsewhere.url})]
             error = await refusal(hook(receiver))
             assert not error.retryable
-            assert f"it answered {status}, a redirect" in error.reason
+            assert f"it returned {status}, a redirect" in error.reason
         assert elsewhere.came == []
 
 
@@ -305,7 +305,7 @@ async def test_the_last_try_tells_that_it_failed_in_place_of_asking_for_another(
 ) -> None:
     receiver.answers = [Answer(503)]
     sent = await send(make_alert_delivery(settings_with(receiver), {"HOOK_SECRET": SECRET}), scope, **info)
-    assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "it answered 503")
+    assert (sent.deliveries[0].at, sent.deliveries[0].error) == (None, "it returned 503")
     (event,) = open_project(Path(scope.workspace)).events("episode-1")
     assert event.kind == "alert_failed"
 

@@ -224,7 +224,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
     health = Health()
     async with build("", health) as plain:
         elsewhere = f"Temporal sends new work on task queue '{queue}' to workers of {version}"
-        back = "send it to workers without a version: tightloop deploy promote --unversioned"
+        back = "send new work to workers without a version: tightloop deploy promote --unversioned"
         nothing = f"{elsewhere}, not to workers without a version. Either start workers of {version}, or {back}"
         assert await health.problem_of_work() == nothing
         caplog.set_level("INFO", "tightloop")
@@ -236,7 +236,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         assert "(no new work)" in rows[f"workers on {queue}"]["found"]
         told = await deployment.status(temporal_client, plain)
         assert [line.split()[:2] for line in told.splitlines()[1:3]] == [["A", "current"], ["unversioned", "not"]]
-        assert "They get no new workflows. To change that: tightloop deploy promote --unversioned" in told
+        assert "New workflows do not start on them. To change that: tightloop deploy promote --unversioned" in told
         with pytest.raises(SettingsError, match=r"worker\.deployment is not set"):
             await deployment.promote(temporal_client, plain, 1)
 

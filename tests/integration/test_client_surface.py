@@ -238,7 +238,7 @@ async def test_id_of_an_open_episode_is_refused(client: TightloopClient) -> None
 
 @pytest.mark.parametrize("wrong", ["last", "", "a b", "a..b", "a.lock", "-a", "a/b", "a.", "a\n", "x" * 101])
 async def test_id_that_git_or_a_person_would_misread_is_refused(client: TightloopClient, wrong: str) -> None:
-    with pytest.raises(InvalidRequestError, match="cannot be an episode id"):
+    with pytest.raises(InvalidRequestError, match="is not a valid episode id"):
         await client.start(a_request(), new_id=wrong)
 
 
@@ -527,7 +527,7 @@ async def test_watch_survives_a_restart_of_the_server(tmp_path: Path) -> None:
         await tell(second, episode_id, "SUCCEEDED")
         await watching
     await second.shutdown()
-    assert f"does not answer at 127.0.0.1:{port}" in silences[0].replace("localhost", "127.0.0.1")
+    assert f"cannot reach Temporal at 127.0.0.1:{port}" in silences[0].replace("localhost", "127.0.0.1")
     assert seen[-1].status == "succeeded"
 
 

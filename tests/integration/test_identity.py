@@ -154,7 +154,7 @@ async def test_copy_does_not_start_beside_the_original(
     clone.start(copy)
     assert await clone.ended() == 1
     name, said = read_name(home), clone.log.read_text()
-    assert f"another state home uses the name of this host, '{name}': worker " in said
+    assert f"another state home uses this host's name, '{name}': worker " in said
     assert "@original has it since 20" in said
     assert f"To continue with this state home ({copy}), stop that worker, then start this one again." in said
     assert "TIGHTLOOP_WORKER__HOST=NAME" in said

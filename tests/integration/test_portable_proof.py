@@ -79,7 +79,7 @@ def test_signed_proof_of_these_files_is_proven(key: Path, allowed: Path, workspa
     assert [point.text.partition(" with the key")[0] for point in found.points] == [
         "signed by me@example.com",
         "all 2 commands of the definition of done passed in a fresh checkout",
-        f"the commit that is checked out in {workspace} has exactly the proven files ({tree[:12]})",
+        f"the commit checked out in {workspace} contains exactly the proven files ({tree[:12]})",
     ]
 
 
@@ -104,7 +104,7 @@ def test_signature_for_something_else_does_not_count(key: Path, allowed: Path, t
     armour = file.with_suffix(".sig").read_text().splitlines()[1:-1]
     envelope = seal(content, [Signature(sig="".join(armour))])
     [problem] = problems(verify(to_json(envelope).encode(), Rules(allowed_signers=allowed)))
-    assert "signed for another purpose" in problem
+    assert "it was signed for another purpose" in problem
 
 
 def test_type_of_the_payload_is_signed_too(key: Path) -> None:
@@ -188,7 +188,7 @@ def test_proof_of_another_repository_or_another_commit_is_refused(
     other = tmp_path / "other"
     subprocess.run(["git", "init", "-q", str(other)], check=True)
     [problem] = problems(verify(content, Rules(other, allowed)))
-    assert problem.startswith("it covers other files")
+    assert problem.startswith("it covers different files")
 
 
 def test_files_that_were_not_committed_are_compared_byte_for_byte(
@@ -257,7 +257,7 @@ def test_digest_of_a_configuration_file_has_to_be_that_of_the_tree(
 ) -> None:
     [name, *_] = sorted(path.name for path in workspace.iterdir() if path.is_file())
     [problem] = problems(verify(signed(proof_of(tree, configuration={name: "e" * 64}), key), Rules(workspace, allowed)))
-    assert problem == f"its digest of {name} does not match the proven files"
+    assert problem == f"its digest for {name} does not match the proven files"
 
 
 @pytest.mark.parametrize("path", ["../outside", "a\0b", "-x", "/etc/passwd", "x:y"])

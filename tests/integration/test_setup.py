@@ -89,5 +89,5 @@ async def test_worker_waits_for_its_server_within_a_bound(tmp_path: Path) -> Non
     code, said = await work("127.0.0.1:9", tmp_path)
     assert code == 1
     assert "waiting up to " in said
-    assert "error: Temporal does not answer at 127.0.0.1:9" in said
+    assert "error: cannot reach Temporal at 127.0.0.1:9" in said
     assert "Waited 2 s (worker.start_wait_s)" in said

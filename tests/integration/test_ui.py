@@ -314,7 +314,7 @@ def test_bodies_are_bounded_and_failures_are_sentences(server: Served, cookie: s
     with serving(application(access_at(address), None, f"127.0.0.1:{free_port()}"), address) as alone:
         mine = sessions_at(address).cookie(address).partition(";")[0]
         gone = ask(alone, "/", Cookie=mine, **PAGE)
-    assert (gone.status, "does not answer yet" in gone.json["error"]) == (503, True)
+    assert (gone.status, "is not responding yet" in gone.json["error"]) == (503, True)
 
 
 # -- links and variables ------------------------------------------------------------------------
@@ -373,6 +373,6 @@ def test_no_secret_is_sent_to_a_port_that_another_user_took(host: str) -> None:
         assert neighbour.stdout is not None
         assert neighbour.stdout.readline() == "listens\n"
         for send in (lambda: signed_in(settings, settings.temporal.ui_url), lambda: temporal_variables(settings)):
-            with pytest.raises(SettingsError, match=rf"\(uid 12345\) listens on port {port}"):
+            with pytest.raises(SettingsError, match=rf"\(uid 12345\) is listening on port {port}"):
                 send()
         neighbour.communicate("\n", timeout=30)

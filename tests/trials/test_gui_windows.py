@@ -179,7 +179,7 @@ def test_window_that_takes_the_focus_without_the_manager_gets_no_key(desktop: Li
     popup.map()
     popup.set_input_focus(X.RevertToParent, X.CurrentTime)
     display.sync()
-    with pytest.raises(NotPressedError, match="no longer has the keyboard"):
+    with pytest.raises(NotPressedError, match="no longer has keyboard focus"):
         driver.press("enter", window)
     popup.destroy()
     display.sync()

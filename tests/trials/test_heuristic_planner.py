@@ -202,7 +202,7 @@ async def test_only_programs_of_the_executor_are_used(tmp_path: Path) -> None:
     loop = Loop(project(tmp_path, demo__py="import os\n"), ("ruff check .",), programs=("git",))
     answer = await loop.pursue()
     assert answer.verdict is PlanVerdict.GAVE_UP
-    assert "needs ruff, which the executor may not run (it may run git)" in answer.reason
+    assert "needs ruff, which the executor is not allowed to run (allowed: git)" in answer.reason
 
 
 @pytest.mark.parametrize("checks", [None, CheckReport()])

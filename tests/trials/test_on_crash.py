@@ -154,7 +154,7 @@ async def test_ask_shows_the_evidence_and_does_what_is_answered(
     moved = place in (Place.WRITTEN, Place.ENDED)
     assert question.evidence[0] == ("files changed since it began" if moved else "no file changed since it began")
     alive = place in (Place.STARTED, Place.WRITTEN)
-    assert question.evidence[1] == ("killed 1 process that had not ended" if alive else "no process was still running")
+    assert question.evidence[1] == ("killed 1 process still running" if alive else "no process was still running")
     assert question.evidence[2] == "it left no report"
     assert (question.names, question.default) == (("verify", "retry", "cancel"), "verify")
     await story.client.answer(story.id, option, by="ada")

@@ -67,7 +67,7 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_silent_server_gives_one_sentence_and_exit_code_1(command: list[str], nobody: str) -> None:
     code, out, error = run("--address", nobody, *command, *(["--json"] if command[0] == "list" else []))
     assert (code, out) == (1, "")
-    assert error == f"error: Temporal does not answer at {nobody} (connection refused). Start it: tightloop up\n"
+    assert error == f"error: cannot reach Temporal at {nobody} (connection refused). Start it: tightloop up\n"
 
 
 def test_silent_server_never_ends_the_process_by_a_signal(nobody: str) -> None:

@@ -107,7 +107,7 @@ def file_instead_of_a_folder(folder: Path) -> Path:
     ("make", "sentence"),
     [
         (no_repository, "is not a git repository. Create one: git init "),
-        (nowhere, "does not exist on this host. Check the path and the worker"),
+        (nowhere, "does not exist on this host. Check the path and the worker's host"),
         (folder_of_a_repository, "whole. Specify the top folder"),
         (file_instead_of_a_folder, "is not a folder. Specify the top folder of a git working tree"),
     ],

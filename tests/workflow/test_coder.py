@@ -184,7 +184,7 @@ async def test_what_a_person_mended_goes_on_in_the_same_session(
         async with working(under=coding(fake)):
             started = await client.start(request_for(executor="coder", definition_of_done=[CHECK]))
             waiting = await asked(client, started)
-            assert "answered 401" in waiting.questions[0].title
+            assert "returned status 401" in waiting.questions[0].title
             await client.resume(started)
             result = await client.result(started)
     assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason

@@ -63,7 +63,7 @@ async def test_plan_asks_about_edits_outside_a_pause_and_keeps_what_is_named(
         question = await asked(client, plan_id, QuestionKind.DRIFT)
         assert (workspace / "my notes.txt").exists(), "nothing is undone before somebody says so"
         with pytest.raises(
-            InvalidRequestError, match=r"'my note\.txt' is not a file in .* Did you mean 'my notes\.txt'"
+            InvalidRequestError, match=r"'my note\.txt' does not match any file in .* Did you mean 'my notes\.txt'"
         ):
             await client.answer(plan_id, "keep", "'my note.txt'")
         await client.answer(plan_id, "keep", "my notes.txt")

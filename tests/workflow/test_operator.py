@@ -136,7 +136,7 @@ async def test_a_pause_with_a_reason_shows_it(client, temporal_cli, working: Wor
         ("respond", '""', "the text is empty"),
         ("answer", '"allow"', "answer: no question is open"),
         ("amend_goal", "{}", "the request changes nothing"),
-        ("amend_goal", '{"goal": "%s"}' % ("x" * 9_000), "the goal has 9000 characters"),
+        ("amend_goal", '{"goal": "%s"}' % ("x" * 9_000), "the goal is 9000 characters long"),
         ("amend_goal", '{"definition_of_done": [{"run": "true", "timeout_s": 1e300}]}', "s, got 1e+300 s"),
     ],
 )

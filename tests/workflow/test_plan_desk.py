@@ -280,7 +280,7 @@ async def test_same_plan_is_not_started_twice_while_it_is_open(playing: Playing)
     async with playing(LINE, {"a": slow}) as stage:
         await slow.started.wait()
         again = PlanRequest(workspace="/sample/project", source=LINE)
-        with pytest.raises(InvalidRequestError, match=f"{stage.id} exists: a plan, running"):
+        with pytest.raises(InvalidRequestError, match=f"{stage.id} already exists: a plan, running"):
             await stage.plans.start(again, new_id=stage.id)
         slow.go.set()
         await stage.result()

@@ -89,7 +89,9 @@ async def test_two_approvals_must_come_from_two_people(playing: Playing):
     async with playing(GATE, {"release": asks(count=2)}) as stage:
         await stage.waits()
         first = await stage.plans.answer(stage.id, "approve", question="release", by="ada")
-        with pytest.raises(InvalidRequestError, match="ada has already answered q1, which needs 2 different people"):
+        with pytest.raises(
+            InvalidRequestError, match="ada has already answered q1, which needs answers from 2 different people"
+        ):
             await stage.plans.answer(stage.id, "approve", question="release", by="ada")
         between = await stage.status()
         second = await stage.plans.answer(stage.id, "approve", question="release", by="bob")

@@ -79,7 +79,7 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
     assert freed.rows > 3
     assert freed.size_bytes > 0
     assert (again.episodes, again.artifacts, again.references) == ((), 0, 0)
-    assert f"tightloop gc freed the checkpoints of {old} at " in told
+    assert f"tightloop gc deleted the checkpoints of {old} at " in told
     store = open_local_store(workspace)
     for record in open_project(workspace).checkpoints(kept):
         assert record.state is not None

@@ -86,7 +86,7 @@ async def test_id_of_a_finished_episode_is_refused_and_the_message_says_how_to_g
         with pytest.raises(IdTakenError):
             await client.fork(name, "ckpt-1", name)
         status, checkpoints = await client.status(name), await client.checkpoints(name)
-    assert f"{name} exists: an episode, succeeded" in refused.value.message
+    assert f"{name} already exists: an episode, succeeded" in refused.value.message
     assert "'write three lines'" in refused.value.message
     assert f"tightloop restore {name} CKPT" in refused.value.message
     assert "--replace" in refused.value.message
@@ -159,7 +159,7 @@ async def test_id_that_temporal_has_forgotten_is_refused_by_the_host(
     await forgetful.start(request_for(), new_id=name, replace=True)
     await forgetful.result(name)
     checkpoints = await forgetful.checkpoints(name)
-    assert f"{name} is already an episode of {workspace}, with 3 checkpoints; the latest is ckpt-2" in refused.reason
+    assert f"episode {name} already exists in {workspace}, with 3 checkpoints (latest: ckpt-2" in refused.reason
     assert kept == unchanged
     assert f"tightloop restore {name} ckpt-2" in refused.reason
     assert [one.id for one in checkpoints][:3] == ["ckpt-0", "ckpt-1", "ckpt-2"]

@@ -147,7 +147,7 @@ NOT_A_PLAN = says("I think you should look at the parser.")
 @pytest.mark.parametrize(
     ("replies", "shown", "told"),
     [
-        ([NOT_A_PLAN, hangs(30)], "answer 2 of 3 of model weak", "no JSON object"),
+        ([NOT_A_PLAN, hangs(30)], "answer 2 of 3 from model weak", "no JSON object"),
         ([hangs(30)], "attempt 2 of 12", "model weak did not respond in time"),
     ],
 )
@@ -167,7 +167,7 @@ async def test_all_attempts_at_a_plan_end_in_a_question_that_says_what_came(
     assert seen.phase is EpisodePhase.PLANNING
     assert seen.work.limit_s == 12
     assert asked[0].kind is QuestionKind.FATAL
-    assert "no plan after 12 s and " in asked[0].title
+    assert "the planner returned no plan after 12 s and " in asked[0].title
     assert told in asked[0].title
     assert f"tightloop amend {episode_id} --planner heuristic" in asked[0].title
 

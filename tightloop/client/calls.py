@@ -77,7 +77,7 @@ _GO_ON = {
     Kind.LOOP: "Create another plan: tightloop loop plan --workspace PATH",
 }
 _ARTICLE = {Kind.EPISODE: "an", Kind.PLAN: "a"}
-_REPLACE = "; or reuse the id and keep its checkpoints and timeline: --replace"
+_REPLACE = ". To reuse the id and keep its checkpoints and timeline, add --replace"
 
 # Set by the start itself, because lists filter by them before a worker has run the first workflow task.
 _FIRST_ATTRIBUTES = TypedSearchAttributes(
@@ -270,7 +270,7 @@ class Calls:
             execution = await self.listing.find_newest_accepted(await self.describe(workflow_id))
         except EpisodeNotFoundError:
             return IdTakenError(f"{workflow_id} belongs to another program's workflow. Choose another id")
-        what = f"{workflow_id} exists: {execution.kind.noun}"
+        what = f"{workflow_id} already exists: {execution.kind.noun}"
         if execution.is_open:
             return IdTakenError(
                 f"{what}, {execution.status}. Choose another id, or cancel it first: tightloop cancel "
@@ -485,7 +485,7 @@ def _check_size(name: str, argument: Any) -> None:
     size = len(checked_json(name, argument))
     if size > MESSAGE_BYTES:
         raise InvalidRequestError(
-            f"{name}: the message has {size} bytes, but the limit is {MESSAGE_BYTES}. Put long text in a workspace "
+            f"{name}: the message is {size} bytes, but the limit is {MESSAGE_BYTES}. Put long text in a workspace "
             "file and refer to that file"
         )
 
@@ -518,7 +518,7 @@ def _children_of(value: Any) -> Iterable[Any]:
 def _refused_update(cause: BaseException, workflow_id: str) -> TightloopError:
     """Translate a failed update, preserving the validator's message."""
     if not isinstance(cause, ApplicationError):
-        return ServiceUnavailableError(f"{workflow_id} could not answer: {cause}")
+        return ServiceUnavailableError(f"{workflow_id} could not respond: {cause}")
     if cause.type == "AcceptedUpdateCompletedWorkflow":
         return ServiceUnavailableError(
             f"{workflow_id} accepted the message, but the run ended before it could reply. Check the effect: "

@@ -105,7 +105,7 @@ def read_number(episode_id: str, name: str) -> int:
     number = checkpoint_number(name)
     if number is None:
         raise InvalidRequestError(
-            f"{name!r} is not a valid checkpoint: expected a form like ckpt-2 or 2. List checkpoints with: "
+            f"{name!r} is not a valid checkpoint: expected a value like ckpt-2 or 2. List checkpoints with: "
             f"tightloop checkpoints {episode_id}"
         )
     return number
@@ -140,7 +140,7 @@ def _find_tree(workspace: Path, episode_id: str, number: int, records: Sequence[
                 f"List checkpoints with: tightloop checkpoints {episode_id} --all"
             )
     raise WorkspaceError(
-        f"the snapshots of {episode_id} in {workspace} do not exist in {folder} on this host "
+        f"cannot find the snapshots of {episode_id} for {workspace} in {folder} on this host "
         f"({socket.gethostname()}). Run this command on the workspace's host, as the user who runs the worker"
     )
 

@@ -175,7 +175,7 @@ def no_answer(address: str, why: str) -> ServiceUnavailableError:
 
     is_local = address.rpartition(":")[0] in LOOPBACK_HOSTS
     advice = "Start it: tightloop up" if is_local else "Correct temporal.address, or ask Temporal's operator"
-    return ServiceUnavailableError(f"Temporal does not answer at {address} ({why}). {advice}")
+    return ServiceUnavailableError(f"cannot reach Temporal at {address} ({why}). {advice}")
 
 
 # Error texts of rustls 0.23, tonic 0.14 and hyper 1, which the SDK passes on, with advice. Measured with Temporal 1.32,
@@ -184,7 +184,7 @@ _TLS_FAILURES = {
     "UnknownIssuer": (
         "this host does not trust the authority that signed the server certificate. Set temporal.tls_ca to the CA file"
     ),
-    "NotValidForName": "the server certificate is for another name. Set temporal.tls_server_name to that name",
+    "NotValidForName": "the server certificate is for a different name. Set temporal.tls_server_name to that name",
     "KeyMismatch": "temporal.tls_key does not match temporal.tls_cert. Set both to files from the same key pair",
     "PrivateKeyParseError": "temporal.tls_key contains no private key. Set it to the private key file",
     "parse private key": (
@@ -204,17 +204,19 @@ _TLS_FAILURES = {
         "the server returned HTTP 400. If it requires another client certificate, set temporal.tls_cert and tls_key"
     ),
     "InvalidContentType": (
-        "the server does not use TLS. Set temporal.tls: false, or tls.disabled = true in the profile, because an "
-        "API key or a certificate turns TLS on"
+        "the server does not use TLS, but an API key or a certificate turns it on. Set temporal.tls: false, or "
+        "tls.disabled = true in the profile"
     ),
 }
 _FAILURES = {
     "code: Unauthenticated": "denied access. Set a valid temporal.api_key or TEMPORAL_API_KEY",
-    "code: PermissionDenied": "denied access. Ask Temporal's operator what this key or certificate may do",
+    "code: PermissionDenied": "denied access. Ask Temporal's operator which permissions this key or certificate has",
     "status: 401": (
         "or a proxy in front of it denied access (HTTP 401). Set a valid temporal.api_key or TEMPORAL_API_KEY"
     ),
-    "status: 403": "or a proxy in front of it denied access (HTTP 403). Ask the operator what this connection may do",
+    "status: 403": (
+        "or a proxy in front of it denied access (HTTP 403). Ask the operator which permissions this connection has"
+    ),
 }
 _PLAIN_FAILURES = ("FRAME_SIZE_ERROR", "connection closed")
 """Errors of a connection without TLS to a server that requires it."""
@@ -235,7 +237,7 @@ def _check_known(address: str, text: str, *, encrypted: bool) -> None:
             raise SettingsError(f"Temporal at {address} cannot be used over TLS: {problem}")
     if not encrypted and any(phrase in text for phrase in _PLAIN_FAILURES):
         raise SettingsError(
-            f"Temporal at {address} closed a connection without TLS. If it requires TLS, set temporal.tls: true"
+            f"Temporal at {address} closed an unencrypted connection. If it requires TLS, set temporal.tls: true"
         )
 
 

@@ -216,6 +216,6 @@ async def follow(
 
 def _too_old(workflow_id: str, position: ReadPosition) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the events of {workflow_id} after the cursor {position} are no longer stored, or the cursor belongs to "
+        f"the events of {workflow_id} after cursor {position} are no longer stored, or the cursor belongs to "
         "another id. Omit the cursor to start from the oldest event"
     )

@@ -132,8 +132,8 @@ def write_ring(path: Path, ring: KeyRing, *, replace: bool = False) -> None:
         _write(path, ring, replace=replace)
     except FileExistsError:
         raise SettingsError(
-            f"the key file {path} already exists. Without it, nothing that it encrypted can be read. Add a new key "
-            "to the file instead: tightloop keys rotate"
+            f"the key file {path} already exists. Data encrypted with it cannot be read without it. Add a new "
+            "key to the file instead: tightloop keys rotate"
         ) from None
 
 
@@ -163,7 +163,7 @@ def _parse_ring(text: str, where: str) -> KeyRing:
     for key_id, key in keys.items():
         if not _KEY_ID.fullmatch(key_id) or len(key) != KEY_BYTES:
             raise SettingsError(
-                f"{where}: key {key_id[:64]!r} has {len(key)} bytes, but AES-256 requires {KEY_BYTES}, and an id may "
+                f"{where}: key {key_id[:64]!r} is {len(key)} bytes, but AES-256 requires {KEY_BYTES}. A key id may "
                 "contain only letters, digits, dots, dashes and underscores"
             )
     if current not in keys:

@@ -305,8 +305,8 @@ async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
 def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -> None:
     if stranger := find_stranger(calls, workers):
         raise SettingsError(
-            f"{stranger}, and serves task queue {task_queue!r}. It could not read what this client sends, so "
-            "nothing was sent. Copy the workers' key file (keys.json), or set privacy.keys_file to its path"
+            f"{stranger}, and serves task queue {task_queue!r}. That worker could not read what this client "
+            "sends, so nothing was sent. Copy the workers' key file (keys.json), or set privacy.keys_file to its path"
         )
 
 

@@ -175,9 +175,8 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
     if new_id is None:
         return f"{kind}-{secrets.token_hex(4 if kind is Kind.EPISODE else 6)}"
     if new_id == LAST or not is_id(new_id, CHOSEN_CHARACTERS):
-        article = "an" if kind is Kind.EPISODE else "a"
         raise InvalidRequestError(
-            f"{new_id!r} cannot be {article} {kind} id. Use 1 to 100 characters from a-z, A-Z, 0-9, '-', '_' and "
+            f"{new_id!r} is not a valid {kind} id. Use 1 to 100 characters from a-z, A-Z, 0-9, '-', '_' and "
             f"single '.', start with a letter or digit, and do not use {LAST!r}. For example: nightly-1"
         )
     return new_id

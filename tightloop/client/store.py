@@ -53,7 +53,7 @@ class Store:
         """
         if not self.is_here:
             raise WorkspaceError(
-                f"the records of {self.workflow_id} do not exist in {self.folder} on this host "
+                f"cannot find the records of {self.workflow_id} in {self.folder} on this host "
                 f"({socket.gethostname()}). Run this command on the workspace's host"
             )
 
@@ -114,7 +114,7 @@ class Store:
         content = _artifact(folder, ref.sha256) if _DIGEST.fullmatch(ref.sha256) else b""
         if content is None:
             raise ArtifactMissingError(
-                f"artifact '{ref.name}' ({ref.sha256[:12]}) of {self.workflow_id} does not exist in {self.workspace} "
+                f"cannot find artifact '{ref.name}' ({ref.sha256[:12]}) of {self.workflow_id} in {self.workspace} "
                 f"on this host ({socket.gethostname()}). Run this command on the workspace's host"
             )
         if hashlib.sha256(content).hexdigest() != ref.sha256:

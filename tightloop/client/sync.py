@@ -144,8 +144,8 @@ class _Portal:
         _refuse_loop()
         if os.getpid() != self._process:
             raise InvalidRequestError(
-                f"this client was created in process {self._process}, before it forked to {os.getpid()}, and cannot "
-                "be used in the new process. Create a client in each process, for example in gunicorn's post_fork"
+                f"this client was created in process {self._process} and cannot be used in process {os.getpid()}, "
+                "which was forked from it. Create a client in each process, for example in gunicorn's post_fork"
             )
         with self._lock:
             # A call submitted after the loop has stopped would wait forever.
@@ -155,7 +155,7 @@ class _Portal:
         try:
             return future.result()
         except CancelledError:
-            raise InvalidRequestError("this client was closed while it waited for an answer") from None
+            raise InvalidRequestError("this client was closed while it waited for a response") from None
         finally:
             # After Ctrl-C the result is not needed any more.
             future.cancel()

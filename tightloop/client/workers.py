@@ -100,7 +100,7 @@ def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
     current, versions = workers[0].routing.current, sorted({worker.version for worker in workers})
     ways = [f"start {workers_of(current)}"]
     ways += [
-        f"send it to {workers_of(version)}: tightloop deploy promote{'' if version else ' --unversioned'}"
+        f"send new work to {workers_of(version)}: tightloop deploy promote{'' if version else ' --unversioned'}"
         for version in versions
     ]
     alternatives = " or ".join(map(workers_of, versions))

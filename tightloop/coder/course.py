@@ -16,9 +16,9 @@ SILENT_STOP = 3
 """Number of consecutive replies without a usable tool call after which the conversation stops."""
 NUDGE = (
     "You have made the same call with the same result {times} times. It will not change. Look at the problem from "
-    "another side: read other files, or finish and say what stands in the way."
+    "another angle: read other files, or finish and explain what blocks you."
 )
-PROPOSE = "You proposed no tool call. Go on with one, or call finish with a summary."
+PROPOSE = "You proposed no tool call. Continue with one, or call finish with a summary."
 
 
 def spent_tokens(usage: Usage) -> int:

@@ -241,7 +241,7 @@ def keep_ends(text: str, sha256: str) -> str:
     if not is_long(text):
         return text
     missing = format_count(len(text) - HEAD_CHARACTERS - TAIL_CHARACTERS, "character")
-    notice = f"\n[... {missing} left out; all of it: read_file {result_name(sha256)} ...]\n"
+    notice = f"\n[... {missing} omitted; to read everything: read_file {result_name(sha256)} ...]\n"
     return text[:HEAD_CHARACTERS] + notice + text[-TAIL_CHARACTERS:]
 
 
@@ -332,7 +332,7 @@ def read_role(name: str, text: str) -> Role:
         fields = load_yaml(head)
         if not isinstance(fields, dict):
             raise SettingsError(
-                f"role {name} has no fields: put some between the `---` lines, for example `tools: [read_file]`"
+                f"role {name} has no fields: add some between the `---` lines, for example `tools: [read_file]`"
             )
         return Role.model_validate({**fields, "name": name, "prompt": prompt.strip()})
     except yaml.YAMLError as error:

@@ -224,7 +224,7 @@ def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> PatchF
         return PatchFailure(f"already applied: new is at line {line}, and old occurs nowhere else\n{excerpt}")
     nearest_line = _nearest(text.split("\n"), old.removesuffix("\n").split("\n"))
     if nearest_line is None:
-        return PatchFailure("cannot find old in the file, nor any similar line. Read the file and copy from it")
+        return PatchFailure("cannot find old in the file, or any similar line. Read the file and copy from it")
     excerpt = _around_line(text, nearest_line, old.count("\n") + 1)
     return PatchFailure(
         f"cannot find old in the file. Copy the text exactly, including blanks. The nearest lines are:\n{excerpt}"

@@ -96,7 +96,7 @@ def read_response(value: Any) -> Remark:
 def message_effect(planner: str) -> str:
     """Return the effect of a message to the planner, as a reply to its sender."""
     if planner == "heuristic":
-        return "the planner follows rules and passes the message on to the executor with the next plan"
+        return "the planner is rule-based and passes the message to the executor with the next plan"
     return "the planner will read it"
 
 

@@ -77,7 +77,7 @@ def end_question(work: Work, now: datetime) -> Question:
         kind=QuestionKind.OPERATOR,
         title=f"the pause starts when this ends: {work.describe(now)}",
         options=(
-            Option(name=WAIT, effect="pause when it ends on its own"),
+            Option(name=WAIT, effect="let it finish, then pause"),
             Option(name=END, effect="stop it now and pause; it restarts after the pause"),
         ),
         default=WAIT,
@@ -209,7 +209,7 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
     if outcome.findings:
         return _ask_about(unanswered_findings(outcome.findings, overruled))
     if not outcome.aligned:
-        return _ask(QuestionKind.ALIGNMENT, outcome.reason or "the planner's alignment check says no")
+        return _ask(QuestionKind.ALIGNMENT, outcome.reason or "the planner's alignment check failed")
     return CONTINUE
 
 

@@ -37,7 +37,11 @@ def check_argv(script: str) -> tuple[str, ...]:
 def masked_problem(script: str) -> str:
     """Return the error in a check that passes whatever happens, or ""."""
     end = masked_by(script)
-    return f"the check {shorten(script, 80)!r} always passes, because it ends with {end!r}. Remove that" if end else ""
+    return (
+        f"the check {shorten(script, 80)!r} always passes, because it ends with {end!r}. Remove that part"
+        if end
+        else ""
+    )
 
 
 def refuse_masked(checks: Iterable[Check]) -> None:

@@ -397,7 +397,7 @@ class FixFinder:
             parts.append(one_line(f"Cannot tell which rules ruff can fix: {rules.problem}", ERROR_CHARACTERS))
         if missing := next((fix.run[0] for fix in self._open(rules) if not self._may_run(fix.run[0])), ""):
             allowed = ", ".join(self._programs[:8])
-            parts.append(f"A fix needs {missing}, which the executor may not run (it may run {allowed})")
+            parts.append(f"A fix needs {missing}, which the executor is not allowed to run (allowed: {allowed})")
         parts.append("Set OPENAI_API_KEY for the LLM planner, or fix it by hand and resume")
         return ". ".join(part.rstrip(".") for part in parts)
 
@@ -453,7 +453,7 @@ class FixFinder:
         codes = ",".join(code for code in PROBES if not code.startswith(clean))
         for result in self._python_results(_TESTS):
             if codes and result.status is CheckStatus.FAILED:
-                why = " without naming the cause; a linter may know the bug"
+                why = " without naming the cause; a linter may recognize the bug"
                 yield self._everywhere(result, codes, f"Try ruff rule {codes}", why, unsafe=True)
 
     def _everywhere(self, result: CheckResult, codes: str, title: str, why: str, *, unsafe: bool) -> Fix:

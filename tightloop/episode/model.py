@@ -165,7 +165,7 @@ class EpisodeRequest(CallerInput):
             raise InvalidRequestError('the goal is empty. Describe what to achieve: "goal": "make the tests pass"')
         if len(self.goal) > GOAL_CHARACTERS:
             raise InvalidRequestError(
-                f"the goal has {len(self.goal)} characters, but the limit is {GOAL_CHARACTERS}. Put long material "
+                f"the goal is {len(self.goal)} characters long, but the limit is {GOAL_CHARACTERS}. Put long material "
                 "in a workspace file and refer to that file in the goal"
             )
         counts = ("repeat_error_limit", "deviation_limit", "iterations_per_run")

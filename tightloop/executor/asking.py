@@ -68,7 +68,7 @@ def work_question(title: str, detail: str = "") -> Question:
 def report_question() -> Question:
     """Return the question through which an agent in a window can report while the executor is watching it."""
     question = work_question(
-        "the agent in the window is working and will report when it is done. You can also answer yourself then"
+        "the agent in the window is working and will report when it is done. You can also answer for it then"
     )
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
@@ -231,7 +231,7 @@ class Crash(Value):
     def sentences(self) -> tuple[str, ...]:
         """The facts, with one sentence for each."""
         ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
-        running = f"killed {ended} that had not ended" if self.processes_ended else "no process was still running"
+        running = f"killed {ended} still running" if self.processes_ended else "no process was still running"
         records_text = "its records do not show how it ended" if self.can_tell else "it left no report"
         return (
             "files changed since it began" if self.moved else "no file changed since it began",

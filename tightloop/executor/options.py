@@ -108,8 +108,8 @@ class CommandOptions(Document):
         missing = [name for name in self.environment if name not in environ]
         if missing:
             raise ExecutorError(
-                f"the option environment of the command executor lists {missing[0]}, which is not set for the "
-                "worker. Set it where the worker is started"
+                f"the command executor's environment option lists {missing[0]}, which is not set in the worker's "
+                "environment. Set it and restart the worker"
             )
         return {name: environ[name] for name in self.environment}
 
@@ -192,4 +192,4 @@ def option_problem(error: ValidationError, model: type[Document], name: str) -> 
     *above, last = map(str, first["loc"])
     where = f" in {'.'.join(above)}" if above else ""
     advice = did_you_mean(last, model.model_fields) if not above else ""
-    return f"the executor {name} has no option {last!r}{where}. {advice or 'It has none'}"
+    return f"the executor {name} has no option {last!r}{where}. {advice or 'It has no options'}"

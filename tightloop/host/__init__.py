@@ -80,7 +80,7 @@ def open_state_home(home: Path | None = None) -> Path:
         if mode & 0o022:
             # Its content decides what runs, and others may have modified it.
             raise SettingsError(
-                f"other users can write to the state home {folder} (mode {mode:04o}). Check its content, "
+                f"other users can write to the state home {folder} (mode {mode:04o}). Check its contents, "
                 f"then run: chmod 700 {folder}"
             )
         if mode != PRIVATE:

@@ -168,7 +168,7 @@ def check_listener(port: int) -> None:
             (host, _, number), state, user = fields[1].partition(":"), fields[3], int(fields[7])
             if state == _LISTENS and host in _HERE and int(number, 16) == port and user not in (0, os.geteuid()):
                 raise SettingsError(
-                    f"another user of this machine (uid {user}) listens on port {port} and would receive "
+                    f"another user of this machine (uid {user}) is listening on port {port} and would receive "
                     "your token. Choose another port in temporal.ui_url or codec.listen"
                 )
 

@@ -231,7 +231,7 @@ def _refusal(program: TrustedProgram, path: str, folder: str) -> str:
             "could change it. Install tightloop outside that folder, or start with a worktree"
         )
     return (
-        f"cannot start the program {program.name}: it is {where}, inside {folder}, where a command in a "
+        f"cannot start the program {program.name}: {where} is inside {folder}, where a command in a "
         f"sandbox could replace it. Restart the worker with a PATH that finds {program.name} outside that "
         "folder"
     )

@@ -49,13 +49,13 @@ class Metric(Value):
     def _finite(cls, value: float) -> float:
         # A single NaN would spoil every sum of the report.
         if not math.isfinite(value) or value < 0:
-            raise ValueError(f"a metric must be a number from 0, got {value}")
+            raise ValueError(f"a metric must be a finite number of at least 0, got {value}")
         return value
 
     @model_validator(mode="after")
     def _check_metadata_size(self) -> "Metric":
         if len(json.dumps(self.metadata)) > METADATA_CHARACTERS:
-            raise ValueError(f"the metadata of a metric has more than {METADATA_CHARACTERS} characters as JSON")
+            raise ValueError(f"the metadata of a metric is longer than {METADATA_CHARACTERS} characters as JSON")
         return self
 
 
@@ -200,7 +200,7 @@ MEANINGS = {
         "Input and output tokens of all model calls of an episode; unknown if a call did not report its tokens.",
     ),
     "cost_usd": Meaning(
-        "cost", Unit.USD, "Price of all model calls of an episode; unknown if the price of a call is unknown."
+        "cost", Unit.USD, "Price of all model calls of an episode; unknown if any call has no known price."
     ),
     "worked_s": Meaning(
         "working time", Unit.SECONDS, "Time from start to end of an episode, excluding waits for people."
@@ -208,7 +208,7 @@ MEANINGS = {
     "interventions": Meaning(
         "interventions",
         Unit.COUNT,
-        "Actions of people on a running episode: an answer, a pause, a resume, a message, a top-up, an "
+        "Actions by people on a running episode: an answer, a pause, a resume, a message, a top-up, an "
         "amendment, a restore, a cancellation. Reports from agents do not count.",
     ),
     "answer_s": Meaning(
@@ -221,10 +221,10 @@ MEANINGS = {
     "safety_findings": Meaning(
         "safety findings",
         Unit.COUNT,
-        "Findings of the safety checks in all iterations of an episode; unknown if no check ran.",
+        "Findings from the safety checks in all iterations of an episode; unknown if no check ran.",
     ),
     "bandit_findings": Meaning(
-        "Bandit findings", Unit.COUNT, "New findings of Bandit in the files that an episode changed, in the last scan."
+        "Bandit findings", Unit.COUNT, "New Bandit findings in the files that an episode changed, from the last scan."
     ),
     "changed_line_coverage": Meaning(
         "changed-line coverage",

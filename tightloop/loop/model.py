@@ -216,9 +216,11 @@ class LoopRequest(CallerInput):
         if self.parallel > PARALLEL_LIMIT:
             yield f"parallel must be between 1 and {PARALLEL_LIMIT}, got {self.parallel}"
         if len(self.goal) > GOAL_CHARACTERS:
-            yield f"the goal has {len(self.goal)} characters, but the limit is {GOAL_CHARACTERS}. Put it in a file"
+            yield (
+                f"the goal is {len(self.goal)} characters long, but the limit is {GOAL_CHARACTERS}. Put it in a file"
+            )
         if self.packet_id and not PACKET_ID.fullmatch(self.packet_id):
-            yield f"{shorten(self.packet_id, 60)!r} is not a valid packet id: expected a form like pkt_0123456789abcdef"
+            yield f"{shorten(self.packet_id, 60)!r} is not a valid packet id: expected an id like pkt_0123456789abcdef"
         if self.packet_id and self.episode:
             yield "set either packet_id or episode, not both: a packet already has its source"
         yield from filter(None, (planner_problem(self.planner), *(gate.problem for gate in self.gates)))
@@ -380,7 +382,7 @@ def check_possible(status: LoopStatus, update: str) -> None:
     if update in possible and (update == "cancel" or not status.questions):
         return
     if update in possible:
-        raise InvalidRequestError(f"{update}: the plan is paused. Send the signal resume first, or cancel the plan")
+        raise InvalidRequestError(f"{update}: the plan is paused. Send the resume signal first, or cancel the plan")
     can = f"Possible now: {', '.join(possible)}" if possible else "The plan is closed. Start a new plan"
     raise InvalidRequestError(f"{update}: the plan is {status.status.value}{_why(status)}. {can}")
 
@@ -403,7 +405,7 @@ def _why(status: LoopStatus) -> str:
 def failing_gates(result: GateResult) -> str:
     """Return a sentence that lists the gates that did not pass."""
     failed = [check.name for check in result.checks if not check.passed and not check.running and not check.within]
-    return f"{', '.join(failed)} did not pass" if failed else "no gate has run"
+    return f"{', '.join(failed)} did not pass" if failed else "no gate ran"
 
 
 class LoopInput(LoopRequest, RunInput):

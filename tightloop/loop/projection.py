@@ -19,7 +19,7 @@ from tightloop.plan.child import StepStatus, child_id
 from tightloop.plan.request import PlanStatus, StepLine
 from tightloop.value import abridge, format_count
 
-NO_GATES = "no gates found for this project. List them in the settings under gates.checks"
+NO_GATES = "no gates found for this project. Add them in the settings under gates.checks"
 NAMES_SHOWN = 5
 _CLOSED = {
     "completed": LoopState.VERIFIED,

@@ -317,7 +317,8 @@ def _check_answer(question: Question, answer: Answer) -> None:
         return
     if any(previous.by == answer.by for previous in question.answers):
         raise InvalidRequestError(
-            f"answer: {answer.by} has already answered {question.id}, which needs {question.count} different people"
+            f"answer: {answer.by} has already answered {question.id}, which needs answers from {question.count} "
+            "different people"
         )
     first = question.answers[0]
     if first.option != answer.option:
@@ -340,9 +341,9 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
         if not any(is_path_named(pattern, path) for path in question.paths):
             hint = did_you_mean(pattern, question.paths)
             raise InvalidRequestError(
-                f"answer: {shorten(repr(pattern), 120)} is not a file in {question.id}. "
-                f"{hint}{'' if hint.endswith('?') else '.'} A pattern such as 'src/*' selects several files; an "
-                "empty text selects all"
+                f"answer: {shorten(repr(pattern), 120)} does not match any file in {question.id}. "
+                f"{hint}{'' if hint.endswith('?') else '.'} A pattern like 'src/*' selects several files, and "
+                "an empty text selects all files"
             )
     return answer.evolve(paths=paths)
 
@@ -367,7 +368,7 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
     waiting = matches or questions
     listing = ", ".join(f"{question.id} ({question.step or question.kind.value})" for question in waiting[:12])
     problem = f"{name!r} is not an open question" if not matches else "several questions are open; specify one"
-    raise InvalidRequestError(f"answer: {problem}. Open: {listing}. Example: {waiting[0].example}")
+    raise InvalidRequestError(f"answer: {problem}. Open questions: {listing}. Example: {waiting[0].example}")
 
 
 # Notes to the outer plan are sent as a signal at each change and stay in its history, hence the bounds.

@@ -167,7 +167,8 @@ async def need_workspaces(client: Client, settings: Settings, role: str) -> None
         raise ServiceUnavailableError(
             f"role {role!r} needs a workspace worker with the same state home, but no worker with {state_home()} runs "
             "on this host. Start a worker with role workspace or all on this host with the same TIGHTLOOP_HOME, or "
-            "start this worker on the host that has one. To use a model on another host, set planner.base_url instead"
+            "start this worker on the host where such a worker runs. To use a model on another host, set "
+            "planner.base_url instead"
         ) from None
 
 

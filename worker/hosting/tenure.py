@@ -170,7 +170,7 @@ class TenureShare:
         if adopted:
             keep = f"To leave the work of {adopted[0]!r} to that worker: tightloop host adopt {adopted[0]} --release"
         return SettingsError(
-            f"another state home uses the name of this host, {names}: worker {other.process} has used "
+            f"another state home uses this host's name, {names}: worker {other.process} has used "
             f"it{_since(other)} and was last seen at {other.last_seen:%H:%M:%S} UTC. Either one state home is a copy "
             "of the other, or two hosts share a name, so work could go to either of them. To continue with this state "
             f"home ({open_state_home()}), stop that worker, then start this one again. {keep}"
@@ -204,7 +204,7 @@ def _join(settings: Settings) -> TenureShare:
         if tenure.name != host_identity(settings).name:
             raise SettingsError(
                 f"the state home {home} is in use by workers that call this host {tenure.name!r}, but this worker "
-                f"calls it {named!r}. Set the same worker.host for all of them, or stop the other workers first"
+                f"calls it {named!r}. Set the same worker.host for all workers, or stop the other workers first"
             )
         identity = claim_identity(settings)
         if before is not None and before.name != identity.name:
@@ -242,7 +242,7 @@ def _lock(descriptor: int, home: Path, name: str) -> None:
         except OSError as error:
             raise SettingsError(
                 f"cannot lock {home / FILE}: {error.strerror or error}. Workers on the same host use this file to "
-                "find each other. Put the state home on another file system"
+                "find each other. Move the state home to another file system"
             ) from None
         if time.monotonic() > until:
             raise SettingsError(

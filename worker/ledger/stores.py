@@ -65,8 +65,8 @@ class RecoveryCounts:
         if not self.workflows:
             return ""
         return (
-            f"recovered {format_count(self.workflows, 'workflow')}, deleted by Temporal, from the stores of this host: "
-            f"{format_count(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
+            f"recovered {format_count(self.workflows, 'workflow')} from this host's stores after Temporal deleted "
+            f"them: {format_count(self.checkpoints, 'checkpoint')} ({self.states} with their state) and "
             f"{format_count(self.steps, 'step')} that ran. Their outcomes, costs, questions and timelines are lost"
         )
 

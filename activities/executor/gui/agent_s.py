@@ -42,7 +42,7 @@ class AgentS:
     def problem(self) -> str:
         python = find_trusted_program(self.python)
         if python is None:
-            return f"window.agent_s.python is {self.python!r}, which is not a program (see docs/macos.md)"
+            return f"window.agent_s.python is set to {self.python!r}, which is not a program (see docs/macos.md)"
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('gui_agents') is None)"
         try:
             completed = subprocess.run(
@@ -92,7 +92,7 @@ class AgentS:
                     check=False,
                 )
         except subprocess.TimeoutExpired:
-            raise DriverError(f"Agent S did not answer within {self.locate_s:g} s") from None
+            raise DriverError(f"Agent S did not respond within {self.locate_s:g} s") from None
         except OSError as error:
             raise DriverError(f"cannot start {self.python}: {error.strerror}") from error
         if completed.returncode != 0:

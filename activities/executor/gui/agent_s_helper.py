@@ -54,7 +54,7 @@ class Once:
         from openai import OpenAI
 
         if self._used:
-            raise SystemExit("the model's answer was unusable, and the model is asked only once")
+            raise SystemExit("the model returned an unusable answer, and the request is not retried")
         self._used = True
         key = os.environ.get("AGENT_S_KEY") or "none"
         client = OpenAI(api_key=key, base_url=self._asked["base_url"], max_retries=0, timeout=self._asked["timeout_s"])
@@ -62,7 +62,7 @@ class Once:
             answer = client.chat.completions.create(model=self._asked["model"], messages=messages, temperature=0.0)  # type: ignore[arg-type]
             text = answer.choices[0].message.content or ""
         except Exception as error:  # noqa: BLE001 - of many classes, and all of them end it
-            raise SystemExit(f"the model did not answer: {type(error).__name__}: {error}") from None
+            raise SystemExit(f"the model did not respond: {type(error).__name__}: {error}") from None
         # The package takes the first two numbers of any text.
         numbers = _NUMBER.findall(text)
         if len(numbers) != 2 or not all(number.isdigit() for number in numbers):

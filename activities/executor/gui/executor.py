@@ -146,7 +146,7 @@ class OutcomeWaiter:
         transcript = "\n\n".join(answers).encode()
         if stop.status in ("completed", ""):
             return ExecutorOutcome(
-                status=ExecutorStatus.COMPLETED, summary=summary or "the agent did not answer", transcript=transcript
+                status=ExecutorStatus.COMPLETED, summary=summary or "the agent did not reply", transcript=transcript
             )
         what = "stopped in the editor" if stop.status == "aborted" else f"the agent's turn ended with {stop.status!r}"
         return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)

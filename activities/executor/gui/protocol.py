@@ -53,7 +53,7 @@ _UNDECIDED = {
     NextStep.NOT_TAKEN: (
         HandOffEnd.NOT_TAKEN,
         (
-            "the text is in the chat box, but the agent does not accept it. The agent may be busy, or another window "
+            "the text is in the chat box, but the agent did not accept it. The agent may be busy, or another window "
             "may be in front"
         ),
     ),
@@ -192,8 +192,9 @@ class HandOff:
         focus = self.driver.focused_element()
         what = f"{focus.role} {shorten(focus.label, 60)!r}" if focus else "an unknown element"
         raise HandOffRefusedError(
-            f"the focus is in {what} instead of the chat box after {self.target.chat_key}. Open the chat. If it is "
-            f"open, check window.box and the accessibility permissions with tightloop doctor{self._located}",
+            f"the focus is in {what} instead of the chat box after pressing {self.target.chat_key}. Open the chat. "
+            "If it is already open, check window.box and the accessibility permissions with tightloop "
+            f"doctor{self._located}",
             retryable=True,
         )
 

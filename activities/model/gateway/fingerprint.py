@@ -236,7 +236,7 @@ class Player:
         try:
             lines = [json.loads(line) for line in path.read_bytes().splitlines()]
         except OSError as error:
-            raise ExecutorError(f"recording {path} cannot be read: {error.strerror}. Record it first") from None
+            raise ExecutorError(f"cannot read recording {path}: {error.strerror}. Record it first") from None
         except ValueError:
             raise ExecutorError(f"recording {path} is incomplete. Record it again") from None
         for line in lines:
@@ -249,10 +249,10 @@ class Player:
         # Before the look-up, because a defaultdict would then contain the hash.
         is_recorded = hash_ in self._lines
         if not self._lines[hash_]:
-            what = "was sent more often than recorded" if is_recorded else "is not in the recording"
+            what = "was sent more often than in" if is_recorded else "is not in"
             message = (
-                f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} {self._path.name} "
-                f"({self._played} of its {self._recorded} exchanges were played). Record it again"
+                f"{call.method} {call.route.tail} with hash {hash_[:12]} {what} the recording {self._path.name} "
+                f"({self._played} of {self._recorded} recorded exchanges were replayed). Record it again"
             )
             raise NoAnswerError(HTTPStatus.CONFLICT, message, was_sent=False)
         self._played += 1

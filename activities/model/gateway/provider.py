@@ -58,7 +58,7 @@ class KeyMask:
         declared = named.get("content-length", "")
         if declared.isdigit() and int(declared) > LARGEST_ANSWER_BYTES:
             size = LARGEST_ANSWER_BYTES // 2**20
-            message = f"the answer from the model provider is larger than {size} MiB. Ask for less"
+            message = f"the response from the model provider is larger than {size} MiB. Request a shorter response"
             raise NoAnswerError(HTTPStatus.BAD_GATEWAY, message)
         packed = named.get("content-encoding", "identity").lower() != "identity"
         # The length of a compressed body is not that of what the agent receives.
@@ -330,7 +330,7 @@ async def _turn(turns: asyncio.Semaphore) -> AsyncIterator[None]:
     try:
         await asyncio.wait_for(turns.acquire(), TURN_S)
     except TimeoutError:
-        message = "too many model calls at the same time. Make fewer calls in parallel"
+        message = "too many concurrent model calls. Make fewer calls in parallel"
         raise NoAnswerError(HTTPStatus.SERVICE_UNAVAILABLE, message, was_sent=False) from None
     try:
         yield

@@ -33,7 +33,9 @@ from tightloop.errors import ExecutorError
 
 CALLS_AT_ONCE = 32
 CONNECTIONS = 128
-TOO_LARGE = "the request is larger than 64 MB, or all open requests together are larger than 256 MB. Send less"
+TOO_LARGE = (
+    "the request is larger than 64 MB, or all open requests together are larger than 256 MB. Send smaller requests"
+)
 SHUT_S = 0.4
 """Longest wait for pending work. It is applied twice in a row."""
 
@@ -146,8 +148,8 @@ class GatewayServer:
         route = find_route(self._spec.wire, request.method, request.target, self._prefix)
         if route is None:
             path = request.target.partition("?")[0][:200]
-            where = f"{self._spec.wire} below {self._prefix or '/'}"
-            message = f"{request.method} {path} is neither a model call nor a listing of {where}"
+            where = f"the {self._spec.wire} API under {self._prefix or '/'}"
+            message = f"{request.method} {path} is neither a model call nor a model listing in {where}"
             await self._refuse(agent, HTTPStatus.NOT_FOUND, message)
             return
         call = Call(**vars(request), route=route)
@@ -184,7 +186,7 @@ def _prefix(spec: GatewaySpec) -> str:
 
 def _source(spec: GatewaySpec) -> Source:
     if spec.cassette is not Cassette.OFF and spec.recording is None:
-        raise ExecutorError(f"cassette {spec.cassette!s} needs a file. Set `recording` to a file")
+        raise ExecutorError(f"cassette {spec.cassette!s} requires a file. Set `recording` to a file")
     if spec.cassette is Cassette.REPLAY and spec.recording:
         return Player(spec, spec.recording)
     provider = Provider(spec, at_once=CALLS_AT_ONCE)

@@ -57,7 +57,9 @@ def patch_of(scope: EpisodeScope, text: bytes) -> Patch:
         InvalidRequestError: the text is not a diff, is too large, or changes a path that no step may touch.
     """
     if len(text) > PATCH_BYTES:
-        raise InvalidRequestError(f"the diff has {len(text)} bytes, but the limit is {PATCH_BYTES}. Split the diff")
+        raise InvalidRequestError(
+            f"the diff is {len(text)} bytes, but the limit is {PATCH_BYTES} bytes. Split the diff"
+        )
     # Without a final newline git calls the diff corrupt.
     text = text if text.endswith(b"\n") else text + b"\n"
     git = store_git(store_folder_of(scope), root_of(scope))

@@ -363,7 +363,7 @@ class FetchRunner:
         assert document is not None
         content = cache.content(document)
         if content is None:
-            problem = f"the cached copy of {url} was removed while it was being read: try again"
+            problem = f"the cached copy of {url} was removed while it was being read. Try again"
             fetched.failed.append((url, make_failure(problem, FailureClass.TRANSIENT)))
             return
         if same := fetched.same_as(document.sha256):

@@ -116,7 +116,7 @@ def _action(work: Work) -> GitAction:
         paths=tuple(_paths(work.resolve(written.paths))),
     )
     if any("\0" in text for text in (action.branch, *action.paths)):
-        raise InvalidRequestError("a branch name or a path contains a zero byte")
+        raise InvalidRequestError("a branch name or a path contains a null byte")
     return action
 
 
@@ -175,7 +175,7 @@ def _check_filters(git: Git, paths: list[bytes]) -> StepFailure | None:
     """Reject files that need a filter program from the repository, such as git-lfs. Such programs are never run."""
     if filtered := filtered_paths(git, paths):
         return make_failure(
-            f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, and such programs are not run. "
+            f"{format_paths(filtered, 3)}: .gitattributes specifies a filter program, which tightloop does not run. "
             "Do this step manually, or exclude these files"
         )
     return None

@@ -185,13 +185,13 @@ class PlanModel:
     def _problem(self, prompt: str, request: ModelQuestion) -> str:
         if not self._service.configured:
             return (
-                "no model can be asked: the worker has no API key. Set OPENAI_API_KEY (or the variable named in "
+                "cannot ask a model: the worker has no API key. Set OPENAI_API_KEY (or the variable named in "
                 "planner.api_key_env), or set planner.base_url to your own service, and restart the worker"
             )
         bound = self._service.context_characters
         if len(prompt) > bound:
             return (
-                f"the prompt has {len(prompt)} characters, but planner.context_characters is {bound}. "
+                f"the prompt is {len(prompt)} characters long, but planner.context_characters is {bound}. "
                 "Shorten the prompt"
             )
         if "properties" not in request.schema:

@@ -186,9 +186,7 @@ async def _once(client: httpx2.AsyncClient, call: WebRequest) -> WebAnswer:
                 return await _exchange(client, call, address)
         return await _exchange(client, call, addresses[-1])
     except (httpx2.InvalidURL, httpx2.LocalProtocolError, ValueError) as error:
-        raise WebError(
-            FailureClass.LOGIC, f"{_strip_query(call.url)} cannot be requested: {type(error).__name__}"
-        ) from None
+        raise WebError(FailureClass.LOGIC, f"cannot request {_strip_query(call.url)}: {type(error).__name__}") from None
     except (httpx2.RequestError, OSError) as error:
         raise _make_connection_error(call.url, error) from None
 
@@ -223,9 +221,7 @@ def _make_connection_error(url: str, error: Exception) -> WebError:
             FailureClass.LOGIC, f"{message}. Set SSL_CERT_FILE to your authority's certificate file", requests=1
         )
     # Error texts of the library may contain headers.
-    return WebError(
-        FailureClass.TRANSIENT, f"{_strip_query(url)} could not be reached ({type(error).__name__})", requests=1
-    )
+    return WebError(FailureClass.TRANSIENT, f"cannot reach {_strip_query(url)} ({type(error).__name__})", requests=1)
 
 
 async def _body(response: httpx2.Response, call: WebRequest) -> bytes:

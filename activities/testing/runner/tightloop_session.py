@@ -123,7 +123,7 @@ class _Server:
                 sys.stdout.flush()
                 output.seek(0)
                 tail = output.read()[-TAIL:].decode("utf-8", "replace").strip()
-                self._problems.append(["", tail or "pytest ended before it collected the tests"])
+                self._problems.append(["", tail or "pytest exited before it collected the tests"])
                 self._report_collection()
 
     def problem(self, path, text):

@@ -176,7 +176,7 @@ class TreeStore:
         try:
             return self.repository.odb.read(blob)[1]
         except (KeyError, ValueError, pygit2.GitError) as error:
-            raise GitError(f"the object {blob} cannot be read from {self.folder}: {error}") from error
+            raise GitError(f"cannot read object {blob} from {self.folder}: {error}") from error
 
     def pieces(self, blob: str) -> Iterator[bytes]:
         """Yield a file's content. A large loose file is read in chunks."""
@@ -406,7 +406,7 @@ def translated_errors(folder: Path) -> Iterator[None]:
     except pygit2.GitError as error:
         if any(phrase in str(error) for phrase in ("No space left on device", "Disk quota exceeded")):
             raise StorageFullError.of(folder, error) from error
-        raise GitError(f"the store {folder} cannot be used: {error}") from error
+        raise GitError(f"cannot use the store {folder}: {error}") from error
 
 
 def _add_tree(files: Iterable[tuple[bytes, Entry]], sink: ObjectSink) -> str:

@@ -306,7 +306,7 @@ class Walk:
         if time.monotonic() > self._deadline:
             raise WalkTimeoutError(
                 f"reading the files took longer than {self._seconds:g} s and was stopped in "
-                f"{_decode_path(prefix) or '/'}. Ignore large generated folders in .gitignore, or raise the "
+                f"{_decode_path(prefix) or '/'}. Add large generated folders to .gitignore, or raise the "
                 "time limit for git"
             )
         if depth > DEPTH_LIMIT:
@@ -340,7 +340,7 @@ class Walk:
         except OSError as error:
             # ELOOP: it was replaced by a symlink. Otherwise another user's folder that was never covered.
             if is_covered and isinstance(error, PermissionError):
-                raise GitError(f"the folder {_decode_path(path)} cannot be read: {error.strerror}") from error
+                raise GitError(f"cannot read the folder {_decode_path(path)}: {error.strerror}") from error
             return None
         try:
             folder = self._folder(inner, path + "/", previous, rules, excluded=out, depth=depth + 1)
@@ -385,7 +385,7 @@ class Walk:
         except OSError as error:
             if error.errno in FULL:
                 raise
-            raise GitError(f"{_decode_path(prefix + entry.name)} cannot be read: {error.strerror}") from error
+            raise GitError(f"cannot read {_decode_path(prefix + entry.name)}: {error.strerror}") from error
 
     def _read(self, sink: ObjectSink, descriptor: int, name: str) -> Row | None:
         for _ in range(READ_ROUNDS):
@@ -402,7 +402,7 @@ class Walk:
                 os.close(opened)
             if digest is not None:
                 return self._row(status, digest)
-        raise GitError(f"{_decode_path(name)} is being written to. Temporal retries")
+        raise GitError(f"{_decode_path(name)} changed while it was being read. Temporal will retry")
 
     def _row(self, status: os.stat_result, digest: bytes) -> Row:
         # As in git's index: a file changed a moment ago may change again without a new time, so it is read again.
@@ -419,7 +419,7 @@ class Walk:
                 if stat.S_ISREG(status.st_mode):
                     if status.st_size > RULES_BYTES:
                         raise GitError(
-                            f"{_decode_path(prefix)}{RULES_FILE} has {status.st_size} bytes, but the maximum "
+                            f"{_decode_path(prefix)}{RULES_FILE} is {status.st_size} bytes, but the maximum "
                             f"is {RULES_BYTES}. Shorten the file"
                         )
                     return RuleList(as_bytes_text(prefix), os.read(opened, RULES_BYTES), folded=self._coverage.folded)

@@ -106,7 +106,7 @@ class TreeWriter:
             # Before the file is created: a missing object must not leave an empty file.
             first = next(pieces, b"")
         except GitError as error:
-            raise GitError(f"{decode_path(path)} cannot be written: {error.message}") from error
+            raise GitError(f"cannot write {decode_path(path)}: {error.message}") from error
         if entry.mode == LINK:
             os.symlink(first, name, dir_fd=self._here)
             return

@@ -30,7 +30,7 @@ PROBLEMS: dict[int | str, str] = {
     409: "The operation is not possible in the current state, or the id or Idempotency-Key belongs to another request.",
     415: "The body is not JSON.",
     422: "A field is invalid. The response names the field and the allowed values.",
-    503: "Temporal, a worker or the database does not answer. Try again.",
+    503: "Temporal, a worker or the database is not responding. Try again.",
     "default": "An error.",
 }
 """Descriptions of error responses, by status."""

@@ -170,6 +170,6 @@ async def test_after_a_fork_it_says_what_to_do_instead_of_hanging(settings: Sett
         check=True,
     )
     told, in_child, in_parent = done.stdout.splitlines()
-    assert "before it forked" in told
+    assert "which was forked from it" in told
     assert "gunicorn's post_fork" in told
     assert (in_child, in_parent) == ("True", "True")

@@ -261,13 +261,13 @@ def test_a_hundred_megabytes_are_refused_by_a_sentence(made: Bench) -> None:
     with (made.root / "huge.txt").open("wb") as file:
         file.truncate(HUGE_BYTES)
     for tool in (*WRITES, "read_file"):
-        assert "has 104,857,600 bytes, but the limit is 8,388,608" in made.failed(tool, **written(tool, "huge.txt"))
+        assert "is 104,857,600 bytes, but the limit is 8,388,608 bytes" in made.failed(tool, **written(tool, "huge.txt"))
     assert made.done("search", pattern="inside", path="huge.txt") == "no match"
 
 
 def test_a_binary_file_is_told(made: Bench) -> None:
     (made.root / "b.bin").write_bytes(b"\x89PNG\0\0inside")
-    assert "is a binary file of 12 bytes" in made.failed("read_file", path="b.bin")
+    assert "is a binary file (12 bytes)" in made.failed("read_file", path="b.bin")
     assert "cannot be edited as text" in made.failed("edit_file", path="b.bin", old="inside", new="x")
 
 
@@ -285,7 +285,7 @@ def test_a_placeholder_of_a_secret_is_never_written_into_a_file(made: Bench) -> 
     assert key not in shown
     assert "[secret:" in shown
     line = next(line for line in shown.split("\n") if "TOKEN" in line).partition("\t")[2]
-    assert "Leave those lines out" in made.failed("edit_file", path="conf.py", old=f"{line}\nDEBUG = 1", new="x")
+    assert "Omit those lines" in made.failed("edit_file", path="conf.py", old=f"{line}\nDEBUG = 1", new="x")
     assert "hidden from you" in made.failed(
         "create_file", path="conf.py", content=f"{line}\nDEBUG = 0\n", overwrite=True
     )

@@ -119,7 +119,7 @@ async def test_next_model_answers_where_one_is_missing_and_is_remembered(workspa
 
 
 async def test_error_names_the_setting_where_no_model_is_there(workspace: Path) -> None:
-    said = r"none of the models m1 \(404\), m2 \(404\): set coder.models to names"
+    said = r"none of the models m1 \(404\), m2 \(404\). Set coder.models to models that this key can access"
     with FakeCoderModel(fault=Fault.unknown_model()) as model, pytest.raises(PlannerError, match=said):
         await conversing(workspace, model).turn()
 
@@ -149,7 +149,7 @@ async def test_wait_that_the_service_asks_for_is_passed_on(workspace: Path) -> N
     ("fault", "kind", "sentence"),
     [
         (Fault.unauthorized(), PlannerError, "the key is not valid"),
-        (Fault.quota(), PlannerError, "the quota of the key is used up"),
+        (Fault.quota(), PlannerError, "the key's quota is used up"),
         (Fault.context_full(), PlannerError, "too long for model m1 .* lower coder.context_tokens"),
         (Fault.server_error(), PlannerUnavailableError, "model m1 is busy or down"),
         (Fault.cut_stream(), PlannerUnavailableError, "the model service cannot be reached"),

@@ -136,7 +136,7 @@ class TestRunTests:
         assert "python3 -m pytest -q test_calc.py::test_zero" in said
         assert "is not a test name" in made.failed("run_tests", tests=["--collect-only"])
         made.checks = ("make check",)
-        assert "none does (make check)" in made.failed("run_tests", tests=["test_calc.py"])
+        assert "no check runs pytest (make check)" in made.failed("run_tests", tests=["test_calc.py"])
         made.checks = ()
         assert "has no checks" in made.failed("run_tests")
 
@@ -169,7 +169,7 @@ class TestPeopleAndMemory:
         question = made.use("ask_person", {"question": "why?"}).question
         assert question is not None
         made.grants = (Grant(fingerprint=question.fingerprint, allowed=False),)
-        assert made.done("ask_person", question="why?") == "the person leaves the decision to you"
+        assert made.done("ask_person", question="why?") == "the person left the decision to you"
 
     def test_facts_are_kept_and_found(self, made: Bench) -> None:
         assert "no memory" in made.done("memory_search", query="tests")

@@ -381,7 +381,7 @@ def test_what_is_missing_is_named(desk: Desk) -> None:
     availability = desk.executor().availability()
     assert not availability.usable
     assert "'no-such-agent-here' for the executor opencode was not found" in availability.reason
-    with pytest.raises(ExecutorError, match=r"has no option .* It has none"):
+    with pytest.raises(ExecutorError, match=r"has no option .* It has no options"):
         desk.run("works")
 
 

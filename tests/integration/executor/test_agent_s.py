@@ -62,9 +62,9 @@ def test_point_comes_from_one_question_with_the_picture(
         (says("(0.5, 0.9)"), "instead of a single point"),
         (says("There is no chat box."), "instead of a single point"),
         (says(""), "instead of a single point"),
-        (fails(500), "did not answer"),
-        (fails(429), "did not answer"),
-        (fails(404, code="model_not_found"), "did not answer"),
+        (fails(500), "did not respond"),
+        (fails(429), "did not respond"),
+        (fails(404, code="model_not_found"), "did not respond"),
     ],
 )
 def test_everything_else_is_refused_after_one_question(server: ModelServer, reply: Reply, words: str) -> None:
@@ -84,6 +84,6 @@ def test_code_in_an_answer_is_not_run(server: ModelServer) -> None:
 
 def test_model_that_hangs_is_given_up(server: ModelServer) -> None:
     server.queue(hangs(60))
-    with pytest.raises(DriverError, match="did not answer: APITimeoutError"):
+    with pytest.raises(DriverError, match="did not respond: APITimeoutError"):
         agent_s(server, model_s=2.0).locate(PICTURE, FRAME)
     assert len(server.requests) == 1

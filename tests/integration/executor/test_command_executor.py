@@ -363,7 +363,7 @@ def test_an_agent_gets_the_variables_that_were_named_and_its_key_is_not_told(
     )
     unnamed = shell(root, script)
     assert (unnamed.status, unnamed.transcript) == (ExecutorStatus.FAILED, b"none none\n")
-    with pytest.raises(ExecutorError, match="lists NOT_SET_ANYWHERE, which is not set for the worker"):
+    with pytest.raises(ExecutorError, match="lists NOT_SET_ANYWHERE, which is not set in the worker's environment"):
         shell(root, "true", environment=["NOT_SET_ANYWHERE"])
 
 

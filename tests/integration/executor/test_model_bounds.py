@@ -23,7 +23,7 @@ MOST_BYTES = 260_000_000
 def test_a_huge_answer_to_the_planner_is_refused_while_it_comes(kind: str) -> None:
     with huge_provider(kind) as url:
         found = asked_apart("client", url)
-    assert found["said"].startswith("PlannerError: model m: the answer is larger than 16 MiB")
+    assert found["said"].startswith("PlannerError: model m: the response is larger than 16 MiB")
     assert found["largest"] < MOST_BYTES, found
 
 
@@ -33,7 +33,7 @@ def test_a_huge_answer_to_an_agent_ends_at_the_bound(kind: str) -> None:
         found = asked_apart("gateway", url)
     if kind == "announced":
         assert found["status"] == 502
-        assert "the answer from the model provider is larger than 64 MiB" in found["said"]
+        assert "the response from the model provider is larger than 64 MiB" in found["said"]
     else:
         assert 0 < found["came"] <= LARGEST_ANSWER_BYTES
         # Broken off, not ended: half an answer must not look like a whole one.
@@ -94,4 +94,4 @@ def test_an_answer_in_an_unknown_packing_is_refused_with_what_to_look_at() -> No
     with provider(answer) as url, open_gateway(GatewaySpec(wire=Wire.CHAT, upstream=url, key=KEY)) as gateway:
         status, _, body = ask(gateway, "/chat/completions", body_of(Wire.CHAT))
     assert status == 502
-    assert "encoded as 'br', although identity was requested. Check the model provider" in body.decode()
+    assert "the response uses encoding 'br', but identity was requested. Check the model provider" in body.decode()

@@ -335,7 +335,7 @@ def test_a_connection_serves_one_call_after_the_other() -> None:
         ({"upstream": "api.openai.com/v1"}, "base URL"),
         ({"upstream": "https://u:p@h/v1"}, "base URL"),
         ({"key": "sk-1\n"}, "line break"),
-        ({"cassette": Cassette.RECORD}, "needs a file"),
+        ({"cassette": Cassette.RECORD}, "requires a file"),
         ({"cassette": Cassette.REPLAY, "recording": Path("/nowhere/at/all.jsonl")}, "Record it first"),
     ],
 )

@@ -65,8 +65,8 @@ def test_a_recording_answers_in_place_of_the_provider(wire: Wire, tmp_path: Path
     assert again[0][1].get("retry-after") == first[0][1].get("retry-after")
     assert (replayed.usage, replayed.statuses, replayed.calls) == (lived.usage, lived.statuses, lived.calls)
     assert (third[0], other[0]) == (409, 409)
-    assert "sent more often than recorded" in third[2].decode()
-    assert "is not in the recording cassette.jsonl (2 of its 2 exchanges were played)" in other[2].decode()
+    assert "was sent more often than in the recording" in third[2].decode()
+    assert "is not in the recording cassette.jsonl (2 of 2 recorded exchanges were replayed)" in other[2].decode()
 
 
 def test_a_replay_puts_its_own_folders_in_place_of_the_recorded_ones(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ def test_the_first_report_stays(outbox: SqliteOutbox) -> None:
 
 
 def test_an_unknown_delivery_cannot_be_claimed_or_reported(outbox: SqliteOutbox) -> None:
-    with pytest.raises(DeliveryError, match="no delivery 'run/1/1'"):
+    with pytest.raises(DeliveryError, match="delivery 'run/1/1' not found"):
         outbox.claim(KEY, "base")
-    with pytest.raises(DeliveryError, match="no delivery 'run/1/1'"):
+    with pytest.raises(DeliveryError, match="delivery 'run/1/1' not found"):
         outbox.report(KEY, report())
 
 

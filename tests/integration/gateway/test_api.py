@@ -245,7 +245,7 @@ async def test_a_misspelt_query_parameter_is_refused_with_the_names_that_exist(
         for path, names in (
             ("/api/episodes?staus=paused", "project, status, text, parent, cursor, limit"),
             ("/api/inbox?projekt=x", "project"),
-            ("/api/projects?limit=1", "This path has none"),
+            ("/api/projects?limit=1", "This path accepts no query parameters"),
             ("/api/events?after=1", "lastEventId"),
         ):
             answer = await http.get(path)

@@ -97,15 +97,15 @@ class TestValues:
         paths = {"id": "paths", "needs": ["make"], "git": {"commit": "x", "paths": ["${make.x}"]}}
         plan = stage(root, printed('"a\\u0000b"'), branch, paths)
         plan.check_done("make")
-        assert "zero byte" in plan.failed("branch")
-        assert "zero byte" in plan.failed("paths")
+        assert "null byte" in plan.failed("branch")
+        assert "null byte" in plan.failed("paths")
 
     @pytest.mark.parametrize("header", ["a\r\nx-more: evil", "a\nb", "a\0b"])
     def test_header_cannot_smuggle_another_one_in(self, root: Path, site: FakeSite, header: str) -> None:
         http = {"id": "ask", "needs": ["make"], "http": {"url": site.url("/plain"), "headers": {"x-a": "${make.x}"}}}
         plan = stage(root, printed(json.dumps(header)), http, plan=allowed(site))
         plan.check_done("make")
-        assert "cannot be requested" in plan.failed("ask")
+        assert "cannot request" in plan.failed("ask")
         assert not site.visits
 
     def test_step_of_a_template_is_read_from_the_one_that_stood_in(self, root: Path) -> None:

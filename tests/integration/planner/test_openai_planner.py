@@ -183,8 +183,8 @@ async def test_steps_are_held_to_the_programs_of_the_executor() -> None:
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (out_of_quota(), "quota of the key is used up"),
-        (fails(400, "Invalid schema"), "does not accept the request"),
+        (out_of_quota(), "key's quota is used up"),
+        (fails(400, "Invalid schema"), "the service rejected the request"),
         (fails(400, "too long", code="context_length_exceeded"), "larger context"),
         (fails(401, "Incorrect API key"), "Set OPENAI_API_KEY"),
         (fails(403, "Country not supported"), "permissions"),

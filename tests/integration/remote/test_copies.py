@@ -165,7 +165,7 @@ def test_host_that_is_overtaken_while_it_copies_does_not_move_the_head(first: Ho
 
     slow = Copies(OvertakenBucket(bucket, KEYS), ("first",), PackedTrees(), open_local_store)
     record = first.checkpoint(1, epoch)
-    with pytest.raises(FencedError, match="'second' has since changed the copy under epoch 2"):
+    with pytest.raises(FencedError, match=r"'second' has changed the copy in the meantime \(epoch 2\)"):
         slow.add(first.scope(epoch), record)
     head = second.copies.check(second.scope(epoch + 1))
     assert head.last is not None
@@ -249,7 +249,7 @@ def test_host_that_has_the_checkpoint_goes_on_where_the_store_was_emptied(first:
 
     second = host("second")
     for known in (last, None):
-        with pytest.raises(WorkspaceError, match="has no copy of ep-1, and this host does not have its last"):
+        with pytest.raises(WorkspaceError, match="has no copy of ep-1, and this host does not have the episode's last"):
             second.take(epoch + 1, known)
     assert "ep-1/head" not in bucket.names("ep-1")
     for _ in range(2):

@@ -188,7 +188,7 @@ def test_a_setting_that_names_no_folder_is_refused_with_its_name(tmp_path: Path)
 def test_without_a_sandbox_no_check_is_run_and_a_person_is_told(tmp_path: Path) -> None:
     other = "sandbox-exec" if sys.platform == "linux" else "bubblewrap"
     closed = runner(choose_sandbox(SandboxSettings(backend=other)))
-    with pytest.raises(SandboxUnavailableError, match=r"or set sandbox\.unsafe_local") as caught:
+    with pytest.raises(SandboxUnavailableError, match=r"Alternatively, set sandbox\.unsafe_local") as caught:
         closed.run(Check(run="touch ran"), tmp_path, cancelled=never, started=ignore)
     assert not caught.value.retryable
     assert not (tmp_path / "ran").exists()
@@ -203,7 +203,7 @@ def test_a_worker_of_root_in_somebody_else_s_tree_is_told_to_change_that(tmp_pat
         os.chown(path, 31_415, 31_415)
     result = runner(sandbox).run(Check(run="echo b > a.txt"), tmp_path, cancelled=never, started=ignore)
     assert ended(result) is CheckStatus.FAILED
-    assert b"no access to a tree of user 31415. Run the worker as that user]" in result.output
+    assert b"root cannot access the files of user 31415. Run the worker as that user]" in result.output
 
 
 def test_the_evidence_names_the_walls_and_what_they_did_not_hold(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ ask("http://user@localhost:{site}/")
         unlisted.format(f"2130706433:{site}"),
         "tightloop: sandbox.network does not list example.org:443. Add 'example.org' to allow it",
         "tightloop: the host api.open.test was not found",
-        "tightloop: localhost has the private address 127.0.0.1. Add 'localhost:443' to sandbox.network",
+        "tightloop: localhost resolves to the private address 127.0.0.1. Add 'localhost:443' to sandbox.network",
         "tightloop: this proxy accepts only CONNECT and http:// URLs",
         f"/ of localhost:{site} None",
     ]

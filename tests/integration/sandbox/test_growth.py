@@ -68,7 +68,7 @@ def test_a_program_that_fills_the_disk_is_ended_and_told_where(disk: Path, code:
     begun = time.monotonic()
     result = run(disk, code + LINGER)
     assert result.reason is Reason.DISK_LIMIT, result
-    assert result.message.startswith("killed: it added more than 67 MB to the disk, most of it in ")
+    assert result.message.startswith("killed: it added more than 67 MB to the disk, mostly in ")
     assert most in result.message
     assert "before" not in result.message
     assert time.monotonic() - begun < 30
@@ -106,7 +106,7 @@ def test_a_check_that_fills_the_tree_says_so(disk: Path) -> None:
     check = Check(run="mkdir out; for n in 1 2 3 4; do head -c 40000000 /dev/urandom > out/$n; done; sleep 60")
     result = runner.run(check, disk, cancelled=lambda: False, started=lambda _pid: None)
     assert result.exit_code is None
-    assert b"it added more than 67 MB to the disk, most of it in out (" in result.output
+    assert b"it added more than 67 MB to the disk, mostly in out (" in result.output
     assert b"raise sandbox.disk_mb" in result.output
 
 
@@ -120,4 +120,4 @@ def test_an_agent_that_fills_the_tree_has_failed(disk: Path) -> None:
     wanted = order(root).evolve(prompt=code, executor=choice)
     outcome = executor.execute(wanted, Supervision(), root / ".tightloop")
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FAILED, ErrorKind.SANDBOX)
-    assert "most of it in big-" in outcome.error
+    assert "mostly in big-" in outcome.error

@@ -388,7 +388,7 @@ def test_a_fence_that_does_not_work_is_no_fence_only_where_that_was_allowed(monk
     monkeypatch.setenv("PATH", "/nowhere")
     if sys.platform == "darwin":
         pytest.skip("the fence of macOS is a program with an absolute path")
-    with pytest.raises(SandboxUnavailableError, match="no sandbox for agents works"):
+    with pytest.raises(SandboxUnavailableError, match="no agent sandbox works"):
         choose_agent_sandbox(SandboxSettings())
     fence = choose_agent_sandbox(SandboxSettings(unsafe_local=True))
     request = request_for(("true",), cwd=Path("/"))

@@ -127,7 +127,7 @@ async def test_wrong_answer_is_sent_back_with_what_is_missing_and_an_example() -
     assert answer.reflection.diagnosis == GOOD["diagnosis"]
     assert "has no action_items" in server.requests[1].text
     assert json.loads(example)["diagnosis"] in server.requests[1].text
-    assert "the example came back" in server.requests[2].text
+    assert "the answer repeats the example" in server.requests[2].text
 
 
 async def test_cut_answer_is_never_taken_even_if_the_service_calls_it_whole() -> None:

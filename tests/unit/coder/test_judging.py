@@ -100,7 +100,7 @@ def test_what_is_wrong_is_said_so_that_the_model_can_act(reply: ModelAnswer, sen
 def test_one_bad_call_stops_the_good_ones_beside_it() -> None:
     answer, problem = judge(called(("read_file", '{"path": "a"}'), ("nothing", "{}")), SPECS, number=1)
     assert answer.calls == ()
-    assert problem.endswith("Nothing in this answer was done.")
+    assert problem.endswith("Nothing in this answer was executed.")
 
 
 def test_too_many_calls_are_refused() -> None:

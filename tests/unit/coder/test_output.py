@@ -12,13 +12,13 @@ def test_head_and_tail_are_kept_and_the_rest_is_named() -> None:
     text = "h" * HEAD_CHARACTERS + "m" * 77 + "t" * TAIL_CHARACTERS
     kept = keep_ends(text, SHA)
     assert kept.startswith(
-        "h" * HEAD_CHARACTERS + "\n[... 77 characters left out; all of it: read_file result:ab12ab12ab12"
+        "h" * HEAD_CHARACTERS + "\n[... 77 characters omitted; to read everything: read_file result:ab12ab12ab12"
     )
     assert kept.endswith("...]\n" + "t" * TAIL_CHARACTERS)
 
 
 def test_one_character_is_counted_as_one() -> None:
-    assert "1 character left out" in keep_ends("x" * (HEAD_CHARACTERS + TAIL_CHARACTERS + 1), SHA)
+    assert "1 character omitted" in keep_ends("x" * (HEAD_CHARACTERS + TAIL_CHARACTERS + 1), SHA)
 
 
 @given(st.integers(0, HEAD_CHARACTERS + TAIL_CHARACTERS))

@@ -85,7 +85,7 @@ def test_a_miss_shows_the_nearest_lines_with_their_numbers() -> None:
 
 
 def test_a_file_without_anything_alike_is_said_to_have_nothing() -> None:
-    assert "nor any similar line" in missed("aaaa\nbbbb\n", "zzzzzzzz", "y").reason
+    assert "or any similar line" in missed("aaaa\nbbbb\n", "zzzzzzzz", "y").reason
 
 
 def test_an_edit_that_was_made_is_told_to_be_made() -> None:

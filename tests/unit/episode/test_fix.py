@@ -164,7 +164,9 @@ def test_passing_lint_saves_the_probes_that_it_covers() -> None:
 def test_only_allowed_programs_are_proposed_and_the_missing_one_is_named() -> None:
     of = report(failed("black --check .", "1 file would be reformatted"))
     assert commands(of, programs=("git", "pytest")) == []
-    assert "needs black, which the executor may not run (it may run git, pytest)" in cannot(of, (), ("git", "pytest"))
+    assert "needs black, which the executor is not allowed to run (allowed: git, pytest)" in cannot(
+        of, (), ("git", "pytest")
+    )
 
 
 def test_tool_is_called_directly_where_only_its_launcher_is_forbidden() -> None:

@@ -89,7 +89,7 @@ def test_a_reflection_made_from_code_is_not_shown_to_a_model_that_may_see_none()
 
 
 def test_a_prompt_whose_author_names_no_level_is_not_sent_where_a_project_is_at_summary() -> None:
-    with pytest.raises(PlannerError, match=r"privacy\.prompts is 'summary' for a project in it"):
+    with pytest.raises(PlannerError, match=r"privacy\.prompts is 'summary' for at least one project"):
         redact_text("a prompt", None, strictest=PromptPrivacy.SUMMARY)
     assert redact_text("to a@b.example", None, strictest=PromptPrivacy.REDACTED) == "to [pii:email]"
     assert redact_text("to a@b.example", None, strictest=PromptPrivacy.FULL) == "to a@b.example"

@@ -69,7 +69,7 @@ def test_an_answer_names_the_question_by_id_by_step_or_by_its_option(run: BareRu
 def test_an_answer_to_one_of_several_gates_is_shown_how_to_name_one(run: BareRun) -> None:
     for each in (failed("build"), gate("release"), gate("deploy")):
         run.ask(each)
-    example = r'Open: q2 \(release\), q3 \(deploy\). Example: {"question": "q2", "option": "approve"}'
+    example = r'Open questions: q2 \(release\), q3 \(deploy\). Example: {"question": "q2", "option": "approve"}'
     with pytest.raises(InvalidRequestError, match=example):
         run.take("approve")
 
@@ -92,7 +92,9 @@ def test_several_people_have_to_agree_and_one_can_refuse(run: BareRun) -> None:
     [(question, _)] = run.take({"option": "approve", "by": "ada"})
     assert question.chosen == ""
     assert run.core.questions.is_open("q1")
-    with pytest.raises(InvalidRequestError, match="ada has already answered q1, which needs 2 different people"):
+    with pytest.raises(
+        InvalidRequestError, match="ada has already answered q1, which needs answers from 2 different people"
+    ):
         run.take({"option": "approve", "by": "ada"})
     assert run.take({"option": "approve", "by": "bob"})[0][0].chosen == "approve"
     run.ask(gate("release", count=2))

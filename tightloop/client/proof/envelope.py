@@ -164,7 +164,7 @@ def _refuse_number(number: str) -> NoReturn:
 
 def _bounded_integer(digits: str) -> int:
     if len(digits) > INTEGER_DIGITS:
-        raise ProofError(f"the proof contains a number with {len(digits)} digits")
+        raise ProofError(f"the proof contains a number with {len(digits)} digits, but the limit is {INTEGER_DIGITS}")
     return int(digits)
 
 
@@ -273,7 +273,7 @@ def fingerprint(content: bytes, sig: str) -> str:
         result = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
     match = _FINGERPRINT.search(result.stdout.decode("utf-8", "replace"))
     if result.returncode != 0 or match is None:
-        raise ProofError("the signature does not match: the proof was changed, or signed for another purpose")
+        raise ProofError("the signature does not match: the proof was changed, or it was signed for another purpose")
     return match.group()
 
 

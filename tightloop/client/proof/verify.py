@@ -339,7 +339,7 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
             verification.add(True, f"all {commands} of the definition of done passed in a fresh checkout")
         case Result.WARNED, ProofVerdict.NOT_PROVEN:
             reasons = ", ".join(details.doubts) or "it gives no reason"
-            hint = "" if rules.accepted else ". To accept that: --accepted"
+            hint = "" if rules.accepted else ". To accept that, add --accepted"
             verification.add(rules.accepted, f"the definition of done passed, but it proves nothing: {reasons}{hint}")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
@@ -355,7 +355,7 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
     # The commit first, because hashing all files on disk takes much longer.
     if repository.head() == tree:
         verification.add(
-            True, f"the commit that is checked out in {repository.root} has exactly the proven files ({tree[:12]})"
+            True, f"the commit checked out in {repository.root} contains exactly the proven files ({tree[:12]})"
         )
     elif repository.on_disk() == tree:
         verification.add(True, f"the files in {repository.root} are exactly the proven ones ({tree[:12]})")
@@ -368,12 +368,12 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
         return
     else:
         verification.add(
-            False, f"it covers other files ({tree[:12]}), which are not in the repository {repository.root}"
+            False, f"it covers different files ({tree[:12]}), which are not in the repository {repository.root}"
         )
         return
     for path, digest in statement.configuration_files:
         if repository.sha256_of(tree, path) != digest:
-            verification.add(False, f"its digest of {path} does not match the proven files")
+            verification.add(False, f"its digest for {path} does not match the proven files")
 
 
 RESULT_SECONDS = 15.0
@@ -405,7 +405,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
         async with asyncio.timeout(RESULT_SECONDS):
             result = await client.result(workflow_id)
     except TimeoutError:
-        raise ServiceUnavailableError(f"the result of {workflow_id} did not arrive in time. Try again") from None
+        raise ServiceUnavailableError(f"timed out waiting for the result of {workflow_id}. Try again") from None
     if isinstance(result, LoopResult):
         raise ProofError(_NO_PROOF.format(workflow_id))
     if result.proof is None:

@@ -138,7 +138,7 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
         detail = "the checks fail again in a way that was already fixed"
         yield _reason(ReasonKind.SAME_ERROR_AGAIN, _MEDIUM, detail)
     if stuck and facts.plan_seen_before:
-        yield _reason(ReasonKind.SAME_PLAN_AGAIN, _MEDIUM, "the same plan was carried out before")
+        yield _reason(ReasonKind.SAME_PLAN_AGAIN, _MEDIUM, "the same plan was already carried out")
     if facts.alternates:
         yield _reason(ReasonKind.ALTERNATION, _LOW, "the tree goes back and forth between the same states")
     elif facts.errors_alternate:
@@ -152,7 +152,7 @@ def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
         detail = f"the planner claims that the goal is met, but {format_count(facts.checks_failed, 'check')} failed"
         yield _reason(ReasonKind.FALSE_CLAIM, _MEDIUM, detail)
     if facts.outcome_unknown:
-        yield _reason(ReasonKind.OUTCOME_UNKNOWN, _MEDIUM, "it is unknown what the executor did last")
+        yield _reason(ReasonKind.OUTCOME_UNKNOWN, _MEDIUM, "the executor's last action is unknown")
     elif stuck and facts.executor_failed:
         yield _reason(ReasonKind.EXECUTOR_FAILED, _MEDIUM, "the executor did not finish its work")
     if not facts.made_progress and not facts.green:

@@ -300,7 +300,7 @@ class AcpClient:
         try:
             return await asyncio.wait_for(self._send(method, params), seconds)
         except TimeoutError:
-            raise AcpError(f"the agent did not answer {AGENT_METHODS[method]} within {seconds:g} s") from None
+            raise AcpError(f"the agent did not respond to {AGENT_METHODS[method]} within {seconds:g} s") from None
 
     async def _send(self, method: str, params: Message) -> Mapping[str, Any]:
         assert self._connection is not None

@@ -73,7 +73,7 @@ class Accessibility:
             answer = json.loads(self._read(ANSWER_S))
         except (OSError, ValueError, DriverError) as error:
             self.close()
-            raise DriverError(f"the accessibility tree did not answer: {error}") from error
+            raise DriverError(f"the accessibility tree did not respond: {error}") from error
         if "error" in answer:
             raise DriverError(f"cannot read the accessibility tree: {answer['error']}")
         return answer.get("answer")
@@ -98,7 +98,7 @@ class Accessibility:
             while b"\n" not in self._rest:
                 left = end - time.monotonic()
                 if left <= 0 or not selector.select(left):
-                    raise DriverError(f"no answer within {seconds:g} s")
+                    raise DriverError(f"no response within {seconds:g} s")
                 # Not `stdout.readline`: its buffer would hide from the selector that data is there.
                 chunk = os.read(descriptor, _CHUNK)
                 if not chunk:

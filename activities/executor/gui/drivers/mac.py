@@ -82,7 +82,7 @@ class AppleScriptDriver:
 
     def set_clipboard(self, text: str) -> None:
         if _command(("pbcopy",), CLIPBOARD_S, text.encode()).returncode != 0:
-            raise DriverError("pbcopy could not put the text on the clipboard")
+            raise DriverError("pbcopy could not copy the text to the clipboard")
 
     def press(self, chord: str, window: Window | None = None) -> None:
         *modifiers, key = chord.split("+")
@@ -98,7 +98,7 @@ class AppleScriptDriver:
         target = ("", "") if window is None else (str(window.pid), window.title)
         code, character = (str(_KEY_CODES[key]), "") if key in _KEY_CODES else ("", key)
         if self._run("press", code, character, modifier_flags, *target) == "elsewhere":
-            raise NotPressedError(f"the window {target[1]!r} no longer has the keyboard")
+            raise NotPressedError(f"the window {target[1]!r} no longer has keyboard focus")
 
     def release_keys(self) -> None:
         """Do nothing. System Events releases keys itself, even if this process dies."""
@@ -146,19 +146,20 @@ def problems(
     obstacles = []
     if not trusted:
         obstacles.append(
-            "the worker's program may not use the accessibility API, which finds the windows and the chat box. "
-            f"{privacy} > Accessibility, and restart it"
+            "the worker's program is not allowed to use the accessibility API, which tightloop needs to find the "
+            f"windows and the chat box. {privacy} > Accessibility, and restart the worker"
         )
     if not may_post:
         # A separate permission since macOS 10.15, in the same list; a background program may have only one.
         obstacles.append(
-            "the worker's program may not send keys, which paste the plan and press Enter. "
-            f"{privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart it"
+            "the worker's program is not allowed to send keys, which tightloop needs to paste the plan and press "
+            f"Enter. {privacy} > Accessibility (if it is already allowed, remove it and add it again), and restart the "
+            "worker"
         )
     if not may_take_pictures:
         obstacles.append(
-            "the worker's program may not take screenshots, which window.agent_s needs to find the chat box. "
-            f"{privacy} > Screen & System Audio Recording, and restart it, or remove window.agent_s"
+            "the worker's program is not allowed to take screenshots, which window.agent_s needs to find the chat box. "
+            f"{privacy} > Screen & System Audio Recording, and restart the worker, or remove window.agent_s"
         )
     return (*obstacles, *keyboard_problems(locked=locked, secure_input=secure_input))
 
@@ -170,7 +171,8 @@ def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
         reasons.append("the screen is locked. Unlock it and turn off the screen lock for this session (docs/macos.md)")
     if secure_input:
         reasons.append(
-            f"process {secure_input} uses secure keyboard input (a password field?). Leave the field or end the process"
+            f"process {secure_input} is using secure keyboard input (a password field?). Leave the field or end the "
+            "process"
         )
     return tuple(reasons)
 
@@ -204,7 +206,7 @@ def _command(command: tuple[str, ...], seconds: float, stdin: bytes = b"") -> su
             env={**os.environ, "LC_CTYPE": "UTF-8"},
         )
     except subprocess.TimeoutExpired:
-        raise DriverError(f"{name} did not answer within {seconds:g} s. Is the screen locked?") from None
+        raise DriverError(f"{name} did not respond within {seconds:g} s. Is the screen locked?") from None
     except OSError as error:
         raise DriverError(f"cannot start {name}: {error.strerror}. This driver requires macOS") from None
 
@@ -219,9 +221,9 @@ PICTURE_S = 10.0
 MESSAGE_S = 4.0
 """Timeout for one request to another program."""
 _ERRORS = {
-    -25211: "the worker's program may not use the accessibility API. Allow it in System Settings > "
+    -25211: "the worker's program is not allowed to use the accessibility API. Allow it in System Settings > "
     "Privacy & Security > Accessibility",
-    -25204: "the program does not answer and may be busy",
+    -25204: "the program is not responding and may be busy",
     -25202: "the window or the element no longer exists",
 }
 _NO_VALUE = frozenset({-25212, -25205})
@@ -366,12 +368,12 @@ class MacDriver:
         before = board.changeCount()
         board.clearContents()
         if not board.setString_forType_(text, self._kit.NSPasteboardTypeString) or board.changeCount() == before:
-            raise DriverError("the clipboard did not accept the text")
+            raise DriverError("cannot copy the text to the clipboard")
 
     def press(self, chord: str, window: Window | None = None) -> None:
         self._require_keyboard()
         if window is not None and ((active := self.active()) is None or active.id != window.id):
-            raise NotPressedError(f"the window {window.title!r} no longer has the keyboard")
+            raise NotPressedError(f"the window {window.title!r} no longer has keyboard focus")
         with self._journal.pressing(names_of(chord)):
             press(chord)
 
@@ -477,7 +479,7 @@ class MacDriver:
             return value
         if code in _NO_VALUE:
             return None
-        raise DriverError(f"cannot read {attribute}: {_ERRORS.get(code, f'error {code} of the accessibility API')}")
+        raise DriverError(f"cannot read {attribute}: {_ERRORS.get(code, f'accessibility API error {code}')}")
 
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
         """Return a point or a size, both of which the API wraps."""

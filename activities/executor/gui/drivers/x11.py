@@ -153,7 +153,7 @@ class X11Driver:
         pointer, size = root.query_pointer(), root.get_geometry()
         if pointer.root_x in (0, size.width - 1) and pointer.root_y in (0, size.height - 1):
             raise NotPressedError(
-                "the pointer is in a corner of the screen, which stops all keys. Move the pointer away"
+                "the pointer is in a corner of the screen, which blocks all key presses. Move the pointer away"
             )
 
     def _require_focus(self, window: Window) -> None:
@@ -163,7 +163,7 @@ class X11Driver:
         while not isinstance(focus, int) and str(focus.id) != window.id:
             focus = focus.query_tree().parent
         if isinstance(focus, int) or active is None or active.id != window.id:
-            raise NotPressedError(f"the window {window.title!r} no longer has the keyboard")
+            raise NotPressedError(f"the window {window.title!r} no longer has keyboard focus")
 
     def _key_code(self, name: str) -> int:
         """Return a symbol's key code in the current layout."""
@@ -222,7 +222,7 @@ class X11Driver:
         """Put text on the clipboard. xclip serves it until the clipboard changes."""
         # No inherited pipe: xclip stays in the background, and a reader would wait for its end.
         if self._xclip("-in", stdin=text.encode()).returncode != 0:
-            raise DriverError(f"xclip could not put the text on the clipboard of display {self._name}")
+            raise DriverError(f"xclip could not copy the text to the clipboard of display {self._name}")
 
     @_x11
     def press(self, chord: str, window: Window | None = None) -> None:
@@ -316,7 +316,7 @@ class X11Driver:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DriverError(f"xclip did not answer: {type(error).__name__}. Is it installed?") from error
+            raise DriverError(f"xclip did not respond: {type(error).__name__}. Is it installed?") from error
 
     def _connect(self) -> Any:
         if self._display is None:
@@ -418,7 +418,7 @@ def _do(otherwise: str, act: Callable[[Any], None]) -> None:
         act(gui)
     except gui.FailSafeException:
         raise DriverError(
-            "the pointer is in a corner of the screen, which stops all keys. Move the pointer away"
+            "the pointer is in a corner of the screen, which blocks all key presses. Move the pointer away"
         ) from None
     except Exception as error:
         raise DriverError(f"{otherwise}: {type(error).__name__}: {error}") from error

@@ -124,7 +124,7 @@ def test_point_outside_of_the_window_is_refused(tmp_path: Path, point: tuple[int
 
 
 def test_helper_that_hangs_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(DriverError, match="did not answer within"):
+    with pytest.raises(DriverError, match="did not respond within"):
         agent_s(tmp_path, "time.sleep(60)", locate_s=0.5).locate(PICTURE, FRAME)
 
 

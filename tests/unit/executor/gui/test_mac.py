@@ -79,7 +79,7 @@ def test_chords_are_key_codes_or_one_character(mac: FakeMac, chord: str, argumen
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 uses")]
+    ("state", "words"), [({"locked": True}, "the screen is locked"), ({"secure_input": 42}, "process 42 is using")]
 )
 def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: dict[str, object], words: str) -> None:
     mac.answer(state={"out": json.dumps(state)})
@@ -91,7 +91,7 @@ def test_no_key_is_pressed_while_another_program_gets_it(mac: FakeMac, state: di
 def test_key_for_a_window_that_is_not_in_front_is_not_pressed(mac: FakeMac) -> None:
     window = Window(id="7", pid=7, app=CURSOR, title=HOSTILE)
     mac.answer(state={"out": "{}"}, press={"out": "elsewhere\n"})
-    with pytest.raises(NotPressedError, match="no longer has the keyboard"):
+    with pytest.raises(NotPressedError, match="no longer has keyboard focus"):
         AppleScriptDriver().press("enter", window)
     assert mac.calls[-1]["argv"][-2:] == ["7", HOSTILE]
     assert HOSTILE not in mac.calls[-1]["script"]
