@@ -369,7 +369,10 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
             print(page_line(settings, private=sys.stdout.isatty()), flush=True)
             await waiting
         else:
-            print(f"\nTry next, after `make up`:\n{_next_steps(episode_id)}", flush=True)
+            print(
+                f"\nEverything has stopped again. To look around, start `make up`, and try:\n{_next_steps(episode_id)}",
+                flush=True,
+            )
             print(f"\n{page_line(settings, private=False)}", flush=True)
         waiting.cancel()
         return 0 if green else 1

@@ -49,7 +49,7 @@ def is_loop(status: Any) -> bool:
 
 
 QUESTIONS_SHOWN = 12
-_TEXTS = {"done": "what I did", "failed": "why", "refused": "why", "limit": "why", "deny": "why", "reject": "why"}
+_TEXTS = {"done": "WHAT_I_DID", "failed": "WHY", "refused": "WHY", "limit": "WHY", "deny": "WHY", "reject": "WHY"}
 """Options that usually need a text, with a placeholder for the text."""
 
 

@@ -19,6 +19,7 @@ from workflows.run.activities import ActivityRunner
 from workflows.run.reporting import GOAL_CHARACTERS, Reporting, View
 
 THE_PLAN = PlanContext.whole
+NAMES_SHOWN = 5
 FAILED_STEPS = "failed-steps"
 """Window for the questions about failed steps, which can be answered together."""
 NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKind.LIMIT})
@@ -30,7 +31,8 @@ RETRY = Option(name="retry", effect="the failed work is retried; your file edits
 RETRY_STEP = RETRY.evolve(effect="the step is retried with all its attempts; your file edits are kept")
 EXTEND = Option(name="extend", effect="each exhausted limit is raised by the amount specified in the plan")
 CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
-SKIP = Option(name="skip", effect="the step counts as skipped and the plan continues")
+SKIP = Option(name="skip", effect="skip the step; the plan continues")
+CHECK_AGAIN = RETRY.evolve(effect="run the definition of done again; your file edits are kept")
 FAIL = Option(name="fail", effect="the step remains failed; the plan fails once nothing else is left to do")
 REPLAN = Option(name="replan", effect="a planner revises the plan")
 GO_TO_WORK = Option(name=WORK, effect="the plan is verified and proven again; your file edits are kept")
@@ -79,7 +81,7 @@ class PlanQuestions:
             id="",
             kind=QuestionKind.FAILED_STEP,
             title=f"{step} failed: {failure.reason}",
-            options=(RETRY_STEP, SKIP, FAIL, *self._replan),
+            options=(RETRY_STEP, self._skip(step), FAIL, *self._replan),
             default=RETRY.name,
             blocks=step,
             step=step,
@@ -93,8 +95,8 @@ class PlanQuestions:
             id="",
             kind=QuestionKind.UNMET,
             title=f"the definition of done is not met: {failed}",
-            options=(RETRY, *self._replan, CANCEL),
-            default=RETRY.name,
+            options=(CHECK_AGAIN, *self._replan, CANCEL),
+            default=CHECK_AGAIN.name,
             blocks=THE_PLAN,
         )
         self._ask("paused", question)
@@ -136,6 +138,17 @@ class PlanQuestions:
             return question.kind in stands and (number is None or schedule.status(number) is not stands[question.kind])
 
         return tuple(question for question in self._context.waiting if is_outdated(question))
+
+    def _skip(self, step: str) -> Option:
+        """Return the option to skip a step, with the steps that would be skipped because they need it."""
+        schedule = self._context.schedule
+        number = schedule.find(step)
+        names = [] if number is None else schedule.list_skipped_with(number)
+        if not names:
+            return SKIP
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        others = ", ".join(names[:NAMES_SHOWN]) + more
+        return SKIP.evolve(effect=f"skip the step, and {others}, which need it; the plan continues")
 
     @property
     def _replan(self) -> tuple[Option, ...]:

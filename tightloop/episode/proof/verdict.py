@@ -245,8 +245,8 @@ def evidence_lines(proof: Proof) -> tuple[str, ...]:
 
 
 SHARED_PROCESS = (
-    "all checkers except node --test report from the process that also runs the code under test, so code that is "
-    "written to deceive them cannot be ruled out"
+    "the code under test does not deceive its test runner: all runners except node --test share a process with that "
+    "code"
 )
 NO_TESTS = "there were no tests at the start, so all passing tests were added with the work"
 

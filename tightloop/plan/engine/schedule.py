@@ -11,7 +11,7 @@ from tightloop.plan.engine.graph import Graph, Node
 from tightloop.plan.engine.revision import StepIndex
 from tightloop.plan.engine.state import STATUS_OF, ScheduleState, decode_tries, encode_tries
 from tightloop.plan.engine.verdicts import GOOD, OPEN, Verdicts
-from tightloop.plan.step import Access, StepKind
+from tightloop.plan.step import Access, Join, StepKind
 
 _READING = (Access.READS, Access.MERGES)
 
@@ -159,6 +159,20 @@ class Schedule:
         ]
         left_out = [self.name(number) for number in steps if number in counted or self._is_skipped(number)]
         return [self.name(number) for number in steps], left_out
+
+    def list_skipped_with(self, number: int) -> list[str]:
+        """Return the names of the steps that would be skipped together with a step, because they need it."""
+        if self._index.is_instance(number):
+            return []
+        skipped, work = {number: None}, [number]
+        while work:
+            for dependent in self.graph.dependents[work.pop()]:
+                node = self.graph.nodes[dependent]
+                is_lost = node.join is Join.ALL or all(need in skipped for need in node.needs)
+                if dependent not in skipped and is_lost and node.join is not Join.ENDED:
+                    skipped[dependent] = None
+                    work.append(dependent)
+        return [self.name(dependent) for dependent in list(skipped)[1:]]
 
     def list_tolerated(self) -> list[str]:
         """Return the names of the failed steps after which the plan continued as if they had completed."""
