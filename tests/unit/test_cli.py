@@ -253,7 +253,7 @@ def test_text_of_agents_cannot_steer_the_terminal() -> None:
     ("kind", "commands"),
     [
         ("permission", ["answer episode-1 allow", "answer episode-1 deny why"]),
-        ("work", ["answer episode-1 done 'what I did'", "answer episode-1 failed why", "answer episode-1 refused why"]),
+        ("work", ["answer episode-1 done WHAT_I_DID", "answer episode-1 failed WHY", "answer episode-1 refused WHY"]),
     ],
 )
 def test_question_shows_the_commands_that_answer_it(kind: str, commands: list[str]) -> None:

@@ -172,7 +172,8 @@ async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) 
         except ServiceUnavailableError as error:
             return f"{key} will end when a worker responds: {error.message}"
         return f"{key} will end when its running work has stopped. Follow it: tightloop watch {key}"
-    return f"{key} is {result.outcome.lower()}: {result.reason}"
+    outcome = result.outcome.lower()
+    return f"{key} is {outcome}" + (f": {result.reason}" if result.reason not in ("", outcome) else "")
 
 
 PREPARE: dict[str, Callable[[Asked], Asked]] = {
