@@ -252,7 +252,7 @@ def test_text_of_agents_cannot_steer_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("kind", "commands"),
     [
-        ("permission", ["answer episode-1 allow", "answer episode-1 deny why"]),
+        ("permission", ["answer episode-1 allow", "answer episode-1 deny WHY"]),
         ("work", ["answer episode-1 done WHAT_I_DID", "answer episode-1 failed WHY", "answer episode-1 refused WHY"]),
     ],
 )

@@ -236,7 +236,7 @@ def test_a_waiting_gate_is_shown_with_the_commands_that_answer_it() -> None:
     assert "release is waiting for a person with role ops: Release 2.0?" in todo
     assert "  passed: tests" in todo
     assert "  tightloop answer p1 approve   # the step continues" in todo
-    assert any(line.startswith("  tightloop answer p1 reject why") for line in todo)
+    assert any(line.startswith("  tightloop answer p1 reject WHY") for line in todo)
 
 
 def test_each_option_has_its_pros_and_its_command() -> None:
