@@ -1,0 +1,218 @@
+"""An outcome never says more than what happened: work, proof, messages, and work that cannot be done."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.doubles import ScriptedPlanner, claims_done, planned
+from tests.support.episodes import APPEND, Working, asked, eventually, scripted
+from tests.support.extent import draw_seed, part
+from tightloop.cli.main import app
+from tightloop.client import TightloopClient
+from tightloop.episode.model import EpisodeOutcome, EpisodeResult
+from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.errors import InvalidRequestError
+from tightloop.run.question import QuestionKind
+
+RED = "grep -q 2 log.txt"
+GREEN = "test -f app.py"
+ENDING = ".tightloop-ending"
+Files = Callable[[dict[str, str]], None]
+
+
+@pytest.fixture
+def files(workspace: Path, git) -> Files:
+    """Commit files to the project."""
+
+    def commit(contents: dict[str, str]) -> None:
+        for name, text in contents.items():
+            (workspace / name).write_text(text)
+        git(workspace, "add", "--all")
+        git(workspace, "commit", "--quiet", "-m", "files")
+
+    return commit
+
+
+def once(briefing: Briefing) -> PlannerAnswer:
+    """Plan one step, and then claim that the goal is met."""
+    return planned() if briefing.iteration == 1 else claims_done()
+
+
+async def run(client: TightloopClient, request: Any) -> EpisodeResult:
+    episode_id = await client.start(request)
+    result = await client.result(episode_id)
+    status = await client.status(episode_id)
+    assert isinstance(result, EpisodeResult)
+    assert (status.qualifier, status.files_changed) == (result.qualifier, result.files_changed)
+    closed = [entry.text for entry in await client.timeline(episode_id) if entry.kind == "closed"]
+    assert closed[-1].startswith(f"SUCCEEDED, {result.qualifier}"[:200] if result.qualifier else "SUCCEEDED: ")
+    return result
+
+
+async def test_red_to_green_by_work_is_a_plain_success(client: TightloopClient, working: Working, request_for) -> None:
+    async with working():
+        result = await run(client, request_for(definition_of_done=[RED], executor=scripted(APPEND)))
+    assert (result.outcome, result.qualifier, result.files_changed) == (EpisodeOutcome.SUCCEEDED, "", 1)
+
+
+async def test_checks_that_never_failed_prove_nothing(client: TightloopClient, working: Working, request_for) -> None:
+    async with working(ScriptedPlanner(once)):
+        result = await run(client, request_for(definition_of_done=[GREEN], executor=scripted(APPEND)))
+    assert (result.qualifier, result.files_changed) == ("not proven: no check ever failed", 1)
+
+
+async def test_a_claim_without_any_work_is_named(
+    client: TightloopClient, working: Working, request_for, settings
+) -> None:
+    async with working(ScriptedPlanner(lambda _: claims_done())):
+        episode_id = await client.start(request_for(definition_of_done=[GREEN]))
+        result = await client.result(episode_id)
+        done = await asyncio.to_thread(
+            CliRunner().invoke, app, ["--address", settings.temporal.address, "watch", episode_id]
+        )
+    assert result.qualifier == "not proven: no executor ran, 0 files changed, no check ever failed"
+    assert (done.exit_code, "SUCCEEDED, not proven: no executor ran" in done.output) == (4, True)
+
+
+async def test_a_check_that_fails_at_random_was_not_seen_to_fail(
+    client: TightloopClient, working: Working, request_for, files: Files
+) -> None:
+    # Red at the first run in a folder, and green from then on without any change of a tracked file.
+    files({".gitignore": "ran\n"})
+    async with working(ScriptedPlanner(once)):
+        request = request_for(definition_of_done=["test -e ran || { touch ran; false; }"], executor=scripted(APPEND))
+        episode_id = await client.start(request)
+        status = await asked(client, episode_id)
+        await client.answer(episode_id, "accept", by="ada")
+        result = await client.result(episode_id)
+    assert status.questions[0].kind is QuestionKind.PROOF
+    assert result.qualifier.startswith("not proven: no check ever failed (flaky: test -e ran ||")
+    assert "ada accepted it despite this finding: " in result.qualifier
+
+
+async def test_a_restore_and_a_fork_keep_what_was_seen(client: TightloopClient, working: Working, request_for) -> None:
+    async with working():
+        first = await client.start(request_for(definition_of_done=[RED], executor=scripted(APPEND)))
+        await client.result(first)
+        await client.restore(first, "ckpt-1")
+        restored = await client.result(first)
+        second = await client.fork(first, "ckpt-2")
+        forked = await client.result(second)
+    assert (restored.qualifier, forked.qualifier) == ("", "")
+    assert forked.outcome is EpisodeOutcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("words", ["impossible", "left red on purpose", "IMPOSSIBLE"])
+async def test_work_that_cannot_be_done_is_a_question_after_the_first_delivery(
+    words: str, client: TightloopClient, working: Working, request_for, workspace: Path
+) -> None:
+    ending = {"write": [{"path": ENDING, "text": f"{words}: two checks\ncontradict each other\n"}]}
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted(ending, APPEND)))
+        status = await asked(client, episode_id)
+        left = (workspace / ENDING).exists()
+        await client.answer(episode_id, "work", text="the second one counts", by="ada")
+        await eventually(lambda: _iteration(client, episode_id, 2))
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+    [question] = status.questions
+    assert (question.kind, status.iteration) == (QuestionKind.IMPOSSIBLE, 1)
+    assert question.title == f"the executor stopped: {words.lower()}: two checks contradict each other"
+    assert not left
+    assert status.spent.executor_failures == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "It is impossible to say how long this takes.",
+        "I cannot find the config, so I made one.",
+        "impossible: that was my first thought, but it works.",
+        "left red on purpose: no test, all are green.",
+        "This cannot be done in one step; the first step is done.",
+    ],
+)
+async def test_prose_in_a_report_never_decides(
+    words: str, client: TightloopClient, working: Working, request_for
+) -> None:
+    async with working():
+        step = {**APPEND, "summary": words}
+        result = await run(client, request_for(definition_of_done=[RED], executor=scripted(step)))
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_a_later_question_shows_the_last_words(client: TightloopClient, working: Working, request_for) -> None:
+    step = {**APPEND, "summary": "The test contradicts the specification in docs/rules.md."}
+    async with working():
+        request = request_for(definition_of_done=["false"], executor=scripted(step), budget={"max_iterations": 1})
+        episode_id = await client.start(request)
+        status = await asked(client, episode_id)
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+    [question] = status.questions
+    assert question.kind is QuestionKind.BUDGET
+    assert any("contradicts the specification in docs/rules.md" in line for line in question.evidence)
+
+
+async def test_every_confirmed_message_is_in_the_next_prompt(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    chance, count = random.Random(draw_seed()), part(30, of=500)
+    confirmed: list[str] = []
+    refused: list[str] = []
+    planner = ScriptedPlanner()
+
+    async def send(number: int) -> None:
+        text = f"message {number} {'x' * chance.choice((0, 20, 900))}"
+        try:
+            reply = await client.respond(episode_id, text, by="ada")
+        except InvalidRequestError as error:
+            refused.append(error.message)
+            return
+        assert reply.startswith("the planner will read it")
+        confirmed.append(f"ada: {text.strip()}")
+
+    async with working(planner):
+        request = request_for(
+            definition_of_done=["test -f enough"],
+            executor=scripted(APPEND),
+            budget={"max_iterations": 200},
+            repeat_error_limit=100,
+            iterations_per_run=3,
+        )
+        episode_id = await client.start(request)
+        for first in range(0, count, 2):
+            if chance.random() < 0.2:
+                await client.pause(episode_id, "lunch")
+            await asyncio.gather(send(first), send(first + 1))
+            await client.resume(episode_id)
+            await asyncio.sleep(chance.random() * 0.2)
+        last = (await client.status(episode_id)).iteration
+        await eventually(lambda: _iteration(client, episode_id, last + 2), seconds=60)
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+    read = [note for briefing in planner.briefings for note in briefing.notes]
+    assert len(confirmed) > count / 2
+    assert all("no room for another" in message for message in refused)
+    assert [text for text in confirmed if text not in read] == []
+
+
+async def test_a_message_that_is_too_long_is_refused_and_not_cut(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(definition_of_done=["false"]))
+        with pytest.raises(InvalidRequestError, match="4001 characters"):
+            await client.respond(episode_id, "x" * 4001)
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+
+
+async def _iteration(client: TightloopClient, episode_id: str, number: int) -> bool:
+    status = await client.status(episode_id)
+    return status.iteration >= number
