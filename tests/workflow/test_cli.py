@@ -85,8 +85,8 @@ async def test_same_commands_show_what_a_plan_waits_for_and_steer_it(
         none = await cli("list", "--kind", "episode", "--json")
     for text in (listed, shown):
         assert f"tightloop answer {plan_id} approve" in text
-    assert (paused[0], resumed[0], wrong[0], approved[0], watched[0]) == (0, 0, 2, 0, 0)
-    assert "COMPLETED: all steps are done" in watched[1]
+    assert (paused[0], resumed[0], wrong[0], approved[0], watched[0]) == (0, 0, 2, 0, 4)
+    assert "COMPLETED, not proven: there is no definition of done" in watched[1]
     assert report[1].startswith("# ")
     assert plan_id not in none[1]
 

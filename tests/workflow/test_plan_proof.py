@@ -59,7 +59,7 @@ async def test_tree_is_compared_with_that_of_the_beginning_and_the_result_has_th
 @pytest.mark.parametrize(
     ("source", "request_", "reason"),
     [
-        (ONE, {}, "all steps are done; the plan has no definition of done to prove"),
+        (ONE, {}, "all steps are done"),
         (ONE, {"depth": 2}, "all steps are done"),
         (ONE + DONE, {"dry_run": True}, "all steps are done"),
     ],
@@ -88,7 +88,8 @@ async def test_person_accepts_what_speaks_against_the_proof(playing: Playing, po
     assert [request.by for request in stage.scripted.accepted] == ["ada"]
     assert len(stage.scripted.proven) == 1
     assert result.outcome is PlanOutcome.COMPLETED
-    assert result.reason.startswith("all steps are done; accepted by ada: the checks are green, but")
+    assert result.reason == "all steps are done, and the definition of done passes"
+    assert result.qualifier.startswith("not proven: ada accepted it despite this finding: the checks are green, but")
     assert result.proof is not None
     assert result.proof.name == "accepted"
 
@@ -347,7 +348,7 @@ async def test_proof_of_an_episode_does_not_speak_for_the_steps_before_it(
         await client.answer(plan_id, "cancel")
         await result_of(client, plan_id)
         child = await client.result(f"{plan_id}.agent.1")
-    assert proof_of(project, child.proof).verdict is ProofVerdict.PROVEN
+    assert proof_of(project, child.proof).verdict is ProofVerdict.NOT_PROVEN
     assert [question.kind for question in status.questions] == [QuestionKind.PROOF]
 
 

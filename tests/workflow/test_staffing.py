@@ -94,7 +94,9 @@ async def test_opening_that_finds_nobody_pauses_and_resume_continues(
     episode_id = await stage.client.start(request_for(queues=queues))
     await eventually(lambda: paused(stage.client, episode_id), seconds=40)
     status = await stage.client.status(episode_id)
-    assert status.questions[0].title.startswith(f"no worker on task queue '{stage.home}' took open_workspace within")
+    assert status.questions[0].title.startswith(
+        f"no worker on task queue '{stage.home}' accepted open_workspace within"
+    )
     await stage.serve(Role.WORKSPACE)
     await stage.client.resume(episode_id)
     assert (await stage.client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
@@ -110,7 +112,7 @@ async def test_plan_that_finds_nobody_to_open_it_pauses_and_resume_continues(sta
     plan_id = await stage.client.start(request)
     await eventually(lambda: paused(stage.client, plan_id), seconds=40)
     status = await stage.client.status(plan_id)
-    assert status.questions[0].title.startswith(f"no worker on task queue '{stage.home}' took open_plan within")
+    assert status.questions[0].title.startswith(f"no worker on task queue '{stage.home}' accepted open_plan within")
     await stage.serve(Role.WORKSPACE)
     await stage.client.resume(plan_id)
     assert (await stage.client.result(plan_id)).outcome is PlanOutcome.COMPLETED

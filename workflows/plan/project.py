@@ -445,7 +445,7 @@ class ProjectWorkflow(GraphWorkflow):
     @property
     def place(self) -> str:
         """The plan's state, as shown by the replay tool."""
-        return f"the plan is {self._view.loop_status().status.value}"
+        return f"the plan is {self._context.status}"
 
     def _read_dispatch(self, value: Any) -> control.DispatchCommand:
         self._orders.check_command("dispatch")

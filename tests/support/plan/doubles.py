@@ -313,18 +313,21 @@ class ScriptedPlanActivities:
 
     @activity.defn
     async def begin(self, request: BeginRequest) -> BeginResult:
-        """Keep nothing."""
+        """Keep nothing. The check fails at the start."""
         self.begun.append(request)
-        return BeginResult(
-            verification=Verification(tree=request.expected_tree, total=0, signature="", report=PROOF), beginning=PROOF
-        )
+        verification = Verification(tree=request.expected_tree, total=1, failed_count=1, report=PROOF)
+        return BeginResult(verification=verification, beginning=PROOF)
 
     @activity.defn
     async def prove(self, request: ProveRequest) -> ProveResult:
         """Answer as the script says, then with yes."""
         self.proven.append(request)
         await self.before_proof()
-        return self.proofs.pop(0) if self.proofs else ProveResult(proof=PROOF, verdict=ProofVerdict.PROVEN)
+        return (
+            self.proofs.pop(0)
+            if self.proofs
+            else ProveResult(proof=PROOF, verdict=ProofVerdict.PROVEN, files_changed=1)
+        )
 
     @activity.defn
     async def accept_proof(self, request: AcceptRequest) -> ArtifactRef:
