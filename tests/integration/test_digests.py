@@ -73,7 +73,7 @@ async def test_digest_of_the_day_before_is_sent_once_and_signed(workspace: Path,
     assert came.genuine
     assert (came.told["kind"], came.told["subject"], came.told["project"]) == ("digest", "project", project)
     assert came.told["text"].splitlines() == [
-        f"{project}, 2026-11-24: 1 succeeded, 1 blocked, 0 questions open; 0 iterations, $0.00",
+        f"{project}, 2026-11-24: 1 succeeded, 0 to review, 1 blocked, 0 questions open; 0 iterations, $0.00",
         "done     ep-1",
         "blocked  ep-2",
         f"More: tightloop digest --project {project} --day 2026-11-24",

@@ -155,7 +155,7 @@ async def test_copy_does_not_start_beside_the_original(
     assert await clone.ended() == 1
     name, said = read_name(home), clone.log.read_text()
     assert f"another state home uses this host's name, '{name}': worker " in said
-    assert "@original has it since 20" in said
+    assert "@original has used it since 20" in said
     assert f"To continue with this state home ({copy}), stop that worker, then start this one again." in said
     assert "TIGHTLOOP_WORKER__HOST=NAME" in said
     # With a name of its own it works beside it.
@@ -185,7 +185,7 @@ async def test_copy_goes_on_once_the_original_was_killed(
     # Temporal goes on listing it, and nothing in the copy shows that it is dead.
     original.stop(signal.SIGKILL)
     await clone.serve(copy)
-    assert "which may be dead: waiting up to 10 s for a sign of life" in clone.log.read_text()
+    assert "but may be dead: waiting up to 10 s for a sign of life" in clone.log.read_text()
     await goes_on(client, episode_id)
 
 

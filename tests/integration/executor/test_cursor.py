@@ -153,7 +153,7 @@ def test_what_it_cannot_do_is_refused_with_what_to_do(bench: Bench, monkeypatch:
     with pytest.raises(ExecutorError, match="max_model_calls is 3"):
         bench.deliver(max_model_calls=3)
     monkeypatch.delenv("CURSOR_API_KEY")
-    with pytest.raises(ExecutorError, match="CURSOR_API_KEY is not set"):
+    with pytest.raises(ExecutorError, match="does not set CURSOR_API_KEY"):
         bench.deliver()
 
 

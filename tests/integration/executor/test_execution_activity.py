@@ -262,7 +262,7 @@ def test_no_usable_executor_is_fatal_with_every_reason(bench: Bench) -> None:
     report = bench.execute(agent=Agent(reason="not installed: npm install -g agent"))
     assert report.status is ExecutorStatus.FATAL
     assert report.error == (
-        "no executor is usable. agent: not installed: npm install -g agent; unknown executor 'missing'"
+        "no executor is usable. agent: not installed: npm install -g agent; the executor 'missing' is unknown"
     )
     assert report.error_kind is ErrorKind.CONFIG
     assert report.new_tree == bench.base

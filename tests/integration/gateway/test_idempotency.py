@@ -259,9 +259,9 @@ async def test_the_same_request_of_a_program_is_started_once_and_another_one_is_
         assert await client.start(request, new_id=name, request_id="monday") == name
         assert await client.plan_project(asked, new_id=loop, request_id="monday") == loop
     for wrong, request_id in ((request.evolve(goal="other"), "monday"), (request, "tuesday"), (request, "")):
-        with pytest.raises(IdTakenError, match=f"{name} exists"):
+        with pytest.raises(IdTakenError, match=f"{name} already exists"):
             await client.start(wrong, new_id=name, request_id=request_id)
-    with pytest.raises(IdTakenError, match=f"{loop} exists"):
+    with pytest.raises(IdTakenError, match=f"{loop} already exists"):
         await client.plan_project(asked.evolve(goal="other"), new_id=loop, request_id="monday")
 
 

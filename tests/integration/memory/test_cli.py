@@ -69,7 +69,7 @@ def test_entries_are_listed_shown_and_forgotten(kept: MemoryStore, workspace: Pa
     assert "KeyError" in tightloop(workspace, "list", "--kind", "failure").stdout
     shown = tightloop(workspace, "show", signature(FAILURE)).stdout
     assert "check: pytest -q" in shown
-    assert "worked 1 of 1 time" in shown
+    assert "worked 1 out of 1 time" in shown
     assert answer(workspace, "forget", signature(FAILURE))["forgotten"] == 1
     gone = tightloop(workspace, "forget", signature(FAILURE))
     assert gone.exit_code != 0

@@ -108,7 +108,7 @@ def test_long_text_is_cut_and_equal_texts_have_equal_vectors() -> None:
 
 def test_folder_without_a_model_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SettingsError, match=r"lacks model\.safetensors, tokenizer\.json.*hashing"):
+    with pytest.raises(SettingsError, match=r"does not contain model\.safetensors, tokenizer\.json.*hashing"):
         choose_embedder(MemorySettings(embedder="local", folder=str(tmp_path)), ModelService())
 
 

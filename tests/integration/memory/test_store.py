@@ -34,7 +34,7 @@ def test_solution_of_a_similar_failure_is_found(memory: MemoryStore) -> None:
     [found] = memory.recall("p", Query(text=IMPORT_LIKE))
     assert found.pattern == SORT
     assert found.shown.startswith("a similar failure")
-    assert found.shown.endswith("worked 1 of 1 time")
+    assert found.shown.endswith("worked 1 out of 1 time")
 
 
 def test_what_is_not_alike_is_not_shown(memory: MemoryStore) -> None:

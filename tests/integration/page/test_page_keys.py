@@ -316,7 +316,7 @@ def test_cancel_reaches_an_episode_only_when_it_is_confirmed(
         before = signals()
         page.get_by_role("radio", name="yes, do it").check()
         page.get_by_role("button", name="Continue").click()
-        expect(page.get_by_role("status").filter(has_text="It ends")).to_be_visible()
+        expect(page.get_by_role("status").filter(has_text="the run will end")).to_be_visible()
     assert (before, signals()) == ([], ["cancel"])
 
 

@@ -301,7 +301,7 @@ class TestDeletions:
     def test_emptied_files_count_whatever_is_added_elsewhere(self, root: Path, content: str) -> None:
         files = [{"path": f"src/{number}.py", "content": ""} for number in range(20)]
         plan = by_model(root, {"id": "one", "edit": {"files": [*files, {"path": "junk.txt", "content": content}]}})
-        assert "800 lines (67%) are gone" in check_waits(plan.run("one"))
+        assert "800 lines (67%) have been deleted" in check_waits(plan.run("one"))
 
     def test_diff_and_allowed_commands_are_bounded_too(self, root: Path) -> None:
         patch = subprocess.run(

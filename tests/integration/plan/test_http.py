@@ -228,7 +228,7 @@ def test_nobody_listening_is_transient(tmp_path: Path, site: FakeSite) -> None:
     done = ask(tmp_path, site, {"url": url}, network=network)
     assert done.failure is not None
     assert done.failure.failure_class is FailureClass.TRANSIENT
-    assert "not be reached" in done.failure.reason
+    assert "cannot reach" in done.failure.reason
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:

@@ -28,9 +28,9 @@ def test_a_file_that_is_too_large_for_the_patch_is_left_to_a_person(episode: Epi
     (item,) = [finding for finding in episode.state.findings if finding.rule == "change_not_read"]
     assert (item.verdict, item.where) == (Verdict.ASK, "data/big.txt")
     assert item.evidence.startswith("201 of 90201 changed lines were checked: the patch contains 1 of 2 changed")
-    assert "cut at 2000000 bytes" in tracking.note
+    assert "truncated at 2000000 bytes" in tracking.note
     events = open_project(episode.root).events("course")
-    assert "cut at 2000000 bytes" in events[-1].text
+    assert "truncated at 2000000 bytes" in events[-1].text
 
 
 def test_without_a_patch_nothing_passes_as_read(episode: Episode) -> None:
