@@ -115,7 +115,7 @@ TOLD = {
         r"completed: write",
         r"verified: 1 of 1 checks pass",
         r"proven: in a fresh checkout of tree",
-        r"closed: COMPLETED.*: all steps are done, and the definition of done is proven",
+        r"closed: COMPLETED: all steps are done, and the definition of done is proven",
     ),
     "plan_gate_and_compensation": (
         r"failed: pack: transient: busy",
