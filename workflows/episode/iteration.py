@@ -259,8 +259,8 @@ class Iteration:
             TrackingActivities.track_iteration,
             lambda: TrackRequest(
                 scope=record.scope,
-                # A checkpoint does not contain the list of checkpoints.
-                state=record.state.evolve(checkpoints=()),
+                # A checkpoint contains neither the list of checkpoints nor texts that only questions show.
+                state=record.state.evolve(checkpoints=(), last_words=""),
                 base_tree=before.tree,
                 base_lines=last.lines if last and last.tree == before.tree else None,
                 previous_plan=before.plan,
