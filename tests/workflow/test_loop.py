@@ -321,7 +321,7 @@ async def test_plan_of_an_episode_that_ended_knows_its_goal(
         await asyncio.gather(client.cancel(plan_id), client.cancel(again))
     assert status.goal == "RUN: seq 3 > log.txt"
     assert status.run_id == episode
-    assert "no episode 'ep-none'" in missing.reason
+    assert "no such episode in this project: 'ep-none'" in missing.reason
     assert same.packet_id == status.packet_id
 
 

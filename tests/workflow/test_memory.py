@@ -133,7 +133,7 @@ async def test_server_in_a_wrong_state_costs_nothing_but_the_memory(
 ) -> None:
     expected = {
         "missing": "does not answer",
-        "newer": "was written by a newer version of tightloop (migration v9999_later",
+        "newer": "was written by a newer version of tightloop. Upgrade this worker",
         "older": "Upgrade it with: tightloop ledger upgrade",
     }
     with new_database(server) as address:

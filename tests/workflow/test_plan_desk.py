@@ -62,7 +62,7 @@ async def test_bare_pause_and_resume_signals_work(playing: Playing, temporal_cli
     assert "waits for an answer" in shown.stdout
     assert "signal `resume`" in shown.stdout
     assert result.outcome is PlanOutcome.COMPLETED
-    assert (after.get(STATUS), after.get(KIND)) == ("completed", None)
+    assert (after.get(STATUS), after.get(KIND)) == ("completed, not proven", None)
 
 
 async def test_edits_made_during_a_pause_are_kept(playing: Playing):

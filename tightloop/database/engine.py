@@ -272,8 +272,8 @@ class Database:
     def _refuse_newer(self, revision: str) -> None:
         if revision > self.head:
             raise WorkspaceError(
-                f"the {self._migrations.name} {self} was written by a newer version of tightloop (migration "
-                f"{revision}, but this code supports only {self.head}). Upgrade this worker"
+                f"the {self._migrations.name} {self} was written by a newer version of tightloop. Upgrade this worker: "
+                f"its newest migration is {self.head}, not {revision}"
             )
 
     @contextlib.contextmanager
