@@ -82,7 +82,6 @@ class Prompts:
 
 
 def _all_items(items: Sequence[str]) -> str:
-    """Return a Markdown list."""
     return "\n".join("- " + item.replace("\n", "\n  ") for item in items)
 
 

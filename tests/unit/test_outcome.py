@@ -73,7 +73,7 @@ def test_other_ends_are_failures_and_open_runs_need_a_person(status: str) -> Non
             "not proven: no executor ran, 0 files changed, no check ever failed",
             "not proven",
         ),
-        (Facts(has_checks=False), "not proven: there is no definition of done", "not proven"),
+        (Facts(has_checks=False), "not proven: no definition of done", "not proven"),
         (
             Facts(steps=3, skipped=["build", "publish"]),
             "2 of 3 steps skipped: build, publish",
@@ -82,7 +82,7 @@ def test_other_ends_are_failures_and_open_runs_need_a_person(status: str) -> Non
         (Facts(steps=1, failed=["lint"]), "1 of 1 step failed: lint", "1 of 1 step failed"),
         (
             Facts(steps=9, skipped=list("abcdefg"), has_checks=False),
-            "7 of 9 steps skipped: a, b, c, d, e and 2 more; not proven: there is no definition of done",
+            "7 of 9 steps skipped: a, b, c, d, e and 2 more; not proven: no definition of done",
             "7 of 9 steps skipped, not proven",
         ),
         (

@@ -86,7 +86,7 @@ async def test_same_commands_show_what_a_plan_waits_for_and_steer_it(
     for text in (listed, shown):
         assert f"tightloop answer {plan_id} approve" in text
     assert (paused[0], resumed[0], wrong[0], approved[0], watched[0]) == (0, 0, 2, 0, 4)
-    assert "COMPLETED, not proven: there is no definition of done" in watched[1]
+    assert "COMPLETED, not proven: no definition of done" in watched[1]
     assert report[1].startswith("# ")
     assert plan_id not in none[1]
 

@@ -58,7 +58,7 @@ async def test_steps_run_in_the_order_of_their_needs(playing: Playing):
     assert max(order.index("-b"), order.index("-c")) < order.index("+d")
     assert (status.status, status.title) == ("completed", "Four steps")
     assert told[0] == "opened 4 steps"
-    assert told[-1].startswith("closed COMPLETED, not proven: there is no definition of done (all steps are done)")
+    assert told[-1].startswith("closed COMPLETED, not proven: no definition of done (all steps are done)")
 
 
 async def test_independent_steps_run_at_the_same_time_up_to_the_limit(playing: Playing):

@@ -133,7 +133,7 @@ COMMANDS = (
     Command("inbox", "now:inbox", panel=LOOK),
     Command("digest", "look:digest", panel=LOOK),
     Command("metrics", "look:metrics", panel=LOOK),
-    Command("proof", "proof:proof", "Exits with code 4 if it is not proven, and 1 if there is no success.", PROOF),
+    Command("proof", "proof:proof", "Exits with code 4 if the success is not proven, and 1 without a success.", PROOF),
     Command("verify", "proof:verify", "Exits with code 0 if proven, 1 if not proven, and 2 on a usage error.", PROOF),
     Command("answer", "steer:answer", panel=ANSWER),
     Verb(

@@ -74,7 +74,7 @@ def doubts(facts: Facts) -> tuple[str, ...]:
     if facts.is_part:
         return ()
     if not facts.has_checks:
-        return ("there is no definition of done",)
+        return ("no definition of done",)
     reasons = []
     if not facts.worked:
         reasons.append("no executor ran")

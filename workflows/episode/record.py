@@ -294,7 +294,7 @@ class EpisodeView(View):
         )
 
     def row(self) -> WorkflowSnapshot:
-        """Return the ledger row."""
+        """Return the row that the ledger shows for this run."""
         parent = workflow.info().parent
         return episode_snapshot(self.status(), parent=parent.workflow_id if parent else "", at=workflow.now())
 

@@ -251,7 +251,7 @@ class ProjectView(PlanView):
         return loop_status(self.status(), context.asked, facts, {name: self.line(name) for name in names})
 
     def row(self) -> WorkflowSnapshot:
-        """Return the ledger row."""
+        """Return the row that the ledger shows for this run."""
         status = self.loop_status()
         complete = sum(task.state is TaskState.COMPLETE for task in status.tasks)
         row = super().row()

@@ -260,7 +260,7 @@ class PlanView(View):
         return StepPage(lines=lines, page=page, pages=pages, total=len(numbers))
 
     def row(self) -> WorkflowSnapshot:
-        """Return the ledger row."""
+        """Return the row that the ledger shows for this run."""
         context, parent = self._context, workflow.info().parent
         status, request = self.status(), context.request
         return WorkflowSnapshot(
