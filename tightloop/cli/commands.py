@@ -102,7 +102,7 @@ class Group(click.Group):
 
 
 _REASON = Field("reason", Option(help="Reason to record in the timeline."))
-_RATIONALE = Field("text", Option("--rationale", help="Reason to store in the record."))
+_RATIONALE = Field("text", Option("--rationale", help="Reason to record."))
 _CHECKPOINT = Field(
     "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint id or number (ckpt-2 or 2)."), default=REQUIRED
 )
@@ -307,7 +307,7 @@ COMMANDS = (
         Verb(
             "replan",
             Field("source", Argument(metavar="FILE", help="Complete new plan. Default: a planner writes the plan.")),
-            Field("rationale", Option(help="Reason to store in the record.")),
+            Field("rationale", Option(help="Reason to record.")),
             panel=RUN,
         ),
         Verb(

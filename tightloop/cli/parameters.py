@@ -154,7 +154,7 @@ Id = Annotated[str, _OF_ANY]
 EpisodeId = Annotated[str, _OF_EPISODE]
 PlanId = Annotated[str, _OF_PLAN]
 LoopId = Annotated[str, _OF_LOOP]
-AS_JSON = Option("--json", help="Print one JSON document, for programs.")
+AS_JSON = Option("--json", help="Print the result as one JSON document.")
 AsJson = Annotated[bool, AS_JSON]
 JsonLines = Annotated[bool, Option("--json", help="Print one JSON document per change, each on one line.")]
 Wait = Annotated[

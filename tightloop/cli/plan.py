@@ -125,7 +125,7 @@ class RunArguments:
         if not (self.file or self.goal or self.again):
             raise InvalidRequestError("no plan was specified. Specify a file: tightloop plan run plan.yaml")
         if self.again and self.plan_id:
-            raise InvalidRequestError("--again and --id cannot be used together, because the plan keeps its id")
+            raise InvalidRequestError("--again cannot be used with --id: the plan is run again under its own id")
         if self.again and self.options.get("dry_run"):
             raise InvalidRequestError(
                 "--again and --dry-run cannot be used together, because the next run would not see the plan's "

@@ -66,7 +66,7 @@ def verify(
     ] = None,
     unsigned: Annotated[bool, Option("--unsigned", help="Accept a proof without a signature.")] = False,
     accepted: Annotated[
-        bool, Option("--accepted", help="Accept a proof whose findings a person has accepted.")
+        bool, Option("--accepted", help="Also accept proofs that are not proven but were accepted by a person.")
     ] = False,
     run: Annotated[
         bool,

@@ -237,8 +237,7 @@ def check_move(target: MoveTarget, *, home: str, epoch: int, waits: bool) -> Non
     # Only the form is checked: a workflow cannot ask which task queues have workers.
     if "-workspace-" not in target.to:
         raise InvalidRequestError(
-            f"move: {target.to!r} is not the task queue of a host with workspaces. List the hosts with: tightloop "
-            "doctor"
+            f"move: {target.to!r} is not a workspace host's task queue. List the hosts with: tightloop doctor"
         )
 
 

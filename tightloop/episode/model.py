@@ -99,7 +99,7 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
             'Use the top of a git working tree: "workspace": "/home/me/project"'
         )
     if not timedelta() < pause_timeout <= LONGEST_PAUSE:
-        raise InvalidRequestError(f"pause_timeout must be above 0 and at most a year, got {pause_timeout}")
+        raise InvalidRequestError(f"pause_timeout must be greater than 0 and at most one year, got {pause_timeout}")
     for name, count in counts.items():
         if count < 1:
             raise InvalidRequestError(f"{name} must be at least 1, got {count}")

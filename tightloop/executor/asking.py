@@ -36,7 +36,7 @@ _CLARIFICATION = (
     Option(name=SKIP, effect="the agent decides on its own"),
 )
 _WORK = (
-    Option(name=DONE, effect="the checks run on the files on disk"),
+    Option(name=DONE, effect="the checks run on the current files"),
     Option(name=FAILED, effect="the iteration counts as failed; the text tells the planner why"),
     Option(name=REFUSED, effect="the work will not be done; the text tells the planner why"),
 )
@@ -198,7 +198,7 @@ repeated forever.
 _OPTIONS = (
     Option(
         name=VERIFY,
-        effect="the plan is not delivered again; the checks run on the files on disk, and the planner is told about it",
+        effect="the plan is not delivered again; the checks run on the current files, and the planner is told about it",
     ),
     Option(
         name=RETRY,

@@ -178,7 +178,7 @@ class Approval(Request):
     """Approval of a gate."""
 
     text: Text = ""
-    """Reason to store in the record."""
+    """Reason to record."""
     option: Name = "approve"
     """Option to choose if the gate has its own options."""
 
@@ -187,7 +187,7 @@ class Rejection(Request):
     """Rejection of a gate."""
 
     text: Text = Field(default="", examples=["the migration cannot be undone"])
-    """Reason to store in the record."""
+    """Reason to record."""
 
 
 class Amend(Request):
@@ -220,7 +220,7 @@ class Replan(Request):
     source: Source = ""
     """Complete new plan; if empty, a planner writes the plan."""
     rationale: Text = Field(default="", examples=["the release moved"])
-    """Reason to store in the record."""
+    """Reason to record."""
 
 
 class PlanText(Request):

@@ -124,7 +124,7 @@ class EpisodeCommands(Commands):
         """
         if self._record.core.cancel is not None:
             raise InvalidRequestError(
-                "the episode is being cancelled. When it has closed, reopen it: tightloop restore ID CHECKPOINT"
+                "the episode is being cancelled. Once it is closed, reopen it: tightloop restore ID CHECKPOINT"
             )
         checkpoints = self._record.state.checkpoints
         return control.read_restore(

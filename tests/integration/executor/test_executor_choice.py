@@ -41,9 +41,7 @@ def test_an_unknown_name_gets_the_nearest_and_all_that_there_are() -> None:
 
 def test_settings_of_an_agent_that_there_is_not_are_refused_with_the_nearest() -> None:
     settings = parse_settings("executor: {agents: {opncode: {model: m}}}", {})
-    with pytest.raises(
-        SettingsError, match=r"unknown executor 'opncode' in executor\.agents\. Did you mean opencode\?"
-    ):
+    with pytest.raises(SettingsError, match=r"unknown executor 'opncode'.* Did you mean opencode\?"):
         executors(build_executor_dependencies(settings))
 
 

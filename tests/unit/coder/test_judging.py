@@ -62,7 +62,10 @@ def test_call_that_can_be_understood_is_made(written: str, start: int | None) ->
     ("reply", "sentence"),
     [
         (called(("raed_file", "{}")), "Unknown tool 'raed_file'. Did you mean 'read_file'?"),
-        (called(("read_file", '{"path": "a')), "The arguments of read_file are incomplete. Write less at a time."),
+        (
+            called(("read_file", '{"path": "a')),
+            "The arguments of read_file are incomplete, because they are too long. Split the call.",
+        ),
         (
             called(("read_file", "a.py")),
             "The arguments of read_file are not a JSON object: 'a.py'. Pass an object",

@@ -556,7 +556,10 @@ def test_right_input_has_no_problem_and_is_the_request() -> None:
         ({"budget": Budget(max_cost_usd=float("inf"))}, "budget.max_cost_usd must be a finite number, got inf"),
         ({"definition_of_done": (Check(run="true", timeout_s=-1),)}, "s, got -1 s"),
         ({"definition_of_done": (Check(run="true", timeout_s=float("nan")),)}, "s, got nan s"),
-        ({"pause_timeout": timedelta(days=-1)}, "pause_timeout must be above 0 and at most a year, got -1 day"),
+        (
+            {"pause_timeout": timedelta(days=-1)},
+            "pause_timeout must be greater than 0 and at most one year",
+        ),
         ({"executor": ExecutorChoice(options={"x": "y" * 300_000})}, "the request is larger than 256000"),
     ],
 )

@@ -287,9 +287,7 @@ def show_host(context: click.Context, as_json: AsJson = False) -> None:
     settings = session_of(context).settings
     identity = read_identity(settings)
     if identity is None:
-        raise InvalidRequestError(
-            "this host does not have a name yet. Its first worker creates one. Start it: tightloop up"
-        )
+        raise InvalidRequestError("this host has no name yet. It gets one when its first worker starts: tightloop up")
     document = {"name": identity.name, "adopted": identity.adopted, "queues": identity.queues(settings)}
     show_either(document, _line(identity), as_json=as_json)
 
@@ -406,7 +404,7 @@ def list_tokens(context: click.Context, as_json: AsJson = False) -> None:
     show(tokens_table if tokens else "no tokens yet. Create one: tightloop token create NAME --role operator")
 
 
-def revoke_token(context: click.Context, name: Annotated[str, Argument(help="Name of a valid token.")]) -> None:
+def revoke_token(context: click.Context, name: Annotated[str, Argument(help="Name of the token.")]) -> None:
     _tokens(session_of(context)).revoke(name)
     show(f"{name} was revoked")
 

@@ -39,7 +39,7 @@ class KindOption(StrEnum):
 
 def search(
     context: click.Context,
-    text: Annotated[str, Argument(help="Error message, command output or keywords.")],
+    text: Annotated[str, Argument(help="Error message, command output or keywords to search for.")],
     project: Project = "",
     kind: Annotated[KindOption, Option(help="Kind of entries to search.")] = KindOption.FAILURE,
     limit: Limit = 5,
@@ -94,7 +94,7 @@ def forget(
     context: click.Context,
     ids: Annotated[list[str] | None, Argument(metavar="ID", help="Entries to delete.")] = None,
     project: Project = "",
-    everything: Annotated[bool, Option("--all", help="Delete everything about the project.")] = False,
+    everything: Annotated[bool, Option("--all", help="Delete all data of the project.")] = False,
     as_json: AsJson = False,
 ) -> None:
     if bool(ids) == everything:

@@ -88,7 +88,7 @@ class AppleScriptDriver:
         *modifiers, key = chord.split("+")
         unknown = [name for name in modifiers if name not in _MODIFIERS]
         if unknown or (key not in _KEY_CODES and len(key) != 1):
-            raise DriverError(f"unknown keys {chord!r}. Use mod, ctrl, alt or shift with one key")
+            raise DriverError(f"unknown keys {chord!r}. Use one key, optionally with mod, ctrl, alt or shift")
         state = self._json("state")
         if reasons := keyboard_problems(
             locked=bool(state.get("locked")), secure_input=int(state.get("secure_input") or 0)
