@@ -406,6 +406,6 @@ async def test_missing_worker_pauses_the_plan_with_what_to_do(temporal_client, s
         async with plan_worker(temporal_client, queue, [*opening, *gone], workflows=[]):
             await stage.plans.resume(stage.id)
             result = await stage.result()
-    assert status.questions[0].title.startswith(f"no worker on task queue '{queue}' took run_shell within 5 s")
+    assert status.questions[0].title.startswith(f"no worker on task queue '{queue}' accepted run_shell within 5 s")
     assert scripted.alerts[0].alert.kind is AlertKind.NO_EXECUTOR
     assert result.outcome is PlanOutcome.COMPLETED

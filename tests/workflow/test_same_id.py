@@ -209,7 +209,7 @@ async def test_episode_started_with_temporals_own_command_line_is_listed_and_com
     assert (row.goal, row.workspace, row.executor) == ("write three lines", str(workspace), "scripted")
     assert "+2" in compared.output
     assert elsewhere.exit_code == 1
-    assert f"{name} in {workspace}" in elsewhere.output
+    assert f"{name} for {workspace}" in elsewhere.output
     assert "on the workspace's host" in elsewhere.output
 
 
