@@ -144,6 +144,12 @@ def drift_text(drift: Any) -> str:
             return f"changes made outside a pause were {outcome} ({named})"
 
 
+def steps_done(counts: dict[str, int]) -> str:
+    """Return the number of completed steps out of all steps, such as `3/10`; empty if there are no counts."""
+    done = counts.get("completed", 0) + counts.get("recovered", 0)
+    return f"{done}/{sum(counts.values())}" if counts else ""
+
+
 def counts_line(counts: dict[str, int]) -> str:
     """Return step counts by status, such as `completed 3, running 1, pending 6`."""
     parts = [f"{name} {count}" for name, count in counts.items() if count]

@@ -285,7 +285,19 @@ async def list_workflows(
 ) -> Lines:
     workflow_filter = WorkflowFilter(kind=kind, status=status, text=text)
     page = await asyncio.to_thread(caller.scope.ledger.workflows, workflow_filter, limit=limit)
-    fields = {"id", "kind", "status", "project", "goal", "executor", "iteration", "started", "closed"}
+    fields = {
+        "id",
+        "kind",
+        "status",
+        "qualifier",
+        "files_changed",
+        "project",
+        "goal",
+        "executor",
+        "iteration",
+        "started",
+        "closed",
+    }
     return Lines(items=tuple(line.model_dump(mode="json", include=fields) for line in page.lines))
 
 

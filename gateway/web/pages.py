@@ -31,7 +31,7 @@ from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.plan.request import PlanStatus
 from tightloop.safety.seal import Role, role_for
 from tightloop.value import format_count
-from tightloop.wording import number_text, status_label
+from tightloop.wording import number_text, status_label, steps_done
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
@@ -147,7 +147,10 @@ def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
     tokens = f"{number_text(spent.tokens)} tokens" if spent.tokens else ""
     return [
         ("Checks", line.checks),
-        ("Doing", line.phase.lower().replace("_", " ")),
+        ("Result", line.qualifier),
+        ("Files changed", "" if line.files_changed is None else str(line.files_changed)),
+        # A closed run does nothing any more.
+        ("Doing", "" if line.closed else line.phase.lower().replace("_", " ")),
         ("Running", status.work.what if status.work else ""),
         ("Iterations", used),
         ("Executor", line.executor),
@@ -214,7 +217,6 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
     tab, steps = query.get("tab", "steps"), ledger.steps(line.id)
     status = PlanStatus.model_validate(line.details)
     graph = lay_out({step.step: step.needs for step in steps} if len(steps) <= GRAPH_STEPS else {})
-    progress = f"{status.counts.get('done', 0)}/{sum(status.counts.values())}" if status.counts else ""
     return "plan.html", {
         "tabs": PLAN_TABS,
         "tab": tab,
@@ -224,8 +226,9 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
         "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
         "facts": [
-            ("Steps done", progress),
-            ("Doing", line.phase.lower()),
+            ("Steps done", steps_done(status.counts)),
+            ("Result", line.qualifier),
+            ("Doing", "" if line.closed else line.phase.lower()),
             ("Revision", str(status.revision) if status.revision > 1 else ""),
             ("Spent", money(line.cost_usd)),
             ("Started", moment(line.started)),
