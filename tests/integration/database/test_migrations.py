@@ -24,6 +24,16 @@ def test_migrations_make_the_tables_of_the_schema(database: Database) -> None:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
 
 
+def test_columns_for_outcomes_are_added_to_an_older_database(database: Database) -> None:
+    with database.writing() as connection:
+        for name in ("qualifier", "files_changed"):
+            connection.execute(text(f"ALTER TABLE workflows DROP COLUMN {name}"))
+        connection.execute(text("UPDATE alembic_version SET version_num = 'v0004_metrics'"))
+    database.upgrade()
+    with database.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+
+
 def test_database_of_a_newer_version_is_refused(database: Database) -> None:
     with database.writing() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'v9999_later'"))

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from tightloop.database.schema import workflows
+from tightloop.database.schema import text_column, workflows
 
 revision = "v0005_outcome"
 down_revision = "v0004_metrics"
@@ -14,6 +14,6 @@ depends_on = None
 def upgrade() -> None:
     """Add the columns that are missing."""
     existing = {column["name"] for column in sa.inspect(op.get_bind()).get_columns(workflows.name)}
-    for name in ("qualifier", "files_changed"):
-        if name not in existing:
-            op.add_column(workflows.name, workflows.c[name].copy())
+    for column in (text_column("qualifier"), sa.Column("files_changed", sa.Integer)):
+        if column.name not in existing:
+            op.add_column(workflows.name, column)
