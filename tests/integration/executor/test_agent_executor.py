@@ -361,9 +361,9 @@ def test_the_way_to_the_model_is_chosen_by_key_login_and_service(monkeypatch: py
     usual = "https://provider.example/v1"
     agent = AcpAgent(name="sample", wire=Wire.RESPONSES, default_base_url=usual, default_key_env="SAMPLE_KEY")
     monkeypatch.delenv("SAMPLE_KEY", raising=False)
-    with pytest.raises(ExecutorError, match=r"SAMPLE_KEY is not set .* executor\.agents\.sample\.login"):
+    with pytest.raises(ExecutorError, match=r"does not set SAMPLE_KEY.* executor\.agents\.sample\.login"):
         way()
-    with pytest.raises(ExecutorError, match="OTHER_KEY is not set"):
+    with pytest.raises(ExecutorError, match="does not set OTHER_KEY"):
         way(base_url="http://127.0.0.1:9/v1", api_key_env="OTHER_KEY")
     assert way(login=True) == ("", "", False)
     monkeypatch.setenv("SAMPLE_KEY", "the-real-key")

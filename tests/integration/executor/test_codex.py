@@ -352,7 +352,7 @@ def test_a_codex_that_the_tree_brings_along_is_refused(bench: Bench) -> None:
             (bench.root / "codex", bench.root),
             (bench.homes / "codex" / "codex", bench.homes),
         ):
-            with pytest.raises(UntrustedProgramError, match=f"{named}, inside {place}, "):
+            with pytest.raises(UntrustedProgramError, match=f"{named} is inside {place}, "):
                 bench.executor(model, program=str(named)).execute(bench.order(), Supervision(), bench.state)
         assert model.calls == 0
 
@@ -671,7 +671,7 @@ def test_the_bound_of_model_calls_is_kept(bench: Bench) -> None:
         outcome = bench.run(model, max_model_calls=4)
         assert model.calls == 4
     assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FAILED, ErrorKind.BUDGET)
-    assert "all 4 model calls" in outcome.error
+    assert "all of its 4 model calls" in outcome.error
     assert outcome.usage is not None
     assert outcome.usage.input_tokens == 4000
 
@@ -696,7 +696,7 @@ def test_what_codex_cannot_do_is_refused_before_it_starts(bench: Bench, monkeypa
         with pytest.raises(ExecutorError, match="the executor codex has no option 'speed'"):
             executor.execute(bench.order(options={"speed": 3}), Supervision(), bench.state)
         monkeypatch.delenv("OPENAI_API_KEY")
-        assert "OPENAI_API_KEY is not set" in executor.availability().reason
+        assert "does not set OPENAI_API_KEY" in executor.availability().reason
         with pytest.raises(ExecutorError, match=r"executor\.agents\.codex\.login"):
             executor.execute(bench.order(), Supervision(), bench.state)
         assert model.calls == 0
