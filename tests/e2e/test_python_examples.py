@@ -93,7 +93,8 @@ async def test_the_examples_run(
     assert said["readme_md_1"].startswith("SUCCEEDED")
     services = [said[f"docs_services_md_{number}"].strip().splitlines() for number in range(1, 7)]
     waited, followed, answered, topped_up, planned, synchronous = services
-    assert waited == ["SUCCEEDED all checks pass: 1/1"]
+    assert len(waited) == 1
+    assert waited[0].startswith("SUCCEEDED")
     assert [line.split()[2] for line in followed] == ["opened", "iteration", "closed"]
     assert answered == ["the answer is 'extend'; the episode continues", "SUCCEEDED"]
     assert topped_up[0] == "the budget was raised"

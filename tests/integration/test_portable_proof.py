@@ -323,7 +323,7 @@ def test_key_with_a_passphrase_and_nobody_to_type_it_is_refused_with_a_sentence(
         capture_output=True,
         text=True,  # type: ignore[attr-defined]
     )
-    assert "ssh-keygen did not sign" in done.stdout, done
+    assert "ssh-keygen could not sign" in done.stdout, done
 
 
 _SIGN = """

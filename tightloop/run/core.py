@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
 
 from tightloop.errors import followed_by
+from tightloop.run.outcome import headline
 from tightloop.run.question import Question, Questions
 from tightloop.safety.drift import Drift, is_news, with_drift
 from tightloop.safety.seal import MessageLog, Seal
@@ -223,6 +224,11 @@ class RunResult(Value):
     """Last tree that the run created or checked."""
     proof: ArtifactRef | None = None
     """Reference to the stored `Proof`, if there is one."""
+
+    @property
+    def headline(self) -> str:
+        """The result in one line, such as `SUCCEEDED, not proven: no check ever failed (all checks pass: 3/3)`."""
+        return headline(self.outcome, self.qualifier, self.reason)
 
 
 class RunStatus(Value):
