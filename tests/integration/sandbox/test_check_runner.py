@@ -180,7 +180,7 @@ def test_more_folders_may_be_read_and_written_by_the_settings(tmp_path: Path) ->
 
 def test_a_setting_that_names_no_folder_is_refused_with_its_name(tmp_path: Path) -> None:
     wrong = runner(UnsafeLocal(), read=(str(tmp_path / "gone"),))
-    with pytest.raises(SettingsError, match=r"sandbox\.read names .*gone") as caught:
+    with pytest.raises(SettingsError, match=r"sandbox\.read contains .*gone") as caught:
         wrong.run(Check(run="true"), tmp_path, cancelled=never, started=ignore)
     assert not caught.value.retryable
 

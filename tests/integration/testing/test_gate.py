@@ -210,7 +210,7 @@ def test_a_python_without_pytest_is_named_with_what_to_do(making: Making, tmp_pa
     [refused] = report.refused
     assert refused.test == "tests/test_it.py"
     assert ".venv/bin/python3" in refused.reason
-    assert "install pytest in the project's .venv" in refused.reason
+    assert "Install pytest in the project's .venv" in refused.reason
 
 
 @pytest.mark.parametrize(
