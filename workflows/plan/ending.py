@@ -286,8 +286,11 @@ class PlanProof:
         )
         context.progress = context.progress.evolve(proof=proved.proof, evidence=evidence)
         is_proven = proved.verdict is not ProofVerdict.DOUBTED
-        detail = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
-        context.log("proven" if is_proven else "doubted", detail)
+        if proved.verdict is ProofVerdict.NOT_PROVEN:
+            context.log("verified", f"the checks also pass in a fresh checkout of tree {tree[:12]}")
+        else:
+            detail = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
+            context.log("proven" if is_proven else "doubted", detail)
         if not is_proven and self._context.is_nothing_left:
             context.progress = context.progress.evolve(doubted=Doubt(tree=tree, title=proved.title))
             self._questions.ask_about_proof(proved.title, proved.evidence)
