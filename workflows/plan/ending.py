@@ -17,7 +17,7 @@ from tightloop.plan.engine.graph import Graph
 from tightloop.plan.progress import Doubt
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult
 from tightloop.run.core import Evidence
-from tightloop.run.outcome import headline, qualify
+from tightloop.run.outcome import doubts, headline, qualify
 from tightloop.value import abridge
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
@@ -223,7 +223,7 @@ class PlanProof:
         done = f"{len(steps) - left} of {len(steps)} steps are done" if left else "all steps are done"
         if not self.is_needed:
             return done
-        is_proven = self.qualifier == ""
+        is_proven = not doubts(context.outcome_facts)
         return f"{done}, and the definition of done {'is proven' if is_proven else 'passes'}"
 
     @property
