@@ -189,7 +189,7 @@ def test_nothing_of_a_tree_runs_outside_from_the_first_snapshot_to_the_last_comm
     found = product.finish("first", workspace)
     assert found["status"] == "succeeded", json.dumps(found)
     product.command("diff", "first", "ckpt-1", "ckpt-2", cwd=workspace)
-    product.command("proof", "first", "--output", str(tmp_path / "proof.json"), cwd=workspace)
+    product.command("proof", "first", "--output", str(tmp_path / "proof.json"), cwd=workspace, fails=True)
     git(workspace, "add", "--all", "--force")
     git(workspace, "commit", "--quiet", "-m", "all of it")
     verify = ("verify", str(tmp_path / "proof.json"), "--repo", str(workspace), "--unsigned", "--accepted", "--run")
