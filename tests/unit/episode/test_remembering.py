@@ -158,6 +158,20 @@ async def test_what_did_not_help_in_this_episode_is_not_tried_again() -> None:
     assert [step.run for step in answer.message.steps] == [FIX]
 
 
+async def test_agent_gets_the_goal_once_although_every_check_passes() -> None:
+    green = report(("pytest -q", ""))
+    first = await plan(green, takes_whole_plans=True, notes=("ada: use tabs",))
+    second = await plan(green, takes_whole_plans=True, iteration=2)
+    asked = await plan(green, takes_whole_plans=True, iteration=2, asked_for=("ada: use tabs",))
+    rules = await plan(green)
+    assert first.verdict is PlanVerdict.PLANNED
+    assert first.message is not None
+    assert (first.message.steps[0].title, "use tabs" in first.message.context) == ("Reach the goal", True)
+    assert (second.verdict, rules.verdict) == (PlanVerdict.CLAIMS_DONE, PlanVerdict.CLAIMS_DONE)
+    assert asked.message is not None
+    assert asked.message.steps[0].title == "Do what the message asks for"
+
+
 async def test_agent_is_told_what_helped_before() -> None:
     answer = await plan(report(("make check", "Error: it is broken")), recollection(), takes_whole_plans=True)
     assert answer.message is not None
