@@ -59,6 +59,14 @@ async def test_retried_turn_is_returned_from_the_journal(workspace: Path) -> Non
     assert model.paid == (1, 1)
 
 
+@pytest.mark.parametrize("name", ["small-one", "large-one"])
+async def test_the_model_that_was_asked_for_takes_the_turn(workspace: Path, name: str) -> None:
+    with FakeCoderModel(use(READ)) as model:
+        session = conversing(workspace, model)
+        await session.take(session.request(), model=name)
+    assert [request.body["model"] for request in model.requests] == [name]
+
+
 async def test_delivery_that_goes_on_with_a_session_does_not_pay_again(workspace: Path) -> None:
     with FakeCoderModel(use(READ)) as model:
         session = conversing(workspace, model)
