@@ -65,7 +65,7 @@ def test_host_is_found_by_its_name_or_its_queue() -> None:
     [
         (HOMES[1], 0, "exist only on its host. Set remote.bucket"),
         (HOMES[0], 1, "is already on .* and is not paused"),
-        ("host-2", 1, "not the task queue of a host"),
+        ("host-2", 1, "not a workspace host's task queue"),
     ],
 )
 def test_move_that_cannot_work_is_refused(to: str, epoch: int, said: str) -> None:

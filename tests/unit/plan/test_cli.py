@@ -181,7 +181,7 @@ def test_show_writes_every_form_so_that_it_reads_back(plan_file: str, form: str)
     [
         ((), "no plan was specified"),
         (("p.yaml", "--goal", "x"), "FILE and --goal cannot be used together"),
-        (("--again", "a", "--id", "b"), "cannot be used together"),
+        (("--again", "a", "--id", "b"), "cannot be used with --id"),
         (("--again", "a", "--dry-run"), "would not see the plan's completed work"),
         (("none.yaml",), "cannot read the plan file"),
     ],
