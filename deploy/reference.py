@@ -105,7 +105,8 @@ _ABOUT_OUTCOMES = (
 _ABOUT_BASELINE = (
     "The checks run once before the work begins. A check that fails then is repeated: if it passes the second time, it "
     "is flaky, and its failure does not count. Restored and forked runs keep the results of their first run. A failure "
-    "during the work also shows that a check can fail."
+    "during the work also shows that a check can fail. If an amendment or a revision replaces the checks, only the new "
+    "ones count."
 )
 _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
     ("Files changed, and a check failed before it passed", "succeeded", Facts(files_changed=2)),
@@ -115,7 +116,7 @@ _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
     ("The executor changed nothing", "succeeded", Facts(files_changed=0)),
     ("The planner claimed at once that the goal is met", "succeeded",
      Facts(files_changed=0, worked=False, seen_to_fail=False)),
-    ("A person edited the files, and no executor ran", "succeeded", Facts(files_changed=1, worked=False)),
+    ("Only a person edited files", "succeeded", Facts(files_changed=1, worked=False)),
     ("A person answered `accept` to a finding of the proof", "succeeded",
      Facts(files_changed=2, accepted_by="ada", finding="a check fails with the original tests")),
     ("All steps ran, and the definition of done is proven", "completed", Facts(files_changed=2, steps=3)),

@@ -325,7 +325,12 @@ def _key_of(client: Client) -> str:
 
 def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     workspace = WorkspaceActivities(
-        use.workspaces, use.stores, use.ledgers, use.differ, use.has_ended, _refusal_by(use)
+        use.workspaces,
+        use.stores,
+        use.ledgers,
+        use.differ,
+        use.has_ended,
+        _refusal_by(use, has_bash=bool(settings.sandbox.image) or Path(BASH).exists()),
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
     proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench)
@@ -375,7 +380,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     )
 
 
-def _refusal_by(use: Adapters) -> Callable[[EpisodeRequest], None]:
+def _refusal_by(use: Adapters, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:
     """Return a function that rejects requests which this worker cannot carry out.
 
     It rejects unknown executors, unless another queue serves executors, and checks that cannot fail or need bash.
@@ -384,7 +389,7 @@ def _refusal_by(use: Adapters) -> Callable[[EpisodeRequest], None]:
     def refuse(episode: EpisodeRequest) -> None:
         refuse_masked(episode.definition_of_done)
         piped = next((check.run for check in episode.definition_of_done if has_pipe(check.run)), "")
-        if piped and not Path(BASH).exists():
+        if piped and not has_bash:
             raise InvalidRequestError(
                 f"the check {shorten(piped, 80)!r} uses a pipe, which requires {BASH}. Other shells only detect a "
                 "failure of the last command in a pipe. Install bash on this host, or write the check without a pipe"

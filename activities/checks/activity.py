@@ -22,6 +22,7 @@ from tightloop.episode.check import (
     CheckResult,
     FailedCheck,
     Verification,
+    check_name,
     has_same_output,
     judge,
     newly_failing,
@@ -30,7 +31,7 @@ from tightloop.episode.check import (
 )
 from tightloop.episode.model import EpisodeRequest
 from tightloop.safety.drift import DriftCause
-from tightloop.value import ArtifactRef, Value, clip, shorten
+from tightloop.value import ArtifactRef, Value, clip
 from tightloop.value.scrub import scrub
 
 
@@ -148,7 +149,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
         total=len(report.results),
         failed=tuple(
             FailedCheck(
-                name=shorten(result.name, 80),
+                name=check_name(result.name),
                 status=result.status,
                 signature=result.signature,
                 # Scrub before clipping: a truncated secret no longer matches any pattern.
@@ -162,7 +163,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
         regress=regress(before, report),
         same=before is not None and before.signature == report.signature,
         unchanged=has_same_output(before, report),
-        newly_failing=tuple(shorten(name, 80) for name in newly_failing(before, report)[:5]),
+        newly_failing=tuple(check_name(name) for name in newly_failing(before, report)[:5]),
         cpu_s=sum(measured) if (measured := [r.cpu_s for r in report.results if r.cpu_s is not None]) else None,
         report=put_model(store, report, name="checks"),
     )

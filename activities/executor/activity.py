@@ -217,7 +217,7 @@ class ExecutionActivities:
             order = selection.adapt_order(order)
             drift: Drift | None = None
             if delivery.state is DeliveryState.CLAIMED:
-                ending, new_tree = take_ending(tree.root), tree.snapshot()
+                ending, new_tree = take_ending(tree, request.expected_tree), tree.snapshot()
                 # A claim in the memory of this process shows that the worker survived and only the attempt failed.
                 cause = "the delivery was interrupted" if delivery.key in self._claimed else WORKER_DIED
                 if delivery.broke_off:
@@ -242,7 +242,7 @@ class ExecutionActivities:
                 # Temporal counts an activity as cancelled only if it ends with this error, not with a result.
                 if outcome.status is ExecutorStatus.CANCELLED and should_stop():
                     raise CancelledError("the executor was stopped and its processes have ended")
-                ending = take_ending(tree.root)
+                ending = take_ending(tree, request.expected_tree)
                 # The workflow that does the work has not started yet, so a snapshot would cost time and show nothing.
                 new_tree = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
                 return self._report(request, tree, outcome, selection, new_tree=new_tree, drift=drift, ending=ending)
@@ -262,7 +262,7 @@ class ExecutionActivities:
                     f"executor {name!r} on this worker does not delegate to a workflow. Restart the worker"
                 )
             outcome = executor.conclude(request.result, self._stores(workspace), state_folder_of(request.scope))
-            ending = take_ending(tree.root)
+            ending = take_ending(tree, report.new_tree)
             execution = ExecuteRequest(scope=request.scope, key=report.key, expected_tree=report.new_tree)
             selection = ExecutorSelection(name, executor, report.passed_over)
             return self._report(

@@ -5,16 +5,21 @@ Only this file decides: prose in a report often says "cannot" or "impossible" in
 
 import contextlib
 import os
-from pathlib import Path
 
+from activities.workspace.port import WorkingTree
 from tightloop.executor.asking import ENDING_FILE, read_ending
 
 MOST_BYTES = 4_096
 
 
-def take_ending(root: Path) -> str:
-    """Delete the file from the top of a working tree and return the reason in it, or "" if there is none."""
-    path, text = root / ENDING_FILE, b""
+def take_ending(tree: WorkingTree, before: str) -> str:
+    """Delete the file from the top of a working tree and return the reason in it, or "" if there is none.
+
+    A file that was in the tree `before` the delivery is not from the executor, and stays.
+    """
+    path, text = tree.root / ENDING_FILE, b""
+    if not os.path.lexists(path) or ENDING_FILE.encode() in tree.entries(before):
+        return ""
     # Without following a link, because the file comes from the agent.
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

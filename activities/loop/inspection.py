@@ -17,6 +17,7 @@ from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult
+from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import CheckpointFile, EpisodeRequest
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.gates import READ_FILES, detect_gates, read_gate, report_file
@@ -171,6 +172,7 @@ class InspectionActivities:
             source = self._source(store, request)
             snapshot = tree.snapshot()
             gates = choose_gates(tree, snapshot, request.gates, source.checks, self.settings(scope.workspace))
+            refuse_masked(gates)
             packet = self._find_packet(request) or self._make_packet(request, source, tree, snapshot, gates, store)
         self.packets(Path(scope.workspace)).keep(packet)
         return packet, gates

@@ -59,7 +59,7 @@ from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import OpenEpisodes, WorkingTree
 from activities.workspace.scope import Ledger, Ledgers, this_call
-from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult
+from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult, check_name
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.action import ShellAction
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
@@ -70,7 +70,7 @@ from tightloop.plan.reference import resolve
 from tightloop.plan.step import CHILDREN, Access, Capability, Step
 from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Verdict
-from tightloop.value import Value, abridge, clip, shorten
+from tightloop.value import Value, abridge, clip
 from tightloop.value.scrub import scrub
 
 CONFLICTS_SHOWN = 10
@@ -265,6 +265,7 @@ def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: Ve
         passed=not report.failed,
         total=len(results),
         failed=tuple(_line(result) for result in report.failed[:FAILING_LIMIT]),
+        names=tuple(check_name(result.name) for result in report.failed[:FAILING_LIMIT]),
         tree=request.expected_tree,
         drift=drift,
         touched=touched,
@@ -274,7 +275,7 @@ def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: Ve
 def _line(result: CheckResult) -> str:
     # Scrub before clipping: a truncated secret no longer matches any pattern.
     tail = " ".join(clip(scrub(result.tail), TAIL_CHARACTERS).split())
-    return f"{shorten(result.name, 80)}: {result.status.value.replace('_', ' ')}" + (f": {tail}" if tail else "")
+    return f"{check_name(result.name)}: {result.status.value.replace('_', ' ')}" + (f": {tail}" if tail else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,7 +152,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
     if archive.base_tree and archive.tree:
         places.append(f"the whole change: {diff_command(workspace, archive.base_tree, archive.tree)}")
     parts = [
-        f"# {archive.title}: {archive.outcome.value.lower()}",
+        f"# {archive.title}: {archive.outcome.value.lower()}" + (f", {archive.qualifier}" if archive.qualifier else ""),
         archive.reason,
         section("Steps", [f"{status}: {count}" for status, count in sorted(archive.counts.items())]),
         section("Done", [_line(record, titles) for record in completed]),
@@ -451,6 +451,7 @@ def store_account(
         plan_id=scope.episode_id,
         title=loaded.plan.title or loaded.plan.id,
         outcome=request.outcome,
+        qualifier=request.snapshot.qualifier if request.snapshot is not None else "",
         reason=request.reason,
         closed=datetime.now(UTC),
         base_tree=scope.base_tree,

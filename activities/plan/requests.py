@@ -148,6 +148,8 @@ class PlanVerification(Value):
     total: int = 0
     failed: tuple[str, ...] = ()
     """Failed checks. At most 10, with one line each."""
+    names: tuple[str, ...] = ()
+    """Names of these checks."""
     tree: str = ""
     drift: Drift | None = None
     touched: Drift | None = None
@@ -201,7 +203,7 @@ class SettleRequest(Value):
     """Outcomes in the same order as `children`."""
     reasons: tuple[str, ...] = ()
     qualifiers: tuple[str, ...] = ()
-    """What keeps each success from being a plain success."""
+    """Why each success is not a plain success. Empty if it is one."""
     trees: tuple[str, ...] = ()
     cost_usd: float = 0.0
     tokens: int = 0

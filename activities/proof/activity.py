@@ -13,11 +13,12 @@ from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, Lock
 from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
-from tightloop.episode.check import FAILING_LIMIT, CheckReport
+from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_name
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.report import CheckBaseline, InitialState
+from tightloop.run.core import Evidence
 from tightloop.safety.drift import DriftCause
-from tightloop.value import ArtifactRef, shorten
+from tightloop.value import ArtifactRef
 
 if TYPE_CHECKING:
     from activities.proof.checkouts import LocalCheckouts
@@ -66,7 +67,7 @@ class ProofActivities:
             ignored=store.put(manifest, name="beside the tree", media_type="application/zlib"),
         )
         verification = verification_of(store, report, find_model(store, request.compare_with, CheckReport))
-        flaky = tuple(shorten(outcome.result.name, 80) for outcome in outcomes if outcome.is_flaky)
+        flaky = tuple(check_name(outcome.result.name) for outcome in outcomes if outcome.is_flaky)
         return BeginResult(
             verification=verification.evolve(
                 drift=drift,
@@ -93,9 +94,12 @@ class ProofActivities:
                 beginning=find_model(store, request.beginning, InitialState),
                 allowed=request.allow,
                 earlier=find_model(store, request.earlier, Proof),
-                seen_to_fail=request.seen_to_fail,
-                worked=request.worked,
-                flaky=request.flaky,
+                evidence=Evidence(
+                    # By name, because an amendment or a revision may have replaced the checks that failed.
+                    seen_to_fail=any(check_name(check.title) in request.failed_before for check in subject.checks),
+                    worked=request.worked,
+                    flaky=request.flaky,
+                ),
             )
         return store_proof(store, proof).evolve(drift=drift, attempt=activity.info().attempt)
 

@@ -10,6 +10,7 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, ProofRule, Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.episode.proof.report import Observation
+from tightloop.run.core import Evidence
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, Value
 
@@ -111,10 +112,10 @@ class ProveRequest(Value):
     """Proof findings to accept without asking."""
     earlier: ArtifactRef | None = None
     """Earlier proof that may be reused, from an episode within the plan."""
-    seen_to_fail: bool = True
-    """True if at least one check failed before it passed."""
+    failed_before: tuple[str, ...] = ()
+    """Names of the checks that have failed in this run, and not only at random."""
     worked: bool = True
-    """False if no executor ran."""
+    """True if an executor changed a file, or if steps of a plan did the work."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
 
@@ -124,8 +125,7 @@ class ProveResult(Value):
 
     proof: ArtifactRef
     verdict: ProofVerdict
-    files_changed: int | None = None
-    """Number of files that differ from the initial tree."""
+    facts: Evidence = Evidence.model_construct()
     title: str = ""
     """Sentence about the first finding. Empty if there are no findings."""
     evidence: tuple[str, ...] = ()

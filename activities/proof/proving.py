@@ -55,7 +55,8 @@ from tightloop.episode.proof.verdict import (
     verdict_of,
 )
 from tightloop.plan.document import StoredPlan
-from tightloop.run.core import Work
+from tightloop.run.core import Evidence, Work
+from tightloop.run.outcome import Facts, doubts
 from tightloop.run.question import EVIDENCE_LINES
 from tightloop.safety.scope import files_in
 from tightloop.value import ArtifactRef, clip, shorten
@@ -345,7 +346,7 @@ def store_proof(store: ArtifactStore, proof: Proof) -> ProveResult:
     return ProveResult(
         proof=put_model(store, proof, name="proof"),
         verdict=proof.verdict,
-        files_changed=proof.files_changed,
+        facts=proof.evidence,
         title=title,
         evidence=evidence,
     )
@@ -360,23 +361,11 @@ def prove_tree(
     beginning: InitialState | None,
     allowed: tuple[ProofRule, ...] = (),
     earlier: Proof | None = None,
-    seen_to_fail: bool = True,
-    worked: bool = True,
-    flaky: tuple[str, ...] = (),
+    evidence: Evidence = Evidence(),
 ) -> Proof:
     """Return the proof of a locked tree on disk. `earlier` is reused if its inputs are identical.
 
-    Args:
-        use: runs the checks.
-        subject: the work, with its definition of done.
-        workflow_id: id of the episode or plan.
-        delivered: tree to prove.
-        beginning: initial state.
-        allowed: findings to accept without asking.
-        earlier: earlier proof.
-        seen_to_fail: whether at least one check failed before it passed.
-        worked: whether an executor ran.
-        flaky: checks that fail at random.
+    `evidence` gets the number of changed files.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.
@@ -406,6 +395,7 @@ def prove_tree(
         suspicious=change.suspicious(),
         left_out=moved.left_out,
     )
+    evidence = evidence.evolve(files_changed=change.count)
     measured = _run_proof_checks(use, subject, change, moved, beginning, restored)
     without_tests = [measurement for measurement in measured if had_no_tests(measurement, beginning, changes)]
     measured = [measurement for measurement in measured if measurement not in without_tests]
@@ -420,11 +410,8 @@ def prove_tree(
         changed=change.guarded[:FILES_LIMIT],
         changed_count=len(change.guarded),
         configuration=change.configuration(),
-        files_changed=change.count,
-        seen_to_fail=seen_to_fail,
-        worked=worked,
-        flaky=flaky,
-        verdict=verdict_of(findings, proves=seen_to_fail and worked and change.count > 0),
+        evidence=evidence,
+        verdict=verdict_of(findings, proves=not doubts(Facts(**dict(evidence)))),
         findings=tuple(
             finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
             for finding in findings

@@ -33,6 +33,7 @@ from activities.workspace.port import (
 )
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
+from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.errors import ArtifactMissingError, IdTakenError, WorkspaceError
 from tightloop.ledger.model import FREED
@@ -223,7 +224,12 @@ class WorkspaceActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def amend_request(self, request: AmendRequest) -> ArtifactRef:
-        """Store the amended request."""
+        """Store the amended request.
+
+        Raises:
+            InvalidRequestError: a check can never fail. Not retryable.
+        """
+        refuse_masked(request.definition_of_done or ())
         store = self.stores(Path(request.scope.workspace))
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         amended = episode.evolve(

@@ -70,9 +70,10 @@ def test_other_ends_are_failures_and_open_runs_need_a_person(status: str) -> Non
         ),
         (
             Facts(worked=False, files_changed=0, seen_to_fail=False),
-            "not proven: no executor ran, 0 files changed, no check ever failed",
+            "not proven: 0 files changed, no check ever failed",
             "not proven",
         ),
+        (Facts(worked=False, files_changed=2), "not proven: no executor changed a file", "not proven"),
         (Facts(has_checks=False), "not proven: no definition of done", "not proven"),
         (
             Facts(steps=3, skipped=["build", "publish"]),

@@ -13,7 +13,7 @@ from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.errors import PlannerUnavailableError
 
 EVENTS_PER_ITERATION = 32
-BYTES_PER_ITERATION = 14_000
+BYTES_PER_ITERATION = 14_500
 
 
 def lost_tasks(history: WorkflowHistory) -> set[int]:

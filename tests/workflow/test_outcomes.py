@@ -75,8 +75,8 @@ async def test_a_claim_without_any_work_is_named(
         done = await asyncio.to_thread(
             CliRunner().invoke, app, ["--address", settings.temporal.address, "watch", episode_id]
         )
-    assert result.qualifier == "not proven: no executor ran, 0 files changed, no check ever failed"
-    assert (done.exit_code, "SUCCEEDED, not proven: no executor ran" in done.output) == (4, True)
+    assert result.qualifier == "not proven: 0 files changed, no check ever failed"
+    assert (done.exit_code, "SUCCEEDED, not proven: 0 files changed" in done.output) == (4, True)
 
 
 async def test_a_check_that_fails_at_random_was_not_seen_to_fail(
@@ -105,6 +105,31 @@ async def test_a_restore_and_a_fork_keep_what_was_seen(client: TightloopClient, 
         forked = await client.result(second)
     assert (restored.qualifier, forked.qualifier) == ("", "")
     assert forked.outcome is EpisodeOutcome.SUCCEEDED
+
+
+async def test_checks_that_replace_the_failed_ones_prove_nothing(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    async with working():
+        request = request_for(definition_of_done=["false"], executor=scripted(APPEND), budget={"max_iterations": 1})
+        episode_id = await client.start(request)
+        await asked(client, episode_id)
+        with pytest.raises(InvalidRequestError, match="always passes"):
+            await client.amend(episode_id, definition_of_done=["false || true"])
+        await client.amend(episode_id, definition_of_done=[GREEN])
+        await client.top_up(episode_id, iterations=3)
+        result = await client.result(episode_id)
+    assert (result.outcome, result.qualifier) == (EpisodeOutcome.SUCCEEDED, "not proven: no check ever failed")
+
+
+async def test_a_file_that_the_project_has_is_no_ending(
+    client: TightloopClient, working: Working, request_for, files: Files, workspace: Path
+) -> None:
+    files({ENDING: "impossible: somebody committed this\n"})
+    async with working():
+        result = await run(client, request_for(definition_of_done=[RED], executor=scripted(APPEND)))
+    assert result.qualifier == ""
+    assert (workspace / ENDING).exists()
 
 
 @pytest.mark.parametrize("words", ["impossible", "left red on purpose", "IMPOSSIBLE"])

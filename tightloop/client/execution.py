@@ -76,7 +76,7 @@ class Summary(Value):
     status: str
     """One of `OPEN_STATUSES` or `CLOSED_STATUSES`."""
     qualifier: str = ""
-    """What keeps a success from being a plain success, in short: `not proven`. The full text is in the status."""
+    """Short reason why a success is not a plain success, such as `not proven`. The status contains the full text."""
     iteration: int = 0
     """Number of iterations of an episode."""
     pause_kind: str = ""

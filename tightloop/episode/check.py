@@ -317,6 +317,14 @@ def failing_text(failed: int, total: int) -> str:
     return f"{failed} of {total} checks {'fails' if failed == 1 else 'fail'}"
 
 
+NAME_CHARACTERS = 80
+
+
+def check_name(title: str) -> str:
+    """Return a check's name as it is stored in histories and compared there."""
+    return shorten(title, NAME_CHARACTERS)
+
+
 class FailedCheck(Value):
     """A failing check as the workflow sees it, small enough for the history."""
 

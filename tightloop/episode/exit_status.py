@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _PASSES_ALWAYS = re.compile(r"(?:true|:|exit\s+0|(?:/usr)?/bin/true|(?:echo|printf)\b[^|&;<>]*)$", re.DOTALL)
-_ENDS_ITSELF = re.compile(r"(?:^|[\s;&|({])(?:set\s+-(?:\w*e|o\s+errexit)|exit\s+(?!0\b)\S|return\s+(?!0\b)\S)")
+_ENDS_ITSELF = re.compile(r"(?:^|[\s;&|({'])(?:set\s+-(?:\w*e|o\s+errexit)|exit\s+(?!0\b)\S|return\s+(?!0\b)\S)")
 """A script that stops at the first failure, or that returns a failure itself, may end with `true`."""
-# A command that writes to a closed pipe is killed by SIGPIPE (13), as in `cmd | grep -q x`: 128 + 13.
-_PRELUDE = '__tightloop_status() { [ "$1" -ne 141 ] && return "$1"; return 0; }\n'
+# A command that writes to a closed pipe is killed by SIGPIPE (13), as in `cmd | grep -q x`: 128 + 13. A trap and not
+# `|| ...`, which would turn off `set -e` inside of the command.
+_BEFORE, _AFTER = "( trap '[ $? -ne 141 ] || exit 0' EXIT; ( ", "\n)\n)"
 _GROUPS = ("program", "compound_statement", "subshell")
-
-
 BASH = "/bin/bash"
 _JOINED = re.compile(r"[;&|\n]")
 
@@ -35,7 +34,7 @@ def check_argv(script: str) -> tuple[str, ...]:
 
 
 def masked_problem(script: str) -> str:
-    """Return the error in a check that passes whatever happens, or ""."""
+    """Return the error in a check that can never fail, or "" if it can."""
     end = masked_by(script)
     return (
         f"the check {shorten(script, 80)!r} always passes, because it ends with {end!r}. Remove that part"
@@ -60,7 +59,7 @@ def has_pipe(script: str) -> bool:
 
 
 def masked_by(script: str) -> str:
-    """Return the end of a script that makes it pass whatever happens before, such as `|| true`. Otherwise return ""."""
+    """Return the end of a script that makes every failure before it pass, such as `|| true`, or "" if there is none."""
     # Parsing loads a C library, and most checks are a single command.
     return _masked_by(parse(script), script) if _JOINED.search(script) else ""
 
@@ -86,8 +85,12 @@ def _masked_by(node: "Node", script: str) -> str:
 
 def with_pipe_status(script: str) -> str:
     """Return a bash script that needs `-o pipefail` and in which a command that ends by SIGPIPE is not a failure."""
+    root = parse(script)
+    # The positions of a script that was not understood may be wrong. Bash then reports what is wrong with it.
+    if root.has_error:
+        return script
     edits: list[tuple[int, str]] = []
-    for pipeline in _pipelines(parse(script)):
+    for pipeline in _pipelines(root):
         for part in pipeline.named_children[:-1]:
             start = part.start_byte
             if part.type == "negated_command":
@@ -95,10 +98,10 @@ def with_pipe_status(script: str) -> str:
                 start += len(_text(part, script)) - len(_text(part, script)[1:].lstrip())
             # A here-document ends after the pipeline, so it cannot be wrapped.
             if part.type not in ("comment", "heredoc_body") and "<<" not in _text(part, script):
-                edits += [(start, "{ ( "), (part.end_byte, "\n) || __tightloop_status $?\n}")]
+                edits += [(start, _BEFORE), (part.end_byte, _AFTER)]
     for position, text in sorted(edits, reverse=True):
         script = script[:position] + text + script[position:]
-    return _PRELUDE + script
+    return script
 
 
 def _pipelines(root: "Node") -> Iterator["Node"]:

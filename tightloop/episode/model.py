@@ -246,10 +246,10 @@ class EpisodeState(Value):
     """Latest proof of success."""
     refused_tree: str = ""
     """Tree that a person refused even though its checks pass."""
-    seen_to_fail: bool = False
-    """True if a check has failed in this episode, and not only at random. A restore does not reset it."""
+    failed_before: tuple[str, ...] = ()
+    """Names of the checks that have failed in this episode, and not only at random. A restore does not reset them."""
     worked: bool = False
-    """True if an executor has worked for this episode, or for the one that it was forked from."""
+    """True if an executor has changed a file in this episode, or in the one that it was forked from."""
     flaky: tuple[str, ...] = ()
     """Checks that failed at first and passed when they were repeated without a change."""
     evidence: Evidence | None = None

@@ -1,5 +1,6 @@
 """Transitions of the episode state: step results, people's actions, and restored checkpoints."""
 
+from collections.abc import Iterable
 from datetime import timedelta
 
 from tightloop.episode.budget import Budget, extend_budget, should_converge
@@ -29,6 +30,8 @@ AGENT_NOTES_LIMIT = 5
 GRANTS_LIMIT = 100
 GRANT_CHARACTERS = 2_000
 FAILED_SHOWN = 5
+NAMES_LIMIT = 50
+"""Maximum number of checks that are remembered by name."""
 LAST_WORDS_CHARACTERS = 400
 # Two rounds of the longest cycle that `goes_round` recognises.
 TREES_REMEMBERED = 2 * LONGEST_CIRCLE
@@ -136,7 +139,7 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[s
 def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
     """Record the report on a delivery."""
     spent = state.spent.with_usage(report.usage)
-    limited = report.status is ExecutorStatus.LIMIT_HIT
+    limited, moved = report.status is ExecutorStatus.LIMIT_HIT, report.new_tree not in ("", state.tree)
     fine = report.succeeded or report.question is not None
     # An executor that gives up a denied action has obeyed, so this is not a failure.
     obeyed = report.status is ExecutorStatus.REFUSED and any(not grant.allowed for grant in state.grants)
@@ -149,7 +152,8 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
             executor_status=report.status,
             executor_error="" if fine else shorten(report.error or report.summary, 300),
             last_words=abridge(" ".join((report.summary or report.error).split()), LAST_WORDS_CHARACTERS),
-            worked=True,
+            # A report counts as completed only if files changed.
+            worked=state.worked or moved or report.status is ExecutorStatus.COMPLETED,
             stand_in=report.executor,
             model=report.model or state.model,
             limit_strikes=state.limit_strikes + 1 if limited else 0,
@@ -169,6 +173,7 @@ def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: 
 def with_settled_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
     """Record a report that a person's answer made final. It never counts as an executor failure."""
     return state.evolve(
+        worked=state.worked or report.status is ExecutorStatus.COMPLETED,
         executor_status=report.status,
         executor_error="" if report.succeeded else shorten(report.error, 300),
         resume=None,
@@ -185,8 +190,8 @@ def with_verification(state: EpisodeState, verification: Verification, *, baseli
             checks_green=verification.green,
             checks_text=verification.passed_of_all,
             failed_checks=verification.failed[:FAILED_SHOWN],
-            seen_to_fail=state.seen_to_fail or verification.failed_count > 0,
-            flaky=tuple(dict.fromkeys((*state.flaky, *verification.flaky)))[:FAILED_SHOWN],
+            failed_before=_with_names(state.failed_before, (check.name for check in verification.failed)),
+            flaky=_with_names(state.flaky, verification.flaky),
             baseline_red=state.baseline_red or (baseline and not verification.green),
         ),
         verification.attempt,
@@ -330,7 +335,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         branch=max(initial.branch, *(record.branch for record in records)),
         # A proof compares with the tree before the first plan, not with that of the checkpoint.
         beginning=past.beginning,
-        seen_to_fail=past.seen_to_fail,
+        failed_before=past.failed_before,
         worked=past.worked,
         flaky=past.flaky,
         runs=initial.runs + (newest.runs if newest else 0),
@@ -354,7 +359,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         branch=current.branch + 1,
         request=current.request or stored.request,
         beginning=current.beginning or stored.beginning,
-        seen_to_fail=current.seen_to_fail or stored.seen_to_fail,
+        failed_before=_with_names(stored.failed_before, current.failed_before),
         worked=current.worked or stored.worked,
         flaky=current.flaky or stored.flaky,
         # A proof is about the tree that is being left.
@@ -399,17 +404,15 @@ def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...
 
 
 def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
-    """Return what keeps a success from being a plain success, or "" if nothing does."""
+    """Return why a success is not a plain success, or "" if it is one."""
     if outcome is not EpisodeOutcome.SUCCEEDED:
         return ""
-    return qualify(Facts(**dict(state.evidence or evidence_of(state, None))))
+    # Only a proof leads to a success, so there are always facts; without them nothing is proven.
+    return qualify(Facts(**dict(state.evidence or Evidence(seen_to_fail=False, worked=state.worked))))
 
 
-def evidence_of(state: EpisodeState, files_changed: int | None) -> Evidence:
-    """Return the facts about the delivered tree."""
-    return Evidence(
-        files_changed=files_changed, seen_to_fail=state.seen_to_fail, worked=state.worked, flaky=state.flaky
-    )
+def _with_names(names: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*names, *more)))[:NAMES_LIMIT]
 
 
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:

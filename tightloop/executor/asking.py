@@ -29,7 +29,7 @@ IN_A_WINDOW = frozenset({"cursor-gui"})
 """Executors that only observe. Their agents continue without them and can report their own results."""
 _PERMISSION = (
     Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration"),
-    Option(name=DENY, effect="the agent may not do it, and is told that it was denied"),
+    Option(name=DENY, effect="deny it; the agent learns that it was denied"),
 )
 _CLARIFICATION = (
     Option(name=ANSWER, effect="the agent receives the text of the answer"),
@@ -39,6 +39,10 @@ _WORK = (
     Option(name=DONE, effect="the checks run on the current files"),
     Option(name=FAILED, effect="the iteration counts as failed; the text tells the planner why"),
     Option(name=REFUSED, effect="the work will not be done; the text tells the planner why"),
+)
+_IMPOSSIBLE = (
+    Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
+    Option(name=CANCEL, effect="end the episode; the files stay as they are"),
 )
 _CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff")
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
@@ -126,18 +130,8 @@ def read_ending(text: str) -> str:
 
 def impossible_question(reason: str) -> Question:
     """Return the question about work that an executor says cannot be done."""
-    return Question(
-        id="",
-        kind=QuestionKind.IMPOSSIBLE,
-        title=f"the executor stopped: {shorten(reason, SUMMARY_CHARACTERS)}",
-        options=(
-            Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
-            Option(name=CANCEL, effect="end the episode; the files stay as they are"),
-        ),
-        default=WORK,
-        blocks="the episode",
-        by="the executor",
-    )
+    title = f"the executor stopped: {shorten(reason, SUMMARY_CHARACTERS)}"
+    return executor_question(QuestionKind.IMPOSSIBLE, title, "", _IMPOSSIBLE).evolve(default=WORK)
 
 
 def report_on_impossible(report: ExecutorReport, answer: Answer | None, *, tree: str) -> ExecutorReport:
@@ -198,7 +192,7 @@ repeated forever.
 _OPTIONS = (
     Option(
         name=VERIFY,
-        effect="the plan is not delivered again; the checks run on the current files, and the planner is told about it",
+        effect="the plan is not delivered again; the checks run on the current files, and the planner learns it",
     ),
     Option(
         name=RETRY,

@@ -57,7 +57,7 @@ class WorkflowSnapshot(Value):
     status: str
     """Status as in `tightloop list`: `running`, `paused`, `succeeded`, ..."""
     qualifier: str = ""
-    """What keeps a success from being a plain success; see `RunResult`."""
+    """See `RunResult`."""
     files_changed: int | None = None
     """Number of files that differ from the initial tree. None if it is unknown."""
     parent: str = ""

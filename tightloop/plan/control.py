@@ -148,7 +148,8 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
         budget: budget, including top-ups.
         pausing: whether a pause was requested while steps are still running.
     """
-    label = "pausing" if pausing and status.running else status.status
+    closed = f"{status.status}, {status.qualifier}" if status.qualifier else status.status
+    label = "pausing" if pausing and status.running else closed
     lines = [f"**{label}** · {status.phase.value} · revision {status.revision} · {status.title}", ""]
     for question in status.questions[:LINES_SHOWN]:
         who = f" from {question.count} different people" if question.count > 1 else ""

@@ -239,6 +239,8 @@ class PlanArchive(Value):
     plan_id: str
     title: str = ""
     outcome: PlanOutcome
+    qualifier: str = ""
+    """Why a completed plan is not a plain success."""
     reason: str = ""
     closed: datetime | None = None
     base_tree: str = ""

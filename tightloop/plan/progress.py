@@ -63,14 +63,14 @@ class PlanProgress(Value):
     """Budget, including top-ups."""
     runs: int = 1
     """Number of workflow runs so far, including this run."""
-    seen_to_fail: bool = False
-    """True if a check of the definition of done has failed, and not only at random."""
+    failed_before: tuple[str, ...] = ()
+    """Names of the checks of the definition of done that have failed, and not only at random."""
     flaky: tuple[str, ...] = ()
     """Checks that failed at first and passed when they were repeated without a change."""
     evidence: Evidence | None = None
     """Facts from the latest proof."""
     qualifiers: dict[str, str] = Field(default_factory=dict)
-    """What keeps the success of a step's child workflow from being a plain success, by step."""
+    """Why the success of a step's child workflow is not a plain success, by step."""
     beginning: ArtifactRef | None = None
     """Stored `Beginning`, with which the delivered tree is compared. None if there is no definition of done."""
     proof_within: ArtifactRef | None = None

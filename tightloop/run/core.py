@@ -202,7 +202,7 @@ class Evidence(Value):
     seen_to_fail: bool = True
     """True if at least one check failed before it passed."""
     worked: bool = True
-    """False if no executor ran."""
+    """True if an executor changed a file. It is also true for plans, whose steps do the work."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     accepted_by: str = ""
@@ -216,7 +216,7 @@ class RunResult(Value):
 
     outcome: str
     qualifier: str = ""
-    """What keeps a success from being a plain success, such as `not proven: no check ever failed`. Otherwise empty."""
+    """Why a success is not a plain success, such as `not proven: no check ever failed`. Otherwise empty."""
     reason: str = ""
     files_changed: int | None = None
     """Number of files that differ from the initial tree. None if it is unknown."""

@@ -30,7 +30,7 @@ class Facts(NamedTuple):
     flaky: Sequence[str] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     worked: bool = True
-    """False if no executor ran."""
+    """False if no executor changed a file."""
     files_changed: int | None = None
     """Number of files that differ from the initial tree; None if unknown."""
     unproven: Sequence[str] = ()
@@ -49,7 +49,7 @@ class Facts(NamedTuple):
 
 
 def qualify(facts: Facts) -> str:
-    """Return what keeps a success from being a plain success, or "" if nothing does."""
+    """Return why a success is not a plain success, or "" if it is one."""
     if facts.dry_run:
         return f"{DRY_RUN}: nothing was changed"
     parts = []
@@ -76,10 +76,10 @@ def doubts(facts: Facts) -> tuple[str, ...]:
     if not facts.has_checks:
         return ("no definition of done",)
     reasons = []
-    if not facts.worked:
-        reasons.append("no executor ran")
     if facts.files_changed == 0:
         reasons.append("0 files changed")
+    elif not facts.worked:
+        reasons.append("no executor changed a file")
     if not facts.seen_to_fail:
         flaky = f" (flaky: {', '.join(facts.flaky[:NAMES_SHOWN])})" if facts.flaky else ""
         reasons.append(f"no check ever failed{flaky}")

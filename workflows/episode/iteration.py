@@ -93,7 +93,7 @@ class Proof:
                 expected_tree=record.state.tree,
                 beginning=record.state.beginning,
                 allow=record.request.allow,
-                seen_to_fail=record.state.seen_to_fail,
+                failed_before=record.state.failed_before,
                 worked=record.state.worked,
                 flaky=record.state.flaky,
             ),
@@ -109,7 +109,7 @@ class Proof:
         record.apply(state_changes.with_retries, proved.attempt)
         if record.state.checked_tree != record.state.tree or record.state.asked_for:
             return  # A person edited files, amended the request or asked for more during a pause before the proof.
-        facts = state_changes.evidence_of(record.state, proved.files_changed)
+        facts = proved.facts
         record.replace(record.state.evolve(proof=proved.proof, evidence=facts))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")

@@ -16,6 +16,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest
 from tightloop.ledger.alert import Alert, AlertKind, alert_of
 from tightloop.ledger.model import WorkflowSnapshot, episode_snapshot
 from tightloop.run.core import Work
+from tightloop.run.outcome import label
 from tightloop.run.question import EVIDENCE_LINES, Answer, Question, QuestionKind
 from tightloop.run.routing import Queues
 from workflows.run.activities import ActivityRunner
@@ -216,7 +217,8 @@ class EpisodeRecord(Run):
     def count_end(self, outcome: EpisodeOutcome) -> None:
         """Record the metrics of an episode that is ending."""
         spent: Spent = self.state.spent
-        self.meter.count("tightloop_episodes", outcome=outcome.value)
+        ending = label(outcome.value, self.qualifier)
+        self.meter.count("tightloop_episodes", outcome=ending)
         values = {
             # Omit totals that are only a lower bound.
             **({} if spent.unreported_calls else {"tightloop_episode_tokens": float(spent.tokens)}),
@@ -225,7 +227,7 @@ class EpisodeRecord(Run):
             "tightloop_episode_iterations": float(spent.iterations),
         }
         for name, value in values.items():
-            self.meter.record(name, value, outcome=outcome.value)
+            self.meter.record(name, value, outcome=ending)
 
 
 class EpisodeView(View):
@@ -288,7 +290,8 @@ class EpisodeView(View):
     def details(self) -> str:
         """Return the current details as Markdown."""
         record = self._record
-        status = "paused" if record.is_paused else record.status
+        closed = f"{record.status}, {record.qualifier}" if record.qualifier else record.status
+        status = "paused" if record.is_running and record.is_paused else closed
         return details_markdown(
             record.request, record.state, record.waiting, episode_id=record.id, status=status, work=record.work
         )

@@ -78,7 +78,7 @@ class Attempt:
     proof: ArtifactRef | None = None
     """Proof of the tree that the only child left behind."""
     qualifier: str = ""
-    """What keeps a child's success from being a plain success."""
+    """Why a child's success is not a plain success."""
 
     @property
     def number(self) -> int:

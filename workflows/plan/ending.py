@@ -190,7 +190,7 @@ class PlanProof:
         context.log_drift(verification.touched)
         context.progress = context.progress.evolve(
             beginning=baseline.beginning,
-            seen_to_fail=context.progress.seen_to_fail or verification.failed_count > 0,
+            failed_before=(*context.progress.failed_before, *(check.name for check in verification.failed)),
             flaky=verification.flaky or context.progress.flaky,
         )
 
@@ -228,7 +228,7 @@ class PlanProof:
 
     @property
     def qualifier(self) -> str:
-        """What keeps a completed plan from being a plain success, or "" if nothing does."""
+        """Why a completed plan is not a plain success, or "" if it is one."""
         return qualify(self._context.outcome_facts)
 
     async def _verify(self) -> bool:
@@ -241,8 +241,8 @@ class PlanProof:
         )
         context.log_drift(verification.drift)
         context.log_drift(verification.touched)
-        if verification.failed:
-            context.progress = context.progress.evolve(seen_to_fail=True)
+        names = dict.fromkeys((*context.progress.failed_before, *verification.names))
+        context.progress = context.progress.evolve(failed_before=tuple(names))
         context.log(
             "verified", f"{verification.total - len(verification.failed)} of {verification.total} checks passed"
         )
@@ -272,19 +272,14 @@ class PlanProof:
                 goal=context.request.goal,
                 allow=context.request.allow,
                 earlier=context.progress.proof_within,
-                seen_to_fail=context.progress.seen_to_fail,
+                failed_before=context.progress.failed_before,
                 flaky=context.progress.flaky,
             ),
             # The checks run twice: as delivered, and with the original tests put back.
             context.on_host("prove the result in a fresh checkout", 2 * CHECKS_TIMEOUT),
         )
         context.log_drift(proved.drift)
-        evidence = Evidence(
-            files_changed=proved.files_changed,
-            seen_to_fail=context.progress.seen_to_fail,
-            flaky=context.progress.flaky,
-        )
-        context.progress = context.progress.evolve(proof=proved.proof, evidence=evidence)
+        context.progress = context.progress.evolve(proof=proved.proof, evidence=proved.facts)
         is_proven = proved.verdict is not ProofVerdict.DOUBTED
         if proved.verdict is ProofVerdict.NOT_PROVEN:
             context.log("verified", f"the checks also pass in a fresh checkout of tree {tree[:12]}")

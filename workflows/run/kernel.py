@@ -174,7 +174,7 @@ class Run(Routing, ABC):
         core: state that is passed to the next Temporal run.
         timeline: entries that this Temporal run logged.
         status: `running`, or the final status.
-        qualifier: what keeps a success from being a plain success.
+        qualifier: why a success is not a plain success.
         reason: reason for the end.
         inbox: authenticates messages.
         alerts: sends alerts.

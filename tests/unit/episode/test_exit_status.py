@@ -18,6 +18,10 @@ PIPES = [
     ("cat missing | wc -l", FAIL),
     ("false |& cat", FAIL),
     ("(false | cat)", FAIL),
+    # `set -e` holds within the parts of a pipe.
+    ("set -e; { false; true; } | cat", FAIL),
+    ("f() { false; true; }; set -e; f | cat", FAIL),
+    ("set -e; yes | head -1; true", PASS),
     ("time false | cat", FAIL),
     ("A=1 env | grep -q A=1", PASS),
     ("! false | true", PASS),

@@ -127,7 +127,7 @@ class Details(_Part):
     seen_to_fail: bool = True
     """True if at least one check failed before it passed."""
     worked: bool = True
-    """False if no executor ran."""
+    """True if an executor changed a file."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     not_held: tuple[str, ...] = ()
@@ -300,10 +300,10 @@ def _details(proof: Proof) -> Details:
         changed=proof.changed,
         changed_count=proof.changed_count,
         findings=tuple(FindingDetails.of(finding) for finding in proof.findings),
-        files_changed=proof.files_changed,
-        seen_to_fail=proof.seen_to_fail,
-        worked=proof.worked,
-        flaky=proof.flaky,
+        files_changed=proof.evidence.files_changed,
+        seen_to_fail=proof.evidence.seen_to_fail,
+        worked=proof.evidence.worked,
+        flaky=proof.evidence.flaky,
         not_held=proof.not_held,
         started_at=proof.started,
         ended_at=proof.ended,

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from tightloop.episode.check import Check, CheckStatus, ProofRule
+from tightloop.run.core import Evidence
 from tightloop.value import ArtifactRef, Value
 
 NAMES_LIMIT = 50
@@ -179,14 +180,8 @@ class Proof(Value):
     """Configuration files in the delivered tree, at most `FILES_LIMIT` of them."""
     verdict: ProofVerdict
     findings: tuple[ProofFinding, ...] = ()
-    files_changed: int | None = None
-    """Number of files that differ from the initial tree."""
-    seen_to_fail: bool = True
-    """True if at least one check failed before it passed."""
-    worked: bool = True
-    """False if no executor ran."""
-    flaky: tuple[str, ...] = ()
-    """Checks that failed once and passed when they were repeated without a change."""
+    evidence: Evidence = Evidence.model_construct()
+    """Facts that decide whether passing checks prove anything."""
     accepted_by: str = ""
     """Person who accepted the findings. Empty if nobody did."""
     not_held: tuple[str, ...] = ()
