@@ -15,9 +15,9 @@ from tightloop.cli.main import app
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
+from tightloop.executor.model import OnCrash
 from tightloop.host import state_folder
 from tightloop.run.question import QuestionKind
-from tightloop.safety.rubric import Verdict
 from worker.build import build_adapters
 
 ONE_LINE = {"definition_of_done": ["test -f log.txt"]}
@@ -51,7 +51,7 @@ async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes
         choice = request.executor.evolve(name="one", fallback=("two",))
         episode_id = await client.start(request_for(executor=choice))
         status = await asked(client, episode_id)
-        changes = ExecutorAmendment(name="scripted", fallback=(), permissions=Verdict.ASK)
+        changes = ExecutorAmendment(name="scripted", fallback=(), on_crash=OnCrash.VERIFY)
         await client.amend(episode_id, executor=changes)
         await client.resume(episode_id)
         result = await client.result(episode_id)
@@ -60,7 +60,7 @@ async def test_no_usable_executor_pauses_with_every_reason_and_another_one_fixes
     assert status.questions[0].kind is QuestionKind.FATAL
     assert "one: no program; two: no key" in status.questions[0].title
     assert result.outcome is EpisodeOutcome.SUCCEEDED
-    assert (amended.executor.name, amended.executor.permissions) == ("scripted", Verdict.ASK)
+    assert (amended.executor.name, amended.executor.on_crash) == ("scripted", OnCrash.VERIFY)
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,18 @@ async def test_start_takes_who_works_and_how_and_says_that_nobody_is_there_yet(
     file = tmp_path / "settings.yaml"
     file.write_text(settings.as_yaml().replace("api_key: '**********'", "api_key: ''"))
     command = ["--settings", str(file), "start", "one line", "--workspace", str(workspace), "--done", "test -f log.txt"]
-    command += ["--executor", "person", "--fallback", "command", "--mode", "read_only", "--permissions", "ask"]
-    done = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--model", "small", "--json"])
+    command += ["--executor", "person", "--fallback", "command", "--on-crash", "ask", "--json"]
+    done = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert done.exit_code == 0, done.output
     episode_id = json.loads(done.stdout)["id"]
     async with working():
         await asked(client, episode_id)
         choice = (await client.request(episode_id)).executor
-        again = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--id", "second", "--json"])
+        again = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--id", "second"])
         await client.cancel(episode_id)
         await client.result(episode_id)
     assert f"{episode_id} is waiting because no worker polls task queue '{settings.temporal.task_queue}'" in done.stderr
-    assert (choice.name, choice.fallback, choice.model) == ("person", ("command",), "small")
-    assert (choice.mode.value, choice.permissions.value) == ("read_only", "ask")
+    assert (choice.name, choice.fallback, choice.on_crash) == ("person", ("command",), OnCrash.ASK)
     assert "no worker polls" not in again.stderr
     assert f"{episode_id} is using {workspace}" in again.stderr.replace("\n", " ")
 

@@ -164,6 +164,8 @@ def run(
     options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
     arguments = RunArguments(file, again, plan_id, workspace, values or [], goal, options)
     arguments.check()
+    if wait is not None and detach:
+        raise InvalidRequestError("--wait and --no-wait have no effect with --detach. Omit one of them")
     session = session_of(context)
     # Before connecting: errors in the text need no server.
     text = load_valid_plan(file)[0] if file else None

@@ -276,7 +276,13 @@ def start_now(
     wait: Wait,
     as_json: bool,
 ) -> None:
-    """Start an episode and print its id. With `watch`, follow it until it ends."""
+    """Start an episode and print its id. With `watch`, follow it until it ends.
+
+    Raises:
+        InvalidRequestError: `wait` is given, but nothing waits.
+    """
+    if wait is not None and not watch:
+        raise InvalidRequestError("--wait and --no-wait only have an effect with --watch. Add --watch")
     queue = session.settings.temporal.task_queue
     started, note = session.run(
         lambda client: start_and_wait(client, request, queue, new_id, replace=replace),

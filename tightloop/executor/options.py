@@ -161,6 +161,9 @@ OPTIONS: Mapping[str, type[Document]] = {
     **dict.fromkeys(_NONE, Document),
 }
 """Models of the options, by executor name."""
+_NO_AGENT = ("coder", "command", "cursor-gui", "person", "scripted")
+"""Executors of our own. They always work in the sandbox, except for people and windows, and ask for no permission."""
+_NO_MODEL = ("acp", "command", "cursor-acp", "cursor-gui", "person", "scripted")
 _NEAR = 0.7
 """Similarity above which an unknown name is considered a typo. Other names may be the worker's own executors."""
 
@@ -173,6 +176,8 @@ def choice_problem(choice: ExecutorChoice) -> str:
     for name in (choice.name, *choice.fallback):
         if name not in OPTIONS and (close_names := get_close_matches(name, OPTIONS, 1, _NEAR)):
             return f"unknown executor {name!r}. Did you mean {close_names[0]!r}?"
+    if problem := _ignored(choice):
+        return problem
     model, options = OPTIONS.get(choice.name), choice.options
     # The script may be in a file of the workspace.
     if model is None or (model is Script and ("script" in options or not options)):
@@ -181,6 +186,22 @@ def choice_problem(choice: ExecutorChoice) -> str:
         model.model_validate(options)
     except ValidationError as error:
         return option_problem(error, model, choice.name)
+    return ""
+
+
+def _ignored(choice: ExecutorChoice) -> str:
+    """Return the problem with a field that one of the executors would ignore, or ""."""
+    if choice.model and choice.name in _NO_MODEL:
+        return f"the executor {choice.name} cannot select a model, so it would ignore {choice.model!r}. Omit it"
+    defaults = ExecutorChoice.model_construct()
+    for name in (choice.name, *choice.fallback):
+        for field in ("mode", "permissions", "max_model_calls", "max_events"):
+            value = getattr(choice, field)
+            if name in _NO_AGENT and value != getattr(defaults, field):
+                return (
+                    f"only agents such as claude or codex support {field}: the executor {name} would ignore "
+                    f"{getattr(value, 'value', value)}. Omit {field}, or choose an agent"
+                )
     return ""
 
 

@@ -15,6 +15,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.model import check_run, planner_problem
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
+from tightloop.executor.options import choice_problem
 from tightloop.run.core import RunInput, RunResult, RunStatus
 from tightloop.run.question import ChildWait
 from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
@@ -223,7 +224,10 @@ class LoopRequest(CallerInput):
             yield f"{shorten(self.packet_id, 60)!r} is not a valid packet id: expected an id like pkt_0123456789abcdef"
         if self.packet_id and self.episode:
             yield "set either packet_id or episode, not both: a packet already has its source"
-        yield from filter(None, (planner_problem(self.planner), *(gate.problem for gate in self.gates)))
+        if self.model and self.planner == "heuristic":
+            yield f"the planner heuristic uses no model, so it would ignore {self.model!r}. Omit one of them"
+        problems = (planner_problem(self.planner), choice_problem(self.executor))
+        yield from filter(None, (*problems, *(gate.problem for gate in self.gates)))
 
 
 class LoopStatus(RunStatus):

@@ -11,6 +11,7 @@ from tightloop.episode.check import ProofRule
 from tightloop.episode.model import check_run
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
+from tightloop.executor.options import choice_problem
 from tightloop.plan.child import Belief, StepFailure, StepStatus
 from tightloop.run.core import RunResult, RunStatus
 from tightloop.run.question import ChildWait
@@ -108,6 +109,8 @@ class PlanRequest(CallerInput):
             yield f"the inputs have more than {INPUT_CHARACTERS} characters. Store large values in files in the tree"
         if self.max_parallel is not None and not 1 <= self.max_parallel <= 100:
             yield f"max_parallel must be between 1 and 100, got {self.max_parallel}"
+        if self.executor is not None and (problem := choice_problem(self.executor)):
+            yield problem
 
 
 class PlanSpent(Value):
