@@ -1,6 +1,7 @@
 """The pages of the web interface, and how their values are formatted."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -144,7 +145,6 @@ def show_episode(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -
 def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
     budget, spent = status.budget, status.spent
     used = f"{spent.iterations}/{budget.max_iterations}" if budget.max_iterations else str(spent.iterations)
-    tokens = f"{number_text(spent.tokens)} tokens" if spent.tokens else ""
     return [
         ("Checks", line.checks),
         ("Result", line.qualifier),
@@ -154,13 +154,23 @@ def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
         ("Running", status.work.what if status.work else ""),
         ("Iterations", used),
         ("Executor", line.executor),
-        ("Spent", ", ".join(part for part in (money(line.cost_usd), tokens) if part)),
+        ("Spent", _spent(line, spent.tokens)),
         ("Working time", duration(spent.wall_time) if spent.wall_time else ""),
         ("Checkpoint", status.checkpoint_id),
         ("Started", moment(line.started)),
         ("Ended", moment(line.closed)),
         ("Reason", status.reason),
     ]
+
+
+def _spent(line: WorkflowLine, tokens: int) -> str:
+    """Return the cost and tokens, as lower bounds if some calls reported none."""
+    cost = money(line.cost_usd)
+    parts = (
+        f"at least {cost}" if cost and not line.cost_known else cost,
+        f"{'at least ' if line.tokens is None else ''}{number_text(tokens)} tokens" if tokens else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _diff(
@@ -216,6 +226,8 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
     """Return the template and content for a plan's page."""
     tab, steps = query.get("tab", "steps"), ledger.steps(line.id)
     status = PlanStatus.model_validate(line.details)
+    # An open plan is recorded when its questions change, its steps whenever they change.
+    counts = status.counts if line.closed or not steps else Counter(step.status for step in steps)
     graph = lay_out({step.step: step.needs for step in steps} if len(steps) <= GRAPH_STEPS else {})
     return "plan.html", {
         "tabs": PLAN_TABS,
@@ -226,11 +238,13 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
         "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
         "facts": [
-            ("Steps done", steps_done(status.counts)),
+            ("Steps done", steps_done(counts)),
             ("Result", line.qualifier),
+            ("Files changed", "" if line.files_changed is None else str(line.files_changed)),
             ("Doing", "" if line.closed else line.phase.lower()),
             ("Revision", str(status.revision) if status.revision > 1 else ""),
-            ("Spent", money(line.cost_usd)),
+            ("Spent", _spent(line, status.spent.tokens)),
+            ("Working time", duration(line.worked_s) if line.worked_s else ""),
             ("Started", moment(line.started)),
             ("Ended", moment(line.closed)),
             ("Reason", status.reason),

@@ -16,7 +16,7 @@ from tightloop.safety.drift import Drift
 from tightloop.value import shorten
 from workflows.plan.context import PlanContext
 from workflows.run.activities import ActivityRunner
-from workflows.run.reporting import GOAL_CHARACTERS, Reporting, View
+from workflows.run.reporting import GOAL_CHARACTERS, Reporting, StatusKey, View
 
 THE_PLAN = PlanContext.whole
 NAMES_SHOWN = 5
@@ -273,6 +273,9 @@ class PlanView(View):
             goal=shorten(status.title or request.goal, GOAL_CHARACTERS),
             phase=status.phase.value,
             cost_usd=status.spent.cost_usd,
+            cost_known=not status.spent.unpriced_calls,
+            tokens=status.spent.tokens,
+            worked_s=status.spent.wall_time.total_seconds(),
             run=self._context.progress.runs,
             at=workflow.now(),
             questions=status.questions,
@@ -328,3 +331,10 @@ class PlanReporting(Reporting):
         """Enter a phase and publish it."""
         self._context.progress = self._context.progress.evolve(phase=phase)
         self.show()
+
+    def _visible_state(self) -> StatusKey:
+        context = self._context
+        # A record for each step would triple the events of a plan. At rest, nothing else would record the last steps.
+        counts = context.schedule.counts() if context.is_open and context.waiting else {}
+        at_rest = () if counts.get(StepStatus.RUNNING) else (f"{name} {count}" for name, count in counts.items())
+        return (*super()._visible_state(), *at_rest)

@@ -1,0 +1,295 @@
+"""Every surface shows the same figures of a run."""
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+from contextlib import AsyncExitStack
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+from temporalio.client import Client
+
+from tests.support.alert_receiver import SECRET, Receiver, receiving
+from tests.support.doubles import ScriptedPlanner, claims_done, planned
+from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.extent import draw_seed, part
+from tests.support.gateway import gateway
+from tests.support.mcp import call, over_http
+from tightloop.cli.main import app
+from tightloop.client import TightloopClient
+from tightloop.client.sign_in import page_link
+from tightloop.database.ledger import local_ledger
+from tightloop.episode.model import EpisodeStatus
+from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.host import state_folder
+from tightloop.plan.request import PlanRequest, PlanStatus
+from tightloop.run.outcome import is_success, label
+from tightloop.safety.seal import Role
+from tightloop.settings import Settings, parse_settings
+
+RUNS = 200
+PAGE = {"Accept": "text/html", "Sec-Fetch-Dest": "document", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "none"}
+CHECKS = ("grep -q 2 log.txt", "test -f app.py", "test -f absent.txt", "grep -q 3 log.txt")
+STEPS = (
+    "{{id: s{0}, shell: {{run: 'true'}}, access: none}}",
+    "{{id: s{0}, shell: {{run: 'false'}}, access: none}}",
+    "{{id: s{0}, shell: {{run: 'false'}}, access: none, failure_modes: [{{name: red, recover: skip}}]}}",
+    "{{id: s{0}, shell: {{run: 'false'}}, access: none, failure_modes: [{{name: red, recover: continue}}]}}",
+    "{{id: s{0}, when: '${{plan.n}} == 1', shell: {{run: 'true'}}, access: none}}",
+    "{{id: s{0}, edit: {{files: [{{path: made{0}.txt, content: x}}]}}}}",
+    "{{id: s{0}, gate: {{approval: {{question: 'Go on?'}}}}}}",
+)
+
+
+def planner(briefing: Briefing) -> PlannerAnswer:
+    """Plan twice, and then claim that the goal is met."""
+    return planned() if briefing.iteration <= 2 else claims_done()
+
+
+def random_episode(chance: random.Random, workspace: Path) -> dict[str, Any]:
+    usage: dict[str, Any] = {"input_tokens": chance.randrange(1, 2000), "output_tokens": chance.randrange(1, 2000)}
+    if chance.random() < 0.5:
+        usage["cost_usd"] = chance.randrange(1, 900) / 100
+    step: dict[str, Any] = chance.choice((APPEND, APPEND, {"sleep": 0}))
+    return {
+        "workspace": str(workspace),
+        "definition_of_done": chance.sample(CHECKS, chance.randrange(1, 4)),
+        "executor": scripted({**step, **({"usage": usage} if chance.random() < 0.7 else {})}),
+        "budget": {"max_iterations": chance.randrange(1, 5)},
+    }
+
+
+def random_plan(chance: random.Random, workspace: Path) -> PlanRequest:
+    steps = "".join(f"- {chance.choice(STEPS).format(number)}\n" for number in range(chance.randrange(1, 6)))
+    return PlanRequest(workspace=str(workspace), source=f"id: p\ntitle: random\ninputs: {{n: 0}}\nsteps:\n{steps}")
+
+
+async def bring_to_rest(client: TightloopClient, chance: random.Random, run_id: str) -> EpisodeStatus | PlanStatus:
+    """Answer some questions until the run has ended, or waits for a person who does not come."""
+    while True:
+
+        async def rests() -> EpisodeStatus | PlanStatus | None:
+            status = await client.status(run_id)
+            assert isinstance(status, EpisodeStatus | PlanStatus)
+            idle = bool(status.questions) and not getattr(status, "running", ())
+            return status if idle or status.list_status not in {"running", "paused"} else None
+
+        status = await eventually(rests, seconds=90)
+        if not status.questions or chance.random() < 0.25:
+            return status
+        if chance.random() < 0.3:
+            await client.cancel(run_id, by="ada")
+        else:
+            question = chance.choice(status.questions)
+            names = [option.name for option in question.options if not option.takes_paths and option.name != "retry"]
+            await client.answer(run_id, chance.choice(names), question=question.id, by="ada")
+            await asyncio.sleep(0.2)
+
+
+def figures(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a status, in the spelling of the API or not."""
+
+    def field(name: str) -> Any:
+        camel = re.sub(r"_(.)", lambda found: found[1].upper(), name)
+        return document.get(name, document.get(camel))
+
+    return {
+        "status": document.get("status"),
+        "qualifier": document.get("qualifier"),
+        "reason": document.get("reason"),
+        "files_changed": field("files_changed"),
+        "iteration": field("iteration"),
+        "checks": field("checks"),
+        "counts": field("counts"),
+        "questions": [question["id"] for question in document["questions"]],
+        "cost": (document.get("spent") or {}).get("cost_usd", (document.get("spent") or {}).get("costUsd")),
+    }
+
+
+class Surfaces:
+    """Everything that shows runs, beside one server."""
+
+    def __init__(
+        self,
+        stack: AsyncExitStack,
+        served: Any,
+        client: TightloopClient,
+        temporal: Client,
+        file: Path,
+        receiver: Receiver,
+    ):
+        self.stack, self.served, self.client, self.temporal, self.file, self.receiver = (
+            stack,
+            served,
+            client,
+            temporal,
+            file,
+            receiver,
+        )
+        self.differences: list[str] = []
+
+    async def open(self) -> None:
+        token = self.served.token("anna", Role.OPERATOR)
+        self.http = await self.stack.enter_async_context(self.served.http(token))
+        self.mcp = await self.stack.enter_async_context(over_http(self.served, token))
+        link = urlsplit(page_link(self.served.settings, "/episodes"))
+        async with self.served.http(Host=link.netloc, **PAGE) as first:
+            cookie = (await first.get(f"{link.path}?{link.query}")).headers["set-cookie"].partition(";")[0]
+        self.page = await self.stack.enter_async_context(self.served.http(Host=link.netloc, Cookie=cookie, **PAGE))
+
+    async def cli(self, *arguments: str) -> Any:
+        """Return what a command prints: one document, or the last one of several lines."""
+        command = ("--settings", str(self.file), *arguments, "--json")
+        done = await asyncio.to_thread(CliRunner().invoke, app, command)
+        assert done.exit_code in {0, 1, 3, 4}, done.output
+        return json.loads(done.stdout.splitlines()[-1] if arguments[0] == "watch" else done.stdout)
+
+    def same(self, run_id: str, surface: str, shown: Any, expected: Any) -> None:
+        if shown != expected:
+            self.differences.append(f"{run_id}: {surface} shows {shown}, not {expected}")
+
+    async def compare(self, run_id: str, rows: dict[str, Any], inbox: dict[str, Any]) -> None:
+        """Compare all surfaces with the status that the workflow itself reports."""
+        status = await self.client.status(run_id)
+        assert isinstance(status, EpisodeStatus | PlanStatus)
+        noun, kind = ("episodes", "") if isinstance(status, EpisodeStatus) else ("plans", "&kind=plan")
+        expected, shown = figures(status.model_dump(mode="json")), label(status.list_status, status.qualifier)
+        self.same(run_id, "status --json", figures(await self.cli("status", run_id)), expected)
+
+        async def is_recorded() -> bool:
+            return figures((await self.http.get(path)).json()["details"]) == expected
+
+        path = f"/api/{noun}/{run_id}"
+        with contextlib.suppress(TimeoutError):
+            await eventually(is_recorded, seconds=10)
+        document = (await self.http.get(path)).json()
+        self.same(run_id, "API", figures(document["details"]), expected)
+        fresh = (await self.http.get(f"{path}?fresh=true")).json()
+        self.same(run_id, "API, fresh", figures(fresh["details"]), expected)
+        listed = (await self.http.get(f"/api/{noun}?limit=200{kind}")).json()["items"]
+        line = next((item for item in listed if item["id"] == run_id), None)
+        self.same(run_id, "API, list", line, {name: it for name, it in document.items() if name != "details"})
+        spent = status.spent
+        columns = {
+            "status": status.list_status,
+            "qualifier": status.qualifier,
+            "filesChanged": status.files_changed,
+            "costUsd": spent.cost_usd,
+            "costKnown": not spent.unpriced_calls,
+            "workedS": spent.wall_time.total_seconds(),
+            "tokens": None if getattr(spent, "unreported_calls", 0) else spent.tokens,
+            "iteration": getattr(status, "iteration", 0),
+            "checks": getattr(status, "checks", ""),
+        }
+        self.same(run_id, "ledger", {name: document[name] for name in columns}, columns)
+        asks = sorted(question.id for question in status.questions if question.needs_person)
+        self.same(run_id, "inbox", sorted(inbox.get(run_id, [])), asks)
+        told = await call(self.mcp, "status" if noun == "episodes" else "plan", id=run_id)
+        words = {"qualifier": status.qualifier, "reason": status.reason}
+        self.same(run_id, "MCP", {name: told.get(name, "") for name in words}, words)
+        row = rows[run_id]
+        self.same(
+            run_id, "list", (label(row["status"], row["qualifier"]), row["iteration"]), (shown, columns["iteration"])
+        )
+        described = await self.temporal.get_workflow_handle(run_id).describe()
+        self.same(run_id, "search attribute", described.search_attributes["TightloopStatus"], [shown])
+        html = (await self.page.get(f"/workflows/{run_id}")).text
+        facts = {
+            "Result": status.qualifier,
+            "Files changed": "" if status.files_changed is None else str(status.files_changed),
+        }
+        if isinstance(status, EpisodeStatus):
+            facts |= {"Checks": status.checks, "Iterations": str(spent.iterations)}
+        else:
+            facts |= {"Steps done": f"{status.counts.get('completed', 0)}/{sum(status.counts.values())}"}
+        if status.list_status not in {"running", "paused"}:
+            result = await self.client.result(run_id)
+            outcome = (result.outcome.lower(), result.qualifier, result.files_changed)
+            self.same(run_id, "result", outcome, (status.status, status.qualifier, status.files_changed))
+            facts["Doing"] = ""
+            watched = await self.cli("watch", run_id)
+            self.same(run_id, "watch", figures(watched), expected)
+        seen = {name: fact(html, name) for name in facts}
+        seen["Iterations"] = seen.get("Iterations", "").partition("/")[0]
+        self.same(run_id, "page", seen, {"Iterations": "", **facts})
+        await self._compare_reports(status, asks)
+
+    async def _compare_reports(self, status: EpisodeStatus | PlanStatus, asks: list[str]) -> None:
+        """Compare the digest of the run's project, which has no other run, and the alerts."""
+        [digest] = await self.cli("digest", "--project", state_folder(Path(status.workspace)).name)
+        is_closed, is_good = status.list_status not in {"running", "paused"}, is_success(status.list_status)
+        expected = {
+            "done": int(is_closed and is_good and not status.qualifier),
+            "qualified": int(is_closed and is_good and bool(status.qualifier)),
+            "blocked": int(is_closed and not is_good),
+            "waiting": len(asks),
+        }
+        shown: dict[str, Any] = {name: len(digest[name]) for name in expected}
+        expected |= {"iterations": getattr(status.spent, "iterations", 0), "cost_usd": round(status.spent.cost_usd, 6)}
+        shown |= {"iterations": digest["iterations"], "cost_usd": round(digest["cost_usd"], 6)}
+        self.same(status.id, "digest", shown, expected)
+
+        async def are_sent() -> bool:
+            return set(asks) <= {came.told.get("question", "") for came in self.receiver.of(status.id)}
+
+        assert await eventually(are_sent), f"{status.id}: no alert for {asks}"
+        if isinstance(status, EpisodeStatus):
+            for came in self.receiver.of(status.id):
+                if came.told.get("question", "") in asks:
+                    shown = {name: came.told.get(name, "") for name in ("iteration", "checks")}
+                    self.same(status.id, "webhook", shown, {"iteration": status.iteration, "checks": status.checks})
+
+
+def fact(html: str, name: str) -> str:
+    """Return a fact of a run's page, or "" if the page does not show it."""
+    found = re.search(rf"<dt[^>]*>\s*{name}\s*</dt>\s*<dd[^>]*>(.*?)</dd>", html, re.DOTALL)
+    return unescape(re.sub(r"<[^>]+>", "", found[1])).strip() if found else ""
+
+
+async def test_surfaces_show_equal_figures(
+    client: TightloopClient, temporal_client: Client, settings: Settings, working: Working, request_for: Any,
+    workspace: Path, tmp_path: Path, git: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("S", SECRET)
+    chance = random.Random(draw_seed())
+    with receiving() as receiver:
+        alerts = f"alerts: {{channels: {{ops: {{type: webhook, url: '{receiver.url}', secret_env: S}}}}}}\n"
+        under = parse_settings(settings.as_yaml() + "", {}).evolve(alerts=parse_settings(alerts, {}).alerts)
+        file = tmp_path / "settings.yaml"
+        file.write_text(settings.as_yaml().replace("api_key: '**********'", "api_key: ''"))
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(gateway(tmp_path, client, settings, local_ledger()))
+            await stack.enter_async_context(working(ScriptedPlanner(planner), under=under))
+            ids = []
+
+            async def play(number: int) -> None:
+                copy = tmp_path / f"copy{number}"
+                git(tmp_path, "clone", "--quiet", str(workspace), str(copy))
+                own = random.Random(f"{chance.random()} {number}")
+                if own.random() < 0.5:
+                    run_id = await client.start(request_for(**random_episode(own, copy)), new_id=f"episode-{number}")
+                else:
+                    run_id = await client.start(random_plan(own, copy), new_id=f"plan-{number}")
+                ids.append(run_id)
+                await bring_to_rest(client, own, run_id)
+
+            total = part(12, of=RUNS)
+            for first in range(0, total, 4):
+                await asyncio.gather(*(play(number) for number in range(first, min(first + 4, total))))
+            surfaces = Surfaces(stack, served, client, temporal_client, file, receiver)
+            await surfaces.open()
+            rows = {row["id"]: row for row in await surfaces.cli("list", "--limit", str(RUNS))}
+            inbox: dict[str, list[str]] = {}
+            for item in (await surfaces.http.get("/api/inbox")).json()["items"]:
+                inbox.setdefault(item["workflowId"], []).append(item["question"]["id"])
+            for run_id in ids:
+                await surfaces.compare(run_id, rows, inbox)
+            for run_id in ids:
+                await client.cancel(run_id, by="ada") if (await client.status(run_id)).list_status == "paused" else None
+    assert not surfaces.differences, "\n".join(surfaces.differences)
