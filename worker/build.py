@@ -27,6 +27,7 @@ from activities.executor.sqlite_outbox import open_sqlite_outbox
 from activities.loop.tasks import task_planners
 from activities.model.client import OPENAI_URL, ModelService
 from activities.planner.activity import PlanningActivities
+from activities.planner.check_writer import check_writers
 from activities.planner.planners import ProjectRuff, planners
 from activities.planner.reflection import ReflectionActivities
 from activities.planner.reflectors import reflectors
@@ -235,6 +236,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         sandbox_settings=settings.sandbox,
         executors=host_executors(settings, host_surroundings),
         coder_model=OpenAIModel(coder_service(settings, os.environ)),
+        check_writers=check_writers(service),
         planners=planners(service, ProjectRuff(host_surroundings.sandbox, settings.sandbox)),
         reflectors=reflectors(service),
         task_planners=task_planners(service),
@@ -345,6 +347,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         timeout=timedelta(seconds=settings.planner.plan_timeout_s),
         gate=use.gate,
         memories=use.memories,
+        check_writers=use.check_writers,
     )
     reflection = ReflectionActivities(
         use.stores, use.reflectors, settings.privacy.prompt_privacy_of, memories=use.memories
@@ -374,9 +377,17 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     coder = coder_activities(use, settings)
     return Work(
         # The coder asks a model in `take_turn`, but its journal and tools need the workspace, so all of it is here.
-        handling=[*handling, coder.begin_coding, coder.take_turn, coder.use_tool, coder.check_work, coder.judge_tests],
+        handling=[
+            *handling,
+            coder.begin_coding,
+            coder.take_turn,
+            coder.use_tool,
+            coder.check_work,
+            coder.judge_tests,
+            coder.try_check,
+        ],
         executing=[execution.hand_off, execution.execute, execution.conclude],
-        thinking=[planning.next_plan, reflection.reflect],
+        thinking=[planning.next_plan, planning.write_check, reflection.reflect],
     )
 
 

@@ -46,6 +46,7 @@ from activities.plan.runners.model import ModelRunner, PlanModel
 from activities.plan.runners.search import SearchRunner
 from activities.plan.runners.shell import ShellRunner
 from activities.planner.activity import Planners
+from activities.planner.check_writer import CheckWriters
 from activities.planner.reflection import Reflectors
 from activities.proof.checkouts import LocalCheckouts
 from activities.remote.activity import Copies
@@ -219,6 +220,7 @@ class Adapters(PlanAdapters):
     outboxes: Outboxes
     executors: Executors
     planners: Planners
+    check_writers: CheckWriters = lambda _planner: None
     reflectors: Reflectors
     post: AlertDelivery = field(default_factory=AlertDelivery)
     """Alert channels."""

@@ -23,6 +23,8 @@ from activities.coder.port import (
     JudgeResult,
     ToolContext,
     ToolRequest,
+    TryCheckRequest,
+    TryCheckResult,
     TurnRequest,
 )
 from activities.executor.port import Outboxes
@@ -34,11 +36,12 @@ from tightloop import telemetry
 from tightloop.coder import course
 from tightloop.coder.model import CODER, Bounds, CallResult, CoderProgress, Turn, known_tools, session_of, session_path
 from tightloop.episode.model import EpisodeRequest
+from tightloop.episode.planning import ProposedCheck
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import WorkOrder
 from tightloop.host import private_folder
 from tightloop.safety.drift import DriftCause
-from tightloop.value import clip, format_count
+from tightloop.value import clip, format_count, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
@@ -67,6 +70,8 @@ def read_progress(state_folder: Path, session: str) -> CoderProgress:
 FAILING_CHARACTERS = 4_000
 """Output limit for one failing check in the model's prompt."""
 FAILING_CHECKS = 5
+PROBLEM_CHARACTERS = 1_500
+"""Limit for the reason why a check of the planner does not count, with the end of its output."""
 UNKNOWN = "unknown"
 
 
@@ -185,6 +190,35 @@ class CoderActivities:
         """Verify that new tests can fail, and delete test files without such a test. Idempotent apart from that."""
         with self.workspaces.hold(request.scope) as tree:
             return self.tests.judge(self._context(request.scope, tree), request.coded_tree)
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def try_check(self, request: TryCheckRequest) -> TryCheckResult:
+        """Add a check's test file to the tree if the check fails by an assertion before any work. Idempotent."""
+        store = self.stores(Path(request.scope.workspace))
+        proposed = get_model(store, request.check, ProposedCheck)
+        with self.workspaces.hold(request.scope) as tree:
+            drift = tree.expect(request.expected_tree)
+            context = ToolContext(
+                root=root_of(request.scope),
+                base_tree=request.expected_tree,
+                store=store,
+                cancelled=should_stop,
+                started=tree.own_process,
+                tree=tree,
+            )
+            after, problem = request.expected_tree, ""
+            try:
+                after, problem = self.tests.try_check(context, proposed, self.checks)
+            finally:
+                # Also after a cancellation: what the check wrote must not be taken for a person's edits.
+                tree.ensure(after, DriftCause.DURING_CHECKS)
+        return TryCheckResult(
+            tree=after,
+            run="" if problem else proposed.run,
+            problem=shorten(scrub(problem), PROBLEM_CHARACTERS),
+            drift=drift,
+            attempt=activity.info().attempt,
+        )
 
     def _context(self, scope: CoderScope, tree: WorkingTree | None) -> ToolContext:
         order = self._order(scope)

@@ -9,7 +9,7 @@ from activities.coder.calls import fit_arguments
 from activities.coder.port import Message, ToolError, ToolSpec
 from activities.model.observed import ModelAnswer, ProposedCall
 from activities.model.repair import read_object
-from tightloop.coder.model import FINISH
+from tightloop.coder.model import FINISH, REPORT_IMPOSSIBLE
 from tightloop.errors import did_you_mean, followed_by
 from tightloop.value import shorten
 
@@ -51,10 +51,12 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
         The message for the conversation, and the response's problem or "". If there is no problem, the message contains
         calls with unique ids and arguments that match the schemas.
     """
+    by_name = {tool.name: tool for tool in tools}
+    way_out = REPORT_IMPOSSIBLE if REPORT_IMPOSSIBLE in by_name else FINISH
     if reply.refusal:
         refusal = reply.refusal.rstrip(".")
         return _reject(
-            reply, f"You refused the task: {refusal}. If the task cannot be done, call `{FINISH}` and explain why"
+            reply, f"You refused the task: {refusal}. If the task cannot be done, call `{way_out}` and explain why"
         )
     # Calls are dropped, even if they are valid: the last argument may be incomplete.
     if reply.truncated:
@@ -63,14 +65,13 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
             "Your answer was cut off at the output limit, so nothing in it was executed. Write less at a time: make "
             "one call, use smaller edits, and write long files in several steps",
         )
-    by_name = {tool.name: tool for tool in tools}
     proposed = reply.calls or _calls_in(reply.text)
     if not proposed:
         names = ", ".join(by_name)
         return _reject(
             reply,
-            f"Your answer contains no tool call. Call one of {names}, or `{FINISH}` when the work is done or cannot "
-            "be done. A call written as text counts only if the answer contains nothing else",
+            f"Your answer contains no tool call. Call one of {names}: `{FINISH}` when the work is done, or `{way_out}` "
+            "if it cannot be done. A call written as text counts only if the answer contains nothing else",
         )
     if len(proposed) > MOST_CALLS:
         return _reject(

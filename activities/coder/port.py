@@ -13,7 +13,7 @@ from tightloop.coder.model import Bounds, CoderProgress, Role
 from tightloop.errors import TightloopError
 from tightloop.executor.model import Grant
 from tightloop.run.question import Question
-from tightloop.safety.drift import PromptPrivacy
+from tightloop.safety.drift import Drift, PromptPrivacy
 from tightloop.value import ArtifactRef, Sparse
 
 
@@ -103,6 +103,28 @@ class JudgeResult(Sparse):
     changed: int = 0
     """Number of changed lines that contain code. It is 0 if this was not measured."""
     summary: str = ""
+
+
+class TryCheckRequest(Sparse):
+    """Request to try a check that the planner wrote."""
+
+    scope: EpisodeScope
+    expected_tree: str
+    check: ArtifactRef
+    """The stored `ProposedCheck`."""
+
+
+class TryCheckResult(Sparse):
+    """The verdict on a check that the planner wrote."""
+
+    tree: str
+    """The expected tree, with the new test file if the check counts."""
+    run: str = ""
+    """The check's command. Empty if the check does not count."""
+    problem: str = ""
+    """Why the check does not count, addressed to its author."""
+    drift: Drift | None = None
+    attempt: int = 1
 
 
 class ToolError(TightloopError):

@@ -2,19 +2,25 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from activities.artifacts.port import put_text
+from activities.checks.activity import CheckRunner, run_check
 from activities.coder.files import write_change
-from activities.coder.port import FileChange, JudgeResult, Review, ToolContext, ToolResult
+from activities.coder.port import FileChange, JudgeResult, Review, ToolContext, ToolError, ToolResult
 from activities.safety.code import CodeScanner, apply_grants, changed_files, project_facts, question_of
 from activities.testing import SandboxedTestGate
 from activities.workspace.port import WorkingTree
 from activities.workspace.store.entry import LINK
+from tightloop.episode.check import Check, why_no_evidence
+from tightloop.episode.planning import ProposedCheck
+from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import Grant
 from tightloop.safety.code.rules import CodeReview, CodeRules, Layer
+from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Verdict
 from tightloop.testing import GateReport
-from tightloop.value import format_count
+from tightloop.value import clip, format_count
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
 
 TIME_LIMIT_S = 120.0
 """A change with ten tests takes 3 to 10 s. A slow suite uses the entire limit."""
+OUTPUT_CHARACTERS = 800
 LISTED_LIMIT = 10
 """Maximum number of rejected tests and surviving mutants listed for the model."""
 _TEST_FILE = re.compile(r"(?:.*/)?(?:test_[^/]*|[^/]*_test)\.py")
@@ -111,6 +118,57 @@ class ChangedTests:
             changed=report.coverage.total,
             said=put_text(context.store, "\n".join(lines).encode(), name="judged tests"),
             summary=_summary(report),
+        )
+
+    def try_check(self, context: ToolContext, proposed: ProposedCheck, runner: CheckRunner) -> tuple[str, str]:
+        """Write a check's test file and run the check on the tree, on which no work has been done yet.
+
+        Returns:
+            The new tree and "" if the check counts. Otherwise the tree before and the reason, for the check's author.
+        """
+        assert context.tree is not None
+        tree, before = context.tree, context.base_tree
+        if proposed.path and (problem := self._write_test(context, proposed)):
+            return before, problem
+        after = tree.snapshot()
+        check = Check(run=proposed.run)
+        results = [
+            run_check(runner, check, tree, context.store, expected_tree=after, cancelled=context.cancelled)
+            for _ in range(2)
+        ]
+        tree.ensure(after, DriftCause.DURING_CHECKS)
+        problem = why_no_evidence(
+            results[0], is_flaky=results[0].passed != results[1].passed, is_judged=bool(proposed.path)
+        )
+        output = f"\n{clip(results[0].tail, OUTPUT_CHARACTERS)}" if problem else ""
+        return (before, f"`{proposed.run}`: {problem}{output}") if problem else (after, "")
+
+    def _write_test(self, context: ToolContext, proposed: ProposedCheck) -> str:
+        """Write a new test file, and return why none of its tests shows what is missing, or ""."""
+        assert context.tree is not None
+        tree, path = context.tree, proposed.path
+        if not (_TEST_FILE.fullmatch(path) and path.isprintable()):
+            return f"{path} is no test file of pytest. Name it test_....py"
+        if path.encode() in tree.entries(context.base_tree):
+            return f"{path} already exists. Choose the path of a new file"
+        change = FileChange(path=path, before=None, after=proposed.content.encode("utf-8", "replace"), text="")
+        try:
+            write_change(context.root, change, f".{Path(path).name}.new")
+        except (ToolError, InvalidRequestError) as error:
+            return f"{path} could not be written: {error.message}"
+        if path.encode() not in tree.entries(after := tree.snapshot()):
+            return f"git ignores {path}. Choose another path"
+        # The gate executes the tests, so they are reviewed like any other code.
+        if (refusal := self.review(context)) is not None:
+            return refusal.text
+        return self.gate.explain_no_failure(
+            tree,
+            context.base_tree,
+            after,
+            path,
+            cancelled=context.cancelled,
+            started=context.started,
+            time_limit_s=TIME_LIMIT_S,
         )
 
     @staticmethod

@@ -24,7 +24,7 @@ from activities.coder.files import read_file as read_content
 from activities.coder.port import FileChange, ProgramStart, Tool, ToolContext, ToolError, ToolResult, ToolSpec
 from tightloop.coder.model import RESULT, cut, number_lines
 from tightloop.coder.patching import PatchFailure, patch
-from tightloop.executor.asking import clarifying_question
+from tightloop.executor.asking import IMPOSSIBLE, LEFT_RED, clarifying_question, impossible_question
 from tightloop.run.question import TEXT_CHARACTERS, TITLE_CHARACTERS
 from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Rubric
@@ -142,6 +142,18 @@ def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
 def finish(arguments: Arguments, context: ToolContext) -> ToolResult:
     del context
     return ToolResult(arguments["summary"], finished=True)
+
+
+@tool(
+    "Stop because the task cannot be done, or because a check should keep failing: it contradicts the task. A person "
+    "decides then. Do not work around such a check.",
+    reason={"type": "string", "description": "Why, in one sentence", "minLength": 1, "maxLength": TITLE_CHARACTERS},
+    left_red=optional("boolean", "true: the task is done except for a check that should keep failing"),
+)
+def report_impossible(arguments: Arguments, context: ToolContext) -> ToolResult:
+    del context
+    reason = f"{LEFT_RED if arguments['left_red'] else IMPOSSIBLE}: {' '.join(arguments['reason'].split())}"
+    return ToolResult(f"waiting for a person: {reason}", question=impossible_question(reason))
 
 
 SHOWN_FILES = 400
@@ -318,7 +330,8 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
         return ProgramStart(run=lambda: _run_checks(runner, commands, context))
 
     reading = (list_files, memory_search, read_file, remember)
-    return (ask_person, create_file, delete_file, edit_file, finish, *reading, run_command, run_tests, search)
+    programs = (report_impossible, run_command, run_tests)
+    return (ask_person, create_file, delete_file, edit_file, finish, *reading, *programs, search)
 
 
 def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str, ...]:

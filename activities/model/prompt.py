@@ -129,6 +129,8 @@ def _summarise(briefing: B) -> B:
             questions=(WITHHELD,) if request.questions else (),
             reflection=Reflection(),
         )
+    if isinstance(briefing, Briefing):
+        changes |= {"files": (), "excerpts": ()}
     if isinstance(briefing, ReflectionBriefing):
         changes["plan_change"] = WITHHELD if briefing.plan_change else ""
         if briefing.cause is ReflectCause.REPEATED_FAILURE:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from temporalio import activity
 
@@ -27,6 +27,7 @@ from tightloop.episode.planning import (
     PlanRecord,
     PlanVerdict,
     ReflectionRecord,
+    WrittenCheck,
 )
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
@@ -34,6 +35,10 @@ from tightloop.executor.model import Usage, total
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import ArtifactRef, Value, format_count, shorten
 from tightloop.wording import span
+
+if TYPE_CHECKING:
+    # Workflows import this module, but must not import the client of a model.
+    from activities.planner.check_writer import CheckWriters
 
 
 class Planner(Protocol):
@@ -77,6 +82,8 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
         )
         if answer.verdict is PlanVerdict.GAVE_UP and not answer.reason.strip():
             gaps = "- [reason] is missing. State in one sentence what a person must do"
+        elif answer.verdict is PlanVerdict.IMPOSSIBLE and not answer.reason.strip():
+            gaps = "- [reason] is missing. State in one sentence why the goal cannot be reached"
         elif answer.verdict is PlanVerdict.PLANNED:
             gaps = gaps_of_plan(answer.message or PlanMessage())
         elif answer.verdict is PlanVerdict.CLAIMS_DONE and answer.message is not None:
@@ -186,6 +193,14 @@ class NextPlanRequest(Value):
     """Fingerprints of alignment findings that a person has allowed."""
 
 
+class WriteCheckRequest(Value):
+    """Request for a check that fails before any work."""
+
+    scope: EpisodeScope
+    problem: str = ""
+    """Why the previous check does not count."""
+
+
 @dataclass(frozen=True)
 class PlanningActivities:
     """Activities that ask the planner."""
@@ -201,6 +216,38 @@ class PlanningActivities:
     """Time limit for all attempts at one plan together, excluding the pauses between them."""
     gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     memories: Memories = no_memories
+    check_writers: "CheckWriters" = lambda _planner: None
+
+    @activity.defn
+    async def write_check(self, request: WriteCheckRequest) -> WrittenCheck:
+        """Ask for a check that fails before any work. Not idempotent, as a retry asks the model again, at a cost.
+
+        Raises:
+            PlannerError: the model service rejects the request, or the time is up; not retryable.
+            PlannerUnavailableError: it is busy or down; retryable after the delay that it requests.
+        """
+        store = self.stores(Path(request.scope.workspace))
+        plan_request = NextPlanRequest(scope=request.scope, iteration=0)
+        episode, briefing = await asyncio.to_thread(self._brief, store, plan_request)
+        writer = self.check_writers(episode.planner)
+        if writer is None:
+            return WrittenCheck(attempt=activity.info().attempt)
+        from activities.planner.check_writer import with_files
+
+        briefing = await asyncio.to_thread(with_files, briefing, root_of(request.scope))
+        answer = await ask_with_timeout(
+            lambda: writer.write(briefing.evolve(sent_back=request.problem)), self.timeout, episode.planner
+        )
+        proposed, check = answer.check, None
+        if proposed is not None:
+            check = await asyncio.to_thread(put_model, store, proposed, name="written check")
+        return WrittenCheck(
+            by_model=True,
+            check=check,
+            reason=shorten(answer.reason, 400),
+            usage=answer.usage,
+            attempt=activity.info().attempt,
+        )
 
     @activity.defn
     async def next_plan(self, request: NextPlanRequest) -> PlanningOutcome:

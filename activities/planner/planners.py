@@ -72,6 +72,7 @@ class _Plan(Value):
     context: str | None = ""
     claims_done: bool = False
     gave_up: bool = False
+    impossible: bool = False
     reason: str | None = ""
     alignment: _Alignment
 
@@ -90,6 +91,8 @@ class OpenAIPlanner:
         if plan is None:
             verdict = PlanVerdict.GAVE_UP if exchange.refusal else PlanVerdict.MALFORMED
             reason = exchange.failure
+        elif plan.impossible:
+            verdict, reason = PlanVerdict.IMPOSSIBLE, plan.reason or ""
         elif plan.gave_up:
             verdict, reason = PlanVerdict.GAVE_UP, plan.reason or ""
         elif plan.claims_done and not plan.steps:
@@ -116,12 +119,16 @@ class OpenAIPlanner:
     def _read(self, value: dict[str, Any], briefing: Briefing) -> _Plan:
         plan = _Plan.model_validate(value)
         gaps: list[str] = []
-        if plan.claims_done and plan.gave_up:
-            gaps.append("`claims_done` and `gave_up` are both true, but at most one of them may be true")
+        ends = [name for name in ("claims_done", "gave_up", "impossible") if getattr(plan, name)]
+        if len(ends) > 1:
+            named = " and ".join(f"`{name}`" for name in ends)
+            gaps.append(f"{named} are both true, but at most one of them may be true")
         if plan.gave_up and not (plan.reason or "").strip():
             gaps.append("`reason` is empty. State in one sentence what a person must do")
-        if not (plan.steps or plan.claims_done or plan.gave_up):
-            gaps.append("`steps` is empty. Provide at least one step, or set `claims_done` or `gave_up`")
+        if plan.impossible and not (plan.reason or "").strip():
+            gaps.append("`reason` is empty. State in one sentence why the goal cannot be reached")
+        if not (plan.steps or ends):
+            gaps.append("`steps` is empty. Provide at least one step, or set `claims_done`, `gave_up` or `impossible`")
         if len(plan.steps) > STEPS_LIMIT:
             gaps.append(f"`steps` has {len(plan.steps)} items. Use at most {STEPS_LIMIT}, all for one cause")
         gaps.extend(f"`steps.{n}.title` is empty" for n, step in enumerate(plan.steps) if not step.title.strip())
@@ -143,7 +150,7 @@ def _closing(plan: _Plan) -> tuple[Reflection, Alignment]:
 
 
 def _not_runnable(plan: _Plan, programs: tuple[str, ...]) -> list[str]:
-    if not programs or plan.gave_up:
+    if not programs or plan.gave_up or plan.impossible:
         return []
     allowed = ", ".join(programs)
     problems: list[str] = []

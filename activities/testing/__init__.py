@@ -25,7 +25,7 @@ from tightloop.settings import SandboxSettings
 from tightloop.testing import Collection, GateReport, Outcome, Run, Session, changed_lines, touched_bodies
 from tightloop.testing.claims import JudgedTests, Known, functions_with_values, names_of, read_tests
 from tightloop.testing.copies import Pattern, patterns_of
-from tightloop.testing.judging import Evidence, judge
+from tightloop.testing.judging import Evidence, judge, why_none_fails
 from tightloop.testing.mutants import Mutant, choose, mutants_of
 
 if TYPE_CHECKING:
@@ -256,6 +256,29 @@ class SandboxedTestGate:
         if len(mutants) < len(change.mutants):
             notes.append(f"Only {len(mutants)} of {len(change.mutants)} mutants of the changed lines were chosen.")
         return report.evolve(notes=tuple(notes), duration_s=round(time.monotonic() - start, 3))
+
+    def explain_no_failure(
+        self,
+        tree: WorkingTree,
+        before: str,
+        after: str,
+        path: str,
+        *,
+        cancelled: Callable[[], bool],
+        started: Callable[[int], None],
+        time_limit_s: float,
+    ) -> str:
+        """Return why no test in a new file fails by its own assertion, or "" if one does.
+
+        Arguments and errors are those of `judge`. `after` is `before` with the file `path`.
+        """
+        trees = LockedTrees(tree)
+        change = change_of(trees, before, after, (path,))
+        with self.checkouts.proof_folder(tree.root) as room:
+            moved = untracked.present(tree.root, change.after)
+            run = _Runs(self, room, tree, trees, change, moved, (path,), cancelled, started)
+            session = run.on(change.after, time_limit_s)
+        return why_none_fails(session, change.readings, path)
 
 
 @dataclass(frozen=True)

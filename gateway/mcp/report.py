@@ -24,7 +24,7 @@ from tightloop.errors import (
     ServiceUnavailableError,
     SettingsError,
 )
-from tightloop.executor.asking import DONE, FAILED, LIMIT, REFUSED
+from tightloop.executor.asking import DONE, FAILED, IMPOSSIBLE, LIMIT, REFUSED
 from tightloop.executor.message import PlanRequestMessage, parse_plan_request
 from tightloop.executor.model import SUMMARY_CHARACTERS, ExecutorStatus
 from tightloop.ledger.model import WorkflowFilter
@@ -94,15 +94,17 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
 
 
 def _option(plan_request: PlanRequestMessage) -> str:
+    outcome = plan_request.outcome.strip().lower().replace(" ", "_")
+    if outcome == IMPOSSIBLE:
+        return IMPOSSIBLE
     # An agent that rejects its own work does not claim success, even if OUTCOME does.
     if plan_request.alignment.answer == "no":
         return REFUSED
-    outcome = plan_request.outcome.strip().lower().replace(" ", "_")
     for status, option in OUTCOMES.items():
         if outcome == status.value:
             return option
     raise InvalidRequestError(
-        f"[📨 OUTCOME] must be one of {', '.join(status.value for status in OUTCOMES)}, "
+        f"[📨 OUTCOME] must be one of {', '.join((*(status.value for status in OUTCOMES), IMPOSSIBLE))}, "
         f"got {plan_request.outcome[:60]!r}"
     )
 

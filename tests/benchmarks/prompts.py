@@ -41,6 +41,7 @@ ANSWER: dict[str, Any] = {
     "context": "",
     "claims_done": False,
     "gave_up": False,
+    "impossible": False,
     "reason": "",
     "alignment": {"answer": "yes", "rationale": "touches only the parser"},
 }

@@ -16,6 +16,7 @@ PLAN = {
     "context": "",
     "claims_done": False,
     "gave_up": False,
+    "impossible": False,
     "reason": "",
     "alignment": {"answer": "yes", "rationale": "adds a line"},
 }

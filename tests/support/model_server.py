@@ -7,7 +7,7 @@ next to the others.
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
@@ -159,8 +159,8 @@ def _tokens(asked: Asked, reply: Reply) -> tuple[int, int]:
 class ModelServer(Loopback):
     """The server; use it as a context manager."""
 
-    def __init__(self, *replies: Reply, models: Sequence[str] | None = None) -> None:
-        """Take the script, and the models that exist (None: any)."""
+    def __init__(self, *replies: Reply | Callable[[Asked], Reply], models: Sequence[str] | None = None) -> None:
+        """Take the script, whose replies may depend on the request, and the models that exist (None: any)."""
         self._replies = list(replies)
         self._models = models
         self._lock = threading.Lock()
@@ -185,7 +185,8 @@ class ModelServer(Loopback):
                 return fails(404, f"The model `{model}` does not exist", code="model_not_found", param="model")
             if not self._replies:
                 return fails(500, "the script is empty")
-            return self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
+            reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
+            return reply(asked) if callable(reply) else reply
 
     def _answer(self, asked: Asked) -> tuple[Reply, bytes]:
         reply = self._next(asked)

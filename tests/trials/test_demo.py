@@ -53,6 +53,7 @@ def plan(title: str, *run: str) -> dict[str, object]:
         "context": "",
         "claims_done": False,
         "gave_up": False,
+        "impossible": False,
         "reason": "",
         "alignment": {"answer": "yes", "rationale": "the linter's own fixes"},
     }

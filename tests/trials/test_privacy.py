@@ -51,6 +51,7 @@ def plan(title: str) -> dict[str, Any]:
         "context": EVERYTHING,
         "claims_done": False,
         "gave_up": False,
+        "impossible": False,
         "reason": "",
         "alignment": {"answer": "yes", "rationale": EVERYTHING},
     }

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tightloop.cli.follow import follow
 from tightloop.cli.parameters import Argument, AsJson, Option, Wait
 from tightloop.cli.session import Session, exit_with_status, session_of, wait_at_most
-from tightloop.cli.terminal import print_note, show_either
+from tightloop.cli.terminal import is_attended, print_note, show_either
 from tightloop.client import TightloopClient
 from tightloop.client.workers import explain_idle
 from tightloop.coder.model import CODER
@@ -195,6 +195,10 @@ Allow = Annotated[
     list[ProofRule] | None,
     Option(help="Proof finding to accept without asking (for example tests_changed). Repeatable."),
 ]
+KeepGreen = Annotated[
+    bool | None,
+    Option("--keep-green", help="Start the work even if all checks pass already, as in a refactoring."),
+]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
 EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]
@@ -222,6 +226,7 @@ def start(
     executor_option: ExecutorOptions = None,
     preset: ChosenPreset = None,
     allow: Allow = None,
+    keep_green: KeepGreen = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
     new_id: EpisodeNewId = None,
@@ -239,6 +244,7 @@ def start(
     options = drop_none(
         goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow
     )
+    options |= drop_none(keep_green=keep_green, attended=is_attended())
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
@@ -252,6 +258,7 @@ def code(
     check_timeout: CheckTimeout = None,
     model: Model = None,
     allow: Allow = None,
+    keep_green: KeepGreen = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
     new_id: EpisodeNewId = None,
@@ -261,6 +268,7 @@ def code(
 ) -> None:
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
+    options |= drop_none(keep_green=keep_green, attended=is_attended())
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)

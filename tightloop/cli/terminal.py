@@ -35,6 +35,11 @@ def on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def is_attended() -> bool | None:
+    """Return True if a person types in a terminal, and otherwise None."""
+    return True if sys.stdin is not None and sys.stdin.isatty() else None
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a console that does not truncate piped output."""
     stream = sys.stderr if stderr else sys.stdout

@@ -116,7 +116,8 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     lines += [f"  {line}" for line in question.evidence]
     for option in question.options:
         command = ["answer", workflow_id, option.name]
-        command += [_TEXTS[option.name]] if option.name in _TEXTS else []
+        text = option.needs_text or _TEXTS.get(option.name, "")
+        command += [text] if text else []
         command += [] if alone else ["--question", question.id]
         # Several people must answer: with the default user name they would count as one.
         command += ["--by", "NAME"] if question.count > 1 else []

@@ -266,6 +266,7 @@ def session_path(session: str) -> str:
 
 
 FINISH = "finish"
+REPORT_IMPOSSIBLE = "report_impossible"
 """The tool that ends a part of the work.
 
 Every role has it, because otherwise a model would have to be stopped from outside.

@@ -7,7 +7,14 @@ from typing import Any
 
 from pydantic import model_validator
 
-from tightloop.episode.failure import ComparableOutput, combine_signatures, is_part, read_output, signature
+from tightloop.episode.failure import (
+    ComparableOutput,
+    combine_signatures,
+    failure_type,
+    is_part,
+    read_output,
+    signature,
+)
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
 
@@ -209,6 +216,9 @@ def _searchable(output: str) -> str:
     return "\n".join(line[:LINE_CHARACTERS] for line in output[-READ_CHARACTERS:].split("\n"))
 
 
+ASSERTION_EXIT_CODE = 1
+
+
 def judge(
     check: Check,
     *,
@@ -247,6 +257,32 @@ def judge(
         signature=result_signature,
         printed=printed,
     )
+
+
+def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = False) -> str:
+    """Return why the result of a new check does not show that something is missing, or "" if it does.
+
+    A check shows it by an assertion that fails. A program that cannot be loaded or started shows nothing.
+
+    Args:
+        result: result before any work.
+        is_flaky: the check failed once and passed when it was repeated.
+        is_judged: its tests have been observed to fail by their own assertions, so its output does not matter.
+    """
+    if is_flaky:
+        return "it fails at random: it failed once, and passed when it was repeated without a change"
+    if result.passed:
+        return "it passes before any work, so it does not show what is missing"
+    if result.status is not CheckStatus.FAILED:
+        return f"it does not run to its end: {result.status.value.replace('_', ' ')}"
+    # Test runners, `test`, `grep`, `diff` and uncaught exceptions all end with 1; other codes stand for usage errors,
+    # missing files and signals.
+    if result.exit_code != ASSERTION_EXIT_CODE:
+        return f"it ends with exit code {result.exit_code} and not with {ASSERTION_EXIT_CODE}, so it could not check"
+    error = "" if is_judged else failure_type(result.tail)
+    if error not in ("", "AssertionError"):
+        return f"it fails with {error} and not by an assertion"
+    return ""
 
 
 def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from pydantic import field_validator
 from tightloop.episode.budget import TopUp
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget, checkpoint_id, checkpoint_number
+from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import RIGHT_INPUT, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.run.commands import Remark, read_amounts, read_argument, read_text
 from tightloop.run.core import RunCore, RunInput, Work
-from tightloop.run.question import Question, QuestionKind
+from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.run.routing import EPISODE_WORKFLOW_TYPE
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Document, clip, shorten
@@ -73,6 +74,21 @@ class Amendment(Document):
             executor=self.executor.apply_to(request.executor),
             planner=self.planner.strip() or request.planner,
         )
+
+
+def with_check(request: EpisodeRequest, answer: Answer) -> Amendment:
+    """Return the amendment that adds the check in the text of an answer.
+
+    Raises:
+        InvalidRequestError: the check can never fail, is already in the definition of done, or is not a valid command.
+    """
+    check = Check(run=answer.text)
+    if check.run in [other.run for other in request.definition_of_done]:
+        raise InvalidRequestError(f"the check {shorten(check.run, 80)!r} is already in the definition of done")
+    refuse_masked((check,))
+    changed = request.with_check(check)
+    changed.check()
+    return Amendment(definition_of_done=changed.definition_of_done, by=answer.by)
 
 
 class _Restore(Document):

@@ -4,13 +4,14 @@ from datetime import datetime
 from enum import StrEnum
 
 from tightloop.episode.budget import breaches
-from tightloop.episode.check import Verification, failing_text
+from tightloop.episode.check import Check, Verification, check_name, failing_text
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signature
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
+from tightloop.executor.asking import IMPOSSIBLE, impossible_question
 from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
 from tightloop.run.core import Work
-from tightloop.run.question import Answer, Option, Question, QuestionKind
+from tightloop.run.question import EVIDENCE_LINES, Answer, Option, Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding, describe_findings, unanswered_findings
 from tightloop.value import Value, format_count
@@ -19,6 +20,7 @@ ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
 WORK, ACCEPT = "work", "accept"
 WAIT, END = "wait", "end"
 KEEP, UNDO = "keep", "undo"
+ADD = "add"
 THE_EPISODE = "the episode"
 
 _FIRST = {
@@ -28,6 +30,7 @@ _FIRST = {
     QuestionKind.LIMIT: ("retry", "deliver the plan again once the limit has passed"),
     QuestionKind.FATAL: ("retry", "try again once the cause is fixed"),
     QuestionKind.DEVIATION: ("continue", "keep the work and continue; to undo it, restore a checkpoint instead"),
+    QuestionKind.ALREADY_GREEN: ("continue", "start the work; the checks only guard what works now"),
     QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it reads your notes and edits"),
     QuestionKind.PROOF: (WORK, "continue working; the planner gets the findings and your text"),
     QuestionKind.ALIGNMENT: (ALLOW, "allow exactly these findings for the rest of the episode"),
@@ -36,7 +39,16 @@ _REFUSE = Option(name=REFUSE, effect="tell the planner to avoid or undo it, and 
 _CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are")
 ACCEPT_EFFECT = "accept the files as delivered and succeed; the proof records who accepted them"
 _ACCEPT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
+_GREEN = (
+    Option(
+        name=ADD,
+        effect="add the check in the text, a command that fails until the goal is reached",
+        needs_text="COMMAND",
+    ),
+    Option(name=ACCEPT, effect="the goal is met: end the episode without any work, as not proven"),
+)
 _OTHERS = {
+    QuestionKind.ALREADY_GREEN: (*_GREEN, _CANCEL),
     QuestionKind.OPERATOR: (),
     QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL),
     QuestionKind.PROOF: (_ACCEPT, _CANCEL),
@@ -68,6 +80,17 @@ def alignment_question(findings: tuple[Finding, ...]) -> Question:
     """Return the question about findings, including the suggestion for each one."""
     title, evidence = describe_findings(findings)
     return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
+
+
+def already_green_question(checks: tuple[Check, ...]) -> Question:
+    """Return the question to ask if every check passes before the first plan."""
+    names = format_count(len(checks), "check")
+    title = f"{'the only check passes' if len(checks) == 1 else f'all {names} pass'} before any work"
+    return make_question(
+        QuestionKind.ALREADY_GREEN,
+        f"{title}, so they cannot show that the goal is reached. Is anything left to do?",
+        evidence=tuple(f"passes: {check_name(check.title)}" for check in checks[:EVIDENCE_LINES]),
+    )
 
 
 def end_question(work: Work, now: datetime) -> Question:
@@ -123,6 +146,7 @@ _PLANNER_NEXT = frozenset(
         QuestionKind.OPERATOR,
         QuestionKind.REPEATED_ERROR,
         QuestionKind.DEVIATION,
+        QuestionKind.ALREADY_GREEN,
         QuestionKind.PLANNER_GAVE_UP,
         QuestionKind.IMPOSSIBLE,
         QuestionKind.PROOF,
@@ -141,6 +165,7 @@ ABOUT_WORK = frozenset(
         QuestionKind.DEVIATION,
         QuestionKind.ALIGNMENT,
         QuestionKind.PLANNER_GAVE_UP,
+        QuestionKind.IMPOSSIBLE,
         QuestionKind.PROOF,
     }
 )
@@ -205,6 +230,9 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
     """
     if outcome.verdict is PlanVerdict.GAVE_UP:
         return _ask(QuestionKind.PLANNER_GAVE_UP, outcome.reason or "the planner gave up without giving a reason")
+    if outcome.verdict is PlanVerdict.IMPOSSIBLE:
+        question = impossible_question(f"{IMPOSSIBLE}: {outcome.reason}", by="the planner")
+        return Decision(action=NextAction.ASK, question=question)
     # Findings include the planner's own "no" (`planners_own`), with its reason.
     if outcome.findings:
         return _ask_about(unanswered_findings(outcome.findings, overruled))
@@ -282,6 +310,12 @@ def is_complete(state: EpisodeState) -> bool:
     is_refused = bool(state.refused_tree) and state.tree == state.refused_tree
     means_something = state.baseline_red or state.plan_final
     return state.checks_green and means_something and not is_refused and not state.asked_for
+
+
+def must_find_failing_check(state: EpisodeState, request: EpisodeRequest) -> bool:
+    """Return whether every check passes before the first plan, and nobody has decided yet how to continue."""
+    is_start = state.iteration == 0 and state.inherited is None
+    return is_start and state.checks_green and not (state.baseline_red or state.green_settled or request.keep_green)
 
 
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:

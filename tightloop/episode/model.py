@@ -31,7 +31,8 @@ GOAL_CHARACTERS = 8_000
 REQUEST_CHARACTERS = 256_000
 LONGEST_LIMIT_S = 30 * 86_400
 LONGEST_PAUSE = timedelta(days=366)
-PLANNERS = ("auto", "openai", "heuristic")
+HEURISTIC = "heuristic"
+PLANNERS = ("auto", "openai", HEURISTIC)
 """Planner names. `auto` means `openai` if a key is present, and otherwise `heuristic`, which does not need a key."""
 
 
@@ -68,6 +69,8 @@ class PlanVerdict(StrEnum):
     """The planner claims that there is nothing left to do. The checks decide whether that is true."""
     GAVE_UP = "gave_up"
     """The planner cannot continue and gives a reason."""
+    IMPOSSIBLE = "impossible"
+    """The planner has read the executor's report and concludes that the goal cannot be reached."""
     MALFORMED = "malformed"
     """The reply is unusable, even after the allowed number of corrections."""
 
@@ -128,6 +131,10 @@ class EpisodeRequest(CallerInput):
     """Report open questions to the parent plan. Always enabled if `within` is set."""
     allow: tuple[ProofRule, ...] = ()
     """Proof findings to accept without asking, such as `tests_changed`."""
+    keep_green: bool = False
+    """The checks only guard what works now, as in a refactoring: start the work even if all of them pass."""
+    attended: bool = False
+    """A person starts the episode in a terminal, and is asked if all checks pass before the first plan."""
     budget: Budget = Budget.model_construct()
     preset: classification.Preset = classification.Preset.NORMAL
     """Preset that provides the defaults for `thresholds` and for the two limits below."""
@@ -205,6 +212,10 @@ class EpisodeRequest(CallerInput):
                 f"budget.{spent} must be above 0, or null (None) for no limit, got {getattr(self.budget, spent)}"
             )
 
+    def with_check(self, check: Check) -> Self:
+        """Return the request with one more check."""
+        return self.evolve(definition_of_done=(*self.definition_of_done, check))
+
     @property
     def project_name(self) -> str:
         """The project's name, or the last part of the workspace path."""
@@ -256,6 +267,8 @@ class EpisodeState(Value):
     """Facts from the latest proof."""
     baseline_red: bool = False
     """True if the checks failed before the first plan. In that case, making them pass is the goal itself."""
+    green_settled: bool = False
+    """True once it is decided how to continue although every check passed before the first plan."""
     reflection: ArtifactRef | None = None
     diagnosis: str = ""
     reflect_next: ReflectCause | None = None

@@ -162,10 +162,34 @@ class Briefing(Value):
     """
     files: tuple[str, ...] = ()
     """Files in the tree. The list is bounded."""
+    excerpts: tuple[str, ...] = ()
+    """Files that share words with the goal, each with its path. They are bounded, most similar first."""
     root: str = ""
     """Folder of the tree on this host. It must not be used in prompts."""
     prompt_privacy: PromptPrivacy = PromptPrivacy.FULL
     """Restriction on what prompts may contain."""
+
+
+class ProposedCheck(Value):
+    """A check that a planner wrote, because every other check passes before any work."""
+
+    run: str
+    path: str = ""
+    """New test file that the command runs, relative to the top of the tree. Empty if the command needs no file."""
+    content: str = ""
+
+
+class WrittenCheck(Value):
+    """The planner's proposal as seen by the workflow."""
+
+    by_model: bool = False
+    """False if no model plans this episode, so nobody was asked."""
+    check: ArtifactRef | None = None
+    """The stored `ProposedCheck`. None if the planner did not find one."""
+    reason: str = ""
+    """Reason why there is no check, as a sentence."""
+    usage: Usage | None = None
+    attempt: int = 1
 
 
 class PlannerAnswer(Value):

@@ -6,7 +6,7 @@ from datetime import timedelta
 from tightloop.episode.budget import Budget, extend_budget, should_converge
 from tightloop.episode.check import Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, discard_after, merge
-from tightloop.episode.decisions import ALLOW, EXTEND, REFUSE, WORK, failure_of
+from tightloop.episode.decisions import ADD, ALLOW, EXTEND, REFUSE, WORK, failure_of
 from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, Failure, FailureStreak
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
@@ -118,7 +118,7 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[s
     `read_notes` are the notes that the planner has read. Later notes are kept.
     """
     answered = outcome.verdict is not PlanVerdict.MALFORMED
-    planned = answered and outcome.verdict is not PlanVerdict.GAVE_UP
+    planned = answered and outcome.verdict not in (PlanVerdict.GAVE_UP, PlanVerdict.IMPOSSIBLE)
     return with_retries(
         state.evolve(
             plan=outcome.plan or state.plan,
@@ -289,6 +289,11 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
     match question.kind, answer.option:
         case QuestionKind.WORK, _:
             text = ""  # it goes into the report on the work
+        case QuestionKind.IMPOSSIBLE, option if option == WORK:
+            text = f"{answer.by} wants the work to go on although {question.title}"
+            text += f"\n{answer.text}" if answer.text else ""
+        case QuestionKind.ALREADY_GREEN, option if option == ADD:
+            text = ""  # it is in the definition of done
         case QuestionKind.PERMISSION, option:
             state = with_grant(state, question, allowed=option == ALLOW, text=answer.text)
             text = answer.text and f"{answer.by}, asked about {question.title}: {answer.text}"
@@ -338,6 +343,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         failed_before=past.failed_before,
         worked=past.worked,
         flaky=past.flaky,
+        green_settled=past.green_settled,
         runs=initial.runs + (newest.runs if newest else 0),
     )
 
@@ -362,6 +368,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         failed_before=_with_names(stored.failed_before, current.failed_before),
         worked=current.worked or stored.worked,
         flaky=current.flaky or stored.flaky,
+        green_settled=current.green_settled or stored.green_settled,
         # A proof is about the tree that is being left.
         proof=None,
         evidence=None,
@@ -395,6 +402,11 @@ def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Ve
     """Record the initial check results and the stored baseline."""
     is_first = not state.checked_tree
     return with_verification(state, verification, baseline=is_first).evolve(beginning=beginning)
+
+
+def with_added_check(state: EpisodeState, tree: str) -> EpisodeState:
+    """Record that a check was added before the first plan. `tree` contains its files; a new baseline includes both."""
+    return state.evolve(tree=tree, checked_tree="", beginning=None, green_settled=True)
 
 
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:

@@ -25,6 +25,7 @@ ALLOW, DENY = "allow", "deny"
 WORK, CANCEL = "work", "cancel"
 ANSWER, SKIP = "answer", "skip"
 DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
+IMPOSSIBLE, LEFT_RED = "impossible", "left red on purpose"
 IN_A_WINDOW = frozenset({"cursor-gui"})
 """Executors that only observe. Their agents continue without them and can report their own results."""
 _PERMISSION = (
@@ -44,7 +45,10 @@ _IMPOSSIBLE = (
     Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
     Option(name=CANCEL, effect="end the episode; the files stay as they are"),
 )
-_CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff")
+_OF_AGENTS = (
+    Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff"),
+    Option(name=IMPOSSIBLE, effect="the work cannot be done; a person decides, and reads why in the text"),
+)
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
@@ -75,7 +79,7 @@ def report_question() -> Question:
         "the agent in the window is working and will report when it is done. You can also answer for it then"
     )
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
-    return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
+    return question.evolve(options=(*_WORK, *_OF_AGENTS), blocks="")
 
 
 def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
@@ -102,6 +106,9 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
 
     `tree` is the result.
     """
+    if answer.option == IMPOSSIBLE:
+        reason = f"{IMPOSSIBLE}: {answer.text or 'it gave no reason'}"
+        return report.evolve(status=ExecutorStatus.NEEDS_PERSON, question=impossible_question(reason), new_tree=tree)
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
     answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
@@ -113,7 +120,7 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
 
 ENDING_FILE = ".tightloop-ending"
 """File at the top of the working tree in which an executor says that the work cannot be done."""
-_ENDING = re.compile(r"\s*(impossible|left red on purpose)\s*:\s*(\S.*)", re.IGNORECASE | re.DOTALL)
+_ENDING = re.compile(rf"\s*({IMPOSSIBLE}|{LEFT_RED})\s*:\s*(\S.*)", re.IGNORECASE | re.DOTALL)
 ENDING_HINT = f"""
 If the goal cannot be reached, or a check should keep failing because it contradicts the goal, do not work around it.
 Write one line to the file `{ENDING_FILE}` at the top of the project, and stop: `impossible: REASON`, or
@@ -128,10 +135,13 @@ def read_ending(text: str) -> str:
     return f"{match[1].lower()}: {' '.join(match[2].split())}" if match else ""
 
 
-def impossible_question(reason: str) -> Question:
-    """Return the question about work that an executor says cannot be done."""
-    title = f"the executor stopped: {shorten(reason, SUMMARY_CHARACTERS)}"
-    return executor_question(QuestionKind.IMPOSSIBLE, title, "", _IMPOSSIBLE).evolve(default=WORK)
+def impossible_question(reason: str, *, by: str = "the executor") -> Question:
+    """Return the question about work that the executor or the planner says cannot be done.
+
+    `reason` starts with the kind of the end, such as `impossible: the API was removed`.
+    """
+    title = f"{by} stopped: {shorten(reason, SUMMARY_CHARACTERS)}"
+    return executor_question(QuestionKind.IMPOSSIBLE, title, "", _IMPOSSIBLE).evolve(default=WORK, by=by)
 
 
 def report_on_impossible(report: ExecutorReport, answer: Answer | None, *, tree: str) -> ExecutorReport:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from urllib.parse import quote
 
 from tightloop.episode.control import find_restore_point
+from tightloop.episode.decisions import ADD
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
@@ -34,6 +35,7 @@ class AlertKind(StrEnum):
     LIMIT = "limit"
     ALIGNMENT = "alignment"
     PROOF = "proof"
+    ALREADY_GREEN = "already_green"
     PLANNER_GAVE_UP = "planner_gave_up"
     IMPOSSIBLE = "impossible"
     BUDGET = "budget"
@@ -73,8 +75,9 @@ TITLES = {
     AlertKind.LIMIT: "has reached its limits and is waiting",
     AlertKind.ALIGNMENT: "is waiting for a decision: allow or refuse",
     AlertKind.PROOF: "is waiting: its checks pass, but the proof has findings",
+    AlertKind.ALREADY_GREEN: "is waiting: all checks pass before any work",
     AlertKind.PLANNER_GAVE_UP: "is waiting: its planner gave up",
-    AlertKind.IMPOSSIBLE: "is waiting: its executor says that the work cannot be done",
+    AlertKind.IMPOSSIBLE: "is waiting: the work is said to be impossible",
     AlertKind.BUDGET: "has spent its budget and is waiting",
     AlertKind.PERMISSION: "is asking for permission",
     AlertKind.WORK: "is waiting for a person to do the work",
@@ -249,7 +252,11 @@ def answer_commands(alert: Alert) -> tuple[str, ...]:
     is_plan = alert.subject is Subject.PLAN
     # An episode has one open question at a time, a plan may have several.
     which = f" --question {shlex.quote(alert.question)}" if is_plan else ""
-    commands = [f"answer {name} {option}{which}" for option in alert.options if option != CANCEL]
+    commands = [
+        f"answer {name} {option}{' COMMAND' if option == ADD else ''}{which}"
+        for option in alert.options
+        if option != CANCEL
+    ]
     if alert.kind is AlertKind.BUDGET and (more := top_up_options(alert.reason)):
         commands.insert(0, f"top-up {name} {more}")
     if alert.kind in _PLANNER_CAN_HELP:
@@ -267,6 +274,7 @@ _PLANNER_CAN_HELP = frozenset(
         AlertKind.DEVIATION,
         AlertKind.REPEATED_ERROR,
         AlertKind.UNMOVED,
+        AlertKind.ALREADY_GREEN,
         AlertKind.PLANNER_GAVE_UP,
         AlertKind.IMPOSSIBLE,
         AlertKind.ALIGNMENT,

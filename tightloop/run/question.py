@@ -38,9 +38,11 @@ class QuestionKind(StrEnum):
     ALIGNMENT = "alignment"
     PROOF = "proof"
     """The checks passed, but findings of the proof contradict them."""
+    ALREADY_GREEN = "already_green"
+    """Every check passes before the first plan, so none of them can show that the goal is reached."""
     PLANNER_GAVE_UP = "planner_gave_up"
     IMPOSSIBLE = "impossible"
-    """The executor says that the work cannot be done, and why."""
+    """The executor or the planner says that the work cannot be done, and why."""
     PERMISSION = "permission"
     """An agent asks for permission to perform an action."""
     WORK = "work"
@@ -69,6 +71,8 @@ class Option(Value):
     cost: str = ""
     at_once: bool = False
     """True if a single person can choose the option, even if several people normally have to agree."""
+    needs_text: str = ""
+    """Name of what the text of the answer must contain, such as `COMMAND`. Empty if the text is only a comment."""
     takes_paths: bool = False
     """True if the text of the answer selects files. Without a text, the answer applies to all `paths` of the question.
     """
@@ -82,7 +86,7 @@ class Answer(Value):
     option: str
     """Name of the chosen option."""
     text: str = ""
-    """Comment or report for the planner and for people. It never makes a decision."""
+    """Comment or report for the planner and for people. It never selects an option."""
     paths: tuple[str, ...] = ()
     """Files and patterns that were selected for an option with `takes_paths`. If empty, all are selected. The note of a
     `resume` does not select any.
@@ -148,7 +152,8 @@ class Question(Value):
 
     def json_for(self, option: str) -> str:
         """Return the JSON argument of the update `answer` that chooses an option."""
-        return json.dumps({"question": self.id, "option": option})
+        needed = next((choice.needs_text for choice in self.options if choice.name == option), "")
+        return json.dumps({"question": self.id, "option": option} | ({"text": needed} if needed else {}))
 
     @property
     def example(self) -> str:
@@ -311,6 +316,10 @@ def _check_answer(question: Question, answer: Answer) -> None:
             f"answer: {shorten(repr(answer.option), 60)} is not an option of {question.id} "
             f"({shorten(question.title, 120)!r}). Options: {', '.join(question.names)}. "
             f"Example: {question.example}"
+        )
+    if option.needs_text and not answer.text:
+        raise InvalidRequestError(
+            f"answer: {option.name!r} needs a text: {option.needs_text}. Example: {question.json_for(option.name)}"
         )
     # The first answer, and an option that one person can choose alone, always count.
     if not question.answers or option.at_once:

@@ -210,6 +210,31 @@ class _Test:
         )
 
 
+def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: str) -> str:
+    """Return why no test in a new file shows that something is missing, or "" if one fails by its own assertion.
+
+    `session` is the run on the tree without any work. Each test must pass or fail there; a test that breaks, for
+    example because of a wrong import, would never pass.
+    """
+    if refused := _list_uncollected_files(Evidence(after=session, tests=(path,)), session.collected or Collection()):
+        return refused[0].reason
+    items = session.collected.items if session.collected else ()
+    runs_by_id, failing = session.runs(item.id for item in items), False
+    for item in items:
+        reading, runs = readings.get(item.function, JudgedTests(asserts=True)), runs_by_id.get(item.id, [])
+        if problem := reading.refused or reading.weak:
+            return problem
+        # A flaky test proves nothing, and neither does an assertion of the code under test.
+        fails = len(runs) > 1 and all(run.assertion and run.place == "test" and run.honest for run in runs)
+        if not fails and any(run.outcome is not Outcome.PASSED for run in runs):
+            text = next((run.text for run in runs if run.text), "it did not run")
+            return f"{item.function} does not fail by its own assertion: {shorten(scrub(text), TEXT_CHARACTERS)}."
+        if fails and reading.names_only:
+            return f"{item.function} only asserts that names exist. Assert what the code returns or does."
+        failing = failing or fails
+    return "" if failing else f"Every test in {path} passes before any work, so none shows what is missing."
+
+
 def _list_uncollected_files(evidence: Evidence, collected: Collection) -> list[RefusedTest]:
     """Return the test files that contain no tests, each with the reason."""
     after = evidence.after

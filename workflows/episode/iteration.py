@@ -6,8 +6,10 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.checks.activity import VerificationActivities, VerifyRequest
+from activities.coder.activity import CoderActivities
+from activities.coder.port import TryCheckRequest, TryCheckResult
 from activities.executor.activity import ConcludeRequest, ExecuteRequest, ExecutionActivities, HandOffRequest
-from activities.planner.activity import NextPlanRequest, PlanningActivities
+from activities.planner.activity import NextPlanRequest, PlanningActivities, WriteCheckRequest
 from activities.planner.reflection import ReflectionActivities, ReflectRequest
 from activities.proof.activity import ProofActivities
 from activities.proof.port import AcceptRequest, BeginRequest, ProveRequest
@@ -15,10 +17,10 @@ from activities.tracking.activity import TrackingActivities, TrackRequest
 from tightloop.coder.model import CODER, CoderInput, path_line
 from tightloop.episode import decisions, state_changes
 from tightloop.episode.budget import PROOF, checks_work
-from tightloop.episode.check import Verification
+from tightloop.episode.check import Check, Verification
 from tightloop.episode.decisions import ACCEPT, ALLOW, make_question
-from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeState
-from tightloop.episode.planning import PlanningOutcome
+from tightloop.episode.model import HEURISTIC, EpisodeOutcome, EpisodePhase, EpisodeState
+from tightloop.episode.planning import PlanningOutcome, WrittenCheck
 from tightloop.episode.proof import ProofVerdict
 from tightloop.executor.asking import (
     IN_A_WINDOW,
@@ -46,6 +48,11 @@ from workflows.run.activities import (
     TRACK_TIMEOUT,
     ActivityOptions,
 )
+
+CHECKS_TRIED = 3
+"""Number of checks that the planner may write before the work starts without one."""
+TRIAL_TIMEOUT = timedelta(minutes=30)
+"""For the runs of one new check and of its tests, each of which has a limit of its own."""
 
 
 class Proof:
@@ -140,11 +147,81 @@ class Proof:
         return GRACE + timedelta(seconds=sum(check.timeout_s for check in self._record.request.definition_of_done))
 
 
+class FailingCheck:
+    """The search for a check that fails, if all of them pass before the first plan."""
+
+    def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
+        self._record, self._points = record, points
+
+    async def find(self) -> None:
+        """Have the planner's model write a check, or ask a person who is present. Otherwise, the checks only guard."""
+        record = self._record
+        problem = ""
+        for _ in range(CHECKS_TRIED):
+            written = await self._write(problem)
+            if not written.by_model:
+                return await self._ask()
+            if written.check is None:
+                problem = written.reason
+                break
+            tried = await self._try(written.check)
+            if tried.run:
+                record.amend(record.request.with_check(Check(run=tried.run)))
+                record.is_amended = True
+                record.apply(state_changes.with_added_check, tried.tree)
+                return record.log("check", f"the planner added a check that fails: {tried.run}")
+            problem = tried.problem
+        record.log("check", f"the planner found no check that fails, so the checks only guard: {problem}")
+        record.replace(record.state.evolve(green_settled=True))
+        return None
+
+    async def _write(self, problem: str) -> WrittenCheck:
+        record = self._record
+        if record.request.planner == HEURISTIC:
+            return WrittenCheck()
+        self._points.enter(EpisodePhase.PLANNING)
+        written = await self._points.do(
+            PlanningActivities.write_check,
+            lambda: WriteCheckRequest(scope=record.scope, problem=problem),
+            ActivityOptions("write a check that fails", PLAN_TIMEOUT, record.request.queues.llm),
+        )
+        record.replace(record.state.evolve(spent=record.state.spent.with_usage(written.usage)))
+        record.apply(state_changes.with_retries, written.attempt)
+        return written
+
+    async def _try(self, check: ArtifactRef) -> TryCheckResult:
+        record = self._record
+        self._points.enter(EpisodePhase.VERIFYING)
+        tried = await self._points.do(
+            CoderActivities.try_check,
+            lambda: TryCheckRequest(scope=record.scope, expected_tree=record.state.tree, check=check),
+            ActivityOptions("try the check that the planner wrote", TRIAL_TIMEOUT, record.request.queues.workspace),
+        )
+        record.log_drift(tried.drift)
+        record.apply(state_changes.with_retries, tried.attempt)
+        return tried
+
+    async def _ask(self) -> None:
+        record = self._record
+        answer = None
+        if record.request.attended:
+            answer = await self._points.ask(decisions.already_green_question(record.request.definition_of_done))
+        match answer and answer.option:
+            case decisions.ADD:
+                record.apply(state_changes.with_added_check, record.state.tree)
+            case decisions.ACCEPT:
+                # A claim like that of a planner: it counts if the checks still pass.
+                record.replace(record.state.evolve(green_settled=True, plan_final=True))
+            case _:
+                record.replace(record.state.evolve(green_settled=True))
+
+
 class Iteration:
     """The steps of one iteration, each run at a safe point."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints, proof: Proof) -> None:
         self._record, self._points, self._proof = record, points, proof
+        self._failing_check = FailingCheck(record, points)
 
     async def check_unseen_tree(self) -> None:
         """Run the checks if they have not run on this tree: at the start, after a person's edits or after an amendment.
@@ -161,6 +238,8 @@ class Iteration:
             elif record.state.checks is None or record.state.checked_tree != record.state.tree:
                 verification = await self._run_checks("checks before the next plan", compare=not is_first)
                 record.apply(state_changes.with_verification, verification, baseline=is_first)
+            elif decisions.must_find_failing_check(record.state, record.request):
+                await self._failing_check.find()
             else:
                 return
             if decisions.is_complete(record.state):

@@ -17,7 +17,7 @@ from tightloop.episode import control, decisions, state_changes
 from tightloop.episode.budget import TopUp, topped_up
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget, check_move
 from tightloop.episode.control import Amendment, EpisodeInput
-from tightloop.episode.decisions import ALLOW, CANCEL, END, WAIT, NextAction, is_ended_by_message, make_question
+from tightloop.episode.decisions import ADD, ALLOW, CANCEL, END, WAIT, NextAction, is_ended_by_message, make_question
 from tightloop.episode.model import RIGHT_INPUT, EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.episode.planning import PlanVerdict
 from tightloop.errors import InvalidRequestError
@@ -205,8 +205,12 @@ class EpisodeCommands(Commands):
                     "new, change its text"
                 )
             self._reported = report
+        added = (question.kind, answer.option) == (QuestionKind.ALREADY_GREEN, ADD)
+        amendment = control.with_check(self._record.request, answer) if added else None
         [(question, answer)] = self._record.answer(matched)
-        if question.needs_person:
+        if amendment is not None:
+            self.amend(amendment)
+        elif question.needs_person:
             self._intervene("answer")
         self._apply(question, answer)
         return f"the answer is {answer.option!r}; {_AFTER.get(answer.option, 'the episode continues')}"
