@@ -40,6 +40,7 @@ OUTCOMES = {
     ExecutorStatus.FAILED: FAILED,
     ExecutorStatus.REFUSED: REFUSED,
     ExecutorStatus.LIMIT_HIT: LIMIT,
+    IMPOSSIBLE: IMPOSSIBLE,
 }
 """The question option that each OUTCOME in a report selects."""
 
@@ -95,18 +96,12 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
 
 def _option(plan_request: PlanRequestMessage) -> str:
     outcome = plan_request.outcome.strip().lower().replace(" ", "_")
-    if outcome == IMPOSSIBLE:
-        return IMPOSSIBLE
     # An agent that rejects its own work does not claim success, even if OUTCOME does.
-    if plan_request.alignment.answer == "no":
+    if plan_request.alignment.answer == "no" and outcome != IMPOSSIBLE:
         return REFUSED
-    for status, option in OUTCOMES.items():
-        if outcome == status.value:
-            return option
-    raise InvalidRequestError(
-        f"[📨 OUTCOME] must be one of {', '.join((*(status.value for status in OUTCOMES), IMPOSSIBLE))}, "
-        f"got {plan_request.outcome[:60]!r}"
-    )
+    if option := OUTCOMES.get(outcome):
+        return option
+    raise InvalidRequestError(f"[📨 OUTCOME] must be one of {', '.join(OUTCOMES)}, got {plan_request.outcome[:60]!r}")
 
 
 def _text(plan_request: PlanRequestMessage) -> str:

@@ -15,6 +15,7 @@ from tests.support.fake_model.script import use
 from tests.support.fake_model.turns import FakeCoderModel
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
+from tightloop.run.question import QuestionKind
 from tightloop.settings import Settings
 
 BUGGY = "def total(prices):\n    return sum(prices[1:])\n"
@@ -59,6 +60,21 @@ async def test_coder_fixes_a_program(
     assert result.outcome is EpisodeOutcome.SUCCEEDED, result.reason
     assert (shop / "shop.py").read_text() == BUGGY.replace("[1:]", "")
     assert fake.paid == (1, 1, 1, 1)
+
+
+async def test_coder_reports_that_a_check_contradicts_the_task(
+    working: Working, client: TightloopClient, request_for: Callable[..., EpisodeRequest], shop: Path, coding: Any
+) -> None:
+    stop = use(("report_impossible", {"reason": "two checks contradict\neach other", "left_red": True}))
+    with FakeCoderModel(READ, stop) as fake:
+        async with working(under=coding(fake)):
+            started = await client.start(request_for(executor="coder", definition_of_done=[CHECK]))
+            status = await asked(client, started)
+            await client.cancel(started)
+            await client.result(started)
+    [question] = status.questions
+    assert (question.kind, status.iteration) == (QuestionKind.IMPOSSIBLE, 1)
+    assert question.title == "the executor stopped: left red on purpose: two checks contradict each other"
 
 
 async def test_coder_asks_a_person_and_goes_on_with_the_answer(

@@ -95,6 +95,23 @@ async def test_report_ends_the_delivery_and_one_more_is_a_note(
     assert not any(line.startswith(("paused", "resumed")) for line in timeline)
 
 
+async def test_work_that_the_agent_reports_as_impossible_is_a_question(
+    client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
+) -> None:
+    episode_id, agent = started
+    await watched(client, episode_id, agent)
+    await reported(served, workspace, episode_id, report(1, outcome="impossible", report="two tests contradict"))
+
+    async def asks() -> Question | None:
+        return next(iter((await client.status(episode_id)).questions), None)
+
+    question = await eventually(asks)
+    assert isinstance(question, Question)
+    assert question.kind is QuestionKind.IMPOSSIBLE
+    assert question.title.startswith("the executor stopped: impossible: two tests contradict")
+    await client.cancel(episode_id)
+
+
 async def test_limit_that_the_agent_reports_leads_to_continue(
     client: BoundedClient, served: Gateway, workspace: Path, started: tuple[str, Agent]
 ) -> None:

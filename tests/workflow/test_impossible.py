@@ -1,4 +1,4 @@
-"""Work that cannot be done: named ways to say so, a planner that reads the executor's last words, and prose in passing."""
+"""Work that cannot be done: the named ways, a planner that reads the last words, and prose in passing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from tests.support.line_writing import PLAN
 from tests.support.model_server import Asked, ModelServer, Reply, says
 from tightloop.client import TightloopClient
 from tightloop.episode.model import EpisodeOutcome
+from tightloop.errors import InvalidRequestError
 from tightloop.run.question import QuestionKind
 
 ENDING = ".tightloop-ending"
@@ -127,3 +128,20 @@ async def test_words_in_passing_ask_nothing(words: str, client: TightloopClient,
     assert (result.outcome, result.qualifier, result.iterations) == (EpisodeOutcome.SUCCEEDED, "", 2)
     assert [entry for entry in timeline if entry.kind == "paused"] == []
     assert words in server.requests[1].text
+
+
+async def test_a_person_who_works_can_say_that_it_is_impossible(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(executor="person"))
+        work = await asked(client, episode_id)
+        with pytest.raises(InvalidRequestError, match="needs a text: WHY"):
+            await client.answer(episode_id, "impossible")
+        await client.answer(episode_id, "impossible", text="the disk is full", by="ada")
+        status = await asked(client, episode_id, since=work)
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+    [question] = status.questions
+    assert question.title == "the executor stopped: impossible: the disk is full"
+    assert (question.kind, question.names) == (QuestionKind.IMPOSSIBLE, ("work", "cancel"))

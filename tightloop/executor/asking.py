@@ -40,15 +40,13 @@ _WORK = (
     Option(name=DONE, effect="the checks run on the current files"),
     Option(name=FAILED, effect="the iteration counts as failed; the text tells the planner why"),
     Option(name=REFUSED, effect="the work will not be done; the text tells the planner why"),
+    Option(name=IMPOSSIBLE, effect="the work cannot be done; a person decides, and reads why", needs_text="WHY"),
 )
 _IMPOSSIBLE = (
     Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
     Option(name=CANCEL, effect="end the episode; the files stay as they are"),
 )
-_OF_AGENTS = (
-    Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff"),
-    Option(name=IMPOSSIBLE, effect="the work cannot be done; a person decides, and reads why in the text"),
-)
+_CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff")
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
@@ -79,7 +77,7 @@ def report_question() -> Question:
         "the agent in the window is working and will report when it is done. You can also answer for it then"
     )
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
-    return question.evolve(options=(*_WORK, *_OF_AGENTS), blocks="")
+    return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
 
 
 def executor_question(kind: QuestionKind, title: str, detail: str, options: tuple[Option, ...]) -> Question:
@@ -91,7 +89,13 @@ def executor_question(kind: QuestionKind, title: str, detail: str, options: tupl
 
 
 def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
-    """Return the report on work that a person did, based on the person's answer and the resulting tree."""
+    """Return the report on work that a person did, based on the person's answer and the resulting tree.
+
+    If the work is said to be impossible, the report contains the question about that.
+    """
+    if answer.option == IMPOSSIBLE:
+        question = impossible_question(f"{IMPOSSIBLE}: {answer.text}")
+        return report.evolve(status=ExecutorStatus.NEEDS_PERSON, question=question, new_tree=tree)
     # The tree decides, because people also answer `done` without having changed a file.
     default_status = ExecutorStatus.COMPLETED if tree != report.new_tree else ExecutorStatus.NO_CHANGE
     reported = report.evolve(status=_STATUS_OF.get(answer.option, default_status), question=None, new_tree=tree)
@@ -106,9 +110,6 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
 
     `tree` is the result.
     """
-    if answer.option == IMPOSSIBLE:
-        reason = f"{IMPOSSIBLE}: {answer.text or 'it gave no reason'}"
-        return report.evolve(status=ExecutorStatus.NEEDS_PERSON, question=impossible_question(reason), new_tree=tree)
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
     answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)

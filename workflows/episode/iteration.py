@@ -419,8 +419,10 @@ class Delivery:
             answer = await points.ask(question)
             if question.kind is QuestionKind.WORK and answer is not None:
                 report = report_on_work(report, answer, tree=record.state.tree)
-                record.apply(state_changes.with_settled_report, report)
-                return report
+                if report.question is None:
+                    record.apply(state_changes.with_settled_report, report)
+                    return report
+                question, answer = report.question, await points.ask(report.question)
             if question.kind is QuestionKind.IMPOSSIBLE:
                 report = report_on_impossible(report, answer, tree=record.state.tree)
                 record.apply(state_changes.with_settled_report, report)
