@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from activities.checks.activity import CheckView
+from activities.proof.opened import OpenedFiles
 from activities.proof.port import Files, LockedTrees, ObservedCheck, UntrackedChanges
 from activities.sandbox.port import is_alive, this_process
 from tightloop.episode.check import Check
@@ -117,8 +118,9 @@ class ProofFolder:
             variables["PYTHONPYCACHEPREFIX"] = "/tmp/bytecode"  # noqa: S108 - of the sandbox
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
-    def watch(self, check: Check, view: CheckView) -> ObservedCheck:
-        """Return the check with its observers."""
+    def watch(self, check: Check, view: CheckView, paths: Iterable[str] = ()) -> ObservedCheck:
+        """Return the check with its observers, which watch the files of the tree in `paths` from now on."""
+        opened = OpenedFiles(view.content or self._root, [path for path in paths if not is_cache(path)])
         events = self.folder("events")
         nonce = secrets.token_hex(16)
         options = {"NODE_OPTIONS": f'--require="{self._observers / "node_observer.cjs"}"'}
@@ -138,6 +140,8 @@ class ProofFolder:
         environment = {
             **view.environment,
             "TIGHTLOOP_OBSERVE": f"{events / 'python.jsonl'}:{nonce}",
+            # Where the sandbox has no mounts, the check works in the folder of the content itself.
+            "TIGHTLOOP_TREE": os.pathsep.join(map(str, filter(None, (self._root, view.content)))),
             "PYTHONPATH": str(self._observers),
             **options,
         }
@@ -152,14 +156,16 @@ class ProofFolder:
         )
 
         def observation() -> Observation:
-            parts = []
+            first_opened, parts = opened.stop(), []
             for file in sorted(events.glob("*.jsonl")):
                 # The check may write into this folder, and could leave a link to any file of the host.
                 if file.is_file() and not file.is_symlink():
-                    with file.open("rb") as opened:
-                        parts.append(opened.read(EVENTS_BYTES).decode("utf-8", "replace"))
-            return read_events("\n".join(parts), nonce, str(self._root))
+                    with file.open("rb") as lines:
+                        parts.append(lines.read(EVENTS_BYTES).decode("utf-8", "replace"))
+            seen = read_events("\n".join(parts), nonce, str(self._root))
+            return seen.evolve(opened=first_opened, is_watched=opened.is_complete)
 
+        opened.start()
         return ObservedCheck(check.evolve(run=command), watched, observation)
 
     def _runs_node_tests(self, command: str, view: CheckView) -> bool:

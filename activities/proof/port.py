@@ -73,7 +73,7 @@ class ObservedCheck(NamedTuple):
     check: Check
     view: CheckView
     observation: Callable[[], Observation]
-    """Returns the observation. Call it after the run."""
+    """Returns the observation. Call it once after the run, whether it succeeded or not."""
 
 
 class BeginRequest(Value):

@@ -41,11 +41,13 @@ from tightloop.episode.proof.files import (
     programs_of,
     suspicious_lines,
 )
+from tightloop.episode.proof.loaded import LoadedFiles, lost_inner_tests
 from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing, names_text
 from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
     NO_TESTS,
     Changes,
+    Evidences,
     ObservedRun,
     evidence_lines,
     findings_of,
@@ -100,15 +102,16 @@ class Runs:
             CancelledError: the activity was cancelled meanwhile.
         """
         results = []
+        paths = LockedTrees(self.tree).files(expected_tree)
         with self.checkouts.proof_folder(self.tree.root) as room:
             for number, check in enumerate(checks, start=1):
                 self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
-                result, observation = self._run_observed_check(check, room, CheckView())
+                result, observation = self._run_observed_check(check, room, CheckView(), paths)
                 is_flaky = False
                 # A missing program stays missing, and a check that ran out of time would cost as much time again.
                 if result.status is CheckStatus.FAILED:
                     self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "repeated check"))
-                    second, second_observation = self._run_observed_check(check, room, CheckView())
+                    second, second_observation = self._run_observed_check(check, room, CheckView(), paths)
                     if is_flaky := second.passed:
                         result, observation = second, second_observation
                 results.append(CheckedTwice(result.evolve(tree=expected_tree), observation, is_flaky))
@@ -136,27 +139,30 @@ class Runs:
         for number, check in enumerate(checks, start=1):
             kind = f"proof with the tests as {tests.value}, check"
             self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), kind))
-            result, observation = self._run_observed_check(check, room, view)
+            result, observation = self._run_observed_check(check, room, view, files)
             runs.append(_check_run(self.store, check, result, observation, beginning.check(check.run)))
             observations.append(observation)
         run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
         return ObservedRun(run, tuple(observations))
 
     def _run_observed_check(
-        self, check: Check, room: "ProofFolder", view: CheckView
+        self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
     ) -> tuple[CheckResult, Observation]:
-        watched = room.watch(check, view)
-        result = run_check(
-            self._runner,
-            watched.check,
-            self.tree,
-            self.store,
-            expected_tree="",
-            cancelled=self._cancelled,
-            view=watched.view,
-        )
+        watched = room.watch(check, view, paths)
+        try:
+            result = run_check(
+                self._runner,
+                watched.check,
+                self.tree,
+                self.store,
+                expected_tree="",
+                cancelled=self._cancelled,
+                view=watched.view,
+            )
+        finally:
+            observation = watched.observation()
         # Recorded under the command of the definition of done, not the observed variant.
-        return result.evolve(run=check.run, name=check.title), watched.observation()
+        return result.evolve(run=check.run, name=check.title), observation
 
 
 def _check_run(
@@ -181,6 +187,7 @@ def _check_run(
         reports=tuple(reports),
         sandbox=result.sandbox,
         not_enforced=result.not_enforced,
+        watched=observation.is_watched,
     )
 
 
@@ -210,8 +217,35 @@ class Difference:
             texts = list(self._texts(self.before, sorted(more)).values())
         self._guards = Guards(programs=programs, goal_files=frozenset(files_in(goal)))
         self._guards = self._guards._replace(named_data=self._named_data())
-        self._rewritten = frozenset(self._same_code())
+        self._rewritten = frozenset(self._same_code(self._is_tested_by_name))
         self.guarded = tuple(self._find_guarded_files())
+        self._evidence = Evidences()
+
+    def observe(self, before: Iterable[Observation], now: Iterable[Observation]) -> None:
+        """Let the files that the checks loaded, at the start and on the delivered tree, decide what is guarded."""
+        kinds = self._guards.kind_of
+        loaded = LoadedFiles(
+            tuple(before),
+            tuple(now),
+            lambda path: kinds(path, self._changed.get(path, FileChange.MODIFIED)),
+            lambda path: self._texts(self.before, [path]).get(path, ""),
+        )
+        deciding = loaded.find_deciding(self._changed)
+        self._rewritten |= frozenset(self._same_code(deciding.__contains__))
+        by_name = [file for file in self.guarded if not loaded.is_complete or loaded.keeps(file.path, file.kind)]
+        by_load = [
+            ChangedFile(path=path, kind=kind, change=self._changed[path])
+            for path, kind in deciding.items()
+            if path not in self._rewritten
+        ]
+        self.guarded = tuple(sorted((*by_name, *by_load), key=lambda file: file.path))
+        guarded = {file.path for file in self.guarded}
+        sources = frozenset(path for path in self._changed if kinds(path, self._changed[path]) is None) - guarded
+        self._evidence = Evidences(
+            sources=sources,
+            peeks=loaded.find_peeks(self._changed, deciding),
+            inner_tests=self._lost_inner_tests(loaded, sources),
+        )
 
     def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
         """Return the delivered tree, with some files restored to their initial state."""
@@ -246,6 +280,17 @@ class Difference:
             for path in paths
         )
 
+    @property
+    def evidence(self) -> "Evidences":
+        """Observations about the changed sources. Empty before `observe`."""
+        return self._evidence
+
+    def _lost_inner_tests(self, loaded: LoadedFiles, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        paths = [path for path in sources if path in self.before and loaded.has_inner_tests(path)]
+        old, new = self._texts(self.before, paths), self._texts(self.after, paths)
+        lost = {path: lost_inner_tests(path, text, new.get(path, "")) for path, text in old.items()}
+        return {path: tests for path, tests in lost.items() if tests}
+
     def suspicious(self) -> tuple[str, ...]:
         """Return new source lines that could make any check pass."""
         guarded = {file.path for file in self.guarded} | self._rewritten
@@ -262,15 +307,19 @@ class Difference:
         naming = [path for path in self.before if self._guards.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION)]
         return data_named_in([*self._commands, *self._texts(self.before, naming).values()], candidates)
 
-    def _same_code(self) -> Iterable[str]:
-        """Return Python tests and programs in the definition of done in which only the formatting changed."""
+    def _is_tested_by_name(self, path: str) -> bool:
+        kind = self._guards.kind_of(path, self._changed[path])
+        return path in self._guards.programs or kind is FileKind.TEST
+
+    def _same_code(self, selects: Callable[[str], bool]) -> Iterable[str]:
+        """Return the selected Python files in which only the formatting changed."""
         paths = [
             path
             for path, change in self._changed.items()
             if path.endswith(".py")
             and change is FileChange.MODIFIED
             and self.before[path].mode == self.after[path].mode
-            and (path in self._guards.programs or self._guards.kind_of(path, change) is FileKind.TEST)
+            and selects(path)
         ]
         old, new = self._contents(self.before, paths), self._contents(self.after, paths)
         return (path for path in old.keys() & new.keys() if is_same_code(old[path], new[path]))
@@ -280,7 +329,7 @@ class Difference:
             kind = self._guards.kind_of(path, change)
             if kind is None or path in self._rewritten:
                 continue
-            if kind is FileKind.CONFIGURATION and change is FileChange.MODIFIED and path not in self._guards.programs:
+            if kind is FileKind.CONFIGURATION and change is FileChange.MODIFIED:
                 old, new = self.before[path], self.after[path]
                 contents = self._trees.read((old.blob, new.blob))
                 if is_same_setup(path, contents[old.blob], contents[new.blob]):
@@ -384,19 +433,26 @@ def prove_tree(
     # A guarded change needs a second run with the original tests, which the earlier proof may lack.
     if earlier is not None and same and not change.guarded and earlier.proves(checks, delivered):
         return earlier.evolve(episode_id=workflow_id, goal=shorten(subject.title, GOAL_CHARACTERS))
-    guarded_files = tuple(file for file in change.guarded if not is_kept(file, commands))
-    unannounced_files = tuple(file for file in guarded_files if not announcement.covers(file))
-    # If everything was announced, the second run is only evidence; otherwise it covers the unannounced changes.
-    restored = unannounced_files or guarded_files
+    # Both checkouts stay until the end: file systems are slow at creating many files right after many deletions (ext4:
+    # 25 to 900 ms for 3 000).
+    with contextlib.ExitStack() as rooms:
+        measured = [use.run_in_checkout(rooms, checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
+        change.observe((check.observation for check in beginning.checks), measured[0].observations)
+        guarded_files = tuple(file for file in change.guarded if not is_kept(file, commands))
+        unannounced_files = tuple(file for file in guarded_files if not announcement.covers(file))
+        # If everything was announced, the second run is only evidence; otherwise it covers the unannounced changes.
+        if restored := unannounced_files or guarded_files:
+            old_tests = change.add_earlier(restored)
+            measured.append(use.run_in_checkout(rooms, checks, TestsFrom.BEGINNING, old_tests, moved, beginning))
     installed = tuple(f"{file.change.value} {file.path}" for file in guarded_files if file.kind is FileKind.ENVIRONMENT)
     changes = Changes(
         restored=restored,
         environment=(*moved.changed, *installed),
         suspicious=change.suspicious(),
         left_out=moved.left_out,
+        evidence=change.evidence,
     )
     evidence = evidence.evolve(files_changed=change.count)
-    measured = _run_proof_checks(use, subject, change, moved, beginning, restored)
     without_tests = [measurement for measurement in measured if had_no_tests(measurement, beginning, changes)]
     measured = [measurement for measurement in measured if measurement not in without_tests]
     findings = findings_of(measured, beginning, changes, announcement, allowed)
@@ -420,27 +476,6 @@ def prove_tree(
         started=started,
         ended=datetime.now(UTC),
     )
-
-
-def _run_proof_checks(
-    use: Runs,
-    subject: Subject,
-    change: Difference,
-    moved: UntrackedChanges,
-    beginning: InitialState,
-    restored: tuple[ChangedFile, ...],
-) -> list[ObservedRun]:
-    """Run the checks with the delivered tests, and again with any `restored` files in their initial state."""
-    # Both checkouts stay until the end: file systems are slow at creating many files right after many deletions (ext4:
-    # 25 to 900 ms for 3 000).
-    with contextlib.ExitStack() as rooms:
-        measured = [use.run_in_checkout(rooms, subject.checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
-        if restored:
-            old_tests = change.add_earlier(restored)
-            measured.append(
-                use.run_in_checkout(rooms, subject.checks, TestsFrom.BEGINNING, old_tests, moved, beginning)
-            )
-    return measured
 
 
 def _compare_untracked_files(use: Runs, beginning: InitialState, delivered: Mapping[str, TreeFile]) -> UntrackedChanges:

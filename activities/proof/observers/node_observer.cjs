@@ -4,6 +4,8 @@
 const fs = require('fs');
 const path = require('path');
 
+const { watchLoads } = require('./node_loads.cjs');
+
 const PLACE = process.env.TIGHTLOOP_OBSERVE || '';
 const OTHER_WORK = /^--(version|help|listTests|showConfig|init|clearCache)$|^-[vh]$/;
 const RUNNERS = [
@@ -31,6 +33,7 @@ exports.test = (runner, file, name, result) => {
 
 function observe() {
   if (!PLACE || !require('worker_threads').isMainThread || !process.argv[1]) return;
+  watchLoads((event, fields) => exports.tell('', event, fields));
   let program = process.argv[1];
   try {
     program = fs.realpathSync(program);

@@ -13,6 +13,8 @@ import json
 import os
 import sys
 
+import tightloop_loads
+
 PLACE = "TIGHTLOOP_OBSERVE"
 """Environment variable with the check's file and nonce."""
 CANARY = "tightloop-canary"
@@ -51,20 +53,23 @@ class _Teller:
 
 
 _teller = None
+_loads = None
 
 
 def begin():
     """Report that this interpreter started, and hook into the import of test runners."""
-    global _teller
+    global _teller, _loads
     target = os.environ.get(PLACE, "")
     if not target or _teller is not None:
         return
     _teller = _Teller(target)
     argv = getattr(sys, "orig_argv", sys.argv)
-    _teller.tell("start", ppid=os.getppid(), argv=[str(argument)[:100] for argument in argv[:6]])
+    _teller.tell("start", ppid=os.getppid(), cwd=os.getcwd(), argv=[str(argument)[:200] for argument in argv[:6]])
     # An interpreter that is killed, or leaves by os._exit, is known by the missing end.
     atexit.register(_teller.tell, "end")
     _watch_exits(_teller)
+    _loads = tightloop_loads.Loads(_teller)
+    _loads.observe()
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
         sys.meta_path.insert(0, _WhenUnittestIsImported())
@@ -78,11 +83,8 @@ def _watch_exits(teller):
     leave = sys.exit
 
     def exit(status=None, /):  # noqa: A001 - it takes the place of `sys.exit`
-        caller = sys._getframe(1)
-        file = caller.f_code.co_filename
-        if not status and caller.f_globals.get("__name__") != "__main__":
-            teller.tell("exit", file=os.path.abspath(file))
-        leave(status)
+        # The class of this name is observed, the one that `sys.exit` raises is not.
+        raise SystemExit(status) if status is not None else SystemExit
 
     exit.__doc__ = leave.__doc__
     sys.exit = exit
@@ -136,6 +138,7 @@ def _wrap_runner(module):
         if os.environ.get(WITHIN) or "_pytest" in sys.modules:
             return run_all(self, test)
         session = teller.session("unittest")
+        _loads.started_tests = True
         os.environ[WITHIN] = "1"
         make = self._makeResult
         self._makeResult = lambda: _tell_results(make(), teller, session)
@@ -226,7 +229,13 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
-            """Record a test's error before any of the project's hooks see it."""
+            """Record a test's error before any of the project's hooks see it, and code that replaced the test."""
+            _loads.started_tests = True
+            code = getattr(getattr(item, "obj", None), "__code__", None)
+            path = _loads.path_in_tree(code.co_filename) if code is not None else ""
+            # A decorator of pytest or of a library may wrap a test, one of the tree may replace it.
+            if path and path != _loads.path_in_tree(str(getattr(item, "fspath", ""))):
+                teller.tell("replaced", file=path, id=item.nodeid)
             outcome = yield
             error = outcome.excinfo
             skips = (pytest.skip.Exception, pytest.xfail.Exception)
@@ -255,10 +264,19 @@ def _make_session(pytest, teller, is_part):
             """Run the canary and report the end of the session."""
             if is_part:
                 return
+            for plugin in session.config.pluginmanager.get_plugins():
+                path = _loads.path_in_tree(_file_of(plugin))
+                if path:
+                    teller.tell("plugin", by="", file=path)
             teller.tell("canary", s=self.name, failed=_pytest_canary_fails(pytest, session))
             teller.tell("finish", s=self.name, status=int(exitstatus))
 
     return Session()
+
+
+def _file_of(plugin):
+    module = plugin if hasattr(plugin, "__file__") else sys.modules.get(type(plugin).__module__)
+    return getattr(module, "__file__", None) or ""
 
 
 def _pytest_canary_fails(pytest, session):

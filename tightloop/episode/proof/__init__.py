@@ -112,6 +112,8 @@ class CheckRun(Value):
     """Name of the sandbox, such as `bubblewrap`."""
     not_enforced: tuple[str, ...] = ()
     """Configured limits that the sandbox could not enforce."""
+    watched: bool = False
+    """True if all files of the tree that the command opened are known."""
 
     @property
     def passed(self) -> bool:

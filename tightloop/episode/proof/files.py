@@ -18,10 +18,15 @@ _PACKAGE = DATA["package_parts"]
 _ANNOUNCED = {name: re.compile(text, re.IGNORECASE) for name, text in DATA["announced"].items()}
 _MODULES = sys.stdlib_module_names | frozenset(DATA["checker_modules"])
 _DATA_ENDINGS, _EXPECTED = frozenset(DATA["data_endings"]), re.compile(DATA["expected_data"])
+_MAKE_RULE = re.compile(r"([\w./ -]+):(?![:=])")
 _BETWEEN_CHARACTERS = 60
 _CHECKING = re.compile(r"(?i)check|test|verif|valid|assert|lint|\bci\b|spec|accept|smoke|gate|eval|grade|judge")
-_PROGRAM = re.compile(r"\.(?:py|pyw|js|mjs|cjs|ts|rb|pl|php|go|rs|java)$")
+_PROGRAM = re.compile(r"\.(?:py|pyw|js|mjs|cjs|ts|jsx|tsx|rb|pl|php|go|rs|java)$")
 _WORD_ENDS = re.compile(r"[\s=;&|()<>'\"`,:]+")
+_SUBJECTS = re.compile(
+    # `. ./lib.sh`, `"$(bin/price 2)"`, `bin/price 2 | grep 4`, but not `sh check.sh | tee log`
+    r"(?m)(?:(?:^|[\s;&|(])(?:\.|source)\s+\S+|\$\([^()]*\)|`[^`\n]*`|[^\n;&|]*\|(?![|&])(?!\s*(?:tee|cat)\b))"
+)
 _SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
 
 
@@ -123,11 +128,17 @@ def programs_of(commands: Iterable[str], paths: Iterable[str]) -> frozenset[str]
     """Return the checking programs that commands or scripts name: shell scripts, and programs named like checks.
 
     `python main.py` runs the program under test, while `python check_main.py` and `sh run.sh` perform a check. `make`
-    implies its Makefile.
+    implies its Makefile. A script that is sourced, or whose output is read, is under test as well.
     """
+    commands = [_SUBJECTS.sub(" ", command) for command in commands]
     tokens = {token.removeprefix("./") for command in commands for token in _WORD_ENDS.split(command)}
     tokens |= {name for tool, names in DATA["entry_files"].items() if tool in tokens for name in names}
     return frozenset(path for path in paths if path in tokens and _checks(path))
+
+
+def is_program(path: str) -> bool:
+    """Return whether a file is source code of a language in which product code is written."""
+    return _PROGRAM.search(path) is not None
 
 
 def _checks(path: str) -> bool:
@@ -157,9 +168,10 @@ def _is_data(path: str) -> bool:
 
 
 def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
-    """Return whether the parts of a manifest that checkers read are the same.
+    """Return whether the parts of a manifest that checkers read are the same, or only stricter.
 
-    The result is False for any other changed file.
+    Higher thresholds, and new targets or scripts beside the old ones, leave the checks as they were. The result is
+    False for any other changed file.
     """
     if old == new:
         return True
@@ -167,11 +179,15 @@ def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
     try:
         match name:
             case "pyproject.toml":
-                return _pyproject(old) == _pyproject(new)
+                return _is_as_strict(_pyproject(old), _pyproject(new))
             case "package.json":
-                return _package_json(old) == _package_json(new)
-            case "setup.cfg":
-                return _setup_cfg(old) == _setup_cfg(new)
+                before, now = _package_json(old), _package_json(new)
+                return _keeps_scripts(before, now) and _is_as_strict(before, now)
+            case "setup.cfg" | ".coveragerc":
+                return _is_as_strict(_setup_cfg(old), _setup_cfg(new))
+            case "Makefile" | "makefile" | "GNUmakefile":
+                before, now = _make_rules(old), _make_rules(new)
+                return all(now.get(target) == rules for target, rules in before.items())
     # A manifest that cannot be parsed counts as changed: the checker may read it differently.
     except (ValueError, configparser.Error, AttributeError, RecursionError):
         return False
@@ -186,6 +202,42 @@ def _pyproject(content: bytes | None) -> dict[str, Any]:
 def _package_json(content: bytes | None) -> dict[str, Any]:
     document = json.loads(content or b"{}")
     return {name: document[name] for name in _PACKAGE["package_json"] if name in document}
+
+
+def _is_as_strict(old: Any, new: Any, key: str = "") -> bool:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(_is_as_strict(old[name], new[name], name) for name in old)
+    return old == new or (key in DATA["thresholds"] and float(new) >= float(old))
+
+
+def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether all scripts are kept. Removes the added ones from `new`."""
+    before, now = old.get("scripts", {}), new.get("scripts", {})
+    added = now.keys() - before.keys()
+    # npm runs `pretest` and `posttest` with `test`.
+    if any(name.removeprefix("pre").removeprefix("post") in before for name in added):
+        return False
+    if added:
+        new["scripts"] = {name: text for name, text in now.items() if name in before}
+        old["scripts"] = before
+    return True
+
+
+def _make_rules(content: bytes | None) -> dict[str, list[str]]:
+    """Return the lines of a Makefile by target. Variables and everything else stand under ""."""
+    rules: dict[str, list[str]] = {"": []}
+    targets: list[str] = [""]
+    for line in (content or b"").decode().splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not line.startswith("\t"):
+            head = _MAKE_RULE.match(line)
+            targets = head[1].split() if head else [""]
+        for target in targets:
+            # What `.PHONY` names is no file, which changes nothing about the other targets.
+            if target != ".PHONY":
+                rules.setdefault(target, []).append(line)
+    return rules
 
 
 def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
@@ -264,12 +316,15 @@ _LINES = {
     for ending in endings
 }
 _HEAD, _VALUE = re.compile(_SUSPICIOUS["equal_head"]), re.compile(_SUSPICIOUS["equal_value"])
+# `#` begins an instruction for the preprocessor of C.
+_COMMENTS = dict.fromkeys(_SUSPICIOUS["endings"]["c"], ("//",))
 _LINE_CHARACTERS = 400
 
 
 def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
     """Return the added lines of a source file that could make any check pass, as `path:line: text`."""
-    patterns = _LINES.get(path.rpartition(".")[2].lower())
+    ending = path.rpartition(".")[2].lower()
+    patterns = _LINES.get(ending)
     if patterns is None:
         return ()
     old_lines, suspicious = frozenset(old.splitlines()), []
@@ -277,7 +332,7 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
     for number, line in enumerate(new.splitlines(), start=1):
         text = line[:_LINE_CHARACTERS]
         code = text.strip()
-        if not code or code.startswith(("#", "//")):
+        if not code or code.startswith(_COMMENTS.get(ending, ("#", "//"))):
             continue
         head = line if _HEAD.search(text) else head
         # One new line of the two is enough to change what the method returns.

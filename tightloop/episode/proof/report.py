@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import posixpath
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -21,6 +22,8 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _PARAMETERS = re.compile(r"\[.*\]$", re.DOTALL)
 # The placeholder of unittest for a module that cannot be imported.
 _NOT_A_TEST = "unittest.loader._FailedTest."
+_EDGES = frozenset({"load", "run", "plugin", "shadow", "patch", "look"})
+"""Events that say that one file of the tree did something with another, or with something else."""
 LINES_LIMIT = 2_000_000
 
 
@@ -39,7 +42,29 @@ class Observation(Value):
     cut_short: tuple[str, ...] = ()
     """Interpreter commands that ended early."""
     early_exits: tuple[str, ...] = ()
-    """Locations in the tree at which an interpreter exited with a success status."""
+    """Files of the tree that ended the program that loaded or called them, with a success status."""
+    is_watched: bool = False
+    """True if `opened` is complete. Otherwise the system cannot tell, or too much happened at once."""
+    opened: tuple[str, ...] = ()
+    """Files of the tree that any process opened, in the order in which each was opened first."""
+    loads: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """For each file of the tree that Python or Node loaded, the files that loaded it; "" stands for other programs."""
+    programs: tuple[str, ...] = ()
+    """Files of the tree that ran as programs."""
+    started_by: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """For each of these programs, the files of the tree that started it."""
+    plugins: tuple[str, ...] = ()
+    """Files of the tree that a test runner loaded itself: plugins, set-up files, and mocks in place of modules."""
+    shadows: tuple[str, ...] = ()
+    """Files of the tree that were loaded instead of installed modules."""
+    read_first: tuple[str, ...] = ()
+    """Files of the tree that a test runner, and nothing of the tree, opened before the first test."""
+    replaced: dict[str, str] = Field(default_factory=dict)
+    """For each test whose function comes from another file than its own, this file."""
+    patched: tuple[str, ...] = ()
+    """Functions of others that the tree replaced, as `calc.py: json.loads`."""
+    looked: tuple[str, ...] = ()
+    """Variables of the test runner that the tree asked for, as `calc.py: PYTEST_VERSION`."""
 
     @property
     def reports(self) -> tuple[TestReport, ...]:
@@ -90,6 +115,9 @@ class _Reader:
         self._ended: set[int] = set()
         self._sessions: dict[str, dict[str, Any]] = {}
         self._exits: list[str] = []
+        self._edges: dict[str, dict[tuple[str, str], None]] = {kind: {} for kind in _EDGES}
+        self._read_first: dict[tuple[int, str], None] = {}
+        self._replaced: dict[str, str] = {}
 
     def take(self, event: dict[str, Any]) -> None:
         match event.get("e"):
@@ -101,9 +129,17 @@ class _Reader:
                 self._ended.add(int(event.get("pid", 0)))
             case "exit":
                 self._exit(str(event.get("file", "")))
+            case kind if kind in _EDGES:
+                by, file = str(event.get("by", "")), str(event.get("file", ""))
+                self._edges[str(kind)][by, file] = None
+                if kind == "load" and not by and not event.get("tested", True):
+                    self._read_first[int(event.get("pid", 0)), file] = None
+            case "replaced":
+                self._replaced[_ADDRESS.sub("0x", str(event.get("id", "")))] = str(event.get("file", ""))
             case "session":
                 empty: dict[str, Any] = {"results": {}, "raised": Counter(), "told": Counter(), "deselected": 0}
-                self._sessions[str(event.get("s"))] = {"k": str(event.get("k")), "ends": False, **empty}
+                pid = int(event.get("pid", 0))
+                self._sessions[str(event.get("s"))] = {"k": str(event.get("k")), "pid": pid, "ends": False, **empty}
             case kind:
                 session = self._sessions.get(str(event.get("s")))
                 if session is not None:
@@ -148,7 +184,7 @@ class _Reader:
             if session.get("canary") is False:
                 denied.append("the canary, a test that must fail")
         # Only outermost interpreters count: a pool, for example, terminates its workers on purpose.
-        inner = frozenset(self._started)
+        inner, runners = frozenset(self._started), {session["pid"] for session in self._sessions.values()}
         outer = {pid: event for pid, event in self._started.items() if event.get("ppid") not in inner}
         cut = [_command(event) for pid, event in outer.items() if pid not in self._ended]
         return Observation(
@@ -159,7 +195,33 @@ class _Reader:
             denied=tuple(denied[:NAMES_LIMIT]),
             cut_short=tuple(cut[:NAMES_LIMIT]),
             early_exits=tuple(dict.fromkeys(self._exits))[:NAMES_LIMIT],
+            loads=_by_file(self._edges["load"]),
+            programs=tuple(dict.fromkeys((*self._mains(), *(file for _, file in self._edges["run"])))),
+            started_by=_by_file(self._edges["run"]),
+            plugins=tuple(dict.fromkeys(file for _, file in self._edges["plugin"])),
+            shadows=tuple(dict.fromkeys(file for _, file in self._edges["shadow"])),
+            read_first=tuple(dict.fromkeys(file for pid, file in self._read_first if pid in runners)),
+            replaced=self._replaced,
+            patched=tuple(f"{by}: {name}" for by, name in self._edges["patch"])[:NAMES_LIMIT],
+            looked=tuple(f"{by}: {name}" for by, name in self._edges["look"])[:NAMES_LIMIT],
         )
+
+    def _mains(self) -> Iterator[str]:
+        """Yield the words on the command lines of interpreters that are files of the tree."""
+        for event in self._started.values():
+            folder = str(event.get("cwd", ""))
+            for word in event.get("argv", ())[1:]:
+                path = posixpath.normpath(posixpath.join(folder, str(word)))
+                if path.startswith(self._root) and posixpath.splitext(path)[1] and "/site-packages/" not in path:
+                    yield path.removeprefix(self._root)
+                    break
+
+
+def _by_file(edges: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    files: dict[str, list[str]] = {}
+    for by, file in edges:
+        files.setdefault(file, []).append(by)
+    return {file: tuple(others) for file, others in files.items()}
 
 
 def _command(event: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Findings and verdict of a proof."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tightloop.episode.check import Check, ProofRule
@@ -18,7 +18,7 @@ from tightloop.episode.proof import (
     TestsFrom,
 )
 from tightloop.episode.proof.files import DATA, RequestedChanges
-from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing
+from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing
 from tightloop.value import format_count, shorten
 
 SHOWN = 6
@@ -37,6 +37,17 @@ class ObservedRun(NamedTuple):
     observations: tuple[Observation, ...]
 
 
+class Evidences(NamedTuple):
+    """Observations about changed sources."""
+
+    sources: frozenset[str] = frozenset()
+    """Changed files that are not part of the checks."""
+    peeks: tuple[str, ...] = ()
+    """Tests and test data that these sources read, and did not read at the start, one line each."""
+    inner_tests: Mapping[str, tuple[str, ...]] = {}
+    """For each of these sources, the tests inside of it that it had and has no more."""
+
+
 class Changes(NamedTuple):
     """Changes since the start of the episode."""
 
@@ -48,6 +59,7 @@ class Changes(NamedTuple):
     """Added lines that could make any check pass."""
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
+    evidence: Evidences = Evidences()
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
@@ -100,6 +112,18 @@ def findings_of(
     if changes.suspicious:
         text = "the change contains lines that can make any check pass"
         findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
+    if changes.evidence.peeks:
+        text = "the product reads what the tests compare with"
+        findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.evidence.peeks[:SHOWN]))
+    findings += [
+        ProofFinding(
+            rule=ProofRule.TESTS_CHANGED,
+            text=f"{format_count(len(tests), 'test')} inside {path} changed or disappeared",
+            evidence=tests[:SHOWN],
+            announced=announcement.covers(ChangedFile(path=path, kind=FileKind.TEST, change=FileChange.MODIFIED)),
+        )
+        for path, tests in changes.evidence.inner_tests.items()
+    ]
     marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in findings)
     # Drop findings that the second run repeats for the same check.
     return tuple({(finding.rule, finding.text): finding for finding in marked}.values())
@@ -120,7 +144,7 @@ def _of_run(
                 text = f"{check.name}: fails in a fresh checkout"
                 left = [f"not in the checkout: {path}" for path in changes.left_out[:SHOWN]]
                 yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, observation), *left))
-            else:
+            elif not _lacks_new_tests_only(observation, before, changes):
                 text = f"{check.name}: fails with the original tests and configuration"
                 yield ProofFinding(
                     rule=_rule(changes),
@@ -131,6 +155,8 @@ def _of_run(
             continue
         yield from _of_reports(check, observation, before, changes, announced)
         yield from _of_ends(check, observation, before)
+        if is_delivered:
+            yield from _of_sources(check, observation, before, changes.evidence.sources)
 
 
 def _of_reports(
@@ -172,13 +198,49 @@ def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | 
     if observation.denied and not old.denied:
         text = f"{check.name}: tests raised an error and were reported as passed"
         yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=observation.denied[:SHOWN])
-    if observation.cut_short and not old.cut_short:
+    cut_short = tuple(command for command in observation.cut_short if command not in old.cut_short)
+    if cut_short:
         text = f"{check.name}: a program exited with 0 before its normal end"
-        yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=observation.cut_short[:SHOWN])
+        yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=cut_short[:SHOWN])
     exits = tuple(location for location in observation.early_exits if location not in old.early_exits)
     if exits:
-        text = f"{check.name}: a module exited the program that imports it, with status 0"
+        text = f"{check.name}: a module exited the program that uses it, with status 0"
         yield ProofFinding(rule=ProofRule.ENDED_EARLY, text=text, evidence=exits[:SHOWN])
+
+
+def _of_sources(
+    check: CheckRun, observation: Observation, before: CheckBaseline | None, sources: frozenset[str]
+) -> Iterator[ProofFinding]:
+    """Yield the findings about changed sources that interfere with the check."""
+    old = before.observation if before else Observation()
+    replaced = {name: file for name, file in observation.replaced.items() if file in sources}
+    if names := tuple(f"{name}: {file}" for name, file in replaced.items() if old.replaced.get(name) != file):
+        text = f"{check.name}: {format_count(len(names), 'test')} ran a function of the product in place of its own"
+        yield ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=names[:SHOWN])
+    for text, now, then in (
+        ("the product replaced functions that are not its own", observation.patched, old.patched),
+        ("the product looked for variables of the test runner", observation.looked, old.looked),
+    ):
+        # Node does not tell which file it was.
+        lines = tuple(line for line in now if line not in then and line.partition(": ")[0] in {"", *sources})
+        if lines:
+            evidence = tuple(line.removeprefix(": ") for line in lines[:SHOWN])
+            yield ProofFinding(rule=ProofRule.SUSPICIOUS, text=f"{check.name}: {text}", evidence=evidence)
+
+
+def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
+    """Return whether all original tests passed, so that a check only fails because new tests or their fixtures lack."""
+    return (
+        before is not None
+        and bool(before.observation.checkers)
+        and all(file.change is FileChange.ADDED and file.kind is FileKind.TEST for file in changes.restored)
+        and all(
+            observation.complete.get(checker)
+            and any(result == PASSED for result in observation.results[checker].values())
+            and not missing(before.observation.results.get(checker, {}), observation.results[checker])
+            for checker in before.observation.checkers
+        )
+    )
 
 
 def _had_no_tests(check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
@@ -265,6 +327,12 @@ def not_held(
             lines.append(
                 f"{sandbox} has no mounts, so installed programs are writable and can see where the workspace is"
             )
+    unknown = dict.fromkeys(check.run for check in runs if not check.watched)
+    lines += [
+        f"{shorten(run, 100)}: the files that it opened are not known, so their names decide which ones count as tests "
+        "and configuration"
+        for run in unknown
+    ]
     silent = dict.fromkeys(check.run for check in runs if not check.reports)
     lines += [f"{shorten(run, 100)}: only its exit status is known" for run in silent]
     if any(report.checker != "node" for check in runs for report in check.reports):

@@ -1,0 +1,241 @@
+"""Files that decide a check, judged by what loaded them while it ran."""
+
+import ast
+import doctest
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from tightloop.episode.proof import FileChange, FileKind
+from tightloop.episode.proof.files import DATA, is_program
+from tightloop.episode.proof.report import Observation
+from tightloop.episode.proof.same_code import CHARACTERS
+
+_ASSERTS = {ending: re.compile(pattern) for ending, pattern in DATA["asserts"].items()}
+_OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+Read = Callable[[str], str]
+"""Returns the initial text of a file, or "" if there was none."""
+
+
+class LoadedFiles(NamedTuple):
+    """Files that were loaded while the checks ran, at the start and on the delivered tree."""
+
+    before: tuple[Observation, ...]
+    now: tuple[Observation, ...]
+    kind_of: Callable[[str], FileKind | None]
+    """Role of a file by its name."""
+    read: Read
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all files that the checks opened are known."""
+        return bool(self.before) and all(seen.is_watched for seen in (*self.before, *self.now))
+
+    def was_opened(self, path: str) -> bool:
+        """Return whether any check opened the file, at the start or now."""
+        return any(path in seen.opened or path in seen.loads for seen in (*self.before, *self.now))
+
+    def loaders(self, path: str) -> tuple[str, ...]:
+        """Return the files that loaded a file at the start or, if it was not loaded then, the ones that load it now.
+
+        The start comes first, because the work may load a file from anywhere. "" stands for other programs.
+        """
+        return _merge(self.before, path) or _merge(self.now, path)
+
+    def find_deciding(self, changed: Mapping[str, FileChange]) -> dict[str, FileKind]:
+        """Return the changed files without a telling name that decide what a check says."""
+        deciding: dict[str, FileKind] = {}
+        candidates = [path for path in changed if self.kind_of(path) is None]
+        # A helper may load further helpers.
+        while found := {
+            path: kind
+            for path in candidates
+            if path not in deciding and (kind := self._kind(path, changed[path], deciding)) is not None
+        }:
+            deciding |= found
+        return deciding
+
+    def _kind(self, path: str, change: FileChange, deciding: Mapping[str, FileKind]) -> FileKind | None:
+        observations = (*self.before, *self.now)
+        if any(path in seen.plugins for seen in observations):
+            return FileKind.START_UP
+        if change is FileChange.ADDED and any(path in seen.shadows for seen in self.now):
+            return FileKind.START_UP
+        if self._is_check(path):
+            return FileKind.CONFIGURATION
+        is_code, text = is_program(path), self.read(path)
+        # Not every language is observed; a file that imports a test framework is no product.
+        if is_code and not self.loaders(path) and self.was_opened(path) and _is_of_framework(path, text):
+            return FileKind.TEST
+        if not is_code and any(path in seen.read_first for seen in observations) and not self._subject_of(path):
+            return FileKind.START_UP
+        others = [loader for loader in self.loaders(path) if loader]
+        if not others or not all(self._is_test(loader) or loader in deciding for loader in others):
+            return None
+        if not is_code:
+            return None if self._subject_of(path) else FileKind.TEST_DATA
+        is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
+        return FileKind.TEST if is_beside or checks_values(path, text) else None
+
+    def _is_test(self, path: str) -> bool:
+        return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)
+
+    def _is_check(self, path: str) -> bool:
+        """Return whether a file of the tree runs as a program, loads other code of the tree and makes assertions."""
+        if not any(path in seen.programs for seen in self.before):
+            return False
+        is_script = not is_program(path)
+        return asserts(path, self.read(path)) and (is_script or any(self._code_loaded_by(path)))
+
+    def _code_loaded_by(self, program: str) -> Iterator[str]:
+        for seen in self.before:
+            for graph in (seen.loads, seen.started_by):
+                yield from (path for path, by in graph.items() if program in by and path != program and is_program(path))
+
+    def _subject_of(self, path: str) -> bool:
+        """Return whether data is what its readers are about: they are programs that read no code of the tree."""
+        readers = [reader for reader in self.loaders(path) if reader]
+        is_plain = all(any(reader in seen.programs for seen in self.before) for reader in readers)
+        return bool(readers) and is_plain and not any(any(self._code_loaded_by(reader)) for reader in readers)
+
+    def keeps(self, path: str, kind: FileKind) -> bool:
+        """Return whether a file with a telling name decides a check that was observed."""
+        if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
+            return True
+        return self.was_opened(path) and not (kind is FileKind.TEST_DATA and self._subject_of(path))
+
+    def find_peeks(self, changed: Mapping[str, FileChange], deciding: Iterable[str]) -> tuple[str, ...]:
+        """Return what product code reads of the tests and their data, and did not read at the start."""
+        product = {path for path in changed if self.kind_of(path) is None} - {*deciding}
+        return tuple(
+            dict.fromkeys(
+                f"{by} reads {path}"
+                for seen in self.now
+                for path, loaders in seen.loads.items()
+                for by in loaders
+                if by in product and not self._is_check(by)
+                if by not in _merge(self.before, path) and self._belongs_to_tests(path)
+            )
+        )
+
+    def _belongs_to_tests(self, path: str) -> bool:
+        if self.kind_of(path) in _OF_TESTS:
+            return True
+        readers = [reader for reader in _merge(self.before, path) if reader]
+        return bool(readers) and all(map(self._is_test, readers)) and not is_program(path)
+
+    def has_inner_tests(self, path: str) -> bool:
+        """Return whether a check ran the tests inside of a product file: its doctests, or itself as a program."""
+        return any(
+            path in seen.programs or any(_is_doctest(path, name) for names in seen.results.values() for name in names)
+            for seen in self.before
+        )
+
+
+def _merge(observations: Sequence[Observation], path: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(by for seen in observations for by in seen.loads.get(path, ())))
+
+
+def _is_doctest(path: str, name: str) -> bool:
+    file, _, item = name.partition("::")
+    stem = path.rpartition("/")[2].partition(".")[0]
+    # `pkg/calc.py::pkg.calc.add`, unlike `pkg/test_calc.py::test_add`.
+    return file == path and stem in item.split(".")
+
+
+def _is_below(path: str, program: str) -> bool:
+    folder = program.rpartition("/")[0]
+    return folder not in DATA["import_roots"] and path.startswith(f"{folder}/")
+
+
+def _is_of_framework(path: str, text: str) -> bool:
+    pattern = DATA["test_frameworks"].get(path.rpartition(".")[2].lower())
+    return pattern is not None and re.search(pattern, text) is not None
+
+
+# -- assertions ---------------------------------------------------------------------------------------
+
+
+def asserts(path: str, text: str) -> bool:
+    """Return whether a program makes assertions about something, as opposed to checking its own input."""
+    if path.endswith(".py") and (tree := _parse(text)) is not None:
+        return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(map(_is_failing_exit, _outside(tree)))
+    pattern = _ASSERTS.get(path.rpartition(".")[2].lower(), _ASSERTS["other"])
+    return pattern.search(text) is not None
+
+
+def checks_values(path: str, text: str) -> bool:
+    """Return whether a module offers assertions to others: functions that raise an error or return nothing."""
+    if not path.endswith(".py"):
+        return asserts(path, text)
+    tree = _parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, _Function)] if tree is not None else []
+    return any(any(map(_fails, ast.walk(function))) and not _has_result(function) for function in functions)
+
+
+def _fails(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.Raise) and "AssertionError" in ast.dump(node))
+
+
+def _has_result(function: _Function) -> bool:
+    # `return self` is for chains such as `expect(x).to_be(y).and_so_on()`.
+    return any(
+        isinstance(node, ast.Yield | ast.YieldFrom)
+        or (isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "self")
+        for node in ast.walk(function)
+    )
+
+
+def _outside(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module that are outside of functions and classes."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _Function | ast.ClassDef | ast.Lambda):
+            yield child
+            yield from _outside(child)
+
+
+def _is_failing_exit(node: ast.AST) -> bool:
+    """Return whether a node is `sys.exit("wrong")` or `sys.exit(not passed)`, and not `sys.exit(main())`."""
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("sys.exit", "exit", "SystemExit"):
+        return False
+    return bool(node.args) and not isinstance(node.args[0], ast.Call) and ast.unparse(node.args[0]) not in ("0", "None")
+
+
+def lost_inner_tests(path: str, old: str, new: str) -> tuple[str, ...]:
+    """Return the doctests, and the assertions of a program about itself, that a product file had and has no more."""
+    return tuple((_inner_tests(path, old) - _inner_tests(path, new)).elements())
+
+
+def _inner_tests(path: str, text: str) -> Counter[str]:
+    tree = _parse(text) if path.endswith(".py") else None
+    texts = _docstrings(tree) if tree is not None else [text]
+    parser, tests = doctest.DocTestParser(), Counter[str]()
+    for documentation in texts if ">>>" in text else ():
+        try:
+            examples = parser.get_examples(documentation)
+        except ValueError:  # inconsistent indentation
+            continue
+        tests.update(f">>> {' '.join(example.source.split())} gives {example.want.strip()}" for example in examples)
+    if tree is not None:
+        tests.update(ast.unparse(node) for node in _outside(tree) if isinstance(node, ast.Assert))
+    return tests
+
+
+def _docstrings(tree: ast.Module) -> list[str]:
+    documented = (node for node in ast.walk(tree) if isinstance(node, _Function | ast.ClassDef | ast.Module))
+    return [text for node in documented if (text := ast.get_docstring(node))]
+
+
+def _parse(text: str) -> ast.Module | None:
+    if len(text) > CHARACTERS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
