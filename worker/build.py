@@ -363,6 +363,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         workspace.amend_request,
         workspace.close_workspace,
         verification.verify,
+        proof.find_checks,
         proof.begin,
         proof.prove,
         proof.accept_proof,

@@ -128,6 +128,8 @@ class PlanAdapters:
     has_ended: OpenEpisodes
     plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
     """Additional runners by capability. They override the built-in runners."""
+    bench: LocalCheckouts = field(default_factory=LocalCheckouts)
+    """Runs proofs of success, and first runs of found checks."""
     settings: Settings = field(default_factory=Settings)
     """Defaults for `episode` steps."""
     plan_children: Children | None = None
@@ -224,8 +226,6 @@ class Adapters(PlanAdapters):
     reflectors: Reflectors
     post: AlertDelivery = field(default_factory=AlertDelivery)
     """Alert channels."""
-    bench: LocalCheckouts = field(default_factory=LocalCheckouts)
-    """Runs proofs of success."""
     gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     """Alignment rubric."""
     coder_model: TurnModel
@@ -275,6 +275,7 @@ def _inspection(use: PlanAdapters) -> InspectionActivities:
         ledgers=use.ledgers,
         differ=use.differ,
         runner=use.checks,
+        checkouts=use.bench,
         history=last_commits,
         packets=open_packets,
         project=lambda workspace: state_folder(workspace).name,

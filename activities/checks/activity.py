@@ -62,6 +62,8 @@ class CheckView:
     readable: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    network: bool = True
+    """Whether the check may reach the hosts in the settings."""
 
 
 class CheckRunner(Protocol):

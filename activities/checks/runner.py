@@ -50,6 +50,7 @@ class ProcessCheckRunner:
             readable=(*spec.readable, *view.readable),
             writable=(*spec.writable, *view.writable),
             environment={**spec.environment, **view.environment},
+            network=spec.network if view.network else (),
         )
         result = self._sandbox.run(spec, cancelled=cancelled, started=started)
         output = result.output

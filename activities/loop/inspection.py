@@ -5,53 +5,34 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, get_model
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, run_check
+from activities.proof.finding import CheckFinder
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
+from tightloop.checks.choice import TriedCheck, choose_checks
+from tightloop.checks.finding import family_of_command
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult
 from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import CheckpointFile, EpisodeRequest
 from tightloop.errors import InvalidRequestError
-from tightloop.loop.gates import READ_FILES, detect_gates, read_gate, report_file
+from tightloop.loop.gates import read_gate, report_file
 from tightloop.loop.model import CheckState, GateCheck, Packet, sealed_packet, structure_of
 from tightloop.safety.drift import DriftCause
 from tightloop.value import Value, clip
 
+if TYPE_CHECKING:
+    from activities.proof.checkouts import LocalCheckouts
+
 READ_BYTES = 1_000_000
-"""Larger files are ignored."""
-
-
-def choose_gates(
-    tree: WorkingTree, snapshot: str, *chosen: tuple[Check, ...], before: tuple[Check, ...] = ()
-) -> tuple[Check, ...]:
-    """Return the first non-empty tuple of `chosen`, or else the gates derived from a snapshot's files.
-
-    Args:
-        tree: working tree whose store contains the snapshot.
-        snapshot: tree id of the snapshot.
-        chosen: gates chosen by people, most specific first.
-        before: gates derived when the work began. Removing a gate's configuration must not remove the gate.
-    """
-    if named := next(filter(None, chosen), ()):
-        return named
-    entries = tree.entries(snapshot)
-    config_entries = {name: entries[name.encode()] for name in READ_FILES if name.encode() in entries}
-    texts = {
-        name: tree.content(entry.id).decode("utf-8", "replace")
-        for name, entry in config_entries.items()
-        if tree.size(entry.id) <= READ_BYTES
-    }
-    detected = detect_gates([path.decode("utf-8", "replace") for path in entries], texts)
-    runs = {gate.run for gate in before}
-    return (*before, *(gate for gate in detected if gate.run not in runs))
+"""Larger reports are ignored."""
 
 
 def run_gate(
@@ -152,6 +133,7 @@ class InspectionActivities:
     ledgers: Ledgers
     differ: Differ
     runner: CheckRunner
+    checkouts: "LocalCheckouts"
     history: History
     packets: PacketStores
     project: Callable[[Path], str] = lambda workspace: workspace.name
@@ -171,11 +153,43 @@ class InspectionActivities:
         with self.workspaces.hold(scope) as tree:
             source = self._source(store, request)
             snapshot = tree.snapshot()
-            gates = choose_gates(tree, snapshot, request.gates, source.checks, self.settings(scope.workspace))
-            refuse_masked(gates)
-            packet = self._find_packet(request) or self._make_packet(request, source, tree, snapshot, gates, store)
+            named = next(filter(None, (request.gates, source.checks, self.settings(scope.workspace))), ())
+            refuse_masked(named)
+            tried = () if named else self.finder(store).try_checks(tree, snapshot)
+            gates = named or choose_checks(tried, request.goal or source.goal).checks
+            packet = self._find_packet(request)
+            if packet is None:
+                states, failures = _of_trials(tried, gates) if tried else self._run(tree, snapshot, gates, store)
+                packet = self._make_packet(request, source, tree, snapshot, states, failures)
         self.packets(Path(scope.workspace)).keep(packet)
         return packet, gates
+
+    def find_gates(
+        self,
+        tree: WorkingTree,
+        snapshot: str,
+        store: ArtifactStore,
+        *named: tuple[Check, ...],
+        before: tuple[Check, ...],
+    ) -> tuple[Check, ...]:
+        """Return the first non-empty tuple of `named`, or else the gates found in a snapshot's files.
+
+        Args:
+            tree: working tree whose store contains the snapshot.
+            snapshot: tree id of the snapshot.
+            store: store for the output of first runs.
+            named: gates chosen by people, most specific first.
+            before: gates found when the work began. Removing a gate's configuration must not remove the gate.
+        """
+        if chosen := next(filter(None, named), ()):
+            return chosen
+        # New kinds of gates only: the others have not to get worse, which a run on the finished work cannot tell.
+        tried = self.finder(store).try_checks(tree, snapshot, covered={family_of_command(gate.run) for gate in before})
+        return (*before, *(gate for gate in choose_checks(tried, "").checks if gate.run not in {g.run for g in before}))
+
+    def finder(self, store: ArtifactStore) -> CheckFinder:
+        """Return the finder of the project's own checks."""
+        return CheckFinder(self.runner, self.checkouts, store)
 
     def _find_packet(self, request: InspectRequest) -> Packet | None:
         if not request.packet_id:
@@ -216,36 +230,42 @@ class InspectionActivities:
         source: _Source,
         tree: WorkingTree,
         snapshot: str,
-        gates: tuple[Check, ...],
-        store: ArtifactStore,
+        states: tuple[CheckState, ...],
+        failures: tuple[str, ...],
     ) -> Packet:
         scope = request.scope
         sizes = {
             path.decode("utf-8", "backslashreplace"): tree.size(entry.id)
             for path, entry in tree.entries(snapshot).items()
         }
-        try:
-            results = dict(self._results(tree, snapshot, gates, store))
-        finally:
-            tree.ensure(snapshot, DriftCause.DURING_CHECKS)
-        failed = [result for result in results.values() if not result.passed]
         return sealed_packet(
             Packet(
                 project=self.project(Path(scope.workspace)),
                 source=request.episode,
                 goal=request.goal or source.goal,
                 structure=structure_of(sizes),
-                checks=tuple(_state(gate, results.get(gate.run)) for gate in gates),
+                checks=states,
                 history=self.history(Path(scope.workspace)),
-                failures=(
-                    *source.failures,
-                    *(f"{result.run}:\n{clip(result.tail, TAIL_CHARACTERS)}" for result in failed),
-                ),
+                failures=(*source.failures, *failures),
                 files=len(sizes),
                 lines=self.differ.lines(store_folder_of(scope), snapshot),
                 tree=snapshot,
                 at=datetime.now(UTC),
             )
+        )
+
+    def _run(
+        self, tree: WorkingTree, snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
+    ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
+        """Return the states of gates and the tails of those that do not pass."""
+        try:
+            results = dict(self._results(tree, snapshot, gates, store))
+        finally:
+            tree.ensure(snapshot, DriftCause.DURING_CHECKS)
+        failed = [result for result in results.values() if not result.passed]
+        return (
+            tuple(_state(gate, results.get(gate.run)) for gate in gates),
+            tuple(f"{result.run}:\n{clip(result.tail, TAIL_CHARACTERS)}" for result in failed),
         )
 
     def _results(
@@ -262,6 +282,23 @@ class InspectionActivities:
             activity.heartbeat(check_work(check, number, len(gates), datetime.now(UTC)))
             result = run_check(self.runner, check, tree, store, expected_tree=snapshot, cancelled=should_stop)
             yield gate.run, result
+
+
+def _of_trials(
+    tried: tuple[TriedCheck, ...], gates: tuple[Check, ...]
+) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
+    """Return the states of gates by their first runs, and the tails of those that do not pass."""
+    trials = {trial.check.run: trial for trial in tried}
+    runs = [(gate, trials[gate.run]) for gate in gates]
+    states = []
+    for gate, trial in runs:
+        count = len(trial.failed_tests)
+        failed = f"{count} failed" if count else f"exit code {trial.exit_code}"
+        # Failures that may stay are no work: without a goal, each failed gate becomes a task.
+        passed = trial.passed or bool(gate.known_failures)
+        states.append(CheckState(run=gate.run, passed=passed, summary=failed, duration_s=trial.duration_s))
+    red = [trial for _, trial in runs if not trial.passed]
+    return tuple(states), tuple(f"{trial.check.run}:\n{clip(trial.tail, TAIL_CHARACTERS)}" for trial in red)
 
 
 def _state(gate: Check, result: CheckResult | None) -> CheckState:

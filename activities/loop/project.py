@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model, put_text
-from activities.loop.inspection import InspectionActivities, InspectRequest, choose_gates, run_gate
+from activities.loop.inspection import InspectionActivities, InspectRequest, run_gate
 from activities.loop.tasks import TaskBriefing, TaskPlanners
 from activities.plan.attempts.runner import fail_step
 from activities.plan.outputs import unpack
@@ -105,7 +105,8 @@ class ProjectRunner:
         use, scope = self.inspection, work.scope
         named = (_checks(inputs["asked"]), use.settings(scope.workspace))
         with use.workspaces.hold(scope) as tree:
-            gates = choose_gates(tree, work.request.expected_tree, *named, before=_checks(inputs["planned"]))
+            before = _checks(inputs["planned"])
+            gates = use.find_gates(tree, work.request.expected_tree, work.store, *named, before=before)
         note = _note(gate_names=tuple(gate_name(gate) for gate in gates))
         if not gates:
             return fail_step(NO_GATES, note=note)

@@ -9,11 +9,23 @@ from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model,
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, verification_of
 from activities.proof import untracked
-from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, LockedTrees, ProveRequest, ProveResult
+from activities.proof.finding import CheckFinder
+from activities.proof.port import (
+    AcceptRequest,
+    BeginRequest,
+    BeginResult,
+    FindChecksRequest,
+    FoundDefinition,
+    LockedTrees,
+    ProveRequest,
+    ProveResult,
+)
 from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
 from activities.workspace.folders import root_of
 from activities.workspace.port import WorkingTree, Workspaces
+from tightloop.checks.choice import choose_checks
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_name
+from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.report import CheckBaseline, InitialState
 from tightloop.run.core import Evidence
@@ -31,6 +43,26 @@ class ProofActivities:
         self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: "LocalCheckouts"
     ) -> None:
         self._workspaces, self._stores, self._runner, self._checkouts = workspaces, stores, runner, bench
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def find_checks(self, request: FindChecksRequest) -> FoundDefinition:
+        """Find the project's own checks, try them, and store the request with those that decide. Idempotent."""
+        store = self._stores(Path(request.scope.workspace))
+        episode = get_model(store, request.scope.stored_request, EpisodeRequest)
+        with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
+            drift = tree.expect(request.expected_tree)
+            chosen = choose_checks(
+                CheckFinder(self._runner, self._checkouts, together).try_checks(tree, request.expected_tree),
+                episode.goal,
+            )
+            stored = put_model(together, episode.evolve(definition_of_done=chosen.checks), name="request")
+        return FoundDefinition(
+            request=stored,
+            checks=chosen.checks,
+            sentences=chosen.sentences,
+            drift=drift,
+            attempt=activity.info().attempt,
+        )
 
     @activity.defn(no_thread_cancel_exception=True)
     def begin(self, request: BeginRequest) -> BeginResult:

@@ -76,6 +76,26 @@ class ObservedCheck(NamedTuple):
     """Returns the observation. Call it once after the run, whether it succeeded or not."""
 
 
+class FindChecksRequest(Value):
+    """Request to derive the definition of done from the project's files."""
+
+    scope: EpisodeScope
+    expected_tree: str
+
+
+class FoundDefinition(Value):
+    """Definition of done that was derived from the project's files."""
+
+    request: ArtifactRef
+    """Stored request of the episode with these checks."""
+    checks: tuple[Check, ...]
+    """Empty if no check of the project can run here."""
+    sentences: tuple[str, ...] = ()
+    """Explanation for people, as in `ChosenChecks`."""
+    drift: Drift | None = None
+    attempt: int = 1
+
+
 class BeginRequest(Value):
     """Request for a baseline before the first plan of an episode, or the first step of a plan."""
 

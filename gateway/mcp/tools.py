@@ -236,9 +236,12 @@ async def start_episode(
         ),
     ],
     definition_of_done: Annotated[
-        list[Annotated[Text, Field(min_length=1)]],
-        Field(min_length=1, description="Commands that must all exit with 0.", examples=[["pytest -q"]]),
-    ],
+        tuple[Annotated[Text, Field(min_length=1)], ...],
+        Field(
+            description="Commands that must all exit with 0. If empty, the project's own checks are used.",
+            examples=[["pytest -q"]],
+        ),
+    ] = (),
     executor: Annotated[
         str, Field(max_length=80, description="Executor that does the work. Defaults to the executor in the settings.")
     ] = "",

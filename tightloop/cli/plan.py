@@ -173,12 +173,12 @@ def run(
         _remark_on(text)
     queue = session.settings.temporal.task_queue
 
-    async def start(client: TightloopClient) -> tuple[str, str]:
+    async def start(client: TightloopClient) -> tuple[str, tuple[str, ...]]:
         request, known_id = await _request(client, arguments, text)
         return await start_and_wait(client, request, queue, known_id, replace=arguments.again is not None)
 
-    started, note = session.run(start)
-    if note:
+    started, notes = session.run(start)
+    for note in notes:
         print_note(note)
     if detach:
         show_either({"id": started}, f"started {started}\nFollow it: tightloop watch {started}", as_json=as_json)

@@ -94,9 +94,6 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     Raises:
         InvalidRequestError: a value is invalid, or the request is incomplete.
     """
-    # Before the validation, whose message for the missing field has no example.
-    if not any(layer.get("definition_of_done") for layer in layers):
-        raise InvalidRequestError(f"the definition of done has no checks. Add at least one, for example: {_EXAMPLE}")
     merged: dict[str, Any] = {}
     for layer in layers:
         # The preset of a layer fills only that layer, so that explicit values of later layers still win.
@@ -173,7 +170,10 @@ Goal = Annotated[str | None, Argument(help="Goal in plain words.")]
 Workspace = Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")]
 Done = Annotated[
     list[str] | None,
-    Option(help='Command that passes when the goal is reached, for example "pytest -q". Repeatable.'),
+    Option(
+        help='Command that passes when the goal is reached, for example "pytest -q". Repeatable. Default: the checks '
+        "of the project, such as those of its CI."
+    ),
 ]
 CheckTimeout = Annotated[
     float | None, Option(help="Time limit for each check in seconds, unless --file sets one. Default: 600.")
@@ -208,6 +208,8 @@ Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends
 
 OPENING_SECONDS = 3.0
 """Maximum time in seconds that a start waits for the workspace to be accepted or rejected."""
+FINDING_SECONDS = 45.0
+"""The same if the project's checks have to be found and tried."""
 
 
 def start(
@@ -292,12 +294,12 @@ def start_now(
     if wait is not None and not watch:
         raise InvalidRequestError("--wait and --no-wait only have an effect with --watch. Add --watch")
     queue = session.settings.temporal.task_queue
-    started, note = session.run(
+    started, notes = session.run(
         lambda client: start_and_wait(client, request, queue, new_id, replace=replace),
         # The start compares the keys itself.
         compare_keys=False,
     )
-    if note:
+    for note in notes:
         print_note(note)
     hint = "" if watch else f"\nFollow it: tightloop watch {started}"
     show_either({"id": started}, f"started {started}{hint}", as_json=as_json)
@@ -312,38 +314,44 @@ async def start_and_wait(
     new_id: str | None,
     *,
     replace: bool = False,
-) -> tuple[str, str]:
+) -> tuple[str, tuple[str, ...]]:
     """Start an episode or a plan, and wait as long as it may still be rejected.
 
-    Return its id, and a note if no worker picks it up.
+    Return its id, and notes: the checks that were found in the project, or that no worker picks it up.
 
     Raises:
         InvalidRequestError: the episode or plan was rejected. The message contains the reason.
     """
     started = await client.start(request, new_id=new_id, replace=replace)
     # A bad workspace is rejected within this time; a start without a worker is valid anyway.
-    if await wait_at_most(OPENING_SECONDS, _wait_until_open(client, started)):
-        return started, ""
+    if (opened := await wait_at_most(OPENING_SECONDS, _wait_until_open(client, started))) is not None:
+        return started, opened
     # Only a hint: a failure to list the workers must not fail the start.
     with contextlib.suppress(TightloopError):
         workers = await client.pollers(task_queue)
         if not workers:
             return started, (
-                f"{started} is waiting because no worker polls task queue {task_queue!r}. Start one: tightloop up"
+                f"{started} is waiting because no worker polls task queue {task_queue!r}. Start one: tightloop up",
             )
         if idle := explain_idle(task_queue, workers):
-            return started, f"{started} is waiting. {idle}"
-    return started, ""
+            return started, (f"{started} is waiting. {idle}",)
+    if isinstance(request, EpisodeRequest) and not request.definition_of_done:
+        opened = await wait_at_most(FINDING_SECONDS, _wait_until_open(client, started))
+        later = f"The checks of the project are being tried. Later, they are in: tightloop status {started}"
+        return started, (later,) if opened is None else opened
+    return started, ()
 
 
-async def _wait_until_open(client: TightloopClient, started: str) -> bool:
+async def _wait_until_open(client: TightloopClient, started: str) -> tuple[str, ...]:
+    """Wait until the run is open. Return the sentences about checks that were found for it."""
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)
             # A plan with counts has been opened: its failure is a result and not a rejection.
             if status.status == "failed" and (isinstance(status, EpisodeStatus) or not status.counts):
                 raise InvalidRequestError(f"{started} could not start: {status.reason}")
-            opened = status.phase is not EpisodePhase.OPENING if isinstance(status, EpisodeStatus) else status.counts
-            if opened:
-                return True
-    return False
+            if isinstance(status, EpisodeStatus) and status.phase is not EpisodePhase.OPENING:
+                return status.chosen_checks
+            if isinstance(status, PlanStatus) and status.counts:
+                return ()
+    return ()

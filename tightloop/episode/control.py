@@ -264,6 +264,7 @@ def status_of(
         # A stand-in uses the model of its own settings, never the requested executor's.
         model=state.model or ("" if state.stand_in else request.executor.model),
         checks=state.checks_text,
+        chosen_checks=state.chosen_checks,
         failed_checks=state.failed_checks,
         proof=state.proof,
         executor_error=state.executor_error,

@@ -111,13 +111,14 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
 class EpisodeRequest(CallerInput):
     """Request from a service or a person.
 
-    Only the goal, workspace and definition of done are required.
+    Only the goal and workspace are required.
     """
 
     goal: str = ""
     workspace: str = ""
     """Absolute path of a git working tree on the workspace worker's host."""
     definition_of_done: tuple[Check, ...] = ()
+    """Checks that must pass. If empty, they are derived from the project's files."""
     project: str = ""
     """Project name to use in messages. Defaults to the last part of the workspace path."""
     planner: str = "auto"
@@ -177,7 +178,9 @@ class EpisodeRequest(CallerInput):
             )
         counts = ("repeat_error_limit", "deviation_limit", "iterations_per_run")
         check_run(self.workspace, self.pause_timeout, {name: getattr(self, name) for name in counts})
-        if not any(check.run.strip() for check in self.definition_of_done):
+        # A plan's author decides which checks a step has.
+        is_of_plan = bool(self.within) or self.tells_parent
+        if is_of_plan and not any(check.run.strip() for check in self.definition_of_done):
             raise InvalidRequestError(
                 "the definition of done is empty, but work only counts as done if its checks pass. "
                 'Add at least one command: "definition_of_done": ["pytest -q"]'
@@ -196,7 +199,7 @@ class EpisodeRequest(CallerInput):
     def _check_numbers(self) -> None:
         limits = [check.timeout_s for check in self.definition_of_done]
         # The sum too: all checks run in one activity, whose time limit is their sum.
-        limits += [self.executor.wall_limit_s, self.executor.idle_limit_s, sum(limits)]
+        limits += [self.executor.wall_limit_s, self.executor.idle_limit_s, *([sum(limits)] if limits else [])]
         # `not 0 < limit` also rejects NaN: JSON cannot carry it, so it would fail the workflow task repeatedly.
         wrong = next((limit for limit in limits if not 0 < limit <= LONGEST_LIMIT_S), None)
         if wrong is not None:
@@ -242,6 +245,8 @@ class EpisodeState(Value):
     plan_final: bool = False
     plan_verdict: PlanVerdict | None = None
     plan_request: ArtifactRef | None = None
+    chosen_checks: tuple[str, ...] = ()
+    """Explanation of checks that were derived from the project's files, one sentence each."""
     checks: ArtifactRef | None = None
     checked_tree: str = ""
     """Tree that `checks` refers to. Empty if the definition of done has changed since."""
@@ -359,6 +364,8 @@ class EpisodeStatus(RunStatus):
     model: str = ""
     """The executor's model. Empty if it is unknown."""
     checks: str = ""
+    chosen_checks: tuple[str, ...] = ()
+    """Explanation of checks that were derived from the project's files, one sentence each."""
     failed_checks: tuple[FailedCheck, ...] = ()
     proof: ArtifactRef | None = None
     """Latest proof of success."""

@@ -1,9 +1,7 @@
-"""Gates of a project plan: detection, parsing of results, and cost estimates."""
+"""Gates of a project plan: parsing of results, and cost estimates."""
 
-import json
 import re
-import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
 from xml.etree import ElementTree
@@ -167,64 +165,6 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
             duration_ms=round(min(max(seconds, 0.0), 1e6) * 1000),
             within=True,
         )
-
-
-READ_FILES = ("package.json", "pyproject.toml", "setup.cfg", "mypy.ini", ".mypy.ini")
-"""Files in the root folder that determine the gates."""
-NODE_TIER0 = ("gate:ui", "gate:task")
-"""Parts of `gate:tier0`. They are used separately if there is no such script."""
-NODE_GATES = ("gate:web", "gate:agent", "gate:spec")
-NODE_PLAIN = ("lint", "test")
-GATE_TIMEOUT_S = 1_800.0
-_TESTS = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test)\.py$")
-
-
-def detect_gates(paths: Collection[str], texts: Mapping[str, str]) -> tuple[Check, ...]:
-    """Return the gates of a project in order. The result is empty if the project type is unknown.
-
-    Args:
-        paths: all files of the tree.
-        texts: contents of the existing `READ_FILES`, by name.
-    """
-    return (*_node(texts.get("package.json", "")), *_python(paths, texts))
-
-
-def _node(text: str) -> Iterator[Check]:
-    try:
-        document = json.loads(text or "{}")
-    # The file belongs to the inspected project: deep nesting in it must not fail the activity.
-    except (ValueError, RecursionError):
-        return
-    scripts = document.get("scripts") if isinstance(document, dict) else None
-    names = scripts if isinstance(scripts, dict) else {}
-    preferred = (*(("gate:tier0",) if "gate:tier0" in names else NODE_TIER0), *NODE_GATES)
-    selected = [name for name in preferred if name in names] or [name for name in NODE_PLAIN if name in names]
-    for name in selected:
-        yield Check(run=f"npm run --silent {name}", name=name, timeout_s=GATE_TIMEOUT_S)
-
-
-def _python(paths: Collection[str], texts: Mapping[str, str]) -> Iterator[Check]:
-    if "pyproject.toml" not in texts and not any(path.endswith(".py") for path in paths):
-        return
-    yield Check(run="ruff check .", name="ruff", timeout_s=GATE_TIMEOUT_S)
-    yield Check(run="ruff format --check .", name="format", timeout_s=GATE_TIMEOUT_S)
-    # Without settings, `mypy .` reports every import that has no types; the gate would hardly ever pass.
-    if _has_mypy(texts):
-        yield Check(run="mypy .", name="mypy", timeout_s=GATE_TIMEOUT_S)
-    # pytest exits with code 5 if there are no tests.
-    if any(_TESTS.search(path) for path in paths):
-        yield Check(run="pytest -q", name="pytest", timeout_s=GATE_TIMEOUT_S)
-
-
-def _has_mypy(texts: Mapping[str, str]) -> bool:
-    if "mypy.ini" in texts or ".mypy.ini" in texts or re.search(r"^\[mypy\]", texts.get("setup.cfg", ""), re.MULTILINE):
-        return True
-    try:
-        project = tomllib.loads(texts.get("pyproject.toml", ""))
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return False
-    tools = project.get("tool")
-    return isinstance(tools, dict) and "mypy" in tools
 
 
 class Estimate(Value):

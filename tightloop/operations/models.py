@@ -324,8 +324,8 @@ class EpisodeOfProject(_AnyEpisode):  # type: ignore[misc, valid-type]
     """Goal of an episode and its checks."""
 
     goal: Annotated[str, Field(min_length=1, max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
-    definition_of_done: Annotated[list[CheckBody], Field(min_length=1)]
-    """Commands that must all exit with 0."""
+    definition_of_done: list[CheckBody] = Field(default_factory=list)
+    """Commands that must all exit with 0; if empty, the checks in the project's own files, such as those of its CI."""
     planner: Literal["auto", "openai", "heuristic"] = "auto"
 
 

@@ -335,6 +335,7 @@ class EpisodeWorkflow(RunWorkflow):
         target = self._record.state.restore or self._record.given.restore
         if self._record.state.request is None:
             await self._workspace.open()
+            await self._workspace.find_checks()
         self._reporting.show()
         if (move := self._record.state.move) is not None:
             await self._workspace.take_over(move)

@@ -6,16 +6,20 @@ from datetime import timedelta
 
 from temporalio import workflow
 
+from activities.proof.activity import ProofActivities
+from activities.proof.port import FindChecksRequest
 from activities.remote.activity import CopyRequest, CopyResult, RemoteActivities, TakeOverRequest, TakeOverResult
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.port import CloseRequest, OpenRequest, RestoreRequest
+from tightloop.checks.choice import no_checks_message
 from tightloop.episode import state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, MoveTarget, RestoreTarget, host_of
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from workflows.episode.record import EpisodeRecord, EpisodeView
-from workflows.episode.safe_points import SafePoints
+from workflows.episode.safe_points import EpisodeOver, SafePoints
 from workflows.run.activities import (
     CLOSE_TIMEOUT,
+    FIND_TIMEOUT,
     OPEN_TIMEOUT,
     RESTORE_TIMEOUT,
     ActivityFailedError,
@@ -162,6 +166,31 @@ class Workspace:
         # An episode within a plan shares the plan's workspace, so it cannot move to another host on its own.
         if opened.copied and not record.request.within:
             await self._copies.begin()
+
+    async def find_checks(self) -> None:
+        """Derive the definition of done from the project's files, if the request has none.
+
+        Raises:
+            EpisodeOver: no check of the project can run here.
+        """
+        record = self._record
+        if record.request.definition_of_done:
+            return
+        found = await self._points.do(
+            ProofActivities.find_checks,
+            lambda: FindChecksRequest(scope=record.scope, expected_tree=record.state.tree),
+            ActivityOptions("find the project's own checks", FIND_TIMEOUT, record.request.queues.workspace),
+        )
+        record.log_drift(found.drift)
+        # A person may have named checks meanwhile.
+        if record.request.definition_of_done:
+            return
+        if not found.checks:
+            raise EpisodeOver(EpisodeOutcome.FAILED, no_checks_message(found.sentences))
+        record.amend(record.request.evolve(definition_of_done=found.checks))
+        record.replace(record.state.evolve(request=found.request, chosen_checks=found.sentences))
+        for sentence in found.sentences:
+            record.log("checks", sentence)
 
     async def take_over(self, target: MoveTarget) -> None:
         """Take over another host's episode from the last checkpoint that the host copied."""

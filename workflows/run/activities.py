@@ -23,6 +23,8 @@ from tightloop.value import format_count
 FOUND_BY_WORKER = "tightloop"
 """`source` of the timeout failure that is recorded when a worker process is found to be dead."""
 OPEN_TIMEOUT = timedelta(minutes=15)
+FIND_TIMEOUT = timedelta(minutes=40)
+"""Longer than the first runs of all checks together, which the activity bounds itself."""
 PLAN_TIMEOUT = timedelta(hours=2)
 """Longer than the maximum of `planner.plan_timeout_s`, which limits all attempts together."""
 HAND_OFF_TIMEOUT = timedelta(minutes=1)

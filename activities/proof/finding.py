@@ -1,0 +1,204 @@
+"""Finding a project's own checks, and trying each in a throwaway checkout without network."""
+
+import hashlib
+import os
+import re
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+
+from activities.artifacts.port import ArtifactStore
+from activities.attempt import should_stop
+from activities.checks.activity import CheckRunner, CheckView, run_check
+from activities.proof import untracked
+from activities.proof.port import Files, LockedTrees
+from activities.workspace.port import WorkingTree
+from tightloop.checks.choice import TriedCheck, unusable
+from tightloop.checks.commands import FoundCheck, Project
+from tightloop.checks.finding import family_of, find_checks, is_covered, is_read
+from tightloop.episode.budget import check_work
+from tightloop.episode.check import Check, CheckStatus, failed_tests
+from tightloop.episode.exit_status import masked_problem
+from tightloop.episode.proof.files import is_cache
+from tightloop.value import clip
+
+if TYPE_CHECKING:
+    from activities.proof.checkouts import LocalCheckouts
+
+READ_BYTES = 1_000_000
+"""Larger files are not read."""
+TRIAL_S = 300.0
+"""Time limit of a check's first run."""
+TRIALS_S = 1_200.0
+"""Time limit of all first runs together. Checks that have not run by then are not used."""
+PROBE_S = 30.0
+_PROBE = (
+    "python -c 'import sys; print(\"python %d.%d\" % sys.version_info[:2])' 2>/dev/null || "
+    "python3 -c 'import sys; print(\"python %d.%d\" % sys.version_info[:2])' 2>/dev/null; "
+    "node --version 2>/dev/null | sed 's/^v/node /'; true"
+)
+_LINK = 0o120000
+
+
+class CheckFinder:
+    """Finds and tries the checks of a locked working tree."""
+
+    def __init__(self, runner: CheckRunner, checkouts: "LocalCheckouts", store: ArtifactStore) -> None:
+        self._runner, self._checkouts, self._store = runner, checkouts, store
+
+    def try_checks(
+        self, tree: WorkingTree, snapshot: str, *, covered: Collection[tuple[str, str]] = ()
+    ) -> tuple[TriedCheck, ...]:
+        """Return the project's checks with the results of their first runs. The working tree is not touched.
+
+        Checks of the families in `covered` are left out.
+
+        Raises:
+            CancelledError: the activity was cancelled meanwhile.
+        """
+        trees = LockedTrees(tree)
+        files = trees.files(snapshot)
+        trial = _Trial(self, tree, trees, files)
+        sources = find_checks(self._read_project(trial, trees, files))
+        until, tried, families = time.monotonic() + TRIALS_S, list[TriedCheck](), set(covered)
+        by_ci: set[str] = set()
+        total = sum(map(len, sources))
+        number = 0
+        for source in sources:
+            is_ci = source is sources[0]
+            usable: list[TriedCheck] = []
+            for check in source:
+                number += 1
+                if is_covered(check, families, by_ci=by_ci):
+                    continue
+                work = check_work(
+                    Check(run=check.run, timeout_s=TRIAL_S), number, total, datetime.now(UTC), "first run"
+                )
+                activity.heartbeat(work)
+                results = list(self._try(trial, check, until))
+                tried += results
+                usable += [result for result in results if not result.not_used]
+            families |= {family_of(result.check) for result in usable}
+            by_ci |= {result.check.kind.value for result in usable} if is_ci else set()
+        return tuple({result.check.run: result for result in reversed(tried)}.values())[::-1]
+
+    def _try(self, trial: "_Trial", check: FoundCheck, until: float) -> Iterator[TriedCheck]:
+        result = trial.run(check, until)
+        yield result
+        # What CI publishes stays out, with all its parts.
+        if result.not_used and not check.not_used:
+            for inner in check.otherwise:
+                yield from self._try(trial, inner, until)
+
+    def _read_project(self, trial: "_Trial", trees: LockedTrees, files: Files) -> Project:
+        paths = {path: file for path, file in files.items() if is_read(path) and file.mode != _LINK}
+        contents = trees.read((file.blob for file in paths.values()), READ_BYTES)
+        texts = {
+            path: contents[file.blob].decode("utf-8", "replace")
+            for path, file in paths.items()
+            if file.blob in contents
+        }
+        versions = dict(line.split(" ", 1) for line in trial.output(_PROBE).splitlines() if " " in line)
+        node = re.match(r"\d+", versions.get("node", ""))
+        return Project(
+            paths=frozenset(files),
+            texts=texts,
+            python=versions.get("python", ""),
+            node=node[0] if node else "",
+            system="macos" if sys.platform == "darwin" else "linux",
+        )
+
+    def run(self, check: Check, tree: WorkingTree, view: CheckView) -> tuple[int | None, bool, float, str]:
+        """Run a command. Returns its exit code, whether its program is missing, its duration and its output."""
+        result = run_check(self._runner, check, tree, self._store, expected_tree="", cancelled=should_stop, view=view)
+        output = self._store.get(result.output).decode("utf-8", "replace") if result.output is not None else ""
+        return result.exit_code, result.status is CheckStatus.NOT_FOUND, result.duration_s, output
+
+    @property
+    def checkouts(self) -> "LocalCheckouts":
+        return self._checkouts
+
+
+class _Trial:
+    """Runs commands on one tree, each in a checkout of its own."""
+
+    def __init__(self, finder: CheckFinder, tree: WorkingTree, trees: LockedTrees, files: Files) -> None:
+        self._finder, self._tree, self._trees, self._files = finder, tree, trees, files
+        self._untracked = untracked.present(tree.root, files)
+
+    def output(self, command: str) -> str:
+        """Return the output of a harmless command."""
+        with self._finder.checkouts.proof_folder(self._tree.root) as folder:
+            view = CheckView(content=folder.folder("empty"), network=False)
+            return self._finder.run(Check(run=command, timeout_s=PROBE_S), self._tree, view)[3]
+
+    def run(self, check: FoundCheck, until: float) -> TriedCheck:
+        left = until - time.monotonic()
+        problem = check.not_used or masked_problem(check.run)
+        if not problem and left <= 0:
+            problem = f"there was no time left to try it: all checks have {TRIALS_S / 60:.0f} minutes"
+        if not problem:
+            problem = self._not_of_project(check)
+        if problem:
+            return TriedCheck(check=check, not_used=problem)
+        limit = min(TRIAL_S, left)
+        with self._finder.checkouts.proof_folder(self._tree.root) as folder:
+            view = folder.checkout(self._trees, self._files, self._untracked)
+            view = CheckView(content=view.content, mounts=view.mounts, environment=view.environment, network=False)
+            code, _, duration, output = self._finder.run(Check(run=check.run, timeout_s=limit), self._tree, view)
+            assert view.content is not None
+            changed = list(_changed_files(view.content, self._files))
+        failed = failed_tests(output) if code else ()
+        reason = unusable(check.run, code, output, changed, failed)
+        if code is None:
+            reason = f"it did not end within {limit / 60:.0f} minutes"
+        return TriedCheck(
+            check=check,
+            passed=code == 0,
+            exit_code=code,
+            duration_s=duration,
+            failed_tests=failed,
+            tail=clip(output.strip(), 1_000),
+            not_used=reason,
+        )
+
+    def _not_of_project(self, check: FoundCheck) -> str:
+        """Return a reason if the check's program is only installed in tightloop's own environment."""
+        if not (self._tree.root / ".venv" / "bin").is_dir():
+            return ""
+        words = check.run.rpartition("&& ")[2].split()
+        program = next((word for word in words if "=" not in word), "")
+        if "/" in program or not re.fullmatch(r"[\w.-]+", program) or program.startswith("python"):
+            return ""
+        own = Path(sys.executable).parent / program
+        folders: Sequence[str] = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        others = [Path(folder) for folder in folders if folder and Path(folder) != own.parent]
+        if not own.exists() or any((folder / program).exists() for folder in (self._tree.root / ".venv/bin", *others)):
+            return ""
+        return f"{program} is not installed in the project's .venv"
+
+
+def _changed_files(folder: Path, files: Files) -> Iterator[str]:
+    """Yield the tracked files of a checkout that were changed or deleted."""
+    for path, file in files.items():
+        target = folder / path
+        if is_cache(path):
+            continue
+        if file.mode == _LINK:
+            if not target.is_symlink():
+                yield path
+            continue
+        try:
+            content = b"" if target.is_symlink() else target.read_bytes()
+        except OSError:
+            yield path
+            continue
+        # The id of a blob in git.
+        new = hashlib.sha256 if len(file.blob) == 64 else hashlib.sha1
+        if new(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest() != file.blob:
+            yield path

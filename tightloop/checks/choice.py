@@ -1,0 +1,178 @@
+"""Choice of the checks that decide about work: what their first run showed, and what the goal is about."""
+
+import re
+from collections.abc import Iterable
+
+from tightloop.checks.commands import FoundCheck
+from tightloop.episode.check import Check
+from tightloop.value import Value, shorten
+from tightloop.value.toml import read_toml
+from tightloop.wording import format_count, span
+
+FOUND_TIMEOUT_S = 1_800.0
+"""Time limit of a check that was found."""
+SENTENCES_LIMIT = 12
+NOT_USED_SHOWN = 8
+_NO_NETWORK = re.compile(
+    r"Network is unreachable|Temporary failure in name resolution|Could not resolve host|ENOTFOUND|EAI_AGAIN|"
+    r"ENETUNREACH|NameResolutionError|Name or service not known|no such host|dns error|"
+    r"Failed to establish a new connection"
+)
+_NO_MODULE = re.compile(r"^\S*python\S*: No module named ['\"]?([\w.]+)", re.MULTILINE)
+_NO_COMMAND = re.compile(
+    r"^(?:\S+: )*(?:line )?(?:\d+: )*(?P<shell>[\w./@-]+): (?:command )?not found|"
+    r"^make(?:\[\d+\])?: (?P<make>\S+): No such file or directory",
+    re.MULTILINE,
+)
+_PYTEST_ENDS = {
+    3: "pytest had an internal error",
+    4: "pytest rejects its options",
+    5: "there are no tests",
+}
+_WORD = re.compile(r"[A-Z]?[a-z]{2,}|[A-Z]{2,}(?![a-z])|\d{2,}")
+_DATA = read_toml("tightloop.checks", "commands.toml")["goal"]
+_COMMON, _ABOUT_CHECKS = frozenset(_DATA["common"]), frozenset(_DATA["about_checks"])
+
+
+class TriedCheck(Value):
+    """Result of a found check's first run, in a throwaway checkout of the original tree."""
+
+    check: FoundCheck
+    passed: bool = False
+    exit_code: int | None = None
+    duration_s: float = 0.0
+    failed_tests: tuple[str, ...] = ()
+    """Tests that failed. Empty if the runner does not name them."""
+    tail: str = ""
+    """End of the output."""
+    not_used: str = ""
+    """Reason why the check cannot decide about work."""
+
+
+class ChosenChecks(Value):
+    """Definition of done that was derived from a project's files."""
+
+    checks: tuple[Check, ...] = ()
+    sentences: tuple[str, ...] = ()
+    """Explanation for people: the checks with their sources, and those that are not used with the reasons."""
+
+
+def unusable(command: str, exit_code: int | None, output: str, changed: Iterable[str], failed: tuple[str, ...]) -> str:
+    """Return the reason why a check that ran cannot decide about work, or "" if it can.
+
+    Args:
+        command: the check.
+        exit_code: None if it was stopped at its time limit.
+        output: what it printed.
+        changed: tracked files that it changed.
+        failed: tests that failed.
+    """
+    if exit_code is None:
+        return "it did not end in time"
+    if files := sorted(changed):
+        return f"it changes tracked files: {shorten(', '.join(files), 100)}"
+    if exit_code == 0:
+        return ""
+    if match := _NO_MODULE.search(output):
+        return f"{match[1]} is not installed"
+    if exit_code in (126, 127):
+        match = _NO_COMMAND.search(output)
+        return f"{_missing(match) if match else command.split()[0]} is not installed"
+    if not failed and "pytest" in command and exit_code in _PYTEST_ENDS:
+        lines = [line for line in output.splitlines() if "error: " in line or line.startswith("E  ")]
+        return f"{_PYTEST_ENDS[exit_code]}{f': {shorten(lines[-1].strip(), 100)}' if lines else ''}"
+    if not failed and _NO_NETWORK.search(output):
+        return "it needs the network"
+    # Make and npm report a missing program with an exit status of their own.
+    if not failed and (match := _NO_COMMAND.search(output)):
+        return f"{_missing(match)} is not installed"
+    return ""
+
+
+def _missing(match: re.Match[str]) -> str:
+    return match["shell"] or match["make"]
+
+
+def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
+    """Return the failed tests that the goal is about, or None if it is about the whole check.
+
+    The goal is about a test if it has a word of the test's name or file, and about the check if it has a word of the
+    check's name, such as `tests` or `lint`. Tests in the same file belong together.
+    """
+    if not goal.strip():
+        return None
+    words = _words(goal)
+    own = {tried.check.name.lower(), tried.check.run.lower(), tried.check.kind.value}
+    plain = {word.rstrip("s") for word in re.findall(r"[a-z][\w-]{3,}", goal.lower())} - {"make", "python", "with"}
+    # "Get the tests green" and "fix the lint errors", but not "fix the test of dates", which names a test.
+    if tried.check.run.lower() in goal.lower():
+        return None
+    if plain & {name.rstrip("s") for name in own} and not (words - _words(" ".join(own)) - _ABOUT_CHECKS):
+        return None
+    named = {test for test in tried.failed_tests if words & _words(test) or _shares_stem(words, _words(test))}
+    files = {test.partition("::")[0] for test in named if "::" in test}
+    return tuple(test for test in tried.failed_tests if test in named or test.partition("::")[0] in files)
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in _WORD.findall(text)} - _COMMON
+
+
+def _shares_stem(left: set[str], right: set[str]) -> bool:
+    stems = {word[:5] for word in left if len(word) >= 5}
+    return bool(stems & {word[:5] for word in right if len(word) >= 5})
+
+
+def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
+    """Return the definition of done for a goal.
+
+    A green check must stay green. A red check must become green if the goal is about it, and otherwise must not get
+    worse: no test may fail that passed. A red check without names of tests is left out, because its exit status would
+    not change.
+    """
+    checks: list[Check] = []
+    used: dict[str, list[str]] = {}
+    left_out: list[str] = []
+    for trial in tried:
+        if trial.not_used:
+            left_out.append(f"Not used: {shorten(trial.check.run, 100)} ({trial.check.source}): {trial.not_used}.")
+            continue
+        state, known = _state_of(trial, goal)
+        if known is None:
+            left_out.append(f"Not used: {shorten(trial.check.run, 100)} ({trial.check.source}): {state}.")
+            continue
+        name = trial.check.name if trial.check.name.startswith("gate:") else ""
+        checks.append(Check(run=trial.check.run, name=name, timeout_s=FOUND_TIMEOUT_S, known_failures=known))
+        took = span(trial.duration_s) if trial.duration_s >= 1 else "under 1 s"
+        used.setdefault(trial.check.source, []).append(f"{shorten(trial.check.run, 120)} ({took}, {state})")
+    sentences = [f"Using from {source}: {', '.join(texts)}." for source, texts in used.items()]
+    if sentences:
+        sentences[-1] += (
+            " Passing checks with --done changes that." if len(checks) > 1 else " Passing it with --done changes that."
+        )
+    more = len(left_out) - NOT_USED_SHOWN
+    left_out = [*left_out[:NOT_USED_SHOWN], *([f"{format_count(more, 'more check')} not used."] if more > 0 else [])]
+    return ChosenChecks(checks=tuple(checks), sentences=(*sentences[: SENTENCES_LIMIT - len(left_out)], *left_out))
+
+
+def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None]:
+    """Return a check's state as text, and the failures that it may keep. None leaves the check out."""
+    if trial.passed:
+        return "green", ()
+    wanted = tests_of_goal(goal, trial)
+    count = format_count(len(trial.failed_tests), "test")
+    if wanted is None:
+        return f"red: {count}, to be repaired" if trial.failed_tests else "red, to be repaired", ()
+    if not trial.failed_tests:
+        return f"red before with exit code {trial.exit_code}, and it names no tests", None
+    rest = tuple(test for test in trial.failed_tests if test not in wanted)
+    if not rest:
+        return f"red: {count}, to be repaired", ()
+    if not wanted:
+        return f"red before: {count}, which may stay red", rest
+    return f"red: {format_count(len(wanted), 'test')} to be repaired, {len(rest)} may stay red", rest
+
+
+def no_checks_message(sentences: Iterable[str]) -> str:
+    """Return the error for a project without a usable check. `sentences` say why the checks found are not used."""
+    return " ".join(("no check of the project can run here. Name one: --done 'pytest -q'.", *sentences))
