@@ -1,5 +1,7 @@
 """The web page's application: static files, templates, live content and forms."""
 
+import asyncio
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +29,7 @@ from gateway.web.look import Screen, SharedContent, View
 from gateway.web.metrics import metrics
 from gateway.web.pages import PageCache
 from tightloop.errors import TightloopError
+from tightloop.run.core import RunStatus
 from tightloop.safety.seal import Role
 
 PREFIX = "/assets/"
@@ -166,6 +169,8 @@ content."""
 CONFIRMED = "confirmed"
 """Form field that confirms an action."""
 FORM_BYTES = 100_000
+CURRENT_SECONDS = 0.5
+"""Maximum time in seconds that a page waits for the run itself before it shows what the ledger has."""
 FLASH = "tightloop_said"
 FLASH_SECONDS = 20
 FLASH_CHARACTERS = 600
@@ -196,6 +201,7 @@ def web_app(services: Services) -> Starlette:
     def read(page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             view = look_of(request)
+            request.state.current = await current(view, request) if page is pages.workflow else None
             if SEEN in request.headers:
                 return HTMLResponse(await part(page, view, request))
             flash = request.cookies.get(FLASH, "")
@@ -207,6 +213,19 @@ def web_app(services: Services) -> Starlette:
             return _clear_flash(HTMLResponse(content), flash)
 
         return answer
+
+    async def current(view: View, request: Request) -> RunStatus | None:
+        """Return the status that an open run reports itself, or None if it does not answer at once.
+
+        The ledger has the state of the last event, which may be minutes old during a long check.
+        """
+        line = await run_in_threadpool(view.ledger.workflow, request.path_params["id"])
+        if line.closed is not None:
+            return None
+        with contextlib.suppress(TightloopError, TimeoutError):
+            async with asyncio.timeout(CURRENT_SECONDS):
+                return await services.client.status(line.id)
+        return None
 
     async def workers(request: Request) -> Response:
         # The workers are known to Temporal only.

@@ -1,7 +1,6 @@
 """The pages of the web interface, and how their values are formatted."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -30,6 +29,7 @@ from tightloop.ledger.model import InboxItem, WorkflowFilter, WorkflowLine
 from tightloop.loop.gates import estimate_of
 from tightloop.loop.model import LoopState, LoopStatus
 from tightloop.plan.request import PlanStatus
+from tightloop.run.core import RunStatus
 from tightloop.safety.seal import Role, role_for
 from tightloop.value import format_count
 from tightloop.wording import number_text, status_label, steps_done
@@ -151,7 +151,7 @@ def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
         ("Files changed", "" if line.files_changed is None else str(line.files_changed)),
         # A closed run does nothing any more.
         ("Doing", "" if line.closed else line.phase.lower().replace("_", " ")),
-        ("Running", status.work.what if status.work else ""),
+        ("Running", status.work.describe(datetime.now(UTC)) if status.work else ""),
         ("Iterations", used),
         ("Executor", line.executor),
         ("Spent", _spent(line, spent.tokens)),
@@ -226,8 +226,6 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
     """Return the template and content for a plan's page."""
     tab, steps = query.get("tab", "steps"), ledger.steps(line.id)
     status = PlanStatus.model_validate(line.details)
-    # An open plan is recorded when its questions change, its steps whenever they change.
-    counts = status.counts if line.closed or not steps else Counter(step.status for step in steps)
     graph = lay_out({step.step: step.needs for step in steps} if len(steps) <= GRAPH_STEPS else {})
     return "plan.html", {
         "tabs": PLAN_TABS,
@@ -238,7 +236,7 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
         "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
         "facts": [
-            ("Steps done", steps_done(counts)),
+            ("Steps done", steps_done(status.counts)),
             ("Result", line.qualifier),
             ("Files changed", "" if line.files_changed is None else str(line.files_changed)),
             ("Doing", "" if line.closed else line.phase.lower()),
@@ -370,9 +368,21 @@ def project(view: View, request: Request) -> Screen:
     return Screen("project.html", content, section="/projects", live=key)
 
 
+def _up_to_date(line: WorkflowLine, status: RunStatus | None) -> WorkflowLine:
+    """Return the line with the figures of a newer status, if there is one."""
+    if status is None or line.closed is not None:
+        return line
+    figures: dict[str, Any] = {"details": status.model_dump(mode="json")}
+    if isinstance(status, EpisodeStatus):
+        spent = status.spent
+        figures |= {"iteration": status.iteration, "checks": status.checks, "cost_usd": spent.cost_usd}
+        figures |= {"cost_known": not spent.unpriced_calls, "tokens": None if spent.unreported_calls else spent.tokens}
+    return line.evolve(phase=getattr(status, "phase", line.phase), **figures)
+
+
 def workflow(view: View, request: Request) -> Screen:
     """Show an episode, a plan or a project's plan."""
-    line = view.ledger.workflow(request.path_params["id"])
+    line = _up_to_date(view.ledger.workflow(request.path_params["id"]), request.state.current)
     show = {"episode": show_episode, "plan": show_plan, "loop": show_loop}[line.kind]
     template, content = show(view.ledger, line, request.query_params)
     may = [may_answer(view, line, number) for number in range(len(line.questions))]

@@ -293,3 +293,30 @@ async def test_surfaces_show_equal_figures(
             for run_id in ids:
                 await client.cancel(run_id, by="ada") if (await client.status(run_id)).list_status == "paused" else None
     assert not surfaces.differences, "\n".join(surfaces.differences)
+
+
+async def test_page_of_a_run_in_its_first_check_says_what_it_does(
+    client: TightloopClient, temporal_client: Client, settings: Settings, working: Working, request_for: Any,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(gateway(tmp_path, client, settings, local_ledger()))
+        await stack.enter_async_context(working())
+        run_id = await client.start(request_for(definition_of_done=["sleep 15; test -f absent.txt"]))
+        surfaces = Surfaces(stack, served, client, temporal_client, tmp_path, Receiver())
+        await surfaces.open()
+
+        async def shown() -> str:
+            return fact((await surfaces.page.get(f"/workflows/{run_id}")).text, "Running")
+
+        running = await eventually(shown)
+        await client.cancel(run_id, by="ada")
+        await client.result(run_id)
+
+        async def is_closed() -> bool:
+            html = (await surfaces.page.get(f"/workflows/{run_id}")).text
+            return fact(html, "Ended") != "" and fact(html, "Doing") == fact(html, "Running") == ""
+
+        assert await eventually(is_closed)
+    assert "sleep 15" in running
+    assert " of at most " in running
