@@ -40,6 +40,7 @@ KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     ),
     QuestionKind.LIMIT: ("retry", {"executor": LIMITED}),
     QuestionKind.FATAL: ("retry", {"executor": scripted({"status": "fatal", "error": "no key"})}),
+    QuestionKind.ALREADY_GREEN: ("continue", {"definition_of_done": ["test -f app.py"], "attended": True}),
     QuestionKind.PLANNER_GAVE_UP: ("retry", {}),
     QuestionKind.IMPOSSIBLE: ("work", {"executor": ENDING}),
     QuestionKind.ALIGNMENT: ("refuse", {}),

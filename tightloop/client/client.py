@@ -286,15 +286,24 @@ class TightloopClient(Viewer):
         Args:
             workflow_id: id of the episode or plan that asked.
             option: name of the chosen option.
-            text: explanation or report. It does not affect the decision.
+            text: explanation, report, or what the option needs, such as the command of a check.
             question: id of the question, or of its step or window; optional if only one open question has this option.
             by: name of the author.
             message_id: idempotency key. Repeating a call with the same key has no further effect and returns the first
                 reply.
 
         Raises:
-            InvalidRequestError: the question or option does not exist, or the run is closed.
+            InvalidRequestError: the question or option does not exist, the check to add can never fail, or the run is
+                closed.
         """
+        from tightloop.episode.decisions import ADD
+
+        if option.strip().lower() == ADD:
+            from tightloop.episode.check import Check
+            from tightloop.episode.exit_status import refuse_masked
+
+            # Here and not in the workflow, because reading a shell command loads a C library.
+            refuse_masked((Check(run=text),))
         arguments = {"question": question, "option": option, "text": text, "by": by}
         return await self._calls.update(workflow_id, "answer", arguments, message_id=message_id)
 

@@ -299,7 +299,7 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
             by=shorten(command.by.strip() or "operator", NAME_CHARACTERS),
         )
         try:
-            _check_answer(question, answer)
+            _check_answer(question, answer, is_cut=len(command.text.strip()) > TEXT_CHARACTERS)
             answered.append((question, _with_paths(question, answer)))
         except InvalidRequestError as error:
             refusal = refusal or error
@@ -308,7 +308,7 @@ def match_answers(command: AnswerCommand, waiting: tuple[Question, ...], otherwi
     return tuple(answered)
 
 
-def _check_answer(question: Question, answer: Answer) -> None:
+def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
     """Reject an unknown option, or an answer that cannot count."""
     option = next((option for option in question.options if option.name == answer.option), None)
     if option is None:
@@ -320,6 +320,11 @@ def _check_answer(question: Question, answer: Answer) -> None:
     if option.needs_text and not answer.text:
         raise InvalidRequestError(
             f"answer: {option.name!r} needs a text: {option.needs_text}. Example: {question.json_for(option.name)}"
+        )
+    if option.needs_text and is_cut:
+        raise InvalidRequestError(
+            f"answer: the text for {option.name!r} is longer than {TEXT_CHARACTERS} characters. Put long commands into "
+            "a script"
         )
     # The first answer, and an option that one person can choose alone, always count.
     if not question.answers or option.at_once:

@@ -13,7 +13,7 @@ from tightloop.errors import SettingsError
 
 NAMES = (
     "ask_person", "create_file", "delete_file", "edit_file", "finish", "list_files", "memory_search", "read_file",
-    "remember", "run_command", "run_tests", "search",
+    "remember", "report_impossible", "run_command", "run_tests", "search",
 )  # fmt: skip
 TOOLS = all_tools()
 

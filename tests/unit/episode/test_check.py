@@ -17,6 +17,7 @@ from tightloop.episode.check import (
     newly_failing,
     parse_counts,
     progress,
+    why_no_evidence,
 )
 
 PYTEST = """\
@@ -151,3 +152,36 @@ def test_reports_with_other_failures_of_the_same_check_have_other_signatures(oth
     assert another.failed
     assert one.signature != another.signature
     assert one.signature == CheckReport(results=(finished(PYTEST, run="make check"),)).signature
+
+
+ASSERTION = 'Traceback (most recent call last):\n  File "x.py", line 1\nAssertionError: 1\n'
+
+
+@pytest.mark.parametrize(
+    ("output", "exit_code", "problem"),
+    [
+        ("", 1, ""),
+        (ASSERTION, 1, ""),
+        ("3 lines differ", 1, ""),
+        ("", 0, "passes before any work"),
+        ("sh: 1: nothing: not found", 127, "does not run to its end: not found"),
+        ("grep: a.txt: No such file or directory", 2, "exit code 2"),
+        ("no tests ran in 0.01s", 5, "exit code 5"),
+        ("", -9, "exit code -9"),
+        ("", None, "exit code None"),
+        (ASSERTION.replace("AssertionError: 1", "ModuleNotFoundError: No module named 'm'"), 1, "ModuleNotFoundError"),
+        ('  File "x.py", line 1\nSyntaxError: invalid syntax\n', 1, "SyntaxError"),
+    ],
+)
+def test_a_new_check_shows_what_is_missing_only_by_a_failed_assertion(
+    output: str, exit_code: int | None, problem: str
+) -> None:
+    told = why_no_evidence(finished(output, exit_code), is_flaky=False)
+    assert (problem in told) if problem else told == ""
+
+
+def test_a_new_check_that_fails_at_random_or_takes_too_long_shows_nothing() -> None:
+    assert "fails at random" in why_no_evidence(finished("", 1), is_flaky=True)
+    assert "timed out" in why_no_evidence(finished("", 1, timed_out=True), is_flaky=False)
+    # Its tests were observed, so an exception that the output quotes does not matter.
+    assert why_no_evidence(finished("KeyError: 'a'", 1), is_flaky=False, is_judged=True) == ""

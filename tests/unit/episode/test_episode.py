@@ -28,6 +28,7 @@ from tightloop.episode.decisions import (
     is_complete,
     make_question,
     may_continue_as_new,
+    must_find_failing_check,
 )
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak
 from tightloop.episode.model import GOAL_CHARACTERS, EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState
@@ -52,7 +53,7 @@ from tightloop.episode.state_changes import (
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit, ResumeToken, Usage
 from tightloop.run.question import Answer, QuestionKind
-from tightloop.value import reference
+from tightloop.value import ArtifactRef, reference
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 REQUEST = EpisodeRequest(goal="make it green", workspace="/home/ada/shop", definition_of_done=(Check(run="pytest"),))
@@ -242,6 +243,36 @@ def test_planner_that_gives_up_or_disagrees_pauses() -> None:
     assert (gave_up.kind, disagrees.kind) == (QuestionKind.PLANNER_GAVE_UP, QuestionKind.ALIGNMENT)
     assert disagrees.title == "unsafe"
     assert after_planning(PlanningOutcome(verdict=PlanVerdict.MALFORMED)) == CONTINUE
+
+
+def test_planner_that_calls_the_goal_impossible_asks_with_its_reason() -> None:
+    outcome = PlanningOutcome(verdict=PlanVerdict.IMPOSSIBLE, reason="two tests contradict each other")
+    question = after_planning(outcome).question
+    assert question is not None
+    assert (question.kind, question.by, question.default) == (QuestionKind.IMPOSSIBLE, "the planner", "work")
+    assert question.title == "the planner stopped: impossible: two tests contradict each other"
+    # The messages that it has read are answered, but still there for the plan after the question.
+    state = with_plan(EpisodeState(notes=("a",), asked_for=("a",)), outcome, ("a",))
+    assert (state.notes, state.asked_for) == (("a",), ())
+
+
+@pytest.mark.parametrize(
+    ("state", "keeps_green", "searches"),
+    [
+        ({}, False, True),
+        ({}, True, False),
+        ({"checks_green": False}, False, False),
+        ({"green_settled": True}, False, False),
+        ({"baseline_red": True}, False, False),
+        ({"iteration": 1}, False, False),
+        ({"inherited": ArtifactRef(sha256="0" * 64, size_bytes=1)}, False, False),
+    ],
+)
+def test_a_failing_check_is_searched_once_and_only_before_the_first_plan(
+    state: dict[str, Any], keeps_green: bool, searches: bool
+) -> None:
+    start = EpisodeState(**{"checks_green": True, **state})
+    assert must_find_failing_check(start, EpisodeRequest(keep_green=keeps_green)) is searches
 
 
 def test_fatal_executor_pauses_at_once_and_limits_pause_at_the_third() -> None:

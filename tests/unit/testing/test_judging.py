@@ -4,7 +4,7 @@ import pytest
 
 from tightloop.testing import Collection, GateReport, Item, Outcome, Run, Session, can_fail
 from tightloop.testing.claims import JudgedTests
-from tightloop.testing.judging import Evidence, judge
+from tightloop.testing.judging import Evidence, judge, why_none_fails
 from tightloop.testing.mutants import Mutant
 
 TEST, CODE = "tests/test_m.py::test_it", "m.py"
@@ -153,3 +153,44 @@ def test_another_exception_than_the_expected_one_is_as_good_as_none() -> None:
     assert can_fail(wrong, green, frozenset({7}))
     assert not can_fail(wrong, green)
     assert not can_fail(wrong, GREEN, frozenset({7}))
+
+
+PATH = "tests/test_m.py"
+OF_THE_CODE = FAILURE.evolve(place="changed")
+ALTERED = FAILURE.evolve(honest=False)
+
+
+@pytest.mark.parametrize(
+    ("runs", "reading", "problem"),
+    [
+        ((FAILURE, FAILURE), None, ""),
+        ((GREEN, GREEN), None, "passes before any work"),
+        ((FAILURE, GREEN), None, "does not fail by its own assertion"),
+        ((FAILURE,), None, "does not fail by its own assertion"),
+        ((CRASH,), None, "does not fail by its own assertion: TypeError: no"),
+        ((OF_THE_CODE, OF_THE_CODE), None, "does not fail by its own assertion"),
+        ((ALTERED, ALTERED), None, "does not fail by its own assertion"),
+        ((), None, "passes before any work"),
+        ((FAILURE, FAILURE), JudgedTests(asserts=True, names_only=True), "only asserts that names exist"),
+        ((FAILURE, FAILURE), JudgedTests(asserts=True, refused="It always fails."), "It always fails."),
+    ],
+)
+def test_a_new_test_shows_what_is_missing_only_by_its_own_assertion(
+    runs: tuple[Run, ...], reading: JudgedTests | None, problem: str
+) -> None:
+    session = Session(collected=COLLECTED, plain=runs, ended=True)
+    told = why_none_fails(session, {} if reading is None else {TEST: reading}, PATH)
+    assert (problem in told) if problem else told == ""
+
+
+def test_a_test_that_breaks_is_refused_beside_one_that_fails() -> None:
+    other = CRASH.evolve(id="tests/test_m.py::test_other")
+    items = (*COLLECTED.items, Item(id=other.id, function=other.id, path=PATH))
+    session = Session(collected=Collection(items=items), plain=(FAILURE, FAILURE, other), ended=True)
+    assert why_none_fails(session, {}, PATH).startswith("tests/test_m.py::test_other does not fail by its own")
+
+
+def test_a_file_that_cannot_be_collected_shows_nothing() -> None:
+    problems = ((PATH, "ModuleNotFoundError: No module named 'm2'\n"),)
+    session = Session(collected=Collection(problems=problems), ended=True)
+    assert why_none_fails(session, {}, PATH).startswith("The test could not be collected: ModuleNotFoundError")
