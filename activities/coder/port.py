@@ -122,7 +122,7 @@ class TryCheckResult(Sparse):
     run: str = ""
     """The check's command. Empty if the check does not count."""
     problem: str = ""
-    """Why the check does not count, addressed to its author."""
+    """Reason for rejecting the check, addressed to its author."""
     drift: Drift | None = None
     attempt: int = 1
 

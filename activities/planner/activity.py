@@ -198,7 +198,7 @@ class WriteCheckRequest(Value):
 
     scope: EpisodeScope
     problem: str = ""
-    """Why the previous check does not count."""
+    """Reason for rejecting the previous check."""
 
 
 @dataclass(frozen=True)
@@ -232,11 +232,9 @@ class PlanningActivities:
         writer = self.check_writers(episode.planner)
         if writer is None:
             return WrittenCheck(attempt=activity.info().attempt)
-        from activities.planner.check_writer import with_files
-
-        briefing = await asyncio.to_thread(with_files, briefing, root_of(request.scope))
+        root = root_of(request.scope)
         answer = await ask_with_timeout(
-            lambda: writer.write(briefing.evolve(sent_back=request.problem)), self.timeout, episode.planner
+            lambda: writer.write(briefing.evolve(sent_back=request.problem), root), self.timeout, episode.planner
         )
         proposed, check = answer.check, None
         if proposed is not None:

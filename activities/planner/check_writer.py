@@ -1,5 +1,6 @@
 """The model that writes a check which fails, if every check passes before any work."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -40,7 +41,7 @@ class _Answer(Value):
 
 
 class CheckAnswer(NamedTuple):
-    """A check, or the reason why there is none."""
+    """A check, or the reason for not proposing one."""
 
     check: ProposedCheck | None
     reason: str = ""
@@ -53,13 +54,14 @@ class CheckWriter:
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "check")
 
-    async def write(self, briefing: Briefing) -> CheckAnswer:
-        """Return a check that has not been tried yet.
+    async def write(self, briefing: Briefing, root: Path) -> CheckAnswer:
+        """Return a check that has not been tried yet. The prompt shows files below `root` that are like the goal.
 
         Raises:
             PlannerError: the service rejects the request; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
+        briefing = await asyncio.to_thread(_with_files, briefing, root)
         exchange = await self._asker.ask("check.md", apply_privacy(briefing), briefing.prompt_privacy, self._read)
         answer = exchange.value
         if answer is None:
@@ -106,10 +108,10 @@ def check_writers(service: ModelService) -> CheckWriters:
     return lambda planner: by_model() if service.plans(planner) else None
 
 
-def with_files(briefing: Briefing, root: Path) -> Briefing:
+def _with_files(briefing: Briefing, root: Path) -> Briefing:
     """Return the briefing with the names of the files below `root`, and those that share most words with the goal.
 
-    Blocking. Without access to the folder, the briefing stays as it is.
+    Without access to the folder, the briefing stays as it is.
     """
     try:
         names = sorted(list_files(root))

@@ -268,7 +268,7 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> str:
-        """Return why no test in a new file fails by its own assertion, or "" if one does.
+        """Explain why no test in a new file fails by its own assertion. Empty if one does.
 
         Arguments and errors are those of `judge`. `after` is `before` with the file `path`.
         """

@@ -314,7 +314,7 @@ def judge(
 
 
 def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = False) -> str:
-    """Return why the result of a new check does not show that something is missing, or "" if it does.
+    """Explain why the result of a new check does not show that something is missing. Empty if it does.
 
     A check shows it by an assertion that fails. A program that cannot be loaded or started shows nothing.
 

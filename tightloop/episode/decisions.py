@@ -313,7 +313,7 @@ def is_complete(state: EpisodeState) -> bool:
 
 
 def must_find_failing_check(state: EpisodeState, request: EpisodeRequest) -> bool:
-    """Return whether every check passes before the first plan, and nobody has decided yet how to continue."""
+    """Return whether every check passes before the first plan, and it is not decided yet how to continue."""
     is_start = state.iteration == 0 and state.inherited is None
     return is_start and state.checks_green and not (state.baseline_red or state.green_settled or request.keep_green)
 

@@ -211,7 +211,7 @@ class _Test:
 
 
 def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: str) -> str:
-    """Return why no test in a new file shows that something is missing, or "" if one fails by its own assertion.
+    """Explain why no test in a new file shows that something is missing. Empty if one fails by its own assertion.
 
     `session` is the run on the tree without any work. Each test must pass or fail there; a test that breaks, for
     example because of a wrong import, would never pass.
