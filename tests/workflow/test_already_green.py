@@ -16,14 +16,18 @@ from activities.planner.check_writer import check_writers
 from activities.planner.planners import OpenAIPlanner
 from tests.support.doubles import ScriptedPlanner, claims_done, planned
 from tests.support.episodes import APPEND, Working, asked, scripted
+from tests.support.gateway import gateway
 from tests.support.line_writing import PLAN
+from tests.support.mcp import call, over_http
 from tests.support.model_server import Asked, ModelServer, Reply, says
 from tests.support.stack.stack import ROOT
 from tightloop.client import TightloopClient
+from tightloop.database.ledger import open_ledger
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.errors import InvalidRequestError
 from tightloop.run.question import QuestionKind
+from tightloop.safety.seal import Role
 from tightloop.settings import Settings
 
 GREEN = "test -f app.py"
@@ -138,6 +142,26 @@ async def test_a_check_that_cannot_be_added_is_refused_and_the_question_stays(
     # A check that passes as well proves nothing, but it is not asked about again.
     assert (result.qualifier, result.checks) == ("not proven: no check ever failed", "2/2")
     assert len([line for line in timeline if line.startswith("paused")]) == 1
+
+
+@pytest.mark.parametrize("surface", ["HTTP", "MCP"])
+async def test_services_and_assistants_can_add_a_check(
+    surface: str, client: TightloopClient, working: Working, request_for: Requests, settings: Settings, tmp_path: Path
+) -> None:
+    async with gateway(tmp_path, client, settings, open_ledger(settings)) as served, working(ScriptedPlanner(once)):
+        request = request_for(definition_of_done=[GREEN], executor=scripted(APPEND), attended=True)
+        episode_id = await client.start(request)
+        await asked(client, episode_id)
+        token = served.token(f"olga by {surface}", Role.OPERATOR)
+        if surface == "HTTP":
+            async with served.http(token) as http:
+                reply = await http.post(f"/api/episodes/{episode_id}/answer", json={"option": "add", "text": RED})
+                assert reply.status_code == 200, reply.text
+        else:
+            async with over_http(served, token) as assistant:
+                await call(assistant, "answer", id=episode_id, option="add", text=RED)
+        result = await client.result(episode_id)
+    assert (result.qualifier, result.checks) == ("", "2/2")
 
 
 async def test_a_message_starts_the_work(client: TightloopClient, working: Working, request_for: Requests) -> None:
