@@ -152,7 +152,7 @@ async def test_services_and_assistants_can_add_a_check(
         request = request_for(definition_of_done=[GREEN], executor=scripted(APPEND), attended=True)
         episode_id = await client.start(request)
         await asked(client, episode_id)
-        token = served.token(f"olga by {surface}", Role.OPERATOR)
+        token = served.token(f"olga-{surface.lower()}", Role.OPERATOR)
         if surface == "HTTP":
             async with served.http(token) as http:
                 reply = await http.post(f"/api/episodes/{episode_id}/answer", json={"option": "add", "text": RED})
