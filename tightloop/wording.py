@@ -35,6 +35,14 @@ _OF_EXECUTOR = frozenset({"permission", "work", "clarification"})
 PATHS_SHOWN = 5
 
 
+def diff_text(change: Any) -> tuple[str, ...]:
+    """Return the diff that a question shows, and the command for the rest if it is longer."""
+    if not change.more:
+        return tuple(change.lines)
+    rest = f"... and {format_count(change.more, 'more line')}. Show all of them: {change.command}"
+    return (*change.lines, rest)
+
+
 def format_count(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 file` or `2 files`; regular plurals only."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

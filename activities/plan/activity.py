@@ -70,13 +70,16 @@ from tightloop.plan.reference import resolve
 from tightloop.plan.step import CHILDREN, Access, Capability, Step
 from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Verdict
-from tightloop.value import Value, abridge, clip
+from tightloop.value import Value, abridge, clip, format_count, shorten
 from tightloop.value.scrub import scrub
 
 CONFLICTS_SHOWN = 10
 REASON_CHARACTERS = 500
 RunCommand = Callable[[Work], RunnerResult]
 RunStep = Callable[[RunStepRequest], StepResult]
+
+
+SUMMARY_COMMAND_CHARACTERS = 120
 
 
 class CompensationFact(Value):
@@ -112,7 +115,7 @@ class Compensator:
         # Named after the record, not the attempt, whose number a re-run of the plan uses again.
         fact = f"compensated-{record_digest(record)[:16]}"
         # Before the tree is locked: the compensation step takes the lock itself.
-        by_step = None if record.undone else _run_compensation_step(work, run_step)
+        by_step = None if record.undone else self._run_compensation_step(work, run_step)
         with self._ports.workspaces.hold(scope) as tree:
             stored = records.read_fact(scope.episode_id, fact, CompensationFact)
             # Read again: the previous lock holder may have compensated it in the meantime.
@@ -136,7 +139,8 @@ class Compensator:
             result, run_result = self._run_compensation_command(work, record, how.run, tree)
         elif how.none or record.tree_before == record.tree_after:
             expected = work.request.expected_tree
-            result, run_result = CompensationResult(tree=expected), RunnerResult(command="nothing to undo")
+            result = CompensationResult(tree=expected, summary="nothing to undo")
+            run_result = RunnerResult(command="nothing to undo")
         else:
             result = self._undo_files(work, record, tree)
             run_result = RunnerResult(command=f"undo the file changes of {record.step}")
@@ -165,7 +169,8 @@ class Compensator:
         drift = drop_own_drift(
             drift, before, trees.changed_paths(store, record.tree_before, record.tree_after), own_files
         )
-        return CompensationResult(tree=undone.tree, files_changed=undone.files, drift=drift)
+        summary = f"{format_count(undone.files, 'file')} restored"
+        return CompensationResult(tree=undone.tree, files_changed=undone.files, summary=summary, drift=drift)
 
     def _run_compensation_command(
         self, work: Work, record: StepRecord, command: str, tree: WorkingTree
@@ -201,35 +206,41 @@ class Compensator:
         elif refusal := check_changes(work.plan, paths):
             result = _fail_compensation(request, f"step {record.step!r} cannot be undone: {refusal}")
         else:
-            return CompensationResult(tree=after, files_changed=len(paths)), run_result
+            summary = _summary(work.command.inlined_text, run_result.summary, len(paths))
+            return CompensationResult(tree=after, files_changed=len(paths), summary=summary), run_result
         undone = tree.ensure(before, DriftCause.DURING_STEP, step=f"undo-{record.step}")
         return result.evolve(drift=undone), run_result
 
+    def _run_compensation_step(self, work: Work, run_step: RunStep) -> CompensationResult | None:
+        """Run the compensation step, if any, and store its record as `undo-<step>`."""
+        request, name = work.request, (work.step.compensate or Compensation()).step
+        if not name:
+            return None
+        if name not in work.loaded.steps:
+            return _fail_compensation(
+                request, f"step {request.step!r} must be undone by step {name!r}, but the plan has no such step"
+            )
+        undo, before = f"undo-{request.step}", request.expected_tree
+        result = run_step(
+            RunStepRequest(scope=request.scope, step=undo, template=name, attempt=request.attempt, expected_tree=before)
+        )
+        if result.status is not StepStatus.COMPLETED:
+            why = result.failure.reason if result.failure is not None else result.status.value
+            failed = _fail_compensation(
+                request, f"step {name!r}, which undoes step {request.step!r}, did not complete: {why}"
+            )
+            return failed.evolve(step=name)
+        after = result.tree or before
+        store = store_folder_of(request.scope)
+        files = len(self._ports.trees.changed_paths(store, before, after)) if after != before else 0
+        record = work.records.find_attempt(request.scope.episode_id, undo, request.attempt)
+        summary = f"step {name}: {_summary(record.command if record else '', result.summary, files)}"
+        return CompensationResult(tree=after, files_changed=files, summary=summary, step=name)
 
-def _run_compensation_step(work: Work, run_step: RunStep) -> CompensationResult | None:
-    """Run the compensation step, if any, and store its record as `undo-<step>`."""
-    request, name = work.request, (work.step.compensate or Compensation()).step
-    if not name:
-        return None
-    if name not in work.loaded.steps:
-        return _fail_compensation(
-            request, f"step {request.step!r} must be undone by step {name!r}, but the plan has no such step"
-        )
-    result = run_step(
-        RunStepRequest(
-            scope=request.scope,
-            step=f"undo-{request.step}",
-            template=name,
-            attempt=request.attempt,
-            expected_tree=request.expected_tree,
-        )
-    )
-    if result.status is not StepStatus.COMPLETED:
-        why = result.failure.reason if result.failure is not None else result.status.value
-        return _fail_compensation(
-            request, f"step {name!r}, which undoes step {request.step!r}, did not complete: {why}"
-        )
-    return CompensationResult(tree=result.tree or request.expected_tree)
+
+def _summary(command: str, result: str, files: int) -> str:
+    parts = [shorten(" ".join(scrub(command).split()), SUMMARY_COMMAND_CHARACTERS), scrub(result)]
+    return ": ".join(filter(None, parts)) + f", {format_count(files, 'file')} changed"
 
 
 def _fail_compensation(request: RunStepRequest, reason: str) -> CompensationResult:

@@ -42,7 +42,7 @@ from tightloop.plan.step import Step
 from tightloop.run.outcome import headline
 from tightloop.run.question import Question
 from tightloop.safety.drift import Drift
-from tightloop.value import ArtifactRef, format_count, shorten
+from tightloop.value import ArtifactRef, shorten
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -290,7 +290,7 @@ def note_step_end(ledger: Ledger, request: RunStepRequest, result: StepResult, c
 
 def note_compensation(ledger: Ledger, request: RunStepRequest, result: CompensationResult, call: Call) -> None:
     """Record a compensation or the reason why it failed."""
-    text = result.failure or format_count(result.files_changed, "file")
+    text = result.failure or result.summary
     # The ledger drops an entry whose key it has, so a retried activity adds no second line.
     key = f"compensated/{request.step}/{request.attempt}/{call.run}"
     _note(ledger, request.scope, call, "plan-compensated", f"{request.step}: {text}", key=key)

@@ -162,6 +162,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
             "Decisions",
             [describe_answer(step, answer) for step, answers in archive.answers.items() for answer in answers],
         ),
+        section("Edits by people", archive.edits),
         section("Outputs", [f"{name}: {shorten(str(value), 200)}" for name, value in archive.artifacts.items()]),
         section("Assumptions", plan.assumptions),
         section("Risks", plan.risks),
@@ -445,6 +446,8 @@ def store_account(
         if record.answers:
             # Records of several attempts repeat the same answers; a dict drops duplicates and keeps the order.
             answers_by_step.setdefault(record.step, {}).update(dict.fromkeys(record.answers))
+    for subject, answers in request.decisions.items():
+        answers_by_step.setdefault(subject, {}).update(dict.fromkeys(answers))
     names = map(revision_fact_name, range(1, scope.revision + 1))
     revisions = (records.read_fact(scope.episode_id, name, RevisionFact) for name in names)
     archive = PlanArchive(
@@ -460,6 +463,7 @@ def store_account(
         statuses=request.statuses,
         revisions=tuple(revision.plan for revision in revisions if revision is not None),
         records=store.put(lines, name="step records", media_type="application/jsonl"),
+        edits=request.edits,
         answers={step: tuple(answers) for step, answers in answers_by_step.items()},
         checks=_checks(request, records, store),
         artifacts=_collect_artifacts(loaded, records, scope.episode_id),

@@ -130,6 +130,10 @@ class CompensationResult(Value):
     failure: str = ""
     """Reason why the compensation failed, as a sentence for people."""
     files_changed: int = 0
+    summary: str = ""
+    """Actions and their result, such as `step rollback: POST /rollback: 200`. Empty if the compensation failed."""
+    step: str = ""
+    """Step that ran as the compensation, if it was not a command and did not only undo file changes."""
     drift: Drift | None = None
     """Deviation from the expected tree, which is either still on disk or was undone."""
 
@@ -166,6 +170,10 @@ class ClosePlanRequest(Value):
     statuses: dict[str, str] = Field(default_factory=dict)
     """Statuses of unfinished steps by id. At most 2 000."""
     counts: dict[str, int] = Field(default_factory=dict)
+    decisions: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
+    """People's answers that no step has read, by step or kind of question."""
+    edits: tuple[str, ...] = ()
+    """Sentences about people's edits that were adopted."""
     snapshot: WorkflowSnapshot | None = None
     """The plan's final ledger row."""
 

@@ -12,6 +12,7 @@ from activities.proof import untracked
 from activities.proof.finding import CheckFinder
 from activities.proof.port import (
     AcceptRequest,
+    AcceptResult,
     BeginRequest,
     BeginResult,
     FindChecksRequest,
@@ -21,16 +22,20 @@ from activities.proof.port import (
     ProveResult,
 )
 from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
-from activities.workspace.folders import root_of
+from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
+from activities.workspace.scope import Differ, EpisodeScope
 from tightloop.checks.choice import choose_checks
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_name
 from tightloop.episode.model import EpisodeRequest
-from tightloop.episode.proof import Proof, ProofVerdict
+from tightloop.episode.proof import Proof
 from tightloop.episode.proof.report import CheckBaseline, InitialState
+from tightloop.episode.proof.verdict import answer_proof, changed_paths
+from tightloop.host import diff_command
 from tightloop.run.core import Evidence
+from tightloop.safety.approval import ShownChange
+from tightloop.safety.change.patch import show_change
 from tightloop.safety.drift import DriftCause
-from tightloop.value import ArtifactRef
 
 if TYPE_CHECKING:
     from activities.proof.checkouts import LocalCheckouts
@@ -40,9 +45,15 @@ class ProofActivities:
     """Proves that checks pass outside the working tree and with the original tests."""
 
     def __init__(
-        self, workspaces: Workspaces, stores: ArtifactStores, runner: CheckRunner, bench: "LocalCheckouts"
+        self,
+        workspaces: Workspaces,
+        stores: ArtifactStores,
+        runner: CheckRunner,
+        bench: "LocalCheckouts",
+        differ: Differ,
     ) -> None:
         self._workspaces, self._stores, self._runner, self._checkouts = workspaces, stores, runner, bench
+        self._differ = differ
 
     @activity.defn(no_thread_cancel_exception=True)
     def find_checks(self, request: FindChecksRequest) -> FoundDefinition:
@@ -125,6 +136,7 @@ class ProofActivities:
                 delivered=request.expected_tree,
                 beginning=find_model(store, request.beginning, InitialState),
                 allowed=request.allow,
+                approvals=request.approvals,
                 earlier=find_model(store, request.earlier, Proof),
                 evidence=Evidence(
                     # By name, because an amendment or a revision may have replaced the checks that failed.
@@ -133,14 +145,23 @@ class ProofActivities:
                     flaky=request.flaky,
                 ),
             )
-        return store_proof(store, proof).evolve(drift=drift, attempt=activity.info().attempt)
+        change = self._shown_change(request.scope, proof)
+        return store_proof(store, proof).evolve(change=change, drift=drift, attempt=activity.info().attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
-    def accept_proof(self, request: AcceptRequest) -> ArtifactRef:
-        """Store a person's acceptance of a tree despite open findings. Idempotent."""
+    def accept_proof(self, request: AcceptRequest) -> AcceptResult:
+        """Store a person's answer to the open findings of a proof. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
-        proof = get_model(store, request.proof, Proof)
-        return put_model(store, proof.evolve(verdict=ProofVerdict.ACCEPTED, accepted_by=request.by), name="proof")
+        answered = answer_proof(get_model(store, request.proof, Proof), by=request.by, asked_for=request.asked_for)
+        return AcceptResult(proof=put_model(store, answered, name="proof"), facts=answered.evidence)
+
+    def _shown_change(self, scope: EpisodeScope, proof: Proof) -> ShownChange | None:
+        """Return the change that the open findings are about. If one is about something else, it names no files."""
+        if not proof.open_findings:
+            return None
+        diff = self._differ.compare(store_folder_of(scope), proof.base_tree, proof.delivered_tree)
+        command = diff_command(Path(scope.workspace), proof.base_tree, proof.delivered_tree)
+        return show_change(diff.patch.decode("utf-8", "replace"), changed_paths(proof), command)
 
     def _runs(self, tree: WorkingTree, store: ArtifactStore) -> Runs:
         return Runs(tree, store, self._runner, self._checkouts, should_stop, activity.heartbeat)

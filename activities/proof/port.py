@@ -11,6 +11,7 @@ from tightloop.episode.check import Check, ProofRule, Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.episode.proof.report import Observation
 from tightloop.run.core import Evidence
+from tightloop.safety.approval import Approval, ShownChange
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, Value
 
@@ -130,6 +131,8 @@ class ProveRequest(Value):
     """A person's request, if the plan does not contain it."""
     allow: tuple[ProofRule, ...] = ()
     """Proof findings to accept without asking."""
+    approvals: tuple[Approval, ...] = ()
+    """People's answers about changes so far."""
     earlier: ArtifactRef | None = None
     """Earlier proof that may be reused, from an episode within the plan."""
     failed_before: tuple[str, ...] = ()
@@ -150,13 +153,24 @@ class ProveResult(Value):
     """Sentence about the first finding. Empty if there are no findings."""
     evidence: tuple[str, ...] = ()
     """Evidence, with at most as many lines as a question can have."""
+    change: ShownChange | None = None
+    """Change that the open findings are about. It names no files if a finding is about something else."""
     drift: Drift | None = None
     attempt: int = 1
 
 
 class AcceptRequest(Value):
-    """Request to accept a doubtful proof."""
+    """Request to record a person's answer to the findings of a proof."""
 
     scope: EpisodeScope
     proof: ArtifactRef
     by: str = "operator"
+    asked_for: Approval | None = None
+    """Set if the person asked for the change. Otherwise they accept the tree although the findings stand."""
+
+
+class AcceptResult(Value):
+    """Stored proof with a person's answer."""
+
+    proof: ArtifactRef
+    facts: Evidence

@@ -28,6 +28,7 @@ from tightloop.episode.proof import (
     FileKind,
     Proof,
     ProofRun,
+    ProofVerdict,
     TestReport,
     TestsFrom,
 )
@@ -60,6 +61,7 @@ from tightloop.plan.document import StoredPlan
 from tightloop.run.core import Evidence, Work
 from tightloop.run.outcome import Facts, doubts
 from tightloop.run.question import EVIDENCE_LINES
+from tightloop.safety.approval import Approval, FileVersion, find_approval
 from tightloop.safety.scope import files_in
 from tightloop.value import ArtifactRef, clip, shorten
 from tightloop.value.scrub import scrub
@@ -291,6 +293,23 @@ class Difference:
         lost = {path: lost_inner_tests(path, text, new.get(path, "")) for path, text in old.items()}
         return {path: tests for path, tests in lost.items() if tests}
 
+    def versions(self, paths: Iterable[str]) -> tuple[FileVersion, ...]:
+        """Return the content of changed files before and after the change."""
+        sides = ((path, self.before.get(path), self.after.get(path)) for path in paths if path in self._changed)
+        return tuple(
+            FileVersion(path=path, before=old.blob if old else "", after=new.blob if new else "")
+            for path, old, new in sides
+        )
+
+    def answered(self, approvals: tuple[Approval, ...]) -> dict[str, Approval]:
+        """Return the answers of people who were asked about exactly these changes, by path."""
+        found = ((file.path, find_approval(approvals, file)) for file in self.versions(self._changed))
+        return {path: approval for path, approval in found if approval is not None}
+
+    def contains(self, approval: Approval) -> bool:
+        """Return whether a file that an approval is about still differs from its initial content."""
+        return any(file.path in self._changed for file in approval.files)
+
     def suspicious(self) -> tuple[str, ...]:
         """Return new source lines that could make any check pass."""
         guarded = {file.path for file in self.guarded} | self._rewritten
@@ -389,8 +408,9 @@ def store_proof(store: ArtifactStore, proof: Proof) -> ProveResult:
     title = ""
     if findings:
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        title = f"the checks are green, but: {findings[0].text}{more}"
-    lines = [*evidence_lines(proof), *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
+        title = f"the checks pass, but {findings[0].rule.value}: {findings[0].text}{more}"
+    # The first line is the title.
+    lines = [*evidence_lines(proof)[1:], *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
     evidence = tuple(shorten(scrub(line), LINE_CHARACTERS) for line in lines[:EVIDENCE_LINES])
     return ProveResult(
         proof=put_model(store, proof, name="proof"),
@@ -409,12 +429,13 @@ def prove_tree(
     delivered: str,
     beginning: InitialState | None,
     allowed: tuple[ProofRule, ...] = (),
+    approvals: tuple[Approval, ...] = (),
     earlier: Proof | None = None,
     evidence: Evidence = Evidence(),
 ) -> Proof:
     """Return the proof of a locked tree on disk. `earlier` is reused if its inputs are identical.
 
-    `evidence` gets the number of changed files.
+    `evidence` gets the number of changed files, and the answers in `approvals` that decide something.
 
     Raises:
         CancelledError: the activity was cancelled meanwhile.
@@ -439,7 +460,10 @@ def prove_tree(
         measured = [use.run_in_checkout(rooms, checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
         change.observe((check.observation for check in beginning.checks), measured[0].observations)
         guarded_files = tuple(file for file in change.guarded if not is_kept(file, commands))
-        unannounced_files = tuple(file for file in guarded_files if not announcement.covers(file))
+        answered = change.answered(approvals)
+        unannounced_files = tuple(
+            file for file in guarded_files if not announcement.covers(file) and file.path not in answered
+        )
         # If everything was announced, the second run is only evidence; otherwise it covers the unannounced changes.
         if restored := unannounced_files or guarded_files:
             old_tests = change.add_earlier(restored)
@@ -451,11 +475,17 @@ def prove_tree(
         suspicious=change.suspicious(),
         left_out=moved.left_out,
         evidence=change.evidence,
+        answered=answered,
     )
-    evidence = evidence.evolve(files_changed=change.count)
+    asked = (approval for approval in approvals if approval.asked and change.contains(approval))
+    evidence = evidence.evolve(files_changed=change.count, asked=tuple(approval.sentence for approval in asked))
     without_tests = [measurement for measurement in measured if had_no_tests(measurement, beginning, changes)]
     measured = [measurement for measurement in measured if measurement not in without_tests]
     findings = findings_of(measured, beginning, changes, announcement, allowed)
+    verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
+    if verdict is ProofVerdict.ACCEPTED:
+        passed = next(finding for finding in findings if finding.is_accepted)
+        evidence = evidence.evolve(accepted_by=passed.answered.by if passed.answered else "", finding=passed.text)
     return Proof(
         episode_id=workflow_id,
         goal=shorten(subject.title, GOAL_CHARACTERS),
@@ -467,7 +497,8 @@ def prove_tree(
         changed_count=len(change.guarded),
         configuration=change.configuration(),
         evidence=evidence,
-        verdict=verdict_of(findings, proves=not doubts(Facts(**dict(evidence)))),
+        verdict=verdict,
+        accepted_by=evidence.accepted_by,
         findings=tuple(
             finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
             for finding in findings

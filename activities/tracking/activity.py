@@ -27,12 +27,14 @@ from tightloop.episode.progress.tracking import TrackerMemory, Tracking, Work, s
 from tightloop.episode.progress.work import compare_words, only_tests, weigh_work
 from tightloop.executor.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
+from tightloop.host import diff_command
 from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
-from tightloop.safety.change.patch import Change, FilePatch, Unread, read_patch
+from tightloop.safety.approval import ShownChange, find_approval
+from tightloop.safety.change.patch import Change, FilePatch, Unread, read_patch, show_change
 from tightloop.safety.change.reading import Deadline, is_data
-from tightloop.safety.change.rules import review_change, still_stands
-from tightloop.safety.rubric import Finding, limit_findings
+from tightloop.safety.change.rules import WHOLE_CHANGE, review_change, still_stands
+from tightloop.safety.rubric import Finding, Topic, limit_findings, unanswered_findings
 from tightloop.safety.scope import list_scope_paths
 from tightloop.value import ArtifactRef, Value, format_count, shorten
 
@@ -145,11 +147,13 @@ class TrackingActivities:
         weighed = self._check_alignment(store, request, diff, episode, before)
         planned = request.state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
         plan = find_model(store, request.state.plan, PlanRecord) if planned else None
+        is_asked = bool(unanswered_findings(weighed.findings, request.state.overruled))
         tracked = Tracked(
             tracking=tracking,
             checkpoint=record,
             plan_request=file.state.plan_request,
             findings=weighed.findings,
+            change=_shown(request, diff, weighed.findings) if is_asked else None,
             alignment=weighed.store(store),
             usage=weighed.usage,
             drift=drift,
@@ -207,7 +211,7 @@ class TrackingActivities:
             wall_s=request.worked.total_seconds(),
             unread=unread,
         )
-        findings = review_change(change, self.gate.rubric, watch=watch)
+        findings = _without_answered(review_change(change, self.gate.rubric, watch=watch), change, request.state)
         prompt_privacy = self.gate.prompt_privacy(str(Path(request.scope.workspace).resolve()))
         # Four bytes are the longest UTF-8 character; decoding the whole patch would waste time.
         material = diff.patch[: 4 * MATERIAL_CHARACTERS].decode("utf-8", "replace")[:MATERIAL_CHARACTERS]
@@ -250,6 +254,26 @@ class TrackingActivities:
             patch=store.put(diff.patch, name="patch", media_type="text/x-diff") if diff.patch else None,
             plan_delta=put_model(store, delta, name="plan delta") if delta else None,
         )
+
+
+def _shown(request: TrackRequest, diff: TreeDiff, findings: tuple[Finding, ...]) -> ShownChange:
+    """Return the part of the change that the findings are about."""
+    command = diff_command(Path(request.scope.workspace), request.base_tree, request.state.tree)
+    paths = [finding.path for finding in findings]
+    # Findings about the change as a whole name no file.
+    paths = [] if WHOLE_CHANGE in paths else paths
+    return show_change(diff.patch.decode("utf-8", "replace"), paths, command)
+
+
+def _without_answered(findings: tuple[Finding, ...], change: Change, state: EpisodeState) -> tuple[Finding, ...]:
+    """Leave out the findings about checks in changes that a person has already let pass or asked for."""
+    answered = {
+        version.path
+        for file in change.files
+        for version in file.versions
+        if find_approval(state.approvals, version) is not None
+    }
+    return tuple(finding for finding in findings if finding.topic is not Topic.CHECKS or finding.path not in answered)
 
 
 def moment_of(request: TrackRequest, call: Call) -> Moment:

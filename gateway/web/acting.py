@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from gateway.access.scope import Scope, perform, reach, refused_by_state
 from gateway.web.pages import DispatchPreview, preview_dispatch, title_of
 from tightloop.client import ExecutorChoice, TightloopClient
-from tightloop.episode.decisions import ACCEPT, ALLOW, CANCEL, END, EXTEND, UNDO
+from tightloop.episode.decisions import ACCEPT, ALLOW, ASKED, CANCEL, END, EXTEND, UNDO
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError
 from tightloop.ledger.model import WorkflowLine
 from tightloop.loop.model import LoopRequest, LoopStatus
@@ -26,7 +26,7 @@ LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
 """Interval in seconds, and number of polls for a started run's ledger row."""
 
 
-CONFIRMED_OPTIONS = frozenset({ALLOW, ACCEPT, EXTEND, CANCEL, UNDO, END})
+CONFIRMED_OPTIONS = frozenset({ALLOW, ACCEPT, ASKED, EXTEND, CANCEL, UNDO, END})
 """Built-in options that approve, cancel or delete something."""
 CONFIRMED_KINDS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 """Questions that approve something, or whose options come from a plan and therefore have an unknown effect."""

@@ -58,7 +58,7 @@ TOLD = {
     "limit_hit": (
         r"limit: strike 1: wait 0.1 s. 429 Too Many Requests",
         r"limit: strike 2:",
-        r"paused: limit: 3 limits in a row: 429 Too Many Requests",
+        r"paused: limit: the executor hit a limit 3 times in a row: 429 Too Many Requests",
         r"resumed: ",
         r"closed: SUCCEEDED",
     ),

@@ -175,7 +175,7 @@ async def test_limit_that_is_reported_twice_counts_once(
     asked = await eventually(asks)
     assert isinstance(asked, Question)
     assert asked.kind is QuestionKind.LIMIT
-    assert asked.title.startswith("3 limits in a row: reporting: and 25 more")
+    assert asked.title.startswith("the executor hit a limit 3 times in a row: reporting: and 25 more")
     assert LIMIT in other
     assert LIMIT in third
     timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind in ("limit", "duplicate")]

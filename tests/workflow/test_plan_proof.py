@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from activities.workspace.scope import EpisodeScope
 from tests.data.proof import ALONE, CALC, FIXED, PYTEST, SCRIPT, Work
 from tests.data.proof.cheats import CHEATS
 from tests.support.doubles import ScriptedPlanner, planned
-from tests.support.episodes import RESULT_SECONDS, Working, eventually
+from tests.support.episodes import RESULT_SECONDS, Working, eventually, scripted
 from tests.support.plan.doubles import BASE, DOUBTED, Playing, asks
 from tests.support.proving import make_environment, make_project
 from tightloop.cli.main import app
@@ -34,6 +35,7 @@ from tightloop.plan.document import Plan, StoredPlan
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.step import Step
 from tightloop.run.question import QuestionKind
+from tightloop.safety.approval import FileVersion, ShownChange
 from tightloop.settings import Settings, parse_settings
 
 ONE = 'id: one\nsteps: [{id: a, shell: {run: "true"}}]\n'
@@ -89,9 +91,29 @@ async def test_person_accepts_what_speaks_against_the_proof(playing: Playing, po
     assert len(stage.scripted.proven) == 1
     assert result.outcome is PlanOutcome.COMPLETED
     assert result.reason == "all steps are done, and the definition of done passes"
-    assert result.qualifier.startswith("not proven: ada accepted it despite this finding: the checks are green, but")
+    assert result.qualifier.startswith("not proven: ada accepted it despite this finding: 1 original test did not run")
     assert result.proof is not None
     assert result.proof.name == "accepted"
+
+
+async def test_a_person_asked_for_the_change_that_the_proof_has_found(playing: Playing):
+    change = ShownChange(files=(FileVersion(path="test_a.py", before="1"),), lines=("-def test_a(): ...",))
+    async with playing(ONE + DONE, proofs=[DOUBTED.evolve(change=change)]) as stage:
+        [question] = (await stage.paused()).questions
+        await stage.plans.answer(stage.id, "asked", by="ada")
+        result = await stage.result()
+        told = await stage.told()
+    assert question.names == ("work", "asked", "accept", "cancel")
+    assert question.change == change
+    [request] = stage.scripted.accepted
+    assert request.asked_for is not None
+    assert (request.asked_for.by, request.asked_for.files) == ("ada", change.files)
+    assert (result.outcome, result.qualifier) == (PlanOutcome.COMPLETED, "")
+    assert result.reason == (
+        f"PROVEN; {request.asked_for.sentence}; all steps are done, and the definition of done is proven"
+    )
+    assert "answered asked (by ada)" in told
+    assert result.approvals == (request.asked_for,)
 
 
 async def test_what_was_accepted_is_not_what_a_person_edited_meanwhile(playing: Playing):
@@ -127,7 +149,7 @@ async def test_change_of_the_plan_takes_the_question_back(playing: Playing, word
         else:
             await stage.plans.replan(stage.id, longer)
         result = await stage.result()
-    assert question.names == ("work", "accept", "replan", "cancel")
+    assert question.names == ("work", "replan", "accept", "cancel")
     assert result.tree == f"{BASE},a,b"
     assert result.reason.endswith("is proven")
     assert word == "replan" or "deleted test_a.py" in stage.scripted.revisions[0].trouble
@@ -331,6 +353,45 @@ async def test_what_an_episode_within_has_proven_is_not_run_a_second_time(
     assert result.outcome is PlanOutcome.COMPLETED
     assert (outer.episode_id, inner.episode_id) == (plan_id, f"{plan_id}.agent.1")
     assert outer.runs == inner.runs, "the same run, to the second"
+
+
+SKIPPING = """import unittest
+
+
+class T(unittest.TestCase):
+{skip}    def test_clock(self): pass
+
+    def test_it(self): pass
+"""
+
+
+async def test_an_answer_within_an_episode_holds_for_the_proof_of_its_plan(
+    client: TightloopClient, working: Working, workspace: Path, git
+) -> None:
+    (workspace / "test_it.py").write_text(SKIPPING.format(skip=""))
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "-m", "tests")
+    skipped = {"path": "test_it.py", "text": SKIPPING.format(skip="    @unittest.skip('flaky')\n")}
+    checks = ["test -f done.txt", f"{sys.executable} -m unittest discover -q"]
+    work = {"goal": "make it pass", "definition_of_done": checks}
+    source = yaml.safe_dump({"id": "p", "steps": [{"id": "agent", "episode": work}], "definition_of_done": checks})
+    executor = scripted({"write": [{"path": "done.txt", "text": "1"}, skipped]})
+    async with working():
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source, executor=executor))
+        child = f"{plan_id}.agent.1"
+
+        async def is_asked() -> bool:
+            status = await client.status(plan_id)
+            return bool(status.children or status.questions)
+
+        await eventually(is_asked, seconds=60)
+        await client.answer(child, "asked", by="ada")
+        result = await result_of(client, plan_id)
+        told = await client.timeline(plan_id)
+    assert result.qualifier == "", "the plan's proof did not ask again"
+    assert result.reason.startswith("PROVEN; ada asked for the change of test_it.py at ")
+    assert not [line for line in told if line.kind == "paused"]
+    assert proof_of(workspace, result.proof).verdict is ProofVerdict.PROVEN
 
 
 async def test_proof_of_an_episode_does_not_speak_for_the_steps_before_it(

@@ -203,12 +203,19 @@ async def test_pause_of_an_operator_outlasts_the_pause_that_was_on(playing: Play
     assert result.outcome is PlanOutcome.COMPLETED
 
 
-async def test_person_who_resumes_ends_both_pauses(playing: Playing):
+async def test_a_bare_resume_ends_the_pause_and_does_not_run_a_failed_step_again(playing: Playing):
     async with playing(ASK, {"b": [fails(), done()]}) as stage:
         await stage.paused()
         await stage.plans.pause(stage.id, "lunch")
-        await stage.plans.resume(stage.id)
+        await stage.plans.resume(stage.id, note="back again", by="ada")
+        status = await stage.until(lambda status: [each.kind.value for each in status.questions] == ["failed_step"])
+        told = await stage.told()
+        await stage.plans.answer(stage.id, "retry")
         result = await stage.result()
+    assert status.questions[0].default == ""
+    assert "waits b: failed_step needs a decision: retry, skip, fail" in told
+    assert "answered resume (by ada) back again" in told
+    assert stage.scripted.names().count("b") == 2
     assert result.outcome is PlanOutcome.COMPLETED
 
 

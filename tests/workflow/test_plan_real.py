@@ -2,7 +2,9 @@
 
 import asyncio
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -51,6 +53,73 @@ async def waits(client: TightloopClient, plan_id: str) -> None:
     except TimeoutError:
         told = [f"{event.kind} {event.text}" for event in await client.timeline(plan_id)]
         raise AssertionError("\n".join([repr(await client.status(plan_id)), *told])) from None
+
+
+# -- compensation -----------------------------------------------------------------------------------
+
+CANCELLED = """
+id: canc
+on_failure: compensate
+policy: {network: ["127.0.0.1:{port}"]}
+steps:
+  - {id: rollback, kind: compensation, http: {method: POST, url: "http://127.0.0.1:{port}/rollback"}}
+  - {id: a, run: "echo a > a.txt", compensate: {run: "rm a.txt; echo undone >> undo.log"}}
+  - {id: b, needs: [a], run: "echo b > b.txt"}
+  - {id: deploy, needs: [b], run: "echo deployed > d.txt", compensate: {step: rollback}}
+  - {id: c, needs: [deploy], run: "sleep 600"}
+"""
+
+
+class Rollback(BaseHTTPRequestHandler):
+    """Server that remembers the paths of requests."""
+
+    def do_POST(self) -> None:
+        self.server.paths.append(self.path)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"done")
+
+    def log_message(self, *_words: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def service() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Rollback)
+    server.paths = []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+async def test_a_cancelled_plan_names_the_compensations_that_ran_and_their_results(
+    client, working: Working, workspace: Path, service: ThreadingHTTPServer
+):
+    source = CANCELLED.replace("{port}", str(service.server_port))
+    async with working():
+        plan_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+
+        async def is_sleeping() -> bool:
+            return any(line.id == "c" for line in (await client.status(plan_id)).running)
+
+        await eventually(is_sleeping, seconds=60)
+        await client.cancel(plan_id, "wrong way", by="ada")
+        result = await end_of(client, plan_id)
+        told = [f"{event.kind} {event.text}" for event in await client.timeline(plan_id)]
+        steps = {line.id: line.status.value for line in await client.steps(plan_id)}
+    rollback = f"step rollback: POST http://127.0.0.1:{service.server_port}/rollback: 200, 4 bytes, 0 files changed"
+    assert service.paths == ["/rollback"]  # type: ignore[attr-defined]
+    assert result.outcome is PlanOutcome.CANCELLED
+    assert result.reason.startswith(f"wrong way. Undone: deploy: {rollback}; b: 1 file restored; a: rm a.txt; ")
+    assert result.reason.endswith(", 2 files changed")
+    assert f"compensated deploy: {rollback}" in told
+    assert "compensated b: 1 file restored" in told
+    assert steps == {
+        "rollback": "completed", "a": "compensated", "b": "compensated", "deploy": "compensated", "c": "abandoned",
+    }  # fmt: skip
+    assert (workspace / "undo.log").read_text() == "undone\n"
 
 
 # -- a coding agent within --------------------------------------------------------------------------

@@ -92,12 +92,17 @@ async def test_person_decides_about_a_failure(playing: Playing, answer, outcome,
     assert stage.scripted.alerts[0].alert.kind is AlertKind.FAILED_STEP
 
 
-async def test_bare_resume_tries_again_with_what_a_person_fixed(playing: Playing):
+async def test_a_failed_step_is_tried_again_with_what_a_person_fixed_but_not_by_a_bare_resume(playing: Playing):
     async with playing(chain("ask"), {"two": [fails("no disk"), done()]}) as stage:
         await stage.paused()
         stage.scripted.edited = f"{BASE},one,fixed"
         await stage.temporal.get_workflow_handle(stage.id).signal("resume")
+        await stage.plans.answer(stage.id, "retry", by="ada")
         result = await stage.result()
+        told = await stage.told()
+    assert "waits two: failed_step needs a decision: retry, skip, fail" in told
+    assert stage.scripted.closed[0].decisions["two"][0].by == "ada"
+    assert stage.scripted.closed[0].edits == ("edits to 1 file made during the pause were kept",)
     assert result.outcome is PlanOutcome.COMPLETED
     assert result.tree == f"{BASE},one,fixed,two,three,after"
     assert [ran.attempt for ran in stage.scripted.ran if ran.step == "two"] == [1, 2]
@@ -131,7 +136,11 @@ async def test_failed_plan_takes_everything_back_in_reverse_order(playing: Playi
         steps, status = await stage.steps(), await stage.status()
     assert result.outcome is PlanOutcome.COMPENSATED
     assert stage.scripted.taken_back == ["two", "one"]
-    assert (result.tree, result.reason, status.status) == (BASE, "three: no disk", "compensated")
+    assert (result.tree, result.reason, status.status) == (
+        BASE,
+        "three: no disk. Undone: two: 1 file restored; one: 1 file restored",
+        "compensated",
+    )
     assert (steps["one"], steps["two"], steps["after"]) == ("compensated", "compensated", "abandoned")
 
 
@@ -141,7 +150,8 @@ async def test_what_cannot_be_taken_back_is_told_and_the_rest_goes_on(playing: P
         told = await stage.told()
     assert result.outcome is PlanOutcome.FAILED
     assert stage.scripted.taken_back == ["one"]
-    assert result.reason == "three: no disk. Not undone: two: a later step changed the same lines of app.py"
+    not_undone = "Not undone: two: a later step changed the same lines of app.py"
+    assert result.reason == f"three: no disk. Undone: one: 1 file restored. {not_undone}"
     assert "not undone two: a later step changed the same lines of app.py" in told
 
 

@@ -59,7 +59,7 @@ async def test_a_changed_check_is_one_question_and_a_person_may_accept_it(
         result = await client.result(episode_id)
     [question] = status.questions
     assert question.kind is QuestionKind.PROOF
-    assert question.names == ("work", "accept", "cancel")
+    assert question.names == ("work", "asked", "accept", "cancel")
     assert any("check.sh" in line for line in question.evidence)
     assert [finding.rule for finding in doubted.findings] == [ProofRule.CONFIGURATION_CHANGED]
     assert [run.green for run in doubted.runs] == [True, False]
@@ -183,3 +183,131 @@ async def test_proof_of_an_episode_is_written_signed_and_verified_and_its_comman
     assert "run again in bubblewrap: sh check.sh passed" in out
     (project / "app.py").write_text("right = 2\n")
     assert (await asyncio.to_thread(command, "verify", file, "--repo", project))[0] == 1
+
+
+TESTS = """import unittest
+
+
+class T(unittest.TestCase):
+    def test_kept(self) -> None:
+        self.assertEqual(0, 0)
+
+    def test_stable(self) -> None:
+        self.assertEqual(1, 1)
+
+{skip}    def test_clock(self) -> None:
+        self.assertEqual(2, 2)
+"""
+SKIP = '    @unittest.skip("flaky")\n'
+DONE_AND_TESTED = ("test -f done.txt", f"{sys.executable} -m unittest discover -q -s tests")
+
+
+def skips(**more: object) -> dict[str, object]:
+    tests = {"path": "tests/test_it.py", "text": TESTS.format(skip=SKIP)}
+    return {"write": [{"path": "done.txt", "text": "1"}, tests], **more}
+
+
+@pytest.fixture
+def tested(workspace: Path, git) -> Path:
+    (workspace / "tests").mkdir()
+    (workspace / "tests" / "test_it.py").write_text(TESTS.format(skip=""))
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "-m", "tests")
+    return workspace
+
+
+@pytest.mark.parametrize("option", ["allow", "asked"])
+async def test_a_skipped_test_is_one_question_and_the_proof_knows_the_answer(
+    client: TightloopClient, working: Working, request_for, tested: Path, settings, option: str
+) -> None:
+    async with working():
+        episode_id = await client.start(request_for(definition_of_done=DONE_AND_TESTED, executor=scripted(skips())))
+        status = await asked(client, episode_id)
+        await client.answer(episode_id, option, by="ada")
+        result = await client.result(episode_id)
+        told = await client.timeline(episode_id)
+        shown = await asyncio.to_thread(CliRunner().invoke, app, command_for(settings, "proof", episode_id))
+    [question] = status.questions
+    assert question.kind is QuestionKind.ALIGNMENT
+    assert question.title.startswith("tests_skipped")
+    assert question.names == ("refuse", "asked", "allow", "cancel")
+    assert question.change is not None
+    assert '+    @unittest.skip("flaky")' in question.change.lines
+    proof = proof_of(tested, result.proof)
+    [finding] = proof.findings
+    assert finding.rule is ProofRule.TESTS_CHANGED
+    assert finding.answered is not None
+    assert (finding.answered.by, finding.answered.asked) == ("ada", option == "asked")
+    assert any(line.kind == "answered" and f"ada: {option}" in line.text for line in told)
+    sentence = f"ada asked for the change of tests/test_it.py at {finding.answered.at:%Y-%m-%d %H:%M} UTC"
+    if option == "asked":
+        assert proof.verdict is ProofVerdict.PROVEN
+        assert result.headline.startswith(f"SUCCEEDED: PROVEN; {sentence}; all checks pass")
+        assert told[-1].text.startswith(f"SUCCEEDED: PROVEN; {sentence}")
+        assert f"{episode_id}: PROVEN; {sentence}" in shown.output
+    else:
+        assert proof.verdict is ProofVerdict.ACCEPTED
+        assert result.qualifier.startswith("not proven: ada accepted it despite this finding")
+
+
+async def test_another_change_of_the_same_test_is_asked_about_again(
+    client: TightloopClient, working: Working, request_for, tested: Path
+) -> None:
+    """The same line in the same file is another change if it skips another test."""
+    both = TESTS.format(skip=SKIP).replace("    def test_stable", f"{SKIP}    def test_stable")
+    later = {"write": [{"path": "tests/test_it.py", "text": both}, {"path": "more.txt", "text": "1"}]}
+    async with working():
+        request = request_for(
+            definition_of_done=[*DONE_AND_TESTED, "test -f more.txt"], executor=scripted(skips(), later, repeat=False)
+        )
+        episode_id = await client.start(request)
+        first = await asked(client, episode_id)
+        await client.answer(episode_id, "asked", by="ada")
+
+        async def is_asked_again() -> EpisodeStatus | None:
+            status = await client.status(episode_id)
+            return status if [each.id for each in status.questions] not in ([], [first.questions[0].id]) else None
+
+        second: EpisodeStatus = await eventually(is_asked_again, seconds=60)
+        await client.answer(episode_id, "asked", by="bob")
+        result = await client.result(episode_id)
+    assert second.questions[0].kind is QuestionKind.ALIGNMENT
+    assert result.qualifier == ""
+    assert [approval.by for approval in result.approvals] == ["ada", "bob"]
+
+
+async def test_a_person_asked_for_what_the_proof_has_found(
+    client: TightloopClient, working: Working, request_for, project: Path, settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "proof.json"
+    async with working():
+        episode_id = await client.start(request_for(definition_of_done=[CHECK], executor=scripted(CHEAT)))
+        status = await asked(client, episode_id)
+        await client.answer(episode_id, "asked", by="ada")
+        result = await client.result(episode_id)
+        export = command_for(settings, "proof", episode_id, "--unsigned", "--output", file)
+        exported = await asyncio.to_thread(CliRunner().invoke, app, export)
+    [question] = status.questions
+    assert question.names == ("work", "asked", "accept", "cancel")
+    assert "configuration_changed" in question.title
+    assert question.change is not None
+    assert {"-grep -q right app.py", "+exit 0"} <= set(question.change.lines)
+    assert [version.path for version in question.change.files] == ["check.sh"]
+    assert result.qualifier == ""
+    assert result.reason.startswith("PROVEN; ada asked for the change of check.sh at ")
+    assert proof_of(project, result.proof).verdict is ProofVerdict.PROVEN
+    assert exported.exit_code == 0
+
+    def verified(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["verify", str(file), "--alone", "--unsigned", *options])
+        return done.exit_code, done.output
+
+    assert verified()[0] == 0
+    code, out = verified("--strict")
+    assert code == 1
+    assert "only after it was made, which --strict does not accept" in out
+    assert verified("--strict", "--accepted")[0] == 2
+
+
+def command_for(settings, *words: object) -> list[str]:
+    return ["--address", settings.temporal.address, *map(str, words)]

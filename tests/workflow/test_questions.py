@@ -122,7 +122,7 @@ async def test_words_do_not_give_a_permission(client, working: Working, request_
     example = '{"question": "q1", "option": "allow"}'
     assert said == [f"the planner will read it; q1 is still waiting. Send an answer, for example: {example}"] * 3
     assert still.questions == first.questions
-    assert f"refused: cannot resume: q1 needs a decision. Send an answer, for example: {example}" in told
+    assert f"refused: cannot resume: q1 needs a decision: allow, deny. Send an answer, for example: {example}" in told
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert [len(order.grants) for order in asking.orders] == [0, 1, 0, 1]
     assert "operator: it is only a log" in planner.briefings[1].notes

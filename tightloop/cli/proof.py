@@ -68,12 +68,18 @@ def verify(
     accepted: Annotated[
         bool, Option("--accepted", help="Also accept proofs that are not proven but were accepted by a person.")
     ] = False,
+    strict: Annotated[
+        bool,
+        Option("--strict", help="Refuse a proof with changes that a person asked for only after they were made."),
+    ] = False,
     run: Annotated[
         bool,
         Option("--run", help="If all other checks pass, run the commands again in a fresh checkout."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
+    if strict and accepted:
+        raise InvalidRequestError("--strict cannot be used with --accepted, which allows more")
     if alone and run:
         raise InvalidRequestError("--run cannot be used with --alone, because it needs the files")
     session = session_of(context)
@@ -86,7 +92,7 @@ def verify(
                 passed, f"run again in {result['sandbox'] or 'no sandbox'}: {result['run']} {result['status']}{suffix}"
             )
 
-    rules = Rules(None if alone else repo, allowed_signers, unsigned=unsigned, accepted=accepted)
+    rules = Rules(None if alone else repo, allowed_signers, unsigned=unsigned, accepted=accepted, strict=strict)
     verification = verify_content(_content(file), rules, run_commands if run else None)
     _show(verification, as_json=as_json)
     if not verification.proven:
@@ -143,7 +149,9 @@ def proof_lines(statement: Statement) -> Iterator[str]:
     for run in details.runs:
         yield from _run_lines(run)
     for finding in details.findings:
-        yield f"found: {finding.text}" + (" (announced beforehand)" if finding.announced else "")
+        how = f"asked for by {finding.asked_by}" if finding.asked_by else ""
+        how = "announced beforehand" if finding.announced else how
+        yield f"found: {finding.text}" + (f" ({how})" if how else "")
     for file in details.changed[:_SHOWN]:
         yield f"changed: {file.path} ({file.kind.value.replace('_', ' ')} {file.change.value})"
     if details.changed_count > _SHOWN:
@@ -163,7 +171,13 @@ def _verdict(result: Result, details: Details) -> str:
         return f"NOT PROVEN: {', '.join(details.doubts)}"
     if result is Result.FAILED:
         return "NOT PROVEN"
-    return "PROVEN" if result is Result.PASSED else "PROVEN, with changes that were announced beforehand"
+    if result is Result.PASSED:
+        return "PROVEN"
+    return (
+        f"PROVEN; {'; '.join(details.asked)}"
+        if details.asked
+        else "PROVEN, with changes that were announced beforehand"
+    )
 
 
 def _run_lines(run: RunDetails) -> Iterator[str]:

@@ -162,6 +162,14 @@ async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) 
     return "\n".join([f"{key} is {status.list_status} and was not paused", *todo_lines(status)])
 
 
+async def _respond(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
+    reply = await client.respond(key, **arguments, by=by)
+    status = await wait_at_most(LOOK_SECONDS, client.status(key))
+    # A message answers no question, so the reply shows what is still open and how to answer it.
+    is_asked = status is not None and is_paused(status.questions)
+    return "\n".join([reply, *todo_lines(status)]) if is_asked else reply
+
+
 async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
     await client.cancel(key, **arguments, by=by)
     result = await wait_at_most(END_SECONDS, client.result(key))
@@ -187,6 +195,7 @@ TELL: dict[str, Callable[[TightloopClient, str, Asked, str], Awaitable[str]]] = 
     "approve": _approve,
     "pause": _pause,
     "resume": _resume,
+    "respond": _respond,
     "cancel": _cancel,
 }
 """Operations whose reply is more detailed than the workflow's."""

@@ -21,6 +21,7 @@ from tightloop.run.outcome import headline, level
 from tightloop.wording import (
     budget_line,
     counts_line,
+    diff_text,
     drift_text,
     format_count,
     status_label,
@@ -49,7 +50,22 @@ def is_loop(status: Any) -> bool:
 
 
 QUESTIONS_SHOWN = 12
-_TEXTS = {"done": "WHAT_I_DID", "failed": "WHY", "refused": "WHY", "limit": "WHY", "deny": "WHY", "reject": "WHY"}
+_CAUSES = {
+    "operator": "paused by {by}",
+    "permission": "an agent asks for permission",
+    "planner_gave_up": "the planner gave up",
+    "work": "a person has to do this work",
+}
+"""Causes of a pause that a question's title does not mention, by kind."""
+_TEXTS = {
+    "answer": "TEXT",
+    "done": "WHAT_I_DID",
+    "failed": "WHY",
+    "refused": "WHY",
+    "limit": "WHY",
+    "deny": "WHY",
+    "reject": "WHY",
+}
 """Options that usually need a text, with a placeholder for the text."""
 
 
@@ -82,7 +98,13 @@ def todo_lines(status: Any) -> list[str]:
     elif any(question.options for question in questions):
         # Temporal's own pause has no options and accepts no messages.
         back = status.way_back or "CKPT"
-        commands = [f'respond {name} "message for the planner"', f"restore {name} {back}", f"cancel {name}"]
+        commands = [
+            f'respond {name} "message for the planner"   # it answers no question',
+            f"restore {name} {back}   # go back to the files and the state of this checkpoint",
+        ]
+        # Most questions offer it as an answer.
+        if not any(option.name == "cancel" for question in questions for option in question.options):
+            commands.append(f"cancel {name}   # end the episode; the files stay as they are")
     return [*lines, *(f"  tightloop {command}" for command in commands)]
 
 
@@ -109,11 +131,16 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     answers = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
     what = (
         f"{question.step or 'The run'} is waiting for {who}"
-        if question.blocks or question.kind != "work"
+        if question.blocks or question.kind not in ("work", "operator")
         else "No answer needed"
     )
-    lines = [f"{what}{f' ({answers})' if answers else ''}: {question.title}{since}"]
+    # A pause by tightloop itself has the cause in its title.
+    is_named = question.blocks and not (question.kind == "operator" and question.by in ("tightloop", "temporal"))
+    cause = f"{_CAUSES[question.kind].format(by=question.by)}: " if is_named and question.kind in _CAUSES else ""
+    lines = [f"{what}{f' ({answers})' if answers else ''}: {cause}{question.title}{since}"]
     lines += [f"  {line}" for line in question.evidence]
+    if question.change:
+        lines += [f"  | {line}" for line in diff_text(question.change)]
     for option in question.options:
         command = ["answer", workflow_id, option.name]
         text = option.needs_text or _TEXTS.get(option.name, "")
@@ -125,8 +152,8 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
             part
             for part in (
                 option.effect,
-                option.pros and f"+ {option.pros}",
-                option.cons and f"- {option.cons}",
+                option.pros and f"for: {option.pros}",
+                option.cons and f"against: {option.cons}",
                 option.cost and f"cost: {option.cost}",
             )
             if part

@@ -10,6 +10,7 @@ from pydantic import field_validator
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
 from tightloop.errors import FencedError, InvalidRequestError
 from tightloop.executor.model import Usage
+from tightloop.safety.approval import ShownChange
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.value import ArtifactRef, Document, Value, shorten
@@ -45,6 +46,8 @@ class CheckpointRecord(Value):
     at: datetime | None = None
     lines: int = 0
     """Number of text lines in the tree."""
+    refused: bool = False
+    """True if its files contain work that a person refused."""
     discarded: bool = False
     """True if the episode has since been restored to an earlier checkpoint. Files and state are kept."""
 
@@ -72,6 +75,8 @@ class Tracked(Value):
     plan_request: ArtifactRef | None = None
     findings: tuple[Finding, ...] = ()
     """Findings in the change that need a person's review."""
+    change: ShownChange | None = None
+    """Change with these findings, for the question about it."""
     alignment: ArtifactRef | None = None
     """Stored evidence of the alignment check, if there are findings."""
     usage: Usage | None = None

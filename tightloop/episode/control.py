@@ -219,20 +219,28 @@ class EpisodeInput(EpisodeRequest, RunInput):
 CHECKPOINTS_SHOWN = 12
 FALLBACK_MARK = " in place of "
 """Text between the name of the executor that did the work and the name of the requested one."""
-_ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION})
+_ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION, QuestionKind.PROOF})
 
 
 def find_restore_point(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
     """Return the checkpoint to restore.
 
-    This is the checkpoint before the change that a question is about, or otherwise the last one.
+    This is the newest checkpoint without the change that a question is about and without work that a person refused. If
+    there is none, it is the oldest known one.
     """
-    last = state.last_checkpoint
+    records = {record.id: record for record in state.checkpoints}
+    record = state.last_checkpoint
+    if record is None:
+        return ""
     doubted = any(question.kind in _ABOUT_THE_LAST for question in questions)
-    # Only in TRACKING is the change in question already part of the last checkpoint.
-    if last is not None and last.parent and doubted and state.phase is EpisodePhase.TRACKING:
-        return last.parent
-    return last.id if last is not None else ""
+    # Before TRACKING, the change in question is not part of the last checkpoint. A proof may be about later edits.
+    is_delivered = state.phase is EpisodePhase.PROVING and record.tree == state.tree
+    is_doubted = doubted and (state.phase is EpisodePhase.TRACKING or is_delivered)
+    while record.parent and (is_doubted or record.refused):
+        if record.parent not in records:
+            return record.parent
+        record, is_doubted = records[record.parent], False
+    return record.id
 
 
 def status_of(
@@ -337,7 +345,7 @@ def question_lines(question: Question) -> list[str]:
     return [
         f"**{question.id} {waits}**{since}: {question.title} ({question.kind.value}, by {question.by})",
         "",
-        *(f"- {line}" for line in question.evidence),
+        *question.markdown,
         *(["", needs] if needs else []),
         "",
     ]

@@ -11,47 +11,70 @@ from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.executor.asking import IMPOSSIBLE, impossible_question
 from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
 from tightloop.run.core import Work
-from tightloop.run.question import EVIDENCE_LINES, Answer, Option, Question, QuestionKind
+from tightloop.run.question import EVIDENCE_LINES, Answer, Option, OptionGroup, Question, QuestionKind
+from tightloop.safety.approval import ShownChange
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding, describe_findings, unanswered_findings
 from tightloop.value import Value, format_count
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
-WORK, ACCEPT = "work", "accept"
+WORK, ACCEPT, ASKED = "work", "accept", "asked"
 WAIT, END = "wait", "end"
 KEEP, UNDO = "keep", "undo"
 ADD = "add"
 THE_EPISODE = "the episode"
 
 _FIRST = {
-    QuestionKind.OPERATOR: ("resume", "continue; edits made during the pause are kept"),
-    QuestionKind.BUDGET: (EXTEND, "raise each exhausted limit by its initial amount"),
-    QuestionKind.REPEATED_ERROR: ("continue", "try again and reset the error count"),
-    QuestionKind.LIMIT: ("retry", "deliver the plan again once the limit has passed"),
-    QuestionKind.FATAL: ("retry", "try again once the cause is fixed"),
+    QuestionKind.OPERATOR: ("resume", "go on working; your edits to files are kept"),
+    QuestionKind.BUDGET: (EXTEND, "raise each exhausted limit by its initial amount, and go on working"),
+    QuestionKind.REPEATED_ERROR: ("continue", "try again; the errors are counted from zero"),
+    QuestionKind.LIMIT: ("retry", "continue the delivery now; if the limit still holds, it waits again"),
+    QuestionKind.FATAL: ("retry", "try again; fix the cause first"),
     QuestionKind.DEVIATION: ("continue", "keep the work and continue; to undo it, restore a checkpoint instead"),
     QuestionKind.ALREADY_GREEN: ("continue", "start the work; the checks only guard what works now"),
     QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it reads your notes and edits"),
     QuestionKind.PROOF: (WORK, "continue working; the planner gets the findings and your text"),
-    QuestionKind.ALIGNMENT: (ALLOW, "allow exactly these findings for the rest of the episode"),
+    QuestionKind.ALIGNMENT: (REFUSE, "do not carry it out; the planner has to make a plan without it"),
 }
-_REFUSE = Option(name=REFUSE, effect="tell the planner to avoid or undo it, and to plan again")
-_CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are")
-ACCEPT_EFFECT = "accept the files as delivered and succeed; the proof records who accepted them"
-_ACCEPT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
+_CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP)
+_ALLOW = Option(
+    name=ALLOW,
+    effect="let it pass; exactly these findings are not asked about again in this episode",
+    group=OptionGroup.ACCEPT,
+)
+_UNDO_CHANGE = Option(name=REFUSE, effect="the planner has to undo or avoid it, and plans again")
+_ALLOW_CHANGE = Option(
+    name=ALLOW,
+    effect="let this change pass; if a passing check depends on it, the result is SUCCEEDED, not proven",
+    group=OptionGroup.ACCEPT,
+)
+ASKED_FOR_CHANGE = Option(
+    name=ASKED,
+    effect="you asked for this change: the success can be proven, and the proof records who said so and when",
+    group=OptionGroup.ACCEPT,
+)
+ACCEPT_FILES = Option(
+    name=ACCEPT,
+    effect="end with these files although the finding stands; the result is SUCCEEDED, not proven, with your name",
+    group=OptionGroup.ACCEPT,
+)
 _GREEN = (
     Option(
         name=ADD,
         effect="add the check in the text, a command that fails until the goal is reached",
         needs_text="COMMAND",
     ),
-    Option(name=ACCEPT, effect="the goal is met: end the episode without any work, as not proven"),
+    Option(
+        name=ACCEPT,
+        effect="the goal is met: end the episode without any work, as not proven",
+        group=OptionGroup.ACCEPT,
+    ),
 )
 _OTHERS = {
     QuestionKind.ALREADY_GREEN: (*_GREEN, _CANCEL),
     QuestionKind.OPERATOR: (),
-    QuestionKind.ALIGNMENT: (_REFUSE, _CANCEL),
-    QuestionKind.PROOF: (_ACCEPT, _CANCEL),
+    QuestionKind.ALIGNMENT: (_ALLOW, _CANCEL),
+    QuestionKind.PROOF: (ACCEPT_FILES, _CANCEL),
 }
 """Options after the first one. Kinds that are not listed have only `cancel`."""
 # A bare `resume` or a message to the planner must neither spend money nor allow findings.
@@ -76,10 +99,23 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
     )
 
 
-def alignment_question(findings: tuple[Finding, ...]) -> Question:
-    """Return the question about findings, including the suggestion for each one."""
+def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Question:
+    """Return the question about findings in a plan or in a change, including the suggestion for each one."""
     title, evidence = describe_findings(findings)
-    return make_question(QuestionKind.ALIGNMENT, title, evidence=evidence)
+    state = "this is part of the next plan, of which nothing has been carried out"
+    if change is not None:
+        state = "this happened in the last iteration, whose work is in the files"
+    return about_change(make_question(QuestionKind.ALIGNMENT, title, evidence=(state, *evidence)), change)
+
+
+def about_change(question: Question, change: ShownChange | None) -> Question:
+    """Return the question with the change that it is about. A person may say that they asked for the change."""
+    if change is None:
+        return question
+    renamed = {REFUSE: _UNDO_CHANGE, **({ALLOW: _ALLOW_CHANGE} if change.files else {})}
+    options = tuple(renamed.get(option.name, option) for option in question.options)
+    asked = (ASKED_FOR_CHANGE,) if change.files else ()
+    return question.evolve(change=change, options=(*asked, *options))
 
 
 def already_green_question(checks: tuple[Check, ...]) -> Question:
@@ -101,7 +137,11 @@ def end_question(work: Work, now: datetime) -> Question:
         title=f"the pause starts when this ends: {work.describe(now)}",
         options=(
             Option(name=WAIT, effect="let it finish, then pause"),
-            Option(name=END, effect="stop it now and pause; it restarts after the pause"),
+            Option(
+                name=END,
+                effect="stop it and pause now; after the pause, it starts from its beginning",
+                group=OptionGroup.STOP,
+            ),
         ),
         default=WAIT,
     )
@@ -241,11 +281,11 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
     return CONTINUE
 
 
-def _ask_about(findings: tuple[Finding, ...]) -> Decision:
+def _ask_about(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Decision:
     """Ask a person if there are any findings."""
     if not findings:
         return CONTINUE
-    return Decision(action=NextAction.ASK, question=alignment_question(findings))
+    return Decision(action=NextAction.ASK, question=alignment_question(findings, change))
 
 
 def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
@@ -264,14 +304,17 @@ def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
         return Decision(action=NextAction.ASK, question=report.question)
     if report.status is ExecutorStatus.PAUSED:
-        return _ask(QuestionKind.OPERATOR, "the executor was paused")
+        return _ask(QuestionKind.OPERATOR, "somebody paused the executor")
     # NEEDS_PERSON without a question leaves nothing to answer, so it is treated as fatal.
     if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
         why = report.error or report.summary or f"it ended with {report.status.value} and gave no reason"
         return _ask(QuestionKind.FATAL, f"the executor cannot work: {why}")
     if report.status is ExecutorStatus.LIMIT_HIT and state.limit_strikes >= LIMIT_STRIKES:
         evidence = report.limit.evidence if report.limit else report.summary
-        return _ask(QuestionKind.LIMIT, f"{state.limit_strikes} limits in a row: {evidence or 'no text'}")
+        return _ask(
+            QuestionKind.LIMIT,
+            f"the executor hit a limit {state.limit_strikes} times in a row: {evidence or 'it gave no text'}",
+        )
     return CONTINUE
 
 
@@ -326,7 +369,7 @@ def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
     work is useful, while people and the planner can judge it. If it recurs without any progress in between, the episode
     pauses.
     """
-    decision = _ask_about(unanswered_findings(state.findings, state.overruled))
+    decision = _ask_about(unanswered_findings(state.findings, state.overruled), state.change)
     if decision.action is NextAction.ASK:
         return decision
     if is_complete(state):

@@ -19,6 +19,7 @@ from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, Resu
 from tightloop.executor.options import choice_problem
 from tightloop.run.core import Evidence, RunResult, RunStatus, Work
 from tightloop.run.routing import Queues, project_of
+from tightloop.safety.approval import Approval, ShownChange
 from tightloop.safety.drift import Drift
 from tightloop.safety.rubric import Finding
 from tightloop.value import ArtifactRef, CallerInput, Duration, Value, json_size, shorten
@@ -291,6 +292,10 @@ class EpisodeState(Value):
     """Alignment findings in the last plan or change."""
     overruled: tuple[str, ...] = ()
     """Fingerprints of the findings that a person allowed, oldest first. They do not lead to another question."""
+    change: ShownChange | None = None
+    """Last change with findings, for the question about it."""
+    approvals: tuple[Approval, ...] = ()
+    """People's answers about changes, oldest first, at most `APPROVALS_LIMIT`. A restore does not reset them."""
     limit_strikes: int = 0
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()

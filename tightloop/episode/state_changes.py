@@ -6,7 +6,7 @@ from datetime import timedelta
 from tightloop.episode.budget import Budget, extend_budget, should_converge
 from tightloop.episode.check import Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, discard_after, merge
-from tightloop.episode.decisions import ADD, ALLOW, EXTEND, REFUSE, WORK, failure_of
+from tightloop.episode.decisions import ACCEPT, ADD, ALLOW, ASKED, EXTEND, REFUSE, WORK, failure_of
 from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, Failure, FailureStreak
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
@@ -17,7 +17,8 @@ from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, 
 from tightloop.run.core import Evidence
 from tightloop.run.outcome import Facts, qualify
 from tightloop.run.question import Answer, Question, QuestionKind
-from tightloop.safety.rubric import OVERRULED_LIMIT, unanswered_findings
+from tightloop.safety.approval import with_approval
+from tightloop.safety.rubric import OVERRULED_LIMIT, Topic, unanswered_findings
 from tightloop.value import ArtifactRef, abridge, format_count, shorten
 
 # The state is an input of each new run and a query result, so every list in it is bounded.
@@ -99,6 +100,8 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
         limit_strikes=0,
         resume=None,
         grants=(),
+        # An allowed change is known by its content from here on; the same line in another change is asked about again.
+        overruled=tuple(name for name in state.overruled if name not in _of_checks(state)),
     )
     if should_converge(new_state.budget, new_state.spent):
         limit = new_state.budget.max_iterations
@@ -110,6 +113,13 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
             f"Circuit breaker: {left} left after this one. Converge: finish what is open, start nothing new.",
         )
     return new_state
+
+
+def _of_checks(state: EpisodeState) -> frozenset[str]:
+    """Return the fingerprints of findings about checks in the last change."""
+    return frozenset(
+        finding.fingerprint for finding in state.findings if state.change and finding.topic is Topic.CHECKS
+    )
 
 
 def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[str, ...] = ()) -> EpisodeState:
@@ -206,6 +216,9 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     # A class above LOW ends the streak; progress ends the failures even while checks still fail.
     low = tracking.probability_class is ProbabilityClass.LOW
     cause, detail = _find_reflect_cause(tracking, streak)
+    is_refused = any(finding.refused for finding in tracked.findings)
+    is_same = bool(state.refused_tree) and tracked.checkpoint.tree == state.refused_tree
+    checkpoint = tracked.checkpoint.evolve(refused=is_refused or is_same)
     return with_retries(
         state.evolve(
             tree=tracked.checkpoint.tree or state.tree,
@@ -217,10 +230,11 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
             trees=(*state.trees, tracked.checkpoint.tree)[-TREES_REMEMBERED:],
             memory=tracking.memory or state.memory,
             findings=tracked.findings,
+            change=tracked.change,
             spent=state.spent.with_usage(tracked.usage),
             reflect_next=cause,
             reflect_detail=detail,
-            checkpoints=(*state.checkpoints, tracked.checkpoint)[-RECENT_LIMIT:],
+            checkpoints=(*state.checkpoints, checkpoint)[-RECENT_LIMIT:],
         ),
         tracked.attempt,
     )
@@ -272,7 +286,7 @@ def with_reflection(state: EpisodeState, outcome: ReflectionOutcome) -> EpisodeS
 
 def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | None) -> EpisodeState:
     """Finish waiting for a person, and reset the counters that caused the wait."""
-    if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option == ALLOW:
+    if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option in (ALLOW, ASKED):
         return state  # what is harmless may still lead nowhere
     return state.evolve(
         failures=NO_FAILURES, told=False, low_streak=0, limit_strikes=0, memory=reset_counts(state.memory, state.spent)
@@ -286,6 +300,7 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
     anything.
     """
     text = f"{answer.by}: {answer.text}" if answer.text else ""
+    state = _with_approval(state, question, answer)
     match question.kind, answer.option:
         case QuestionKind.WORK, _:
             text = ""  # it goes into the report on the work
@@ -300,17 +315,33 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
         case QuestionKind.CLARIFICATION, option:
             state = with_grant(state, question, allowed=option == ANSWER, text=answer.text)
             text = answer.text and f"{answer.by}, asked {question.title!r}: {answer.text}"
-        case QuestionKind.ALIGNMENT, option if option == ALLOW:
+        case QuestionKind.ALIGNMENT, option if option in (ALLOW, ASKED):
             state = _with_allowed_findings(state)
         case QuestionKind.ALIGNMENT, option if option == REFUSE:
             problems = "; ".join(map(str, unanswered_findings(state.findings, state.overruled))) or question.title
             state = with_note(state, f"{answer.by} rejected this; avoid or undo it: {problems}")
             # In this phase they are about the change in the tree; before, about a plan that is dropped.
             if state.phase is EpisodePhase.TRACKING:
-                state = state.evolve(findings=tuple(finding.evolve(refused=True) for finding in state.findings))
+                refused = tuple(finding.evolve(refused=True) for finding in state.findings)
+                state = _with_refused_checkpoints(state.evolve(findings=refused))
         case QuestionKind.BUDGET, option if option == EXTEND:
             state = state.evolve(budget=extend_budget(state.budget, first, state.spent))
     return with_note(state, text, asks=(question.kind, answer.option) == (QuestionKind.PROOF, WORK)) if text else state
+
+
+def _with_approval(state: EpisodeState, question: Question, answer: Answer) -> EpisodeState:
+    """Record that a person asked for the change that a question shows, accepted it or let it pass.
+
+    Who lets findings pass has decided about these only, so that the proof may still ask about other files.
+    """
+    if question.change is None or answer.option not in (ALLOW, ACCEPT, ASKED):
+        return state
+    files = question.change.files
+    if answer.option == ALLOW:
+        paths = {finding.path for finding in state.findings if finding.topic is Topic.CHECKS}
+        files = tuple(file for file in files if file.path in paths)
+    approval = question.approval(answer, asked=answer.option == ASKED, files=files)
+    return state.evolve(approvals=with_approval(state.approvals, approval))
 
 
 def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
@@ -342,6 +373,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         beginning=past.beginning,
         failed_before=past.failed_before,
         worked=past.worked,
+        approvals=past.approvals,
         flaky=past.flaky,
         green_settled=past.green_settled,
         runs=initial.runs + (newest.runs if newest else 0),
@@ -369,6 +401,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         worked=current.worked or stored.worked,
         flaky=current.flaky or stored.flaky,
         green_settled=current.green_settled or stored.green_settled,
+        approvals=with_approval(stored.approvals, *current.approvals),
         # A proof is about the tree that is being left.
         proof=None,
         evidence=None,
@@ -412,7 +445,14 @@ def with_added_check(state: EpisodeState, tree: str) -> EpisodeState:
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:
     """Continue the work even though the checks pass. The planner receives the reason."""
     note = "\n".join((f"Success was not accepted: {title}", *evidence))
-    return with_note(state.evolve(refused_tree=state.tree, proof=None, evidence=None), note, asks=True)
+    refused = _with_refused_checkpoints(state.evolve(refused_tree=state.tree, proof=None, evidence=None))
+    return with_note(refused, note, asks=True)
+
+
+def _with_refused_checkpoints(state: EpisodeState) -> EpisodeState:
+    """Mark the checkpoints whose files are the ones that a person has just refused."""
+    records = (record.evolve(refused=record.refused or record.tree == state.tree) for record in state.checkpoints)
+    return state.evolve(checkpoints=tuple(records))
 
 
 def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
@@ -440,5 +480,6 @@ def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> Epis
         tree=state.tree,
         checks=state.checks_text,
         proof=state.proof if outcome is EpisodeOutcome.SUCCEEDED else None,
+        approvals=state.approvals,
         spent=state.spent,
     )

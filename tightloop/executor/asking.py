@@ -17,7 +17,7 @@ from tightloop.executor.model import (
     OnCrash,
     ResumeToken,
 )
-from tightloop.run.question import Answer, Option, Question, QuestionKind, evidence_of
+from tightloop.run.question import Answer, Option, OptionGroup, Question, QuestionKind, evidence_of
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Value, shorten
 
@@ -29,22 +29,29 @@ IMPOSSIBLE, LEFT_RED = "impossible", "left red on purpose"
 IN_A_WINDOW = frozenset({"cursor-gui"})
 """Executors that only observe. Their agents continue without them and can report their own results."""
 _PERMISSION = (
-    Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration"),
-    Option(name=DENY, effect="deny it; the agent learns that it was denied"),
+    Option(name=ALLOW, effect="the agent does it, and may repeat it in this iteration", group=OptionGroup.ACCEPT),
+    Option(name=DENY, effect="the agent must not do it, learns that, and goes on", group=OptionGroup.STOP),
 )
 _CLARIFICATION = (
-    Option(name=ANSWER, effect="the agent receives the text of the answer"),
+    Option(name=ANSWER, effect="the agent receives your text"),
     Option(name=SKIP, effect="the agent decides on its own"),
 )
 _WORK = (
-    Option(name=DONE, effect="the checks run on the current files"),
-    Option(name=FAILED, effect="the iteration counts as failed; the text tells the planner why"),
-    Option(name=REFUSED, effect="the work will not be done; the text tells the planner why"),
-    Option(name=IMPOSSIBLE, effect="the work cannot be done; a person decides, and reads why", needs_text="WHY"),
+    Option(name=DONE, effect="the work is done: the checks run on the current files", group=OptionGroup.ACCEPT),
+    Option(
+        name=FAILED, effect="the iteration counts as failed; the text tells the planner why", group=OptionGroup.STOP
+    ),
+    Option(name=REFUSED, effect="the work will not be done; the text tells the planner why", group=OptionGroup.STOP),
+    Option(
+        name=IMPOSSIBLE,
+        effect="the work cannot be done; a person decides, and reads why",
+        needs_text="WHY",
+        group=OptionGroup.STOP,
+    ),
 )
 _IMPOSSIBLE = (
     Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
-    Option(name=CANCEL, effect="end the episode; the files stay as they are"),
+    Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
 )
 _CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff")
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
@@ -210,7 +217,7 @@ _OPTIONS = (
         effect="the same plan is delivered again, on the files on disk",
         cons="effects of the first delivery outside the working tree are repeated",
     ),
-    Option(name="cancel", effect="end the episode; the files stay as they are"),
+    Option(name="cancel", effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
 )
 
 

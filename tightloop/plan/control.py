@@ -160,7 +160,7 @@ def plan_details(status: PlanStatus, budget: PlanBudget, *, pausing: bool = Fals
             f"**{question.id} waits for an answer{who}{role}{answer_count}** ({question.kind.value}):{subject} "
             f"{question.title}"
         )
-        lines += [*[first, *(f"- {line}" for line in question.evidence)], ""]
+        lines += [*[first, *question.markdown], ""]
     failed = status.failed[:LINES_SHOWN]
     lines += [
         f"- steps: {counts_line(status.counts)}",

@@ -253,6 +253,8 @@ class PlanArchive(Value):
     """All `StoredPlan` revisions, oldest first."""
     records: ArtifactRef | None = None
     """All `StepRecord` entries as JSON lines, in order of completion."""
+    edits: tuple[str, ...] = ()
+    """Sentences about people's edits that were adopted."""
     answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
     """Answers from people, by step."""
     checks: ArtifactRef | None = None

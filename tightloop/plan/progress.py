@@ -13,11 +13,16 @@ from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, Pla
 from tightloop.run.core import Evidence, RunInput
 from tightloop.run.question import Answer
 from tightloop.run.routing import PLAN_WORKFLOW_TYPE
+from tightloop.safety.approval import Approval
 from tightloop.safety.drift import DriftAnswer
 from tightloop.value import ArtifactRef, Value
 
 FAILURES_LIMIT = 500
 _UNDER_WAY = ("failures", "first_starts", "due", "answers", "earlier")
+
+
+COMPENSATIONS_LIMIT = 20
+DECISIONS_LIMIT = 50
 
 
 class Doubt(Value):
@@ -26,7 +31,9 @@ class Doubt(Value):
     tree: str
     title: str
     accepted_by: str = ""
-    """Person who accepted the findings. It is empty if they have not been accepted."""
+    """Person who answered. It is empty if the findings have not been accepted."""
+    asked_for: Approval | None = None
+    """Set if that person asked for the change. Otherwise they accept the tree although the findings stand."""
 
 
 class PlanProgress(Value):
@@ -77,10 +84,19 @@ class PlanProgress(Value):
     """Proof from the last child workflow that proved its tree."""
     proof: ArtifactRef | None = None
     """Latest proof of the plan."""
+    approvals: tuple[Approval, ...] = ()
+    """People's answers about changes, in this plan and its child workflows, oldest first."""
     doubted: Doubt | None = None
     """Findings against the proof."""
     reason: str = ""
     """Failure reason of a plan that compensates its steps before it ends."""
+    compensations: tuple[str, ...] = ()
+    """Compensations that ran, with their results, such as `build: 3 files restored`. At most `COMPENSATIONS_LIMIT`."""
+    decisions: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
+    """Answers to questions other than those of steps, by step or kind of question. The last `DECISIONS_LIMIT` are kept.
+    """
+    edits: tuple[str, ...] = ()
+    """Sentences about the edits of people that were adopted. The last `DECISIONS_LIMIT` are kept."""
     adopt: bool = False
     """True if edits that a person made during a pause have not been adopted yet."""
     drift: DriftAnswer | None = None
@@ -116,6 +132,15 @@ class PlanProgress(Value):
     def note_answers(self, step: str, answers: tuple[Answer, ...]) -> Self:
         """Keep the answers for a step until its next attempt."""
         return self.evolve(answers={**self.answers, step: answers})
+
+    def note_decision(self, subject: str, answer: Answer) -> Self:
+        """Keep an answer that no step reads, for the plan's report."""
+        decisions = {**self.decisions, subject: (*self.decisions.get(subject, ()), answer)}
+        return self.evolve(decisions=dict(list(decisions.items())[-DECISIONS_LIMIT:]))
+
+    def note_edits(self, sentence: str) -> Self:
+        """Keep a sentence about edits of people that were adopted, for the plan's report."""
+        return self.evolve(edits=(*self.edits, sentence)[-DECISIONS_LIMIT:])
 
     def note_qualifier(self, step: str, qualifier: str) -> Self:
         """Record the qualifier of a step's child workflow. An empty one removes that of an earlier attempt."""

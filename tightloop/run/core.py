@@ -11,6 +11,7 @@ from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_valida
 from tightloop.errors import followed_by
 from tightloop.run.outcome import headline
 from tightloop.run.question import Question, Questions
+from tightloop.safety.approval import Approval
 from tightloop.safety.drift import Drift, is_news, with_drift
 from tightloop.safety.seal import MessageLog, Seal
 from tightloop.value import ArtifactRef, CallerInput, Value, first_problem, unknown_fields
@@ -205,6 +206,8 @@ class Evidence(Value):
     """True if an executor changed a file. It is also true for plans, whose steps do the work."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
+    asked: tuple[str, ...] = ()
+    """Announcements after the fact: sentences that name the person, the change and the time."""
     accepted_by: str = ""
     """Person who accepted the tree although the proof has findings."""
     finding: str = ""
@@ -224,6 +227,8 @@ class RunResult(Value):
     """Last tree that the run created or checked."""
     proof: ArtifactRef | None = None
     """Reference to the stored `Proof`, if there is one."""
+    approvals: tuple[Approval, ...] = ()
+    """People's answers about changes. An outer plan does not ask about the same changes again."""
 
     @property
     def headline(self) -> str:

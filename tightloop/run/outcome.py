@@ -35,6 +35,8 @@ class Facts(NamedTuple):
     """Number of files that differ from the initial tree; None if unknown."""
     unproven: Sequence[str] = ()
     """Tasks whose episode succeeded without a proof."""
+    asked: Sequence[str] = ()
+    """Announcements after the fact, such as `ada asked for the change of tests/test_a.py at 2026-01-31 14:03 UTC`."""
     accepted_by: str = ""
     """Person who accepted the files although the proof has findings."""
     finding: str = ""
@@ -88,6 +90,17 @@ def doubts(facts: Facts) -> tuple[str, ...]:
     if facts.accepted_by:
         reasons.append(f"{facts.accepted_by} accepted it despite this finding: {facts.finding}")
     return tuple(reasons)
+
+
+def with_announcements(reason: str, facts: Facts) -> str:
+    """Return the reason of a success, and who asked for changes only after they were made.
+
+    A proven success stays a plain one, but says so. Only `tightloop verify --strict` refuses its proof.
+    """
+    if not facts.asked:
+        return reason
+    proven = "" if qualify(facts) else "PROVEN; "
+    return f"{proven}{'; '.join(facts.asked)}; {reason}"
 
 
 def level(qualifier: str) -> str:

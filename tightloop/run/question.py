@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tightloop.errors import InvalidRequestError, did_you_mean, followed_by
+from tightloop.safety.approval import Approval, FileVersion, ShownChange
 from tightloop.value import Document, Value, first_problem, is_path_named, shorten, split, unknown_fields
 
 TEXT_CHARACTERS = 4_000
@@ -60,12 +61,24 @@ class QuestionKind(StrEnum):
     CLARIFICATION = "clarification"
 
 
+class OptionGroup(StrEnum):
+    """Groups of options, in the order in which they are shown everywhere."""
+
+    GO_ON = "go_on"
+    """The work continues. Nothing is accepted, and nothing ends."""
+    ACCEPT = "accept"
+    """What the question is about is accepted, allowed or left out."""
+    STOP = "stop"
+    """Something ends, or what the question is about is rejected."""
+
+
 class Option(Value):
     """Possible answer to a question."""
 
     name: str
     effect: str = ""
     """Consequence of choosing the option, in one sentence."""
+    group: OptionGroup = OptionGroup.GO_ON
     pros: str = ""
     cons: str = ""
     cost: str = ""
@@ -76,6 +89,12 @@ class Option(Value):
     takes_paths: bool = False
     """True if the text of the answer selects files. Without a text, the answer applies to all `paths` of the question.
     """
+
+
+def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
+    """Return the options by group. Within a group, the given order is kept."""
+    groups = tuple(OptionGroup)
+    return tuple(sorted(options, key=lambda option: groups.index(option.group)))
 
 
 class Answer(Value):
@@ -127,6 +146,8 @@ class Question(Value):
     """
     paths: tuple[str, ...] = ()
     """Files that the text of an answer may select."""
+    change: ShownChange | None = None
+    """Change that the question is about."""
     answers: tuple[Answer, ...] = ()
     """Answers so far, if several people have to agree."""
     command: str = ""
@@ -134,11 +155,23 @@ class Question(Value):
 
     @property
     def bounded(self) -> "Question":
-        """Copy of the question with a title of one line. The lengths of all texts are limited."""
+        """Copy of the question with a title of one line and ordered options. The lengths of all texts are limited."""
         return self.evolve(
             title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without text",
+            options=in_order(self.options),
             evidence=tuple(shorten(line, EVIDENCE_CHARACTERS) for line in self.evidence[:EVIDENCE_LINES]),
         )
+
+    @property
+    def markdown(self) -> tuple[str, ...]:
+        """Evidence and the diff that the question is about, as lines of Markdown."""
+        diff = tuple(f"    {line}" for line in self.change.text) if self.change is not None else ()
+        return (*(f"- {line}" for line in self.evidence), *(("", *diff) if diff else ()))
+
+    def approval(self, answer: Answer, *, asked: bool, files: Iterable[FileVersion] | None = None) -> Approval:
+        """Return the answer as an approval of the change, or of some of its files."""
+        shown = self.change.files if self.change is not None else ()
+        return Approval(files=tuple(shown if files is None else files), by=answer.by, at=answer.at, asked=asked)
 
     @property
     def needs_person(self) -> bool:
@@ -468,6 +501,7 @@ def _shorten_wait(wait: ChildWait) -> ChildWait:
         question=question.evolve(
             title=shorten(question.title, NOTE_CHARACTERS),
             evidence=tuple(shorten(line, NOTE_CHARACTERS) for line in question.evidence[:NOTE_EVIDENCE_LINES]),
+            change=None,
             options=question.options[:OPTIONS_LIMIT],
         )
     )

@@ -96,6 +96,12 @@ class Finding(Value):
     layer: str = ""
     """Layer of the code review that found the violation, such as `ast` or `bandit`."""
 
+    @property
+    def path(self) -> str:
+        """File that the finding is about, or another location if it is not about a file."""
+        path, _, number = self.where.rpartition(":")
+        return path if number.isdigit() else self.where
+
     def __str__(self) -> str:
         origin = f" (a model: {self.judged})" if self.judged else ""
         return f"{self.rule}, {self.topic.value}: {self.where}: {self.evidence}{origin}"

@@ -18,7 +18,7 @@ from tightloop.coder.model import CODER, CoderInput, path_line
 from tightloop.episode import decisions, state_changes
 from tightloop.episode.budget import PROOF, checks_work
 from tightloop.episode.check import Check, Verification
-from tightloop.episode.decisions import ACCEPT, ALLOW, make_question
+from tightloop.episode.decisions import ACCEPT, ALLOW, ASKED, make_question
 from tightloop.episode.model import HEURISTIC, EpisodeOutcome, EpisodePhase, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, WrittenCheck
 from tightloop.episode.proof import ProofVerdict
@@ -33,6 +33,8 @@ from tightloop.executor.asking import (
 )
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
 from tightloop.plan.child import child_id
+from tightloop.run.core import Evidence
+from tightloop.run.outcome import Facts, with_announcements
 from tightloop.run.question import QuestionKind
 from tightloop.safety.drift import DriftCause
 from tightloop.value import ArtifactRef, clip, format_count
@@ -100,6 +102,7 @@ class Proof:
                 expected_tree=record.state.tree,
                 beginning=record.state.beginning,
                 allow=record.request.allow,
+                approvals=record.state.approvals,
                 failed_before=record.state.failed_before,
                 worked=record.state.worked,
                 flaky=record.state.flaky,
@@ -119,28 +122,38 @@ class Proof:
         facts = proved.facts
         record.replace(record.state.evolve(proof=proved.proof, evidence=facts))
         if proved.verdict is not ProofVerdict.DOUBTED:
-            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
+            raise self._success()
         tree = record.state.tree
         # Checks may have seen changes that were undone after they ran; the fresh checkout never contains them.
         undone = (drift for drift in record.core.drifts if drift.cause is DriftCause.DURING_CHECKS)
         evidence = (*(drift.sentence for drift in undone if drift.expected == tree), *proved.evidence)
-        answer = await self._points.ask(make_question(QuestionKind.PROOF, proved.title, evidence=evidence))
+        question = make_question(QuestionKind.PROOF, proved.title, evidence=evidence)
+        answer = await self._points.ask(decisions.about_change(question, proved.change))
         # Edits during the pause make the answer obsolete: it was about another tree.
         if record.state.checked_tree != record.state.tree or record.state.tree != tree:
             return
-        if answer is None or answer.option != ACCEPT:
+        if answer is None or answer.option not in (ACCEPT, ASKED):
             record.apply(state_changes.with_refused_proof, proved.title, proved.evidence)
             return
         accepted = await self._points.do(
             ProofActivities.accept_proof,
-            lambda: AcceptRequest(scope=record.scope, proof=proved.proof, by=answer.by),
+            lambda: AcceptRequest(
+                scope=record.scope,
+                proof=proved.proof,
+                by=answer.by,
+                asked_for=record.state.approvals[-1] if answer.option == ASKED else None,
+            ),
             ActivityOptions("record who accepted the proof", HAND_OFF_TIMEOUT, record.request.queues.workspace),
         )
         # Compared again: `do` passes a safe point first, where a pause may have brought edits.
         if record.state.tree == tree and not record.state.asked_for:
-            facts = facts.evolve(accepted_by=answer.by, finding=proved.title)
-            record.replace(record.state.evolve(proof=accepted, evidence=facts))
-            raise EpisodeOver(EpisodeOutcome.SUCCEEDED, f"all checks pass: {record.state.checks_text}")
+            record.replace(record.state.evolve(proof=accepted.proof, evidence=accepted.facts))
+            raise self._success()
+
+    def _success(self) -> EpisodeOver:
+        state = self._record.state
+        facts = Facts(**dict(state.evidence or Evidence()))
+        return EpisodeOver(EpisodeOutcome.SUCCEEDED, with_announcements(f"all checks pass: {state.checks_text}", facts))
 
     @property
     def _limit(self) -> timedelta:
@@ -338,8 +351,8 @@ class Iteration:
             TrackingActivities.track_iteration,
             lambda: TrackRequest(
                 scope=record.scope,
-                # A checkpoint contains neither the list of checkpoints nor texts that only questions show.
-                state=record.state.evolve(checkpoints=(), last_words=""),
+                # A checkpoint contains neither the list of checkpoints nor what only questions show.
+                state=record.state.evolve(checkpoints=(), last_words="", change=None),
                 base_tree=before.tree,
                 base_lines=last.lines if last and last.tree == before.tree else None,
                 previous_plan=before.plan,

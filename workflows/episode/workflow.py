@@ -17,7 +17,17 @@ from tightloop.episode import control, decisions, state_changes
 from tightloop.episode.budget import TopUp, topped_up
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget, check_move
 from tightloop.episode.control import Amendment, EpisodeInput
-from tightloop.episode.decisions import ADD, ALLOW, CANCEL, END, WAIT, NextAction, is_ended_by_message, make_question
+from tightloop.episode.decisions import (
+    ADD,
+    ALLOW,
+    ASKED,
+    CANCEL,
+    END,
+    WAIT,
+    NextAction,
+    is_ended_by_message,
+    make_question,
+)
 from tightloop.episode.model import RIGHT_INPUT, EpisodeOutcome, EpisodeRequest, EpisodeResult, EpisodeStatus
 from tightloop.episode.planning import PlanVerdict
 from tightloop.errors import InvalidRequestError
@@ -85,7 +95,8 @@ class EpisodeCommands(Commands):
         if left:
             record.log(
                 "refused",
-                f"cannot resume: {left[0].id} needs a decision. Send an answer, for example: {left[0].example}",
+                f"cannot resume: {left[0].id} needs a decision: {', '.join(left[0].names)}. "
+                f"Send an answer, for example: {left[0].example}",
             )
         # No answer has taken the text along, so the planner gets it.
         if remark.text and (left or not answered):
@@ -267,7 +278,7 @@ class EpisodeCommands(Commands):
         record.meter.count("tightloop_interventions", message=message)
 
     def _apply(self, question: Question, answer: Answer) -> None:
-        if question.kind is not QuestionKind.OPERATOR:
+        if question.kind is not QuestionKind.OPERATOR or answer.text:
             self._record.log("answered", f"{answer.by}: {answer.option} to {question.title!r} {answer.text}".rstrip())
         self._record.keep_answer(answer)
         if answer.option == CANCEL:
@@ -361,7 +372,7 @@ class EpisodeWorkflow(RunWorkflow):
         decision = self._decide()
         option = await self._points.apply_decision(decision)
         # The findings hid what would have been decided without them, so decide once more.
-        if option == ALLOW and decisions.is_change_allowed(record.state):
+        if option in (ALLOW, ASKED) and decisions.is_change_allowed(record.state):
             decision = self._decide()
             await self._points.apply_decision(decision)
         if decision.action is NextAction.SUCCEED:

@@ -6,16 +6,16 @@ from typing import Any
 
 from temporalio import workflow
 
-from tightloop.episode.decisions import read_drift_answer
+from tightloop.episode.decisions import ACCEPT, ASKED, read_drift_answer
 from tightloop.errors import InvalidRequestError
 from tightloop.plan import control
 from tightloop.plan.child import StepStatus
 from tightloop.run.commands import Remark, read_remark
 from tightloop.run.question import Answer, AnswerCommand, Question, QuestionKind, read_child_note
+from tightloop.safety.approval import with_approval
 from workflows.plan.context import ENDING, PlanContext
 from workflows.plan.recovery import Revisions
 from workflows.plan.reporting import (
-    ACCEPT_IT,
     APPROVALS,
     CANCEL,
     FAIL,
@@ -68,7 +68,7 @@ class PlanCommands(Commands):
             await self._until_open()
             self._choose_defaults(rest, remark)
         for question in self._context.waiting:
-            if question.blocks == THE_PLAN:
+            if question.blocks == THE_PLAN or question.kind is QuestionKind.FAILED_STEP:
                 names = ", ".join(question.names)
                 self._context.log("waits", f"{question.kind.value} needs a decision: {names}", question.step)
 
@@ -195,6 +195,8 @@ class PlanCommands(Commands):
             missing = question.count - len(question.answers)
             self._reporting.show()
             return f"{subject}: {answer.option} by {answer.by}; {missing} more must agree"
+        if question.kind not in APPROVALS:
+            context.progress = context.progress.note_decision(subject, answer)
         if question.kind in APPROVALS:
             number = context.schedule.find(question.step)
             if number is not None:
@@ -218,9 +220,13 @@ class PlanCommands(Commands):
             decided = read_drift_answer(question, question.answers[-1])
             context.progress = context.progress.evolve(drift=decided)
         doubted = context.progress.doubted
-        if question.kind is QuestionKind.PROOF and question.chosen == ACCEPT_IT.name and doubted is not None:
-            accepted = doubted.evolve(accepted_by=question.answers[-1].by)
-            context.progress = context.progress.evolve(doubted=accepted)
+        if question.kind is QuestionKind.PROOF and question.chosen in (ACCEPT, ASKED) and doubted is not None:
+            answer = question.answers[-1]
+            approval = question.approval(answer, asked=question.chosen == ASKED)
+            context.progress = context.progress.evolve(
+                doubted=doubted.evolve(accepted_by=answer.by, asked_for=approval if approval.asked else None),
+                approvals=with_approval(context.progress.approvals, approval),
+            )
         number = context.schedule.find(question.step) if question.kind is QuestionKind.FAILED_STEP else None
         if number is None or question.chosen not in (RETRY.name, SKIP.name):
             return
@@ -240,6 +246,8 @@ class PlanCommands(Commands):
         reasons += [line for question in questions for line in question.evidence]
         subjects = ", ".join(question.step or question.kind.value for question in questions[:10])
         context.log("answered", f"{answer.option} (by {answer.by}) {answer.text}".rstrip(), questions[0].step)
+        for question in questions:
+            context.progress = context.progress.note_decision(question.step or question.kind.value, answer)
         trouble = "; ".join([*reasons, answer.text] if answer.text else reasons)
         return await self._revisions.revise("", f"an answer about {subjects}", answer.by, trouble=trouble)
 

@@ -28,6 +28,7 @@ from tightloop.plan.step import Capability
 from tightloop.run.outcome import Facts
 from tightloop.run.question import ChildWait, Question
 from tightloop.run.routing import Queues, project_of
+from tightloop.safety.approval import Approval
 from tightloop.value import ArtifactRef, abridge, format_count, shorten
 from workflows.run.activities import ActivityFailedError, ActivityOptions
 from workflows.run.kernel import ContinueAsNew, Meter, Run
@@ -77,6 +78,8 @@ class Attempt:
     """Whether it ended without reporting what it wrote."""
     proof: ArtifactRef | None = None
     """Proof of the tree that the only child left behind."""
+    approvals: tuple[Approval, ...] = ()
+    """People's answers about changes in the children."""
     qualifier: str = ""
     """Why a child's success is not a plain success."""
 

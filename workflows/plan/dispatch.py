@@ -16,6 +16,7 @@ from tightloop.plan.failing import FailureClass, Watchdog
 from tightloop.plan.request import PlanSpent
 from tightloop.plan.step import CHILDREN, Access, Capability
 from tightloop.run.question import Question, QuestionKind
+from tightloop.safety.approval import with_approval
 from workflows.plan.attempts import MergeQueue, failed_result, run_attempt
 from workflows.plan.context import Attempt, PlanContext
 from workflows.plan.recovery import Recovery
@@ -283,7 +284,9 @@ class Dispatch:
             attempt.ended_by = f"the watchdog stopped the attempt after {watchdog.after_s:g} s"
             attempt.task.cancel()
         elif watchdog.escalate == "pause":
-            self._questions.pause(QuestionKind.LIMIT, reason, step=attempt.name)
+            self._questions.pause(
+                QuestionKind.LIMIT, f"{reason}; it keeps running, but no new step starts", step=attempt.name
+            )
         else:
             self._context.alerts.send(self._context.alert(AlertKind.OVERDUE, reason, attempt.name))
 
@@ -346,6 +349,9 @@ class Dispatch:
         context, schedule = self._context, self._context.schedule
         node, name = schedule.node(number), attempt.name
         context.take_result(name, result, attempt.qualifier)
+        context.progress = context.progress.evolve(
+            approvals=with_approval(context.progress.approvals, *attempt.approvals)
+        )
         context.log_drift(result.drift, name)
         if attempt.writes:
             context.set_tree(result.tree)

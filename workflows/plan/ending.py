@@ -16,8 +16,7 @@ from tightloop.plan.document import OnPlanFailure
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.progress import Doubt
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult
-from tightloop.run.core import Evidence
-from tightloop.run.outcome import doubts, headline, qualify
+from tightloop.run.outcome import doubts, headline, qualify, with_announcements
 from tightloop.value import abridge
 from workflows.plan.context import PlanContext, PlanEnd
 from workflows.plan.dispatch import Dispatch
@@ -71,6 +70,10 @@ class Ending:
         outcome = PlanOutcome.CANCELLED if is_cancelled else PlanOutcome.FAILED
         if compensate:
             problems = await self._compensation.undo_all()
+            done = context.progress.compensations
+            if done:
+                more = f"; and {len(done) - NAMES_SHOWN} more" if len(done) > NAMES_SHOWN else ""
+                reason += f". Undone: {'; '.join(done[:NAMES_SHOWN])}{more}"
             if problems:
                 reason += ". Not undone: " + "; ".join(problems[:NAMES_SHOWN])
             elif not is_cancelled:
@@ -128,6 +131,8 @@ class Ending:
             expected_tree=context.final_tree,
             statuses={schedule.name(number): schedule.status(number).value for number in left[:STATUSES_LIMIT]},
             counts=counts,
+            decisions=context.progress.decisions,
+            edits=context.progress.edits,
             snapshot=self._reporting.last,
         )
         try:
@@ -147,6 +152,7 @@ class Ending:
             revision=context.progress.revision,
             spent=context.progress.spent,
             proof=context.progress.proof if outcome is PlanOutcome.COMPLETED else None,
+            approvals=context.progress.approvals,
             record=record,
         )
 
@@ -224,7 +230,8 @@ class PlanProof:
         if not self.is_needed:
             return done
         is_proven = not doubts(context.outcome_facts)
-        return f"{done}, and the definition of done {'is proven' if is_proven else 'passes'}"
+        done = f"{done}, and the definition of done {'is proven' if is_proven else 'passes'}"
+        return with_announcements(done, context.outcome_facts)
 
     @property
     def qualifier(self) -> str:
@@ -271,6 +278,7 @@ class PlanProof:
                 plan=context.progress.plan,
                 goal=context.request.goal,
                 allow=context.request.allow,
+                approvals=context.progress.approvals,
                 earlier=context.progress.proof_within,
                 failed_before=context.progress.failed_before,
                 flaky=context.progress.flaky,
@@ -288,7 +296,7 @@ class PlanProof:
             context.log("proven" if is_proven else "doubted", detail)
         if not is_proven and self._context.is_nothing_left:
             context.progress = context.progress.evolve(doubted=Doubt(tree=tree, title=proved.title))
-            self._questions.ask_about_proof(proved.title, proved.evidence)
+            self._questions.ask_about_proof(proved.title, proved.evidence, proved.change)
         return is_proven
 
     async def _accept(self, doubted: Doubt) -> bool:
@@ -296,12 +304,10 @@ class PlanProof:
         assert proof is not None
         accepted = await self._waiting.run(
             ProofActivities.accept_proof,
-            lambda: AcceptRequest(scope=context.scope, proof=proof, by=doubted.accepted_by),
+            lambda: AcceptRequest(
+                scope=context.scope, proof=proof, by=doubted.accepted_by, asked_for=doubted.asked_for
+            ),
             context.on_host("record who accepted the proof", HAND_OFF_TIMEOUT),
         )
-        evidence = context.progress.evidence or Evidence()
-        context.progress = context.progress.evolve(
-            proof=accepted,
-            evidence=evidence.evolve(accepted_by=doubted.accepted_by, finding=doubted.title),
-        )
+        context.progress = context.progress.evolve(proof=accepted.proof, evidence=accepted.facts)
         return True

@@ -158,6 +158,7 @@ class ProjectContext(PlanContext):
             has_checks=bool(self.facts.gate_names),
             worked=bool(tasks),
             unproven=[name for name in tasks if name in qualifiers],
+            asked=[approval.sentence for approval in self.progress.approvals if approval.asked],
         )
 
     def take_result(self, step: str, result: StepResult, qualifier: str = "") -> None:

@@ -24,9 +24,9 @@ from tightloop.plan.engine.recovery import (
 from tightloop.plan.engine.schedule import Schedule
 from tightloop.plan.engine.state import UndoEntry
 from tightloop.plan.failing import FailureClass
+from tightloop.plan.progress import COMPENSATIONS_LIMIT
 from tightloop.plan.request import PlanPhase
 from tightloop.run.question import QuestionKind
-from tightloop.value import format_count
 from workflows.plan.context import ENDING, HARD_ATTEMPTS, PlanContext, PlanEnd
 from workflows.plan.reporting import PlanQuestions, PlanReporting
 from workflows.run.activities import ActivityFailedError, ActivityRunner
@@ -106,13 +106,18 @@ class Compensation:
             return error.reason
         context.set_tree(answer.tree)
         context.log_drift(answer.drift, entry.step)
+        by_step = context.schedule.find(answer.step) if answer.step else None
+        if by_step is not None:
+            context.schedule.record_compensation_step(by_step, completed=not answer.failure)
         if answer.failure:
             return answer.failure
         context.progress = context.progress.remove_undo(entry)
         number = context.schedule.find(entry.step)
         if number is not None:
             context.schedule.record_compensation(number)
-        context.log("compensated", format_count(answer.files_changed, "file"), entry.step)
+        context.log("compensated", answer.summary, entry.step)
+        done = (*context.progress.compensations, f"{entry.step}: {answer.summary}")[-COMPENSATIONS_LIMIT:]
+        context.progress = context.progress.evolve(compensations=done)
         return ""
 
 

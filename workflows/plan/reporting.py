@@ -5,13 +5,15 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from tightloop.episode.decisions import ACCEPT, ACCEPT_EFFECT, KEEP, UNDO, WORK, drift_question
+from tightloop.episode.decisions import ACCEPT_FILES, ASKED_FOR_CHANGE, KEEP, UNDO, WORK, about_change, drift_question
 from tightloop.ledger.alert import AlertKind, alert_kind
 from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.plan.child import StepFailure, StepStatus
 from tightloop.plan.control import plan_details
+from tightloop.plan.engine.state import APPROVE, REJECT
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanStatus, StepLine, StepPage
-from tightloop.run.question import ChildNote, ChildWait, Option, Question, QuestionKind
+from tightloop.run.question import ChildNote, ChildWait, Option, OptionGroup, Question, QuestionKind
+from tightloop.safety.approval import ShownChange
 from tightloop.safety.drift import Drift
 from tightloop.value import shorten
 from workflows.plan.context import PlanContext
@@ -26,20 +28,22 @@ NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKi
 """Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
-RESUME = Option(name="resume", effect="steps start again; your file edits are kept")
+RESUME = Option(name="resume", effect="steps start again; your edits to files are kept")
 RETRY = Option(name="retry", effect="the failed work is retried; your file edits are kept")
 RETRY_STEP = RETRY.evolve(effect="the step is retried with all its attempts; your file edits are kept")
-EXTEND = Option(name="extend", effect="each exhausted limit is raised by the amount specified in the plan")
-CANCEL = Option(name="cancel", effect="the plan ends as cancelled")
-SKIP = Option(name="skip", effect="skip the step; the plan continues")
-CHECK_AGAIN = RETRY.evolve(effect="run the definition of done again; your file edits are kept")
-FAIL = Option(name="fail", effect="the step remains failed; the plan fails once nothing else is left to do")
-REPLAN = Option(name="replan", effect="a planner revises the plan")
-GO_TO_WORK = Option(name=WORK, effect="the plan is verified and proven again; your file edits are kept")
-ACCEPT_IT = Option(name=ACCEPT, effect=ACCEPT_EFFECT)
-OPTION_NAMES = frozenset(
-    {"approve", "reject", "resume", "retry", "extend", "cancel", "skip", "fail", "replan", WORK, ACCEPT, KEEP, UNDO}
+EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and go on")
+CANCEL = Option(name="cancel", effect="end the plan; it undoes its steps if on_failure says so", group=OptionGroup.STOP)
+SKIP = Option(name="skip", effect="skip the step; the plan continues", group=OptionGroup.ACCEPT)
+CHECK_AGAIN = RETRY.evolve(effect="run the definition of done again; edit files first if you like, your edits are kept")
+FAIL = Option(
+    name="fail",
+    effect="the step remains failed; the plan fails once nothing else is left to do",
+    group=OptionGroup.STOP,
 )
+REPLAN = Option(name="replan", effect="a planner revises the plan")
+GO_TO_WORK = Option(name=WORK, effect="run the proof again; edit files first if you like, your edits are kept")
+_OPTIONS = (RESUME, RETRY, EXTEND, CANCEL, SKIP, FAIL, REPLAN, GO_TO_WORK, ACCEPT_FILES, ASKED_FOR_CHANGE)
+OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, *(option.name for option in _OPTIONS)})
 _PAUSE_OPTIONS = {
     QuestionKind.OPERATOR: (RESUME, CANCEL),
     QuestionKind.LIMIT: (RESUME, CANCEL),
@@ -82,7 +86,6 @@ class PlanQuestions:
             kind=QuestionKind.FAILED_STEP,
             title=f"{step} failed: {failure.reason}",
             options=(RETRY_STEP, self._skip(step), FAIL, *self._replan),
-            default=RETRY.name,
             blocks=step,
             step=step,
             window=FAILED_STEPS,
@@ -101,18 +104,18 @@ class PlanQuestions:
         )
         self._ask("paused", question)
 
-    def ask_about_proof(self, title: str, evidence: tuple[str, ...]) -> None:
+    def ask_about_proof(self, title: str, evidence: tuple[str, ...], change: ShownChange | None) -> None:
         """Ask how to continue when the definition of done holds but the proof has findings."""
         question = Question(
             id="",
             kind=QuestionKind.PROOF,
             title=title,
             evidence=evidence,
-            options=(GO_TO_WORK, ACCEPT_IT, *self._replan, CANCEL),
+            options=(GO_TO_WORK, ACCEPT_FILES, *self._replan, CANCEL),
             default=GO_TO_WORK.name,
             blocks=THE_PLAN,
         )
-        self._ask("paused", question)
+        self._ask("paused", about_change(question, change))
 
     def ask_for_step(self, step: str, question: Question) -> None:
         """Ask a step's question."""
@@ -148,7 +151,7 @@ class PlanQuestions:
             return SKIP
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         others = ", ".join(names[:NAMES_SHOWN]) + more
-        return SKIP.evolve(effect=f"skip the step, and {others}, which need it; the plan continues")
+        return SKIP.evolve(effect=f"skip the step and what needs it ({others}); the plan continues")
 
     @property
     def _replan(self) -> tuple[Option, ...]:

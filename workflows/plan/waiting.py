@@ -145,7 +145,9 @@ class Waiting:
         context.log_drift(adopted.drift)
         if adopted.tree != progress.tree:
             context.set_tree(adopted.tree)
-            context.log("adopted", f"edits to {format_count(adopted.files_changed, 'file')} made {when} were kept")
+            sentence = f"edits to {format_count(adopted.files_changed, 'file')} made {when} were kept"
+            context.log("adopted", sentence)
+            context.progress = context.progress.note_edits(sentence)
 
     def _patience(self) -> timedelta | None:
         """Return the time left for an answer if only a person can continue the plan. None means no limit."""

@@ -27,7 +27,7 @@ from activities.plan.requests import (
     StepRun,
     VerifyPlanRequest,
 )
-from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest, ProveResult
+from activities.proof.port import AcceptRequest, AcceptResult, BeginRequest, BeginResult, ProveRequest, ProveResult
 from activities.staffing import WorkerCheckActivities
 from activities.tracking.activity import Recorded, RecordRequest
 from activities.workspace.port import AdoptRequest, AdoptResult
@@ -45,6 +45,7 @@ from tightloop.plan.failing import FailureClass
 from tightloop.plan.request import PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.step import Access, Capability
 from tightloop.plan.text.reading import read_plan
+from tightloop.run.core import Evidence
 from tightloop.run.question import Question, QuestionKind
 from tightloop.value import ArtifactRef
 from worker.build import workflow_runner
@@ -299,7 +300,7 @@ class ScriptedPlanActivities:
             )
         self.taken_back.append(request.step)
         names = [name for name in request.expected_tree.split(",") if name != request.step]
-        return CompensationResult(tree=",".join(names), files_changed=1)
+        return CompensationResult(tree=",".join(names), files_changed=1, summary="1 file restored")
 
     @activity.defn
     async def verify_plan(self, request: VerifyPlanRequest) -> PlanVerification:
@@ -330,10 +331,15 @@ class ScriptedPlanActivities:
         )
 
     @activity.defn
-    async def accept_proof(self, request: AcceptRequest) -> ArtifactRef:
+    async def accept_proof(self, request: AcceptRequest) -> AcceptResult:
         """Remember it."""
         self.accepted.append(request)
-        return request.proof.evolve(name="accepted")
+        facts = Evidence(files_changed=1)
+        if request.asked_for is None:
+            facts = facts.evolve(accepted_by=request.by, finding="1 original test did not run")
+        else:
+            facts = facts.evolve(asked=(request.asked_for.sentence,))
+        return AcceptResult(proof=request.proof.evolve(name="accepted"), facts=facts)
 
     @activity.defn
     async def close_plan(self, request: ClosePlanRequest) -> PlanClosed:

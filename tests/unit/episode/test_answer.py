@@ -12,11 +12,19 @@ from hypothesis import strategies as st
 
 from tests.support.runs import KeptMeter
 from tightloop.episode.budget import Budget, Spent
-from tightloop.episode.control import EpisodeInput, details_markdown, read_amendment
+from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.control import EpisodeInput, details_markdown, find_restore_point, read_amendment
 from tightloop.episode.decisions import after_execution, alignment_question, make_question
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
-from tightloop.episode.state_changes import begin_iteration, with_answer, with_grant, with_plan, with_report
+from tightloop.episode.state_changes import (
+    begin_iteration,
+    with_answer,
+    with_grant,
+    with_plan,
+    with_refused_proof,
+    with_report,
+)
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import clarifying_question, permission_question, report_on_work, work_question
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, Grant, ResumeToken
@@ -135,14 +143,21 @@ def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> N
     assert (answer.option, answer.text) == ("done", "two joints")
 
 
+def test_the_note_of_a_resume_at_an_operators_pause_is_in_the_timeline() -> None:
+    episode = Episode(make_question(QuestionKind.OPERATOR, "lunch", by="ada"))
+    episode.resume({"note": "the key is there now", "by": "bob"})
+    line = episode.record.core.timeline[-1]
+    assert (line.kind, line.text) == ("answered", "bob: resume to 'lunch' the key is there now")
+
+
 def test_a_resume_that_decides_nothing_says_what_is_needed() -> None:
     episode = Episode(ALIGNMENT)
     episode.resume({"note": "keep the tests", "by": "ada"})
     last = episode.record.core.timeline[-1]
     assert last.kind == "refused"
     assert (
-        last.text
-        == 'cannot resume: q1 needs a decision. Send an answer, for example: {"question": "q1", "option": "allow"}'
+        last.text == "cannot resume: q1 needs a decision: refuse, allow, cancel. Send an answer, for example: "
+        '{"question": "q1", "option": "refuse"}'
     )
     assert episode.record.state.notes == ("keep the tests",)
 
@@ -327,3 +342,39 @@ def test_the_report_of_an_agent_is_no_intervention() -> None:
     episode = Episode(WORK.evolve(blocks=""))
     episode.answer("done: two joints")
     assert episode.interventions == []
+
+
+def records(*refused: str) -> tuple[CheckpointRecord, ...]:
+    names = [f"ckpt-{number}" for number in range(5)]
+    parents = [None, *names]
+    return tuple(
+        CheckpointRecord(id=name, iteration=number, tree=f"t{number}", parent=parent, refused=name in refused)
+        for number, (name, parent) in enumerate(zip(names, parents, strict=False))
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "refused", "expected"),
+    [
+        (QuestionKind.OPERATOR, EpisodePhase.TRACKING, (), "ckpt-4"),
+        (QuestionKind.ALIGNMENT, EpisodePhase.PLANNING, (), "ckpt-4"),
+        (QuestionKind.ALIGNMENT, EpisodePhase.TRACKING, (), "ckpt-3"),
+        (QuestionKind.PROOF, EpisodePhase.PROVING, (), "ckpt-3"),
+        (QuestionKind.OPERATOR, EpisodePhase.TRACKING, ("ckpt-4", "ckpt-3"), "ckpt-2"),
+        (QuestionKind.PROOF, EpisodePhase.PROVING, ("ckpt-3",), "ckpt-2"),
+        (QuestionKind.OPERATOR, EpisodePhase.TRACKING, tuple(f"ckpt-{number}" for number in range(5)), "ckpt-0"),
+    ],
+)
+def test_no_checkpoint_with_refused_work_is_offered(
+    kind: QuestionKind, phase: EpisodePhase, refused: tuple[str, ...], expected: str
+) -> None:
+    state = EpisodeState(checkpoints=records(*refused), phase=phase, tree="t4")
+    assert find_restore_point(state, (make_question(kind, "?"),)) == expected
+
+
+def test_refused_work_is_marked_in_its_checkpoints() -> None:
+    state = EpisodeState(checkpoints=records(), phase=EpisodePhase.TRACKING, tree="t4", findings=(FINDING,))
+    refused = with_answer(state, ALIGNMENT, Answer(question="q1", option="refuse", by="ada"), first=state.budget)
+    proof = with_refused_proof(state, "the checks pass, but", ())
+    for changed in (refused, proof):
+        assert [record.id for record in changed.checkpoints if record.refused] == ["ckpt-4"]

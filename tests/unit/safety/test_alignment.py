@@ -370,7 +370,7 @@ def test_a_finding_is_asked_about_with_the_rule_the_evidence_and_what_helps() ->
     assert question.kind is QuestionKind.ALIGNMENT
     assert question.title == "rewrites_history, irreversible damage: step 1: git push --force"
     assert any("do not" in line for line in question.evidence)
-    assert (question.names, question.default) == (("allow", "refuse", "cancel"), "")
+    assert (question.names, question.default) == (("refuse", "allow", "cancel"), "")
 
 
 def test_what_a_person_allowed_is_not_asked_for_again() -> None:

@@ -81,7 +81,7 @@ async def test_failed_step_is_asked_about_and_an_answer_opens_it_again() -> None
     number = parts.fail()
     [question] = parts.context.waiting
     assert (question.kind, question.names, question.default) == (
-        QuestionKind.FAILED_STEP, ("retry", "skip", "fail"), "retry"
+        QuestionKind.FAILED_STEP, ("retry", "skip", "fail"), ""
     )  # fmt: skip
     assert [(alert.reason, alert.step) for alert in parts.told.alerts] == [("a failed: no disk", "a")]
     assert await parts.answer("retry: it was full") == "a: retry"

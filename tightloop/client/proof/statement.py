@@ -17,7 +17,7 @@ from pydantic.alias_generators import to_camel
 
 from tightloop.client.proof.envelope import read_json
 from tightloop.episode.check import CheckStatus, ProofRule
-from tightloop.episode.proof import ChangedFile, Proof, ProofRun, ProofVerdict, TestsFrom
+from tightloop.episode.proof import ChangedFile, Proof, ProofFinding, ProofRun, ProofVerdict, TestsFrom
 from tightloop.errors import ProofError
 from tightloop.run.outcome import Facts, doubts
 from tightloop.value import Value, first_problem
@@ -41,7 +41,7 @@ class Result(StrEnum):
 
     PASSED = "PASSED"
     WARNED = "WARNED"
-    """Tests pass, but some findings were announced or accepted by a person."""
+    """Tests pass, but some findings were announced, before or afterwards, or accepted by a person."""
     FAILED = "FAILED"
 
 
@@ -106,6 +106,9 @@ class FindingDetails(_Part):
     rule: ProofRule
     text: str = ""
     announced: bool = False
+    asked_by: str = ""
+    """Person who said afterwards that they had asked for the change."""
+    asked_at: datetime | None = None
 
 
 class Details(_Part):
@@ -130,6 +133,8 @@ class Details(_Part):
     """True if an executor changed a file."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
+    asked: tuple[str, ...] = ()
+    """Changes that a person announced only after the fact: sentences with the person, the files and the time."""
     not_held: tuple[str, ...] = ()
     """Properties that the proof does not show."""
     started_at: datetime
@@ -268,6 +273,7 @@ def _contradictions(statement: Statement) -> Iterator[str]:
     if predicate.result is Result.PASSED and (
         predicate.warned_tests
         or details.findings
+        or details.asked
         or details.verdict is not ProofVerdict.PROVEN
         or not all(run.green for run in details.runs)
     ):
@@ -277,8 +283,8 @@ def _contradictions(statement: Statement) -> Iterator[str]:
 def _result(proof: Proof) -> Result:
     if proof.verdict is ProofVerdict.DOUBTED or not proof.runs or not proof.runs[0].green:
         return Result.FAILED
-    clean = proof.verdict is ProofVerdict.PROVEN and not proof.findings and all(run.green for run in proof.runs)
-    return Result.PASSED if clean else Result.WARNED
+    is_proven = proof.verdict is ProofVerdict.PROVEN and all(run.green for run in proof.runs)
+    return Result.PASSED if is_proven and not (proof.findings or proof.evidence.asked) else Result.WARNED
 
 
 def _names(proof: Proof, *, passed: bool) -> tuple[str, ...]:
@@ -299,15 +305,21 @@ def _details(proof: Proof) -> Details:
         runs=tuple(map(_run, proof.runs)),
         changed=proof.changed,
         changed_count=proof.changed_count,
-        findings=tuple(FindingDetails.of(finding) for finding in proof.findings),
+        findings=tuple(map(_finding, proof.findings)),
         files_changed=proof.evidence.files_changed,
         seen_to_fail=proof.evidence.seen_to_fail,
         worked=proof.evidence.worked,
         flaky=proof.evidence.flaky,
+        asked=proof.evidence.asked,
         not_held=proof.not_held,
         started_at=proof.started,
         ended_at=proof.ended,
     )
+
+
+def _finding(finding: ProofFinding) -> FindingDetails:
+    asked = finding.answered if finding.answered is not None and finding.answered.asked else None
+    return FindingDetails.of(finding, asked_by=asked.by if asked else "", asked_at=asked.at if asked else None)
 
 
 def _run(run: ProofRun) -> RunDetails:

@@ -265,6 +265,8 @@ class Rules:
     """Accept a proof without a signature."""
     accepted: bool = False
     """Accept a proof whose findings were accepted by a person."""
+    strict: bool = False
+    """Refuse a proof if a person said only after a change that they had asked for it."""
 
 
 def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
@@ -331,9 +333,15 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
     predicate, details = statement.predicate, statement.predicate.tightloop
     commands = format_count(len(statement.commands), "command")
     for finding in details.findings:
-        how = "announced beforehand" if finding.announced else f"accepted by {details.accepted_by or 'nobody'}"
-        proven = details.verdict is ProofVerdict.PROVEN and finding.announced
+        how = f"accepted by {details.accepted_by or 'nobody'}"
+        if finding.announced or finding.asked_by:
+            how = "announced beforehand" if finding.announced else f"asked for by {finding.asked_by}"
+        is_explained = finding.announced or (bool(finding.asked_by) and not rules.strict)
+        proven = details.verdict is ProofVerdict.PROVEN and is_explained
         verification.add(proven or (rules.accepted and bool(details.accepted_by)), f"{finding.text} ({how})")
+    for sentence in details.asked:
+        hint = ", but only after it was made, which --strict does not accept" if rules.strict else ""
+        verification.add(not rules.strict, f"{sentence}{hint}")
     match predicate.result, details.verdict:
         case Result.PASSED | Result.WARNED, ProofVerdict.PROVEN:
             verification.add(True, f"all {commands} of the definition of done passed in a fresh checkout")

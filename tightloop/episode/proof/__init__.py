@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from tightloop.episode.check import Check, CheckStatus, ProofRule
 from tightloop.run.core import Evidence
+from tightloop.safety.approval import Approval
 from tightloop.value import ArtifactRef, Value
 
 NAMES_LIMIT = 50
@@ -144,6 +145,20 @@ class ProofFinding(Value):
     evidence: tuple[str, ...] = ()
     announced: bool = False
     """True if the goal or the request announced it. In that case, it is evidence and does not lead to a question."""
+    paths: tuple[str, ...] = ()
+    """Changed files that the finding is about, unless it is about all changed files that affect the checks."""
+    answered: Approval | None = None
+    """Answer of a person who was already asked about the same change. It does not lead to another question."""
+
+    @property
+    def is_open(self) -> bool:
+        """True if a person has to decide."""
+        return not self.announced and self.answered is None
+
+    @property
+    def is_accepted(self) -> bool:
+        """True if a person let the change pass without having asked for it."""
+        return not self.announced and self.answered is not None and not self.answered.asked
 
 
 class ProofVerdict(StrEnum):
@@ -200,5 +215,5 @@ class Proof(Value):
 
     @property
     def open_findings(self) -> tuple[ProofFinding, ...]:
-        """Findings that were not announced."""
-        return tuple(finding for finding in self.findings if not finding.announced)
+        """Findings that were neither announced nor answered."""
+        return tuple(finding for finding in self.findings if finding.is_open)

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tightloop.episode.check import Check, ProofRule
 from tightloop.episode.proof import (
+    FILES_LIMIT,
     ChangedFile,
     CheckRun,
     FileChange,
@@ -19,6 +21,8 @@ from tightloop.episode.proof import (
 )
 from tightloop.episode.proof.files import DATA, RequestedChanges
 from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing
+from tightloop.run.outcome import Facts, doubts
+from tightloop.safety.approval import Approval
 from tightloop.value import format_count, shorten
 
 SHOWN = 6
@@ -60,6 +64,15 @@ class Changes(NamedTuple):
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
     evidence: Evidences = Evidences()
+    answered: Mapping[str, Approval] = MappingProxyType({})
+    """Answers of people who were already asked about the changes of these files."""
+
+    def answer_for(self, paths: Iterable[str]) -> Approval | None:
+        """Return the weakest answer if there is one for each of the files. If there are no files, there is none."""
+        answers = [self.answered.get(path) for path in paths]
+        if not answers or None in answers:
+            return None
+        return min(filter(None, answers), key=lambda answer: answer.asked)
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
@@ -98,11 +111,8 @@ def findings_of(
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
     """Return the findings that speak against the runs, most severe first. Announced findings are marked."""
-    findings = [
-        finding
-        for measured_run in measured
-        for finding in _of_run(measured_run, beginning, changes, _has_announcement(changes, announcement))
-    ]
+    reason = _reason(changes, announcement)
+    findings = [finding for measured_run in measured for finding in _of_run(measured_run, beginning, changes, reason)]
     if changes.environment:
         count = len(changes.environment)
         text = f"{format_count(count, 'installed file')} changed during the episode"
@@ -111,16 +121,18 @@ def findings_of(
         )
     if changes.suspicious:
         text = "the change contains lines that can make any check pass"
-        findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
+        findings.append(_of_lines(text, changes.suspicious, changes))
     if changes.evidence.peeks:
         text = "the product reads what the tests compare with"
-        findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.evidence.peeks[:SHOWN]))
+        findings.append(_of_lines(text, changes.evidence.peeks, changes))
     findings += [
         ProofFinding(
             rule=ProofRule.TESTS_CHANGED,
             text=f"{format_count(len(tests), 'test')} inside {path} changed or disappeared",
             evidence=tests[:SHOWN],
             announced=announcement.covers(ChangedFile(path=path, kind=FileKind.TEST, change=FileChange.MODIFIED)),
+            answered=changes.answer_for((path,)),
+            paths=(path,),
         )
         for path, tests in changes.evidence.inner_tests.items()
     ]
@@ -129,12 +141,32 @@ def findings_of(
     return tuple({(finding.rule, finding.text): finding for finding in marked}.values())
 
 
-def _has_announcement(changes: Changes, announcement: RequestedChanges) -> bool:
-    return bool(changes.restored) and all(map(announcement.covers, changes.restored))
+def _of_lines(text: str, lines: tuple[str, ...], changes: Changes) -> ProofFinding:
+    """Return the finding about suspicious lines of the form `path:line: text`."""
+    paths = tuple(dict.fromkeys(line.partition(":")[0] for line in lines))
+    return ProofFinding(
+        rule=ProofRule.SUSPICIOUS,
+        text=text,
+        evidence=lines[:SHOWN],
+        answered=changes.answer_for(paths),
+        paths=paths[:FILES_LIMIT],
+    )
+
+
+class _Reason(NamedTuple):
+    """Why the changes of the restored files are no question."""
+
+    announced: bool
+    answered: Approval | None
+
+
+def _reason(changes: Changes, announcement: RequestedChanges) -> _Reason:
+    unannounced = [file.path for file in changes.restored if not announcement.covers(file)]
+    return _Reason(bool(changes.restored) and not unannounced, changes.answer_for(unannounced))
 
 
 def _of_run(
-    measured_run: ObservedRun, beginning: InitialState, changes: Changes, announced: bool
+    measured_run: ObservedRun, beginning: InitialState, changes: Changes, reason: _Reason
 ) -> Iterator[ProofFinding]:
     is_delivered = measured_run.run.tests is TestsFrom.DELIVERED
     for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True):
@@ -150,17 +182,18 @@ def _of_run(
                     rule=_rule(changes),
                     text=text,
                     evidence=(*_why(check, observation), *map(_line, changes.restored[:SHOWN])),
-                    announced=announced,
+                    announced=reason.announced,
+                    answered=reason.answered,
                 )
             continue
-        yield from _of_reports(check, observation, before, changes, announced)
+        yield from _of_reports(check, observation, before, changes, reason)
         yield from _of_ends(check, observation, before)
         if is_delivered:
             yield from _of_sources(check, observation, before, changes.evidence.sources)
 
 
 def _of_reports(
-    check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes, announced: bool
+    check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes, reason: _Reason
 ) -> Iterator[ProofFinding]:
     reports = {report.checker: report for report in observation.reports}
     expected = before.observation.checkers if before else ()
@@ -190,7 +223,15 @@ def _of_reports(
             text = f"{check.name}: {format_count(len(missing_tests), 'original test')} did not pass or did not run"
             evidence = (*(shorten(name, 200) for name in missing_tests[:SHOWN]), *_counts(old, report))
             evidence = (*evidence, *map(_line, changes.restored[:SHOWN]))
-            yield ProofFinding(rule=ProofRule.TESTS_CHANGED, text=text, evidence=evidence, announced=announced)
+            # pytest's names begin with the file of the test.
+            files = {name.partition("::")[0] for name in missing_tests}
+            yield ProofFinding(
+                rule=ProofRule.TESTS_CHANGED,
+                text=text,
+                evidence=evidence,
+                announced=reason.announced,
+                answered=reason.answered or changes.answer_for(files),
+            )
 
 
 def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | None) -> Iterator[ProofFinding]:
@@ -287,14 +328,16 @@ def _line(file: ChangedFile) -> str:
 
 
 def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> ProofVerdict:
-    """Return the verdict. Announced findings are only evidence.
+    """Return the verdict. Announced findings are only evidence, and so are changes that a person asked for afterwards.
 
     Args:
         findings: findings in the delivered tree.
         proves: True if a check was seen to fail and files changed. Otherwise, passing checks prove nothing.
     """
-    if any(not finding.announced for finding in findings):
+    if any(finding.is_open for finding in findings):
         return ProofVerdict.DOUBTED
+    if any(finding.is_accepted for finding in findings):
+        return ProofVerdict.ACCEPTED
     return ProofVerdict.PROVEN if proves else ProofVerdict.NOT_PROVEN
 
 
@@ -302,8 +345,41 @@ def evidence_lines(proof: Proof) -> tuple[str, ...]:
     """Return a proof's open findings with their evidence, for a person."""
     lines: list[str] = []
     for finding in proof.open_findings:
-        lines += [finding.text, *(f"  {line}" for line in finding.evidence)]
+        lines += [f"{finding.rule.value}: {finding.text}", *(f"  {line}" for line in finding.evidence)]
     return tuple(lines)
+
+
+_OF_GUARDED_FILES = frozenset({ProofRule.TESTS_CHANGED, ProofRule.CONFIGURATION_CHANGED})
+
+
+def changed_paths(proof: Proof) -> tuple[str, ...]:
+    """Return the files that the open findings are about. Empty if one of them is not about a change of files."""
+    paths: dict[str, None] = {}
+    for finding in proof.open_findings:
+        guarded = tuple(file.path for file in proof.changed) if finding.rule in _OF_GUARDED_FILES else ()
+        about = finding.paths or guarded
+        if not about:
+            return ()
+        paths |= dict.fromkeys(about)
+    return tuple(paths)
+
+
+def answer_proof(proof: Proof, *, by: str, asked_for: Approval | None) -> Proof:
+    """Return the proof with a person's answer to its open findings.
+
+    Args:
+        proof: proof with open findings.
+        by: person who answered.
+        asked_for: set if the person asked for the change. Otherwise they accept the tree although the findings stand.
+    """
+    if asked_for is None:
+        finding = next((finding.text for finding in proof.open_findings), "")
+        evidence = proof.evidence.evolve(accepted_by=by, finding=finding)
+        return proof.evolve(verdict=ProofVerdict.ACCEPTED, accepted_by=by, evidence=evidence)
+    findings = tuple(finding.evolve(answered=asked_for) if finding.is_open else finding for finding in proof.findings)
+    evidence = proof.evidence.evolve(asked=tuple(dict.fromkeys((*proof.evidence.asked, asked_for.sentence))))
+    verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
+    return proof.evolve(findings=findings, evidence=evidence, verdict=verdict)
 
 
 SHARED_PROCESS = (

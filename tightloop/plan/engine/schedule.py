@@ -359,6 +359,11 @@ class Schedule:
         if self._codes[number] == code.COMPLETED and not self.is_expanded(number):
             self._set(number, code.COMPENSATED)
 
+    def record_compensation_step(self, number: int, *, completed: bool) -> None:
+        """Record that a step ran to undo another one. Until then, a step of this kind is skipped."""
+        if self.node(number).kind is StepKind.COMPENSATION:
+            self._set(number, code.COMPLETED if completed else code.TOLERATED)
+
     def expand(self, number: int, count: int) -> None:
         """Expand a held template to `count` steps, regardless of the budget."""
         # The answer may be late or repeated: a template that is no longer held must not expand twice.

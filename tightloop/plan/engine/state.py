@@ -13,7 +13,7 @@ from tightloop.plan.document import Hypothesis
 from tightloop.plan.expression import parse_expression
 from tightloop.plan.reference import Lookup
 from tightloop.plan.step import Step, StepKind
-from tightloop.run.question import Answer
+from tightloop.run.question import Answer, OptionGroup
 from tightloop.run.question import Option as Choice
 from tightloop.value import Value, shorten
 
@@ -126,13 +126,16 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
             pros="; ".join(option.pros),
             cons="; ".join(option.cons),
             cost=option.cost,
+            group=OptionGroup.STOP if option.name == REJECT else OptionGroup.ACCEPT,
         )
         for option in options
     )
     if any(choice.name == REJECT for choice in offered):
         return offered
-    approve = Choice(name=APPROVE, effect="the step continues")
-    reject = Choice(name=REJECT, effect="the step fails with your text as the reason", at_once=True)
+    approve = Choice(name=APPROVE, effect="the step continues", group=OptionGroup.ACCEPT)
+    reject = Choice(
+        name=REJECT, effect="the step fails with your text as the reason", group=OptionGroup.STOP, at_once=True
+    )
     return *(offered or (approve,)), reject
 
 

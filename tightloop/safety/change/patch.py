@@ -7,6 +7,10 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, overload
 
+from tightloop.safety.approval import DIFF_CHARACTERS, DIFF_LINES, FILES_LIMIT, FileVersion, ShownChange
+from tightloop.value import shorten
+from tightloop.value.scrub import scrub
+
 LINE_CHARACTERS = 2_000
 """Maximum length of a line. Longer lines are split into pieces that overlap by `OVERLAP_CHARACTERS` or half of it."""
 OVERLAP_CHARACTERS = 200
@@ -107,10 +111,22 @@ class FilePatch(NamedTuple):
     removed: Lines = NOTHING
     new: bool = False
     deleted: bool = False
+    before: str = ""
+    """Git id of the content before the change. Empty if there was no file or the patch does not say."""
+    after: str = ""
 
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
+
+    @property
+    def versions(self) -> tuple[FileVersion, ...]:
+        """Content of the file before and after the change. A renamed file is a deleted one and a new one."""
+        if not (self.before or self.after):
+            return ()
+        if self.was:
+            return FileVersion(path=self.was, before=self.before), FileVersion(path=self.path, after=self.after)
+        return (FileVersion(path=self.path, before=self.before, after=self.after),)
 
 
 class Unread(NamedTuple):
@@ -143,8 +159,41 @@ class Change(NamedTuple):
 
 def read_patch(patch: str) -> tuple[FilePatch, ...]:
     """Parse a unified git diff. If it is truncated, the result contains the files that are in it."""
+    return tuple(map(_file, _sections(patch)))
+
+
+def _sections(patch: str) -> list[str]:
     # At line starts only: each line of a file has a sign in front, so its text cannot start another file.
-    return tuple(map(_file, re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]))
+    return re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)[1:]
+
+
+def show_change(patch: str, paths: Iterable[str], command: str) -> ShownChange:
+    """Return the part of a patch that changes the given files, for a question. Without `paths`, show all of it.
+
+    `command` prints the whole diff.
+    """
+    wanted = frozenset(paths)
+    pages = [(_file(text), text) for text in _sections(patch)]
+    about = [page for page in pages if not wanted.isdisjoint((page[0].path, page[0].was))]
+    lines = [line for _, text in (about if wanted else pages) for line in _readable(text)]
+    # Scrubbed together: a key may span several lines.
+    shown = scrub("\n".join(line[:LINE_CHARACTERS] for line in lines[:DIFF_LINES])).split("\n")
+    versions = [version for file, _ in about for version in file.versions]
+    return ShownChange(
+        files=tuple(versions[:FILES_LIMIT]),
+        lines=tuple(shorten(line, DIFF_CHARACTERS) for line in shown if line),
+        more=max(len(lines) - DIFF_LINES, 0),
+        command=command,
+    )
+
+
+def _readable(section: str) -> list[str]:
+    """Return a file's part of a patch without ids and binary content."""
+    head, binary, _ = section.partition("GIT binary patch\n")
+    lines = [line for line in head.splitlines() if not line.startswith(("index ", "similarity index "))]
+    # The first line only repeats the paths of `---` and `+++`.
+    lines = lines[1:] if any(line.startswith("--- ") for line in lines) else lines
+    return [*lines, "binary content"] if binary else lines
 
 
 class _Hunk(NamedTuple):
@@ -154,6 +203,7 @@ class _Hunk(NamedTuple):
 
 
 _NAMED = re.compile(r"^(new file mode|deleted file mode|rename from|rename to|---|\+\+\+) ?(.*)", re.MULTILINE)
+_INDEX = re.compile(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)", re.MULTILINE)
 _COUNTS = re.compile(r"(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
 _MARK = "\n@@ -"
 """Text that cannot occur in a line of a file, because every line starts with a sign."""
@@ -162,6 +212,7 @@ _MARK = "\n@@ -"
 def _file(part: str) -> FilePatch:
     first, *parts = part.split(_MARK)
     head = {name: _path(value) for name, value in _NAMED.findall(first)}
+    ids = _INDEX.search(first)
     counted = [(counts, text) for text in parts if (counts := _COUNTS.match(text))]
     hunks = [_Hunk(int(counts[1]), int(counts[2]), text.split("\n")[1:]) for counts, text in counted]
     # The new side of a deleted file is /dev/null.
@@ -177,6 +228,7 @@ def _file(part: str) -> FilePatch:
         _side(hunks, "-"),
         "new file mode" in head,
         "deleted file mode" in head,
+        *(("" if not name.strip("0") else name for name in ids.groups()) if ids else ()),
     )
 
 

@@ -179,7 +179,8 @@ def make_file_finding(file: FilePatch, rule: Violation, line: Line | None, evide
     """Return a finding for a rule, about a line or the whole file."""
     text = evidence or (line.text if line else file.path)
     where = f"{file.path}:{line.number}" if line else file.path
-    raw = line.text.strip() if line else text
+    # A finding about a whole file is about this content of it: a later change is another one.
+    raw = line.text.strip() if line else f"{text}\0{file.after}"
     return make_finding(rule, at=(file.path, raw), evidence=text, where=where)
 
 
@@ -267,21 +268,16 @@ def join_generated_code(findings: Iterable[Finding], rules: Container[str] | Non
     handwritten: list[Finding] = []
     joined: list[Finding] = []
     for finding in findings:
-        is_joined = GENERATED.search(_path_of(finding)) and (rules is None or finding.rule in rules)
+        is_joined = GENERATED.search(finding.path) and (rules is None or finding.rule in rules)
         (joined if is_joined else handwritten).append(finding)
     if not joined:
         return handwritten
     examples = "; ".join(f"{finding.where}: {finding.rule}: {finding.evidence}" for finding in joined[:SHOWN])
     more = f"; and {len(joined) - SHOWN} more" if len(joined) > SHOWN else ""
     prints = "\0".join(sorted({finding.fingerprint for finding in joined}))
-    where = _path_of(joined[0])
+    where = joined[0].path
     summary = make_finding(VIOLATIONS["generated_code"], at=("", prints), where=where, evidence=examples + more)
     return [*handwritten, summary.evolve(layer=joined[0].layer)]
-
-
-def _path_of(finding: Finding) -> str:
-    path, _, number = finding.where.rpartition(":")
-    return path if number.isdigit() else finding.where
 
 
 def _commands(view: FileView, *, script: bool) -> Iterator[Finding]:

@@ -168,6 +168,8 @@ def _many(view: FileView, people: dict[str, Line]) -> Iterator[Finding]:
 SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75
 """Shares of the reading time for the scrubber search and, cumulatively, for the privacy rules."""
 PATHS_SHOWN = 4
+WHOLE_CHANGE = "the change"
+"""Location of findings that are not about a file."""
 _COMMANDS = frozenset({*COMMANDS, "script_too_long", "drops_data"})
 """Rules about the effects of running a file."""
 DENIED_SHARE = 0.8
@@ -250,7 +252,7 @@ def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]
     yield make_finding(
         VIOLATIONS["change_not_read"],
         at=("", "\0".join((missing.mark, *paths, *(file.added.whole for file in unread.values())))),
-        where=paths[0] if paths else "the change",
+        where=paths[0] if paths else WHOLE_CHANGE,
         evidence=f"{everything - lines} of {everything} changed lines were checked: {'; '.join(why)}. "
         f"Incomplete: {', '.join(paths[:PATHS_SHOWN])}{more}",
     )
@@ -275,7 +277,7 @@ def still_stands(finding: Finding, change: Change) -> bool:
         at = ((path, line.text.strip()) for line in lines)
         if any(fingerprint_of(finding.rule, location) == finding.fingerprint for location in at):
             return False
-    return finding.where != "the change" or not change.files
+    return finding.where != WHOLE_CHANGE or not change.files
 
 
 def _licences(view: FileView) -> Iterator[Finding]:
@@ -348,7 +350,7 @@ def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
         yield make_finding(
             VIOLATIONS["mass_deletion"]._replace(verdict=verdict),
             at=("", "\n".join(paths)),
-            where="the change",
+            where=WHOLE_CHANGE,
             evidence=f"{format_count(len(paths), 'file')} deleted that the plan did not announce, "
             f"{format_count(lost, 'line')} lost ({share:.0%} of all): {', '.join(paths[:PATHS_SHOWN])}",
         )
