@@ -99,7 +99,7 @@ def todo_lines(status: Any) -> list[str]:
         # Temporal's own pause has no options and accepts no messages.
         back = status.way_back or "CKPT"
         commands = [
-            f'respond {name} "message for the planner"   # it answers no question',
+            f'respond {name} "message for the planner"   # the planner reads it before the next plan',
             f"restore {name} {back}   # go back to the files and the state of this checkpoint",
         ]
         # Most questions offer it as an answer.
