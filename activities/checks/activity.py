@@ -167,6 +167,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
         unchanged=has_same_output(before, report),
         newly_failing=tuple(check_name(name) for name in newly_failing(before, report)[:5]),
         cpu_s=sum(measured) if (measured := [r.cpu_s for r in report.results if r.cpu_s is not None]) else None,
+        remarks=tuple(result.remark for result in report.results if result.remark)[:5],
         report=put_model(store, report, name="checks"),
     )
 

@@ -16,7 +16,7 @@ from activities.proof.finding import CheckFinder
 from activities.workspace.folders import store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers
-from tightloop.checks.choice import TriedCheck, choose_checks
+from tightloop.checks.choice import ChosenChecks, TriedCheck, choose_checks
 from tightloop.checks.finding import family_of_command
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult
@@ -141,7 +141,7 @@ class InspectionActivities:
     settings: Callable[[str], tuple[Check, ...]] = lambda _workspace: ()
     """Returns the gates defined for a workspace in the settings."""
 
-    def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, tuple[Check, ...]]:
+    def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, ChosenChecks]:
         """Store and return the project's packet and gates. The workspace must be claimed.
 
         Raises:
@@ -156,13 +156,14 @@ class InspectionActivities:
             named = next(filter(None, (request.gates, source.checks, self.settings(scope.workspace))), ())
             refuse_masked(named)
             tried = () if named else self.finder(store).try_checks(tree, snapshot)
-            gates = named or choose_checks(tried, request.goal or source.goal).checks
+            chosen = ChosenChecks(checks=named) if named else choose_checks(tried, request.goal or source.goal)
+            gates = chosen.checks
             packet = self._find_packet(request)
             if packet is None:
                 states, failures = _of_trials(tried, gates) if tried else self._run(tree, snapshot, gates, store)
                 packet = self._make_packet(request, source, tree, snapshot, states, failures)
         self.packets(Path(scope.workspace)).keep(packet)
-        return packet, gates
+        return packet, chosen
 
     def find_gates(
         self,

@@ -65,13 +65,20 @@ class ProjectRunner:
 
     def _inspect(self, work: Work, inputs: Mapping[str, Any]) -> RunnerResult:
         request = InspectRequest.model_validate({**inputs, "scope": work.scope})
-        packet, gates = self.inspection.inspect(request, work.store)
+        packet, chosen = self.inspection.inspect(request, work.store)
+        gates = chosen.checks
         ref = put_model(work.store, packet, name="packet")
         failing = sum(check.passed is False for check in packet.checks)
         return RunnerResult(
             outputs={"packet": ref.model_dump(mode="json"), "checks": [gate.model_dump(mode="json") for gate in gates]},
             summary=f"{packet.packet_id}: {failing} of {format_count(len(gates), 'check')} did not pass",
-            note=_note(project=packet.project, goal=packet.goal, packet_id=packet.packet_id, packet=ref),
+            note=_note(
+                project=packet.project,
+                goal=packet.goal,
+                packet_id=packet.packet_id,
+                packet=ref,
+                chosen_checks=tuple(sentence.replace("--done", "--gate") for sentence in chosen.sentences),
+            ),
         )
 
     def _decompose(self, work: Work, inputs: Mapping[str, Any]) -> RunnerResult:

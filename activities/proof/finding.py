@@ -26,6 +26,7 @@ from tightloop.episode.check import Check, CheckStatus, failed_tests
 from tightloop.episode.exit_status import masked_problem
 from tightloop.episode.proof.files import is_cache
 from tightloop.value import clip
+from tightloop.wording import span
 
 if TYPE_CHECKING:
     from activities.proof.checkouts import LocalCheckouts
@@ -48,8 +49,11 @@ _LINK = 0o120000
 class CheckFinder:
     """Finds and tries the checks of a locked working tree."""
 
-    def __init__(self, runner: CheckRunner, checkouts: "LocalCheckouts", store: ArtifactStore) -> None:
+    def __init__(
+        self, runner: CheckRunner, checkouts: "LocalCheckouts", store: ArtifactStore, *, limit_s: float = TRIAL_S
+    ) -> None:
         self._runner, self._checkouts, self._store = runner, checkouts, store
+        self.limit_s = limit_s
 
     def try_checks(
         self, tree: WorkingTree, snapshot: str, *, covered: Collection[tuple[str, str]] = ()
@@ -77,7 +81,7 @@ class CheckFinder:
                 if is_covered(check, families, by_ci=by_ci):
                     continue
                 work = check_work(
-                    Check(run=check.run, timeout_s=TRIAL_S), number, total, datetime.now(UTC), "first run"
+                    Check(run=check.run, timeout_s=self.limit_s), number, total, datetime.now(UTC), "first run"
                 )
                 activity.heartbeat(work)
                 results = list(self._try(trial, check, until))
@@ -146,7 +150,7 @@ class _Trial:
             problem = self._not_of_project(check)
         if problem:
             return TriedCheck(check=check, not_used=problem)
-        limit = min(TRIAL_S, left)
+        limit = min(self._finder.limit_s, left)
         with self._finder.checkouts.proof_folder(self._tree.root) as folder:
             view = folder.checkout(self._trees, self._files, self._untracked)
             view = CheckView(content=view.content, mounts=view.mounts, environment=view.environment, network=False)
@@ -156,7 +160,7 @@ class _Trial:
         failed = failed_tests(output) if code else ()
         reason = unusable(check.run, code, output, changed, failed)
         if code is None:
-            reason = f"it did not end within {limit / 60:.0f} minutes"
+            reason = f"it did not end within {span(limit)}"
         return TriedCheck(
             check=check,
             passed=code == 0,

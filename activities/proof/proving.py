@@ -173,7 +173,9 @@ def _check_run(
     reports: list[TestReport] = []
     for report in observation.reports:
         results = observation.results[report.checker]
-        missing_names = missing(before.observation.results.get(report.checker, {}), results) if before else ()
+        tests_before = before.observation.results.get(report.checker, {}) if before else {}
+        may_stay = result.passed and bool(result.exit_code)
+        missing_names = missing(tests_before, results, failures_may_stay=may_stay)
         names = store.put(names_text(results).encode("utf-8", "replace"), name="tests", media_type="text/plain")
         shown_names = tuple(shorten(name, 200) for name in missing_names[:NAMES_LIMIT])
         reports.append(report.evolve(missing_names=shown_names, missing_count=len(missing_names), names=names))

@@ -7,7 +7,7 @@ import pytest
 
 from activities.workspace.working_tree import GitWorkspaces
 from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
-from tests.support.episodes import APPEND, Working, eventually, scripted
+from tests.support.episodes import APPEND, Git, Working, eventually, scripted
 from tests.support.git_sample import stored
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
@@ -299,7 +299,7 @@ async def test_a_worktree_leaves_the_workspace_alone(client, working: Working, r
     ("change", "sentence"),
     [
         ({"goal": "  "}, "the goal is empty"),
-        ({"definition_of_done": []}, "the definition of done is empty"),
+        ({"definition_of_done": [" "]}, "a check has no command"),
         ({"workspace": "relative/path"}, "not an absolute path"),
     ],
 )
@@ -331,3 +331,32 @@ async def test_a_workspace_that_is_no_repository_fails_with_what_to_do(client, w
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.FAILED
     assert "git init" in result.reason
+
+
+async def test_a_start_without_checks_uses_those_of_the_project_and_says_so(
+    client, request_for, working: Working, workspace: Path, git: Git
+) -> None:
+    (workspace / "Makefile").write_text("test:\n\ttest ! -e log.txt || test -s log.txt\n")
+    (workspace / ".github" / "workflows").mkdir(parents=True)
+    ci = "on: push\njobs: {t: {runs-on: ubuntu-latest, steps: [{run: make test}, {run: twine upload dist/*}]}}"
+    (workspace / ".github" / "workflows" / "ci.yml").write_text(ci)
+    git(workspace, "add", "-A")
+    git(workspace, "commit", "-qm", "Test")
+    async with working(ScriptedPlanner(lambda briefing: planned() if briefing.iteration == 1 else claims_done())):
+        episode_id = await client.start(request_for(definition_of_done=[]))
+        result = await client.result(episode_id)
+        status = await client.status(episode_id)
+        told = [event.text for event in await client.timeline(episode_id) if event.kind == "checks"]
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert (workspace / "log.txt").exists()
+    assert status.chosen_checks[0].startswith("Using from .github/workflows/ci.yml: make test (under 1 s, green).")
+    assert told == list(status.chosen_checks)
+    assert "twine upload dist/* (.github/workflows/ci.yml): it publishes." in told[1]
+
+
+async def test_a_project_without_a_check_fails_and_says_what_to_do(client, request_for, working: Working) -> None:
+    async with working():
+        episode_id = await client.start(request_for(definition_of_done=[]))
+        result = await client.result(episode_id)
+    assert result.outcome is EpisodeOutcome.FAILED
+    assert "Name one: --done" in result.reason

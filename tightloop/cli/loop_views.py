@@ -24,6 +24,7 @@ def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
         ("waits for", status.waits_for),
         ("tasks", counts_of(status) if status.tasks else ""),
         ("gates", gates_line(status)),
+        *(("", sentence) for sentence in status.chosen_checks),
         ("reason", status.reason),
     ]
 

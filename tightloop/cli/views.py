@@ -203,6 +203,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("executor", status.executor + (f": {status.executor_error}" if status.executor_error else "")),
         ("class", apply_colour(status.probability_class) if status.probability_class else ""),
         ("checks", status.checks),
+        *(("", sentence) for sentence in status.chosen_checks),
         ("changed", "" if status.files_changed is None else format_count(status.files_changed, "file")),
         *(("", f"{check.status}: {check.name}") for check in status.failed_checks),
         ("diagnosis", status.diagnosis),

@@ -458,6 +458,8 @@ class Verification(Value):
     """Changes made while the checks ran. They were saved and undone."""
     cpu_s: float | None = None
     """CPU time of all checks in seconds, as far as it was measured."""
+    remarks: tuple[str, ...] = ()
+    """Notes about checks that passed with failing tests, such as `red before: 3 tests, unchanged`."""
     checks_touched_tree: bool = False
     """True if the checks wrote to the tree. Their changes were undone, so the tree is the one that was checked."""
     attempt: int = 1
@@ -469,5 +471,6 @@ class Verification(Value):
 
     @property
     def passed_of_all(self) -> str:
-        """Number of passed checks out of the total, such as `2/3`."""
-        return f"{self.total - self.failed_count}/{self.total}"
+        """Number of passed checks out of the total, such as `2/3`, with the remarks."""
+        passed = f"{self.total - self.failed_count}/{self.total}"
+        return f"{passed} ({'; '.join(self.remarks)})" if self.remarks else passed

@@ -194,7 +194,7 @@ class LoopRequest(CallerInput):
     planner: str = "auto"
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     gates: tuple[Check, ...] = ()
-    """Gates of the project. If empty, the gates are taken from the settings or detected."""
+    """Gates of the project. If empty, the gates are taken from the settings or found in the project's files."""
     budget: Budget = Budget.model_construct()
     """Budget for each task."""
     parallel: int = 4
@@ -251,6 +251,8 @@ class LoopStatus(RunStatus):
     """Budget for each task."""
     verify_run_id: str = ""
     gate_result: GateResult | None = None
+    chosen_checks: tuple[str, ...] = ()
+    """Explanation of gates that were found in the project's files, one sentence each."""
     children: tuple[ChildWait, ...] = ()
     """Open questions of the plan's runs. Send answers to `workflow_id`."""
     created_at: datetime | None = None

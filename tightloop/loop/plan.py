@@ -310,6 +310,8 @@ class ProjectNote(Value):
     goal: str = ""
     packet_id: str = ""
     packet: ArtifactRef | None = None
+    chosen_checks: tuple[str, ...] = ()
+    """Explanation of gates that were found in the project's files, one sentence each."""
     gate_names: tuple[str, ...] | None = None
     """Names of the gates, in order."""
     checks: tuple[GateCheck, ...] = ()
@@ -323,6 +325,8 @@ class ProjectFacts(Value):
     goal: str = ""
     packet_id: str = ""
     packet: ArtifactRef | None = None
+    chosen_checks: tuple[str, ...] = ()
+    """Explanation of gates that were found in the project's files, one sentence each."""
     tasks: tuple[LoopTask, ...] = ()
     """Tasks as planned. Their current state is derived from the statuses of the steps."""
     parallel: int = 0
@@ -352,6 +356,7 @@ class ProjectFacts(Value):
             goal=note.goal or self.goal,
             packet_id=note.packet_id or self.packet_id,
             packet=note.packet or self.packet,
+            chosen_checks=note.chosen_checks or self.chosen_checks,
             gate_names=self.gate_names if note.gate_names is None else note.gate_names,
             gates={**self.gates, step: checks} if checks else self.gates,
         )

@@ -64,6 +64,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         run_id=request.episode,
         packet_id=facts.packet_id,
         packet=facts.packet,
+        chosen_checks=facts.chosen_checks,
         status=state,
         tasks=tasks,
         parallel=facts.parallel or request.parallel,

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,17 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
-from activities.loop.inspection import choose_gates, run_gate
+from activities.loop.inspection import InspectionActivities, run_gate
+from activities.loop.packet import last_commits, open_packets
+from activities.proof.checkouts import LocalCheckouts
+from activities.proof.finding import TRIAL_S, CheckFinder
+from activities.tracking.differ import GitDiffer
+from activities.workspace.port import WorkingTree
 from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tests.support.sandboxes import sandbox_named
+from tightloop.checks.choice import ChosenChecks, TriedCheck, choose_checks
+from tightloop.database.ledger import open_project
 from tightloop.episode.check import Check
 from tightloop.loop.model import GateCheck
 from tightloop.settings import SandboxSettings
@@ -45,34 +54,72 @@ NODE = {
     "tsc.js": f"process.stdout.write({json.dumps(TSC)}); process.exit(2);\n",
 }
 PYTHON = {
-    "pyproject.toml": "[project]\nname = 'shop'\nversion = '1'\n[tool.mypy]\nstrict = true\n",
+    "pyproject.toml": "[project]\nname = 'shop'\nversion = '1'\n[tool.ruff.format]\n[tool.mypy]\nstrict = true\n",
     "shop.py": "import os\n\n\ndef price(n: int) -> int:\n    return str(n)\n",
     "tests/test_shop.py": "def test_price() -> None:\n    assert 1 + 1 == 3\n\n\ndef test_other() -> None:\n    pass\n",
 }
 
 
+@dataclass(frozen=True)
+class Inspected:
+    """A project, what was found in it and how its gates ran."""
+
+    root: Path
+    inspection: InspectionActivities
+
+    def trials(self, goal: str = "", limit_s: float = TRIAL_S) -> tuple[ChosenChecks, tuple[TriedCheck, ...]]:
+        """Return the checks that decide, and the first runs of all."""
+        with self.holding() as tree:
+            use = self.inspection
+            finder = CheckFinder(use.runner, use.checkouts, open_local_store(self.root), limit_s=limit_s)
+            tried = ActivityEnvironment().run(finder.try_checks, tree, tree.snapshot())
+        return choose_checks(tried, goal), tried
+
+    def run(self) -> dict[str, tuple[GateCheck, ...]]:
+        """Return the results of all gates."""
+        gates, environment = self.trials()[0].checks, ActivityEnvironment()
+        with self.holding() as tree:
+            found, store = tree.snapshot(), open_local_store(self.root)
+            runner = self.inspection.runner
+            run_one = partial(run_gate, runner, tree=tree, store=store, expected_tree=found, cancelled=lambda: False)
+            return {gate.title: environment.run(run_one, gate) for gate in gates}
+
+    @contextmanager
+    def holding(self) -> Iterator[WorkingTree]:
+        scope = scope_of(self.root, "plan_1")
+        self.inspection.workspaces.prepare(scope, take_over=lambda _id: False)
+        with self.inspection.workspaces.hold(scope) as tree:
+            yield tree
+        self.inspection.workspaces.release(scope)
+
+
 @pytest.fixture
-def run_gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Any]:
+def inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Inspected]:
     sandbox = sandbox_named("bubblewrap")
     if problem := sandbox.probe():
         pytest.skip(f"bubblewrap does not work here: {problem}")
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    runner = ProcessCheckRunner(sandbox, SandboxSettings(), grace_s=0.5)
-    workspaces, environment, root = GitWorkspaces(), ActivityEnvironment(), tmp_path / "repo"
+    inspection = InspectionActivities(
+        workspaces=GitWorkspaces(),
+        stores=open_local_store,
+        ledgers=open_project,
+        differ=GitDiffer(),
+        runner=ProcessCheckRunner(sandbox, SandboxSettings(), grace_s=0.5),
+        checkouts=LocalCheckouts(),
+        history=last_commits,
+        packets=open_packets,
+    )
 
-    def run(files: dict[str, str]) -> dict[str, tuple[GateCheck, ...]]:
-        make_repository(root, files)
-        scope = scope_of(root, "plan_1")
-        workspaces.prepare(scope, take_over=lambda _id: False)
-        with workspaces.hold(scope) as tree:
-            found, store = tree.snapshot(), open_local_store(root)
-            run_one = partial(run_gate, runner, tree=tree, store=store, expected_tree=found, cancelled=lambda: False)
-            ran = {gate.title: environment.run(run_one, gate) for gate in choose_gates(tree, found)}
-        workspaces.release(scope)
-        return ran
+    def make(files: dict[str, str]) -> Inspected:
+        return Inspected(make_repository(tmp_path / "repo", files), inspection)
 
-    return run
+    return make
+
+
+@pytest.fixture
+def run_gates(inspect: Callable[[dict[str, str]], Inspected]) -> Callable[[dict[str, str]], Any]:
+    return lambda files: inspect(files).run()
 
 
 def outcome(checks: tuple[GateCheck, ...]) -> dict[str, bool]:
@@ -105,28 +152,79 @@ def test_python_project_runs_ruff_format_mypy_and_pytest(
     run_gates: Callable[[dict[str, str]], Any], tmp_path: Path
 ) -> None:
     ran = run_gates(PYTHON)
-    assert list(ran) == ["ruff", "format", "mypy", "pytest"]
+    assert list(ran) == ["ruff check .", "ruff format --check .", "mypy .", "pytest -q"]
     assert {name: checks[0].passed for name, checks in ran.items()} == {
-        "ruff": False, "format": True, "mypy": False, "pytest": False,
+        "ruff check .": False, "ruff format --check .": True, "mypy .": False, "pytest -q": False,
     }  # fmt: skip
-    assert outcome(ran["ruff"])["gate:ruff/shop.py:1:8 F401"] is False
-    assert outcome(ran["mypy"])["gate:mypy/shop.py:5 return-value"] is False
-    assert outcome(ran["pytest"])["gate:pytest/tests/test_shop.py::test_price"] is False
-    assert "1 failed, 1 passed" in ran["pytest"][0].message
+    assert outcome(ran["ruff check ."])["gate:ruff check ./shop.py:1:8 F401"] is False
+    assert outcome(ran["mypy ."])["gate:mypy ./shop.py:5 return-value"] is False
+    assert outcome(ran["pytest -q"])["gate:pytest -q/tests/test_shop.py::test_price"] is False
+    assert "1 failed, 1 passed" in ran["pytest -q"][0].message
     assert git(tmp_path / "repo", "status", "--porcelain") == b"", "what the tools cache is undone"
 
 
-def test_gate_stays_where_a_task_removed_what_it_was_found_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
-    root = make_repository(tmp_path / "repo", PYTHON)
-    workspaces, scope = GitWorkspaces(), scope_of(root, "plan_1")
-    workspaces.prepare(scope, take_over=lambda _id: False)
-    with workspaces.hold(scope) as tree:
-        before = choose_gates(tree, tree.snapshot())
-        (root / "tests" / "test_shop.py").unlink()
-        write(root, {"pyproject.toml": "", "package.json": '{"scripts": {"test": "exit 0"}}'})
-        found = tree.snapshot()
-        after = choose_gates(tree, found, before=before)
-        named = choose_gates(tree, found, (Check(run="make"),), before=before)
-    assert [gate.title for gate in after] == ["ruff", "format", "mypy", "pytest", "test"]
+def test_gate_stays_where_a_task_removed_what_it_was_found_by(inspect: Callable[[dict[str, str]], Inspected]) -> None:
+    project = inspect(PYTHON)
+    before = project.trials()[0].checks
+    (project.root / "tests" / "test_shop.py").unlink()
+    write(project.root, {"pyproject.toml": "", "package.json": '{"scripts": {"test": "exit 0"}}'})
+    with project.holding() as tree:
+        find = partial(project.inspection.find_gates, tree, tree.snapshot(), open_local_store(project.root))
+        after = ActivityEnvironment().run(partial(find, before=before))
+        named = ActivityEnvironment().run(partial(find, (Check(run="make"),), before=before))
+    assert [gate.run for gate in after] == [*(gate.run for gate in before), "npm test"]
     assert [gate.run for gate in named] == ["make"], "what people name is all"
+
+
+HOSTILE = {
+    ".github/workflows/ci.yml": """
+on: push
+jobs:
+  all:
+    runs-on: ubuntu-latest
+    steps:
+      - run: pytest -q tests/test_good.py
+      - run: make test
+      - run: npm publish
+      - run: python check_network.py
+      - run: python check_home.py
+      - run: pytest --token ${{ secrets.TOKEN }}
+""",
+    "Makefile": "test:\n\tpytest -q tests/test_good.py\n\trm -rf app.py tests\n",
+    "app.py": "x = 1\n",
+    "check_network.py": "import urllib.request\nurllib.request.urlopen('https://pypi.org', timeout=5)\n",
+    "check_home.py": "import os, pathlib\npathlib.Path(os.environ['PROBE']).read_text()\n",
+    "tests/test_good.py": "def test_good() -> None:\n    pass\n",
+}
+
+
+def test_hostile_ci_file_does_no_harm_and_each_of_its_commands_has_a_reason(
+    inspect: Callable[[dict[str, str]], Inspected],
+) -> None:
+    project = inspect(HOSTILE)
+    before = {path: path.read_bytes() for path in project.root.rglob("*") if path.is_file()}
+    chosen, tried = project.trials("add a feature")
+    assert [check.run for check in chosen.checks] == ["pytest -q tests/test_good.py"]
+    reasons = {trial.check.run: trial.not_used for trial in tried}
+    assert reasons["make test"] == "it changes tracked files: app.py, tests/test_good.py"
+    assert reasons["npm publish"] == "it publishes"
+    assert reasons["python check_network.py"] == "it needs the network"
+    assert reasons["pytest --token @@secrets.TOKEN@@"] == "it needs the secret TOKEN"
+    assert "python check_home.py" not in [check.run for check in chosen.checks]
+    now = {path: path.read_bytes() for path in project.root.rglob("*") if path.is_file()}
+    assert {path: now.get(path) for path in before} == before
+
+
+def test_check_that_never_ends_is_stopped_and_said(inspect: Callable[[dict[str, str]], Inspected]) -> None:
+    files = {"Makefile": "test:\n\tsleep 1000\n", "tests/test_a.py": "def test_a():\n    pass\n"}
+    chosen, tried = inspect(files).trials(limit_s=5.0)
+    assert [check.run for check in chosen.checks] == ["pytest -q"], "the next source takes its place"
+    assert tried[0].not_used == "it did not end within 5 s"
+
+
+def test_red_tests_are_known_by_name_and_decide_by_the_goal(inspect: Callable[[dict[str, str]], Inspected]) -> None:
+    project = inspect(PYTHON)
+    other = next(check for check in project.trials("add colours")[0].checks if check.run == "pytest -q")
+    price = next(check for check in project.trials("fix price")[0].checks if check.run == "pytest -q")
+    assert other.known_failures == ("tests/test_shop.py::test_price",)
+    assert price.known_failures == ()

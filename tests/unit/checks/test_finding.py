@@ -116,7 +116,10 @@ def test_tox_gives_the_commands_of_its_environments() -> None:
         ),
         ({"package.json": json.dumps({"scripts": {"test": 'echo "Error: no test specified" && exit 1'}})}, []),
         ({"pyproject.toml": "[tool.hatch.envs.default.scripts]\ntest = 'pytest {args:tests}'"}, ["pytest tests"]),
-        ({"pyproject.toml": "[tool.pdm.scripts]\ntest = {cmd = 'pytest tests'}\nlint = 'ruff check .'"}, ["pytest tests", "ruff check ."]),
+        (
+            {"pyproject.toml": "[tool.pdm.scripts]\ntest = {cmd = 'pytest tests'}\nlint = 'ruff check .'"},
+            ["pytest tests", "ruff check ."],
+        ),
         ({"pyproject.toml": "[tool.pytest.ini_options]\n[tool.mypy]\nfiles = 'src'"}, ["pytest", "mypy"]),
         ({"setup.cfg": "[tool:pytest]\naddopts = -q\n[flake8]\nmax-line-length = 99\n"}, ["pytest", "flake8"]),
         ({"Cargo.toml": "[package]\nname = 'a'"}, ["cargo test"]),
@@ -124,13 +127,19 @@ def test_tox_gives_the_commands_of_its_environments() -> None:
         (
             {
                 ".pre-commit-config.yaml": "repos:\n- repo: https://github.com/astral-sh/ruff-pre-commit\n  hooks:\n"
-                "  - {id: ruff, args: [--fix, --line-length=99]}\n  - {id: ruff-format}\n  - {id: trailing-whitespace}\n"
+                "  - {id: ruff, args: [--fix, --line-length=99]}\n  - {id: ruff-format}\n  - {id: end-of-file-fixer}\n"
                 "- repo: local\n  hooks:\n  - {id: t, entry: pytest -q, language: system, pass_filenames: false}\n"
             },
             ["ruff check --line-length=99 .", "ruff format --check .", "pytest -q"],
         ),
         ({"README.md": "Run the tests:\n\n    $ python -m pytest tests\n"}, ["python -m pytest tests"]),
-        ({"backend/pyproject.toml": "[tool.pytest.ini_options]\n", "web/package.json": '{"scripts": {"test": "jest"}}'}, ["cd backend && pytest", "cd web && npm test"]),
+        (
+            {
+                "backend/pyproject.toml": "[tool.pytest.ini_options]\n",
+                "web/package.json": '{"scripts": {"test": "jest"}}',
+            },
+            ["cd backend && pytest", "cd web && npm test"],
+        ),
     ],
 )  # fmt: skip
 def test_each_file_gives_its_commands(files: dict[str, str], expected: list[str]) -> None:
@@ -209,7 +218,8 @@ def test_own_actions_and_inputs_of_foreign_ones_are_read() -> None:
 
 
 def test_own_scripts_are_checks_if_their_name_says_so() -> None:
-    text = 'on: push\njobs: {t: {runs-on: ubuntu-latest, steps: [{run: "./run_tests.sh\\npython tools/build.py\\n./gone_tests.sh"}]}}'
+    script = r'"./run_tests.sh\npython tools/build.py\n./gone_tests.sh"'
+    text = "on: push\njobs: {t: {runs-on: ubuntu-latest, steps: [{run: " + script + "}]}}"
     [check] = found({CI: text}, more=("run_tests.sh", "tools/build.py"))
     assert (check.run, check.kind) == ("./run_tests.sh", CheckKind.TESTS)
 
@@ -228,7 +238,7 @@ def test_files_that_are_read() -> None:
 
 
 @given(
-    st.sampled_from([CI, "tox.ini", "Makefile", "package.json", "pyproject.toml", "noxfile.py", ".gitlab-ci.yml", "README.md"]),
+    st.sampled_from([CI, "tox.ini", "Makefile", "package.json", "pyproject.toml", "noxfile.py", ".gitlab-ci.yml"]),
     st.one_of(
         st.text(max_size=300),
         st.lists(st.sampled_from(MATRIX.split() + TOX.split()), max_size=60).map(" ".join),
@@ -242,9 +252,10 @@ def test_any_file_is_read_without_an_error(name: str, text: str) -> None:
 
 def test_file_of_a_hostile_project_ends_and_is_bounded() -> None:
     loop = "a: b\n\t$(MAKE) b\nb: a\n\tmake a && make b\ntest: test\n\tmake test\n\tpytest\n"
-    bomb = "a: &a [x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c]\n"
-    bomb += "e: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e]\n"
-    matrix = f"on: push\njobs: {{a: {{runs-on: x, strategy: {{matrix: {{{', '.join(f'v{n}: [{list(range(40))}]' for n in range(9))}}}}}, steps: [{{run: pytest}}]}}}}"
+    bomb = "a: &a [x,x]\nb: &b [" + "*a," * 9 + "x]\nc: &c [" + "*b," * 9 + "x]\nd: &d [" + "*c," * 9 + "x]\n"
+    bomb += "e: &e [" + "*d," * 9 + "x]\nf: [" + "*e," * 9 + "x]\n"
+    axes = ", ".join(f"v{number}: {list(range(40))}" for number in range(9))
+    matrix = f"on: push\njobs: {{a: {{runs-on: x, strategy: {{matrix: {{{axes}}}}}, steps: [{{run: pytest}}]}}}}"
     many = "on: push\njobs: {a: {runs-on: x, steps: [" + ", ".join(f"{{run: pytest {n}}}" for n in range(500)) + "]}}"
     tox = "[tox]\nenvlist = " + "{a,b,c,d,e,f,g,h}" * 12 + "\n[testenv]\ncommands = pytest {[testenv]commands}\n"
     files = {

@@ -528,8 +528,8 @@ def test_run_is_followed_by_a_new_one_when_suggested_or_long() -> None:
         ({"goal": " "}, "the goal is empty"),
         ({"goal": "x" * (GOAL_CHARACTERS + 1)}, f"the goal is {GOAL_CHARACTERS + 1} characters long"),
         ({"workspace": "shop"}, "the workspace 'shop' is not an absolute path"),
-        ({"definition_of_done": ()}, "the definition of done is empty"),
-        ({"definition_of_done": (Check(run=" "),)}, "the definition of done is empty"),
+        ({"definition_of_done": (), "tells_parent": True}, "the definition of done is empty"),
+        ({"definition_of_done": (Check(run=" "),)}, "a check has no command"),
         ({"deviation_limit": 0}, "deviation_limit must be at least 1, got 0"),
     ],
 )

@@ -1,13 +1,11 @@
-"""Finding the gates of a project, and reading what they print."""
-
-import json
+"""The gates of a project: their settings, and reading what they print."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.episode.check import Check, judge
-from tightloop.loop.gates import GateCheck, detect_gates, gate_name, read_gate, report_file
+from tightloop.loop.gates import GateCheck, gate_name, read_gate, report_file
 from tightloop.loop.model import Conflict, GateResult, failing_gates
 from tightloop.settings import parse_settings
 
@@ -17,27 +15,6 @@ GATE = Check(run="make check", name="check")
 def read(output: str, code: int = 1, report: str = "", gate: Check = GATE) -> tuple[GateCheck, ...]:
     result = judge(gate, tree="", exit_code=code, timed_out=False, duration_s=1.25, output=output)
     return read_gate(gate, result, output, report)
-
-
-def names(package: dict[str, str] | str) -> list[str]:
-    text = package if isinstance(package, str) else json.dumps({"scripts": package})
-    return [check.name for check in detect_gates(["package.json"], {"package.json": text})]
-
-
-def test_python_project_has_ruff_format_and_tests_and_mypy_where_it_is_set_up() -> None:
-    paths = ["app.py", "tests/test_app.py", "pyproject.toml"]
-    plain = detect_gates(paths, {"pyproject.toml": ""})
-    typed = detect_gates(paths, {"pyproject.toml": "[tool.mypy]\nstrict = true"})
-    assert [check.run for check in plain] == ["ruff check .", "ruff format --check .", "pytest -q"]
-    assert [check.name for check in typed] == ["ruff", "format", "mypy", "pytest"]
-    assert [check.name for check in detect_gates(["app.py"], {})] == ["ruff", "format"], "pytest fails without tests"
-
-
-def test_node_project_has_its_own_gates_in_their_order_or_lint_and_test() -> None:
-    assert names({"gate:spec": "a", "test": "b", "gate:tier0": "c"}) == ["gate:tier0", "gate:spec"]
-    assert names({"gate:task": "a", "gate:ui": "b", "gate:web": "c"}) == ["gate:ui", "gate:task", "gate:web"]
-    assert names({"test": "b", "lint": "c", "build": "d"}) == ["lint", "test"]
-    assert names("{broken") == names("[]") == names('{"scripts": 3}') == []
 
 
 def test_settings_name_gates_for_all_projects_or_for_one() -> None:

@@ -118,8 +118,13 @@ class CheckRun(Value):
 
     @property
     def passed(self) -> bool:
-        """True if the command exited with 0."""
+        """True if the command exited with 0, or if only known failures failed."""
         return self.status is CheckStatus.PASSED
+
+    @property
+    def has_known_failures(self) -> bool:
+        """True if the check passed although some tests failed, which are known."""
+        return self.passed and bool(self.exit_code)
 
 
 class ProofRun(Value):

@@ -228,12 +228,14 @@ def _command(event: Mapping[str, Any]) -> str:
     return shorten(" ".join(str(argument) for argument in event.get("argv", ())), 200)
 
 
-def missing(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the baseline tests that did not pass, sorted.
+def missing(before: Mapping[str, str], now: Mapping[str, str], *, failures_may_stay: bool = False) -> tuple[str, ...]:
+    """Return the baseline tests that did not pass, sorted. With `failures_may_stay`, only those that passed before.
 
     A test that was skipped in the baseline may be skipped again. For parameterised tests, only their number is
     compared, because their names may vary between runs.
     """
+    if failures_may_stay:
+        before = {name: result for name, result in before.items() if result != FAILED}
     missing_names = [name for name, result in before.items() if not _holds(result, now.get(name))]
     passing = Counter(_function(name) for name, result in now.items() if result == PASSED)
     expected = Counter(_function(name) for name, result in before.items() if result != SKIPPED)
