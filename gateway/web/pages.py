@@ -147,6 +147,7 @@ def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
     used = f"{spent.iterations}/{budget.max_iterations}" if budget.max_iterations else str(spent.iterations)
     return [
         ("Checks", line.checks),
+        ("Found checks", " ".join(status.chosen_checks)),
         ("Result", line.qualifier),
         ("Files changed", "" if line.files_changed is None else str(line.files_changed)),
         # A closed run does nothing any more.
@@ -261,6 +262,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES),
         "facts": [
             ("Packet", status.packet_id),
+            ("Found checks", " ".join(status.chosen_checks)),
             ("Dispatched", moment(status.executed_at)),
             ("Completed", moment(status.completed_at)),
             ("Gates ended", moment(status.verified_at)),

@@ -347,7 +347,7 @@ class _Planning(Request):
     goal: Text = ""
     """Goal; if empty, the open problems of the project."""
     gates: list[CheckBody] = Field(default_factory=list)
-    """Commands that must pass at the end; if empty, the commands in the settings, or detected commands."""
+    """Commands that must pass at the end; if empty, the commands in the settings, or the checks of the project."""
 
 
 class PlanProject(_Planning):

@@ -393,7 +393,7 @@ class PlanSettings(Section):
 
 
 class GateSettings(Section):
-    """Gates that `verify` runs in order. If none are configured, they are detected from the project's files."""
+    """Gates that `verify` runs in order. If none are configured, the checks of the project are used."""
 
     checks: tuple[Check, ...] = ()
     """Gates for all projects, such as `pytest -q` or `{run: pytest -q, name: tests, timeout_s: 900}`."""
@@ -401,7 +401,7 @@ class GateSettings(Section):
     """Gates by absolute project path. They replace `checks` for that project."""
 
     def for_project(self, workspace: str) -> tuple[Check, ...]:
-        """Return the configured gates of a project. The result is empty if the gates should be detected."""
+        """Return the configured gates of a project. The result is empty if none are configured."""
         # Compared as text: settings do not access files, and the workspace may be on another host.
         path = posixpath.normpath(workspace)
         checks_by_folder = {posixpath.normpath(folder): checks for folder, checks in self.projects.items()}
