@@ -69,10 +69,15 @@ def _of_folder(project: Project) -> Iterator[tuple[FoundCheck, ...]]:
     if any(check.kind is CheckKind.TESTS and not check.not_used for group in groups for check in group):
         return
     # A project below the top of its repository, or several of them.
-    folders = {posixpath.dirname(path) for path in project.texts if posixpath.basename(path) in _MANIFESTS}
-    for folder in sorted(folder for folder in folders if folder and not _NO_PROJECTS.search(folder)):
+    for folder in _folders_below(project):
         below = Project(project.paths, project.texts, project.python, project.node, project.system, folder)
         yield from map(tuple, _local_checks(below))
+
+
+def _folders_below(project: Project) -> list[str]:
+    """Return the folders below the top that contain projects of their own."""
+    folders = {posixpath.dirname(path) for path in project.texts if posixpath.basename(path) in _MANIFESTS}
+    return sorted(folder for folder in folders if folder and not _NO_PROJECTS.search(folder))
 
 
 def _local_checks(project: Project) -> Iterator[Iterable[FoundCheck]]:
@@ -201,7 +206,10 @@ def _documented(project: Project, at: Callable[[str], Origin]) -> Iterator[Found
 def _test_files(project: Project) -> Iterator[FoundCheck]:
     """Yield pytest for a project that has tests but names no runner."""
     inside = f"{project.folder}/" if project.folder else ""
-    tests = next((path for path in sorted(project.paths) if path.startswith(inside) and _TESTS.search(path)), "")
+    # Tests below the folder of another project belong to that one.
+    others = () if project.folder else tuple(f"{folder}/" for folder in _folders_below(project))
+    paths = (path for path in sorted(project.paths) if path.startswith(inside) and not path.startswith(others))
+    tests = next((path for path in paths if _TESTS.search(path)), "")
     if tests:
         run = f"cd {project.folder} && pytest -q" if project.folder else "pytest -q"
         plain = run.replace("pytest -q", "python -m unittest discover")

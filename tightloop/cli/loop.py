@@ -33,7 +33,9 @@ def plan(
     packet: Annotated[str, Option(help="Use this existing packet.")] = "",
     gate: Annotated[
         list[str] | None,
-        Option(help='Command that must pass at the end, for example "pytest -q". Repeatable. Default: the checks of the project.'),
+        Option(
+            help='Command that must pass at the end, for example "pytest -q". Repeatable. Default: the checks found.'
+        ),
     ] = None,
     parallel: Annotated[int | None, Option(help="Maximum number of concurrent tasks. Default: 4.")] = None,
     planner: Planner = None,

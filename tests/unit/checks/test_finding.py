@@ -146,6 +146,12 @@ def test_each_file_gives_its_commands(files: dict[str, str], expected: list[str]
     assert runs(files) == expected
 
 
+def test_projects_below_the_top_are_found_like_one_at_the_top() -> None:
+    files = {"backend/setup.py": "", "web/package.json": '{"scripts": {"test": "jest"}}'}
+    assert runs(files, more=("backend/tests/test_a.py",)) == ["cd backend && pytest -q", "cd web && npm test"]
+    assert runs({"tools/setup.py": ""}, more=("tests/test_a.py", "tools/test_b.py")) == ["pytest -q"]
+
+
 def test_no_tool_is_added_that_a_project_does_not_configure() -> None:
     assert runs({"pyproject.toml": "[project]\nname = 'a'\n"}, more=("app.py",)) == []
     assert runs({"pyproject.toml": ""}, more=("app.py", "tests/test_app.py")) == ["pytest -q"]
