@@ -291,7 +291,8 @@ class EpisodeState(Value):
     """Alignment findings in the last plan or change."""
     overruled: tuple[str, ...] = ()
     """Fingerprints of the findings that a person allowed, oldest first. They do not lead to another question."""
-    limit_strikes: int = 0
+    failed_deliveries: int = 0
+    """Number of consecutive deliveries in this iteration that failed at once or hit a limit."""
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
     """Permissions that a person granted or denied in this iteration."""

@@ -140,6 +140,10 @@ class Phrases:
             (LimitKind(entry["kind"]), entry["confidence"], pattern(f"(?:{'|'.join(entry['patterns'])})"))
             for entry in data["phrases"]
         ]
+        self.words = [
+            (LimitKind(entry["kind"]), pattern("|".join(f"(?:{words})" for words in entry["patterns"])))
+            for entry in data["words"]
+        ]
         self.codes: dict[str, LimitKind] = {
             code: LimitKind(kind) for kind in data["codes"] for code in data["codes"][kind]
         }

@@ -52,6 +52,8 @@ class AlertKind(StrEnum):
     """No worker polls the task queue of an activity."""
     FAILED = "failed"
     """The run ended without success."""
+    FAILING = "failing"
+    """The executor fails each time; its deliveries are repeated after a wait."""
     UNMOVED = "unmoved"
     """The work continues, but the checks show no progress."""
     OVERDUE = "overdue"
@@ -90,6 +92,7 @@ TITLES = {
     AlertKind.CLARIFICATION: "asks a question",
     AlertKind.NO_EXECUTOR: "is waiting: no worker is connected for its next step",
     AlertKind.FAILED: "failed",
+    AlertKind.FAILING: "is running, but its executor keeps failing",
     AlertKind.UNMOVED: "is running, but its checks show no progress",
     AlertKind.OVERDUE: "has a step that is taking longer than expected",
     AlertKind.DIGEST: "has a digest",

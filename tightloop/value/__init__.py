@@ -164,6 +164,15 @@ def clip(text: str, limit: int) -> str:
     return prefix + text[_cut_around_secret(text, len(text) - limit + len(prefix))[1] :]
 
 
+def last_lines(text: str, limit: int) -> str:
+    """Return the last whole lines of `text`, at most `limit` characters. Only a line that is longer itself is cut."""
+    if len(text) <= limit:
+        return text
+    # With the character before: it shows whether the first line is whole.
+    _, _, lines = text[-limit - 1 :].partition("\n")
+    return lines if lines.strip() else clip(text, limit)
+
+
 def abridge(text: str, limit: int) -> str:
     """Return the start and the end of `text`, at most `limit` characters in total. The end gets two thirds of them."""
     if len(text) <= limit:
