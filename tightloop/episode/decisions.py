@@ -173,6 +173,25 @@ ABOUT_WORK = frozenset(
 """Question kinds for which it matters what the executor said about its work."""
 
 
+CHECKS_SHOWN = 2
+
+
+def about_work(state: EpisodeState, evidence: tuple[str, ...], *, output: str) -> tuple[str, ...]:
+    """Return a question's evidence with the failing checks' explaining lines and the executor's last words.
+
+    Args:
+        state: the state.
+        evidence: the question's own evidence, which comes first.
+        output: command that prints the whole output of the checks.
+    """
+    lines = list[str]()
+    for check in state.failed_checks[:CHECKS_SHOWN]:
+        lines += [f"{check}:", *evidence_of(check.tail)]
+    lines += [f"whole output: {output}"] if lines else []
+    lines += [f"last words of the executor: {state.last_words}"] if state.last_words else []
+    return (*evidence[: EVIDENCE_LINES - len(lines)], *lines)
+
+
 def is_ended_by_message(question: Question) -> bool:
     """Return whether a message to the planner ends the wait.
 

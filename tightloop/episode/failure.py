@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
-from tightloop.value import Value
+from tightloop.value import Value, shorten
 
 # The order matters: colours split words, a UUID would leave its parts as short hashes, and most contain digits.
 _NOISE = (
@@ -52,6 +52,7 @@ _DURATION = (
     ),
     "<time>",
 )
+_COLOURS, _ = _NOISE[0]
 _SPACE = re.compile(r"\s+")
 # Digits after a letter belong to a name: F401 is not F841.
 _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+(?:\.\d+)?")
@@ -360,6 +361,25 @@ def find_explaining_line(text: str) -> str:
             # The last one, because tools print the final error at the end.
             return str(lines[-1])
     return ""
+
+
+def explain_output(text: str, limit: int) -> str:
+    """Return the lines of a failed command's output that explain the failure, at most `limit` characters.
+
+    The failing assertion or the error comes first, followed by the last lines that fit. No line is cut, unless it is
+    longer than `limit` itself.
+    """
+    lines = [line.rstrip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    cause = shorten(_MARK.sub("", find_explaining_line("\n".join(lines))).strip(), limit)
+    left, last = limit - len(cause), list[str]()
+    for line in reversed(lines):
+        if cause and _MARK.sub("", line).strip() == cause:
+            continue
+        left -= len(line) + 1
+        if left < 0:
+            break
+        last.append(line)
+    return "\n".join((*filter(None, [cause]), *reversed(last)))
 
 
 def normalize_explaining_line(text: str) -> str:

@@ -368,6 +368,8 @@ class EpisodeStatus(RunStatus):
     chosen_checks: tuple[str, ...] = ()
     """Explanation of checks that were derived from the project's files, one sentence each."""
     failed_checks: tuple[FailedCheck, ...] = ()
+    check_report: ArtifactRef | None = None
+    """Stored `CheckReport` of the last checks, with references to their outputs."""
     proof: ArtifactRef | None = None
     """Latest proof of success."""
     executor_error: str = ""

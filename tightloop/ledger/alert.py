@@ -12,7 +12,7 @@ from enum import StrEnum
 from urllib.parse import quote
 
 from tightloop.episode.control import find_restore_point
-from tightloop.episode.decisions import ADD
+from tightloop.episode.decisions import ABOUT_WORK, ADD
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
@@ -217,9 +217,18 @@ def alert_of(
         checkpoint_id=find_restore_point(state, (question,) if question else ()),
         question=question.id if question else "",
         options=question.names if question else (),
-        reason=shorten(reason, 600),
+        reason="\n".join((shorten(reason, 600), *_last_lines(state, kind))),
         goal=shorten(request.goal, GOAL_SHOWN),
     )
+
+
+def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
+    """Return what the failing check or the executor printed last, if the alert is about that."""
+    if kind in (AlertKind.FAILING, AlertKind.LIMIT):
+        return (state.executor_error,) if state.executor_error else ()
+    if kind in (*map(AlertKind, ABOUT_WORK - {QuestionKind.ALIGNMENT}), AlertKind.UNMOVED, AlertKind.FAILED):
+        return tuple(f"{check}: {check.tail}" for check in state.failed_checks[:1])
+    return ()
 
 
 def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:

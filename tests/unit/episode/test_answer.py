@@ -203,7 +203,7 @@ def test_the_whole_command_is_evidence_however_long_it_is() -> None:
 
 
 def test_a_question_pauses_keeps_the_session_and_counts_as_nothing() -> None:
-    state = with_report(EpisodeState(limit_strikes=0), ASKING)
+    state = with_report(EpisodeState(failed_deliveries=0), ASKING)
     decision = after_execution(state, ASKING)
     assert decision.question == PERMISSION
     assert (state.resume, state.spent.executor_failures, state.executor_error) == (ASKING.resume, 0, "")
