@@ -20,6 +20,7 @@ from tightloop.database.access import Tokens
 from tightloop.database.ledger import open_ledger
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatus
 from tightloop.executor.asking import LIMIT
+from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder
 from tightloop.run.question import Question, QuestionKind
 from tightloop.run.routing import Queues
@@ -50,7 +51,7 @@ async def started(
     """An episode whose agent works and says nothing in its window."""
     agent = Agent(tmp_path / "gui", workspace, silent=True)
     async with working(**registry(**{"cursor-gui": agent.executor})):
-        yield await client.start(request_for(executor="cursor-gui")), agent
+        yield await client.start(request_for(executor=ExecutorChoice(name="cursor-gui", retries=3))), agent
 
 
 async def watched(client: BoundedClient, episode_id: str, agent: Agent, count: int = 1) -> Question:
@@ -127,7 +128,7 @@ async def test_limit_that_the_agent_reports_leads_to_continue(
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert [CONTINUE in text for text in agent.desktop.submitted] == [False, True]
     assert len(timeline) == 1
-    assert "strike 1: wait 0.8 s" in timeline[0]
+    assert "failed delivery 1: wait 0 s" in timeline[0]
     assert "25 tool calls" in timeline[0]
 
 
@@ -175,11 +176,11 @@ async def test_limit_that_is_reported_twice_counts_once(
     asked = await eventually(asks)
     assert isinstance(asked, Question)
     assert asked.kind is QuestionKind.LIMIT
-    assert asked.title.startswith("3 limits in a row: reporting: and 25 more")
+    assert asked.title.startswith("3 attempts in a row hit a limit: reporting: and 25 more")
     assert LIMIT in other
     assert LIMIT in third
     timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind in ("limit", "duplicate")]
-    assert [line.split(":")[0] for line in timeline] == ["strike 1", "reporting", "strike 2"]
+    assert [line.split(":")[0] for line in timeline] == ["failed delivery 1", "reporting", "failed delivery 2"]
     await client.cancel(episode_id)
 
 

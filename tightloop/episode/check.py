@@ -11,7 +11,7 @@ from tightloop.episode.failure import (
     ComparableOutput,
     combine_signatures,
     failure_type,
-    find_explaining_line,
+    find_cause,
     is_part,
     read_output,
     signature,
@@ -360,7 +360,7 @@ def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = Fa
 def _tail(output: str, *, failed: bool) -> str:
     """Return the last lines, after the line that explains the failure if it is further up."""
     tail = last_lines(output, TAIL_CHARACTERS)
-    cause = find_explaining_line(_searchable(output)).strip() if failed else ""
+    cause = find_cause(_searchable(output)).strip() if failed else ""
     if cause in tail:
         return tail
     cause = shorten(cause, TAIL_CHARACTERS // 4)

@@ -321,8 +321,8 @@ def _repeat(state: EpisodeState, report: ExecutorReport, choice: ExecutorChoice,
     # An agent that works in portions, such as 25 tool calls each. The checks judge what it has done so far.
     if changed and failures >= ALERT_AFTER:
         return CONTINUE
-    end = evidence_of(last_lines(report.error or report.summary, LAST_LINES_CHARACTERS))
-    evidence = end or (limit.evidence if limit and limit.evidence else "it printed nothing",)
+    words = report.error or (limit.evidence if limit is not None else "") or report.summary or "it printed nothing"
+    evidence = evidence_of(last_lines(words, LAST_LINES_CHARACTERS))
     what = "hit a limit" if report.status is ExecutorStatus.LIMIT_HIT else "ended in an error and changed no file"
     problem = f"{format_count(failures, 'attempt')} in a row {what}: {evidence[-1]}"
     wait = backoff(failures)
