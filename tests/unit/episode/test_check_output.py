@@ -58,8 +58,7 @@ def test_output_of_any_tool_is_explained(output: str, expected: str) -> None:
             "    shop_test.go:9: got 3, want 4",
         ),
         (
-            "thread 'total' panicked at src/lib.rs:9:5:\nassertion `left == right` failed\n  left: 3\n right: 4\n"
-            "error: test failed, to rerun pass `--lib`\n",
+            "thread 't' panicked at src/lib.rs:9:5:\nassertion `left == right` failed\n  left: 3\nerror: test failed\n",
             "assertion `left == right` failed",
         ),
         ("  ● total\n\n    Expected: 4\n    Received: 3\n\nTests: 1 failed, 1 total\n", "    Expected: 4"),
