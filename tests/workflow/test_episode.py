@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from activities.workspace.working_tree import GitWorkspaces
-from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
+from tests.support.doubles import QuotaExecutor, ScriptedPlanner, claims_done, gives_up, malformed, planned
 from tests.support.episodes import APPEND, Working, eventually, scripted
 from tests.support.git_sample import stored
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
-from tightloop.executor.model import Usage
+from tightloop.executor.model import LimitHit, Usage
 from tightloop.host import state_folder
 from tightloop.run.question import QuestionKind
 
@@ -364,3 +364,15 @@ async def test_failure_with_a_change_and_an_end_without_an_error_count_as_iterat
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert kinds.count("limit") == 0
     assert result.iterations == 4
+
+
+async def test_question_about_a_quota_that_nobody_answers_is_tried_again(client, working, request_for) -> None:
+    quota = LimitHit(kind="usage_exhausted", monthly=True, retry_after=timedelta(seconds=2), evidence="monthly quota")
+    executor = QuotaExecutor(quota)
+    async with working(executors=lambda _name: executor):
+        episode_id = await client.start(request_for(executor="quota", definition_of_done=["test -f log.txt"]))
+        result = await client.result(episode_id)
+        timeline = [(entry.kind, entry.text) for entry in await client.timeline(episode_id)]
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
+    assert [kind for kind, _ in timeline if kind in ("paused", "limit")] == ["paused", "limit"]
+    assert ("limit", "nobody answered q1; it is tried again") in timeline
