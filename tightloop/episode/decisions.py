@@ -159,20 +159,6 @@ All other kinds need a decision about deliveries, files, money or permissions.
 """
 
 
-ABOUT_WORK = frozenset(
-    {
-        QuestionKind.BUDGET,
-        QuestionKind.REPEATED_ERROR,
-        QuestionKind.DEVIATION,
-        QuestionKind.ALIGNMENT,
-        QuestionKind.PLANNER_GAVE_UP,
-        QuestionKind.IMPOSSIBLE,
-        QuestionKind.PROOF,
-    }
-)
-"""Question kinds for which it matters what the executor said about its work."""
-
-
 CHECKS_SHOWN = 2
 
 

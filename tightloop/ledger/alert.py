@@ -12,18 +12,17 @@ from enum import StrEnum
 from urllib.parse import quote
 
 from tightloop.episode.control import find_restore_point
-from tightloop.episode.decisions import ABOUT_WORK, ADD
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
-from tightloop.run.question import Question, QuestionKind
+from tightloop.run.question import ABOUT_WORK, Question, QuestionKind
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import top_up_options
 
 GOAL_SHOWN = 200
 ERROR_CHARACTERS = 160
-CANCEL = "cancel"
+CANCEL, ADD = "cancel", "add"
 
 
 class AlertKind(StrEnum):

@@ -60,6 +60,20 @@ class QuestionKind(StrEnum):
     CLARIFICATION = "clarification"
 
 
+ABOUT_WORK = frozenset(
+    {
+        QuestionKind.BUDGET,
+        QuestionKind.REPEATED_ERROR,
+        QuestionKind.DEVIATION,
+        QuestionKind.ALIGNMENT,
+        QuestionKind.PLANNER_GAVE_UP,
+        QuestionKind.IMPOSSIBLE,
+        QuestionKind.PROOF,
+    }
+)
+"""Question kinds for which it matters why the checks fail and what the executor said."""
+
+
 class Option(Value):
     """Possible answer to a question."""
 

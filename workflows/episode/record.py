@@ -11,13 +11,13 @@ from tightloop.episode import state_changes
 from tightloop.episode.budget import Spent
 from tightloop.episode.checkpoint import MoveTarget, RestoreTarget
 from tightloop.episode.control import EpisodeInput, details_markdown, status_of
-from tightloop.episode.decisions import ABOUT_WORK, about_work
+from tightloop.episode.decisions import about_work
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.ledger.alert import Alert, AlertKind, alert_of
 from tightloop.ledger.model import WorkflowSnapshot, episode_snapshot
 from tightloop.run.core import Work
 from tightloop.run.outcome import label
-from tightloop.run.question import Answer, Question, QuestionKind
+from tightloop.run.question import ABOUT_WORK, Answer, Question, QuestionKind
 from tightloop.run.routing import Queues
 from workflows.run.activities import ActivityRunner
 from workflows.run.kernel import COMMAND_CHARACTERS, Meter, Run
