@@ -170,7 +170,10 @@ def last_lines(text: str, limit: int) -> str:
         return text
     # With the character before: it shows whether the first line is whole.
     _, _, lines = text[-limit - 1 :].partition("\n")
-    return lines if lines.strip() else clip(text, limit)
+    if not lines.strip():
+        return clip(text, limit)
+    # A private key has several lines, and a part of it would not be recognized.
+    return text[_cut_around_secret(text, len(text) - len(lines))[1] :]
 
 
 def abridge(text: str, limit: int) -> str:

@@ -115,3 +115,13 @@ def test_question_about_the_work_shows_why_the_checks_fail() -> None:
     )
     assert len(about_work(state, ("line",) * 40, output="o")) == EVIDENCE_LINES
     assert about_work(EpisodeState(), ("line",), output="o") == ("line",)
+
+
+def test_a_key_of_several_lines_is_left_out_as_a_whole() -> None:
+    key = (
+        "-----BEGIN OPENSSH PRIVATE KEY-----\n"
+        + "b3BlbnNzaC1rZXktdjE" * 3
+        + "\nAAAAB3NzaC1yc2E\n-----END OPENSSH PRIVATE KEY-----"
+    )
+    text = f"{key}\nerror: refused\nbye"
+    assert last_lines(text, 70) == "\nerror: refused\nbye"
