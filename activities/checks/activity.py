@@ -29,9 +29,10 @@ from tightloop.episode.check import (
     progress,
     regress,
 )
+from tightloop.episode.failure import explain_output
 from tightloop.episode.model import EpisodeRequest
 from tightloop.safety.drift import DriftCause
-from tightloop.value import ArtifactRef, Value, clip
+from tightloop.value import ArtifactRef, Value
 from tightloop.value.scrub import scrub
 
 
@@ -91,7 +92,7 @@ class CheckRunner(Protocol):
 
 
 # Every verification stays in the episode's history; the full output is an artifact.
-TAIL_IN_HISTORY = 240
+TAIL_IN_HISTORY = 360
 
 
 class VerifyRequest(Value):
@@ -154,8 +155,8 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
                 name=check_name(result.name),
                 status=result.status,
                 signature=result.signature,
-                # Scrub before clipping: a truncated secret no longer matches any pattern.
-                tail=clip(scrub(result.tail), TAIL_IN_HISTORY),
+                # Scrub before shortening: a truncated secret no longer matches any pattern.
+                tail=explain_output(scrub(result.tail), TAIL_IN_HISTORY),
             )
             for result in failed[:FAILING_LIMIT]
         ),
@@ -198,6 +199,6 @@ def run_check(
         timed_out=result.timed_out,
         duration_s=result.duration_s,
         output=result.output.decode("utf-8", "replace"),
-        artifact=store.put(result.output, name="check output", media_type="text/plain"),
+        artifact=store.put(result.output, name=f"output of {check_name(check.title)}", media_type="text/plain"),
     )
     return judged.evolve(sandbox=result.sandbox, not_enforced=result.not_enforced, cpu_s=result.cpu_s)

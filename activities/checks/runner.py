@@ -7,6 +7,7 @@ from pathlib import Path
 
 from activities.checks.activity import CheckView, CommandResult
 from activities.process import GRACE_S, Reason
+from activities.sandbox.bounds import FLOOD
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, build_spec
 from tightloop.episode.check import Check
 from tightloop.episode.exit_status import check_argv
@@ -51,9 +52,15 @@ class ProcessCheckRunner:
             writable=(*spec.writable, *view.writable),
             environment={**spec.environment, **view.environment},
             network=spec.network if view.network else (),
+            # The exit status decides. Output that nobody needs is dropped while it is read.
+            may_flood=True,
         )
         result = self._sandbox.run(spec, cancelled=cancelled, started=started)
         output = result.output
+        if result.written_bytes > FLOOD * spec.output_bytes:
+            # Without the exact size, which varies and would make equal failures look different.
+            note = f"printed more than {FLOOD * spec.output_bytes // 1_000_000} MB; only its start and end were kept"
+            output = f"[tightloop: the check {note}]\n".encode() + output
         if cause := _find_cause(result, root):
             # At the end, because clipped outputs keep their tail.
             gap = b"" if not output or output.endswith(b"\n") else b"\n"

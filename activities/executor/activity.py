@@ -6,6 +6,7 @@ import errno
 import math
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import assert_never
 
@@ -44,6 +45,7 @@ from tightloop.executor.asking import (
     explain_crash,
     impossible_question,
 )
+from tightloop.executor.failure import failed_at_once, refine_failure
 from tightloop.executor.message import render_plan
 from tightloop.executor.model import (
     DENIED_CHARACTERS,
@@ -61,7 +63,7 @@ from tightloop.executor.model import (
     WorkOrder,
 )
 from tightloop.safety.drift import Drift
-from tightloop.value import ArtifactRef, Value, clip
+from tightloop.value import ArtifactRef, Value, clip, last_lines
 from tightloop.value.scrub import scrub
 
 # A full disk can be fixed without a restart, so `FULL` is retried; a missing permission needs a new setup.
@@ -238,14 +240,22 @@ class ExecutionActivities:
             # Before it acts: an attempt after a crash must see that the work may already be done.
             outbox.claim(request.key, request.expected_tree)
             with self._record_break_off(outbox, request.key):
+                begun = time.monotonic()
                 outcome = self._run(request.scope, selection, order, tree)
+                took_s = time.monotonic() - begun
                 # Temporal counts an activity as cancelled only if it ends with this error, not with a result.
                 if outcome.status is ExecutorStatus.CANCELLED and should_stop():
                     raise CancelledError("the executor was stopped and its processes have ended")
                 ending = take_ending(tree, request.expected_tree)
                 # The workflow that does the work has not started yet, so a snapshot would cost time and show nothing.
                 new_tree = request.expected_tree if outcome.status is ExecutorStatus.DELEGATED else tree.snapshot()
-                return self._report(request, tree, outcome, selection, new_tree=new_tree, drift=drift, ending=ending)
+                at_once = failed_at_once(outcome, took_s, moved=new_tree != request.expected_tree)
+                if at_once:
+                    # Times of day in an agent's words are in the host's zone.
+                    outcome = refine_failure(outcome, datetime.now(UTC).astimezone())
+                return self._report(
+                    request, tree, outcome, selection, new_tree=new_tree, drift=drift, ending=ending, at_once=at_once
+                )
 
     @activity.defn(no_thread_cancel_exception=True)
     def conclude(self, request: ConcludeRequest) -> ExecutorReport:
@@ -370,6 +380,7 @@ class ExecutionActivities:
         new_tree: str,
         drift: Drift | None = None,
         ending: str = "",
+        at_once: bool = False,
     ) -> ExecutorReport:
         workspace, status, transcript = Path(request.scope.workspace), outcome.status, None
         if ending and status in _MAY_END:
@@ -386,7 +397,7 @@ class ExecutionActivities:
         bounded = outcome.evolve(
             status=status,
             summary=clip(outcome.summary, SUMMARY_CHARACTERS),
-            error=clip(outcome.error, SUMMARY_CHARACTERS),
+            error=last_lines(outcome.error, SUMMARY_CHARACTERS),
             denied=tuple(clip(line, DENIED_CHARACTERS) for line in outcome.denied[:DENIED_LINES]),
             question=outcome.question and outcome.question.bounded,
         )
@@ -398,6 +409,7 @@ class ExecutionActivities:
             new_tree=new_tree,
             drift=drift,
             attempt=activity.info().attempt,
+            failed_at_once=at_once and status in (ExecutorStatus.FAILED, ExecutorStatus.LIMIT_HIT),
         )
         # `conclude` reports it after the work: a report now would count as the final one.
         if status is not ExecutorStatus.DELEGATED:

@@ -15,7 +15,6 @@ from activities.executor.delivery import (
     early_outcome,
     failed_outcome,
     fatal_outcome,
-    limited_outcome,
     read_options,
     timeout_outcome,
     write_temporary_file,
@@ -33,6 +32,7 @@ from activities.sandbox.port import (
     resolve_locations,
 )
 from tightloop.errors import ExecutorError, SettingsError
+from tightloop.executor.failure import limited_outcome
 from tightloop.executor.message import PlannedStep
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
 from tightloop.executor.options import CommandOptions
@@ -70,6 +70,7 @@ FAILED_FROM = 2
 """Formatters and linters exit with 1 if findings remain, and with 2 or more if they fail."""
 END_LINES = 20
 """Only this many of the last lines are searched for a limit. Earlier output may be part of the agent's work."""
+ERROR_CHARACTERS = 4_000
 
 _SEPARATORS = re.compile(r"[=:,;@]")
 _SHORT_OPTION = re.compile(r"^-\w(?=[/~])")
@@ -176,8 +177,8 @@ class CommandExecutor(Executor):
         if outcome is None and result.exit_code == 0:
             outcome = ExecutorOutcome(status=ExecutorStatus.COMPLETED)
         elif outcome is None:
-            error = summary or f"{argv[0]} exited with {result.exit_code} without output"
             end = "\n".join(output.rstrip().splitlines()[-END_LINES:])
+            error = clip(end, ERROR_CHARACTERS) or f"{argv[0]} exited with {result.exit_code} without output"
             # Only after a failure: the output of a successful command may quote an error message.
             limit = self.find_limit(end) if self.find_limit else None
             outcome = limited_outcome(limit, error) if limit else failed_outcome(error)
@@ -276,7 +277,8 @@ class _Steps:
         if 0 <= code < FAILED_FROM:
             return None
         output = result.output.decode("utf-8", "replace").strip()
-        return failed_outcome(clip(f"{clip(command, 120)} exited with {code}: {output}", SUMMARY_CHARACTERS))
+        error = clip(f"{clip(command, 120)} exited with {code}: {output}", SUMMARY_CHARACTERS)
+        return failed_outcome(error, ErrorKind.STEP)
 
     def _outcome(self, outcome: ExecutorOutcome) -> ExecutorOutcome:
         return outcome.evolve(

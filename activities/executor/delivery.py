@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from activities.process import ProcessResult, Reason
 from activities.workspace.ownership import write_atomically
 from tightloop.errors import ExecutorError
-from tightloop.executor.limit import LimitAction, LimitKind, choose_action, explain
-from tightloop.executor.model import AgentMode, ErrorKind, ExecutorChoice, ExecutorOutcome, ExecutorStatus, LimitHit
+from tightloop.executor.model import AgentMode, ErrorKind, ExecutorChoice, ExecutorOutcome, ExecutorStatus
 from tightloop.executor.options import option_problem
 from tightloop.safety.rubric import Verdict
 from tightloop.value import Document
@@ -82,16 +81,6 @@ def write_temporary_file(path: Path, text: str) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-_KINDS: Mapping[str, ErrorKind] = {
-    LimitKind.RATE_LIMITED: ErrorKind.RATE,
-    LimitKind.OVERLOADED: ErrorKind.OVERLOADED,
-    LimitKind.AUTH: ErrorKind.AUTH,
-    LimitKind.CONTEXT_FULL: ErrorKind.CONTEXT_FULL,
-    LimitKind.OFFLINE: ErrorKind.OFFLINE,
-    LimitKind.TOOL_CALL_LIMIT: ErrorKind.BUDGET,
-}
-
-
 def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutcome | None:
     """Return the outcome of a process that did not exit on its own, or None."""
     match result.reason:
@@ -143,20 +132,3 @@ def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
         "busy, raise executor.idle_limit_s.",
         error_kind=ErrorKind.TIMEOUT,
     )
-
-
-def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
-    """Return the outcome of a delivery that hit a provider limit. `error` is the agent's message."""
-    kind = _KINDS.get(limit.kind)
-    if limit.kind == LimitKind.USAGE_EXHAUSTED:
-        # A provider names the time of a window that resets, but none for a quota that somebody has to raise.
-        kind = ErrorKind.QUOTA if limit.retry_after is None else ErrorKind.USAGE_WINDOW
-    match choose_action(limit):
-        case LimitAction.WAIT:
-            return ExecutorOutcome(status=ExecutorStatus.LIMIT_HIT, limit=limit, error=error, error_kind=kind)
-        case LimitAction.PERSON:
-            return ExecutorOutcome(status=ExecutorStatus.FATAL, limit=limit, error=explain(limit), error_kind=kind)
-        case LimitAction.REPLAN:
-            return ExecutorOutcome(status=ExecutorStatus.FAILED, limit=limit, error=explain(limit), error_kind=kind)
-        case unknown:
-            assert_never(unknown)

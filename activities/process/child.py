@@ -157,6 +157,7 @@ class Child:
             output=self.output.value(),
             errors=self.errors.value(),
             cut=self.output.cut or self.errors.cut,
+            written_bytes=self._read_bytes,
             duration_s=time.monotonic() - self._begun,
             survivors_ended=len(self._survivors),
             cpu_s=max(report.cpu_s, footprint.cpu_s) if report else None,

@@ -125,6 +125,8 @@ class ProcessResult:
     """Standard error if `separate_errors` is set, at most the last 64 kB."""
     cut: bool = False
     """Whether output was dropped. If so, a line in the output states how much."""
+    written_bytes: int = 0
+    """Number of bytes that the program wrote to both streams, including those that were dropped."""
     duration_s: float = 0.0
     survivors_ended: int = 0
     """Number of processes that outlived the program and were killed."""

@@ -148,7 +148,7 @@ def request_of(
         idle_limit_s=spec.idle_limit_s,
         grace_s=spec.grace_s,
         output_bytes=spec.output_bytes,
-        output_limit_bytes=FLOOD * spec.output_bytes,
+        output_limit_bytes=None if spec.may_flood else FLOOD * spec.output_bytes,
         memory_limit_bytes=spec.memory_bytes,
         # Counted from outside, which includes the sandbox program's own processes.
         process_limit=spec.processes + _SANDBOX_PROCESSES,

@@ -89,6 +89,8 @@ class SandboxSpec:
     idle_limit_s: float | None = None
     output_bytes: int = MEBIBYTE
     """Number of bytes of output to keep. A command that writes 64 times as much is killed."""
+    may_flood: bool = False
+    """Whether a command that writes more is not killed. The output that is not kept is dropped while it is read."""
     file_bytes: int = 100 * MEBIBYTE
     growth_bytes: int = 8192 * MEBIBYTE
     """Limit on the data added to the writable folders."""

@@ -20,7 +20,9 @@ from tightloop.client import CLOSED_STATUSES, OPEN_STATUSES, Topology
 from tightloop.client.changes import TreeChange, checkpoint_file, read_number
 from tightloop.client.store import Store
 from tightloop.database.ledger import Ledger
+from tightloop.episode.check import CheckReport
 from tightloop.episode.checkpoint import CheckpointRecord
+from tightloop.episode.failure import explain_output
 from tightloop.episode.model import EpisodeState, EpisodeStatus
 from tightloop.episode.planning import PlanRecord
 from tightloop.errors import TightloopError
@@ -32,6 +34,7 @@ from tightloop.plan.request import PlanStatus
 from tightloop.run.core import RunStatus
 from tightloop.safety.seal import Role, role_for
 from tightloop.value import format_count
+from tightloop.value.scrub import scrub
 from tightloop.wording import number_text, status_label, steps_done
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
@@ -117,8 +120,9 @@ def moment(at: datetime | None) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at is not None else ""
 
 
-EPISODE_TABS = ("Timeline", "Diff", "Plan", "Findings", "Checkpoints", "Log")
+EPISODE_TABS = ("Timeline", "Checks", "Diff", "Plan", "Findings", "Checkpoints", "Log")
 LOG_LINES = 500
+WHY_CHARACTERS = 1_200
 
 
 def show_episode(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
@@ -135,7 +139,9 @@ def show_episode(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES) if tab == "log" else (),
     }
     workspace = Path(status.workspace)
-    if tab == "diff":
+    if tab == "checks":
+        content |= _checks(Store(workspace, line.id), status, query.get("check", ""))
+    elif tab == "diff":
         content |= _diff(workspace, line.id, checkpoints, query)
     elif tab in ("plan", "findings"):
         content |= _thought(Store(workspace, line.id), checkpoints)
@@ -172,6 +178,21 @@ def _spent(line: WorkflowLine, tokens: int) -> str:
         f"{'at least ' if line.tokens is None else ''}{number_text(tokens)} tokens" if tokens else "",
     )
     return ", ".join(filter(None, parts))
+
+
+def _checks(store: Store, status: EpisodeStatus, name: str) -> dict[str, Any]:
+    """Return the last check results, and the whole output of one of them. They are on the workspace's host."""
+    content: dict[str, Any] = {"results": (), "shown": None, "output": "", "missing": "No check has run yet."}
+    if status.check_report is None:
+        return content
+    try:
+        results = store.load_model(status.check_report, CheckReport).results
+        shown = next((result for result in results if result.name == name), None)
+        output = store.artifact(shown.output).decode("utf-8", "replace") if shown and shown.output else ""
+    except TightloopError as error:
+        return content | {"missing": error.message}
+    explained = [(result, explain_output(scrub(result.tail), WHY_CHARACTERS)) for result in results]
+    return content | {"results": explained, "shown": shown, "output": scrub(output)}
 
 
 def _diff(

@@ -26,7 +26,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from tests.e2e.test_up import first_line, stopped
-from tests.support.episodes import APPEND, BoundedClient, eventually, scripted
+from tests.support.episodes import APPEND, TRIES, BoundedClient, eventually, scripted
 from tests.support.git_sample import make_repository
 from tests.support.sandboxes import open_folder
 from tests.support.stack.stack import ROOT
@@ -268,7 +268,7 @@ async def test_nothing_of_one_user_is_read_started_or_answered_by_another_at_the
 ) -> None:
     written = make_repository(place / f"{WORD}-project", {"app.py": "print('hello')\n"})
     handed = make_repository(place / f"{WORD}-handed", {"app.py": "print('hello')\n"})
-    failing = {"status": "failed", "error": f"{WORD}-error", "summary": f"{WORD}-summary"}
+    failing = {**TRIES, "status": "failed", "error": f"{WORD}-error", "summary": f"{WORD}-summary"}
     async with owner_of(place, monkeypatch, encrypt=encrypt) as owner:
         client = owner.client
         done = await client.start(

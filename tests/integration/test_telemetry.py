@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from temporalio.client import Client
 
 from activities.model.gateway.wire import Wire
-from tests.support.episodes import eventually
+from tests.support.episodes import TRIES, eventually
 from tests.support.fake_model import FakeCoderModel, use
 from tests.support.fake_model.exchange import Tokens
 from tests.support.otlp_receiver import Collector, collecting, values
@@ -38,7 +38,7 @@ from tightloop.telemetry import METRICS, TelemetrySettings
 from tightloop.value import digest
 from worker.server import free_port
 
-FAILS = {"status": "failed", "error": "broke at balance_of(customer_47)", "summary": "tried"}
+FAILS = {**TRIES, "status": "failed", "error": "broke at balance_of(customer_47)", "summary": "tried"}
 LABEL = re.compile(r'(?!le=)\b[\w.]+="([^"]*)"')
 KNOWN_LABELS = {
     *("tightloop", "default", "EpisodeWorkflow", "none"),

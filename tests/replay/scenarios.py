@@ -259,7 +259,7 @@ async def limit_hit(stage: Stage) -> str:
     limited = {**APPEND, "retry_after_s": 0.1, "evidence": "429 Too Many Requests"}
     steps = ({**limited, "limit_tries": 1}, {**limited, "limit_tries": 3}, APPEND)
     async with stage.working() as client:
-        episode_id = await stage.start(executor=scripted(*steps, repeat=False))
+        episode_id = await stage.start(executor=scripted(*steps, repeat=False).evolve(retries=3))
         await stage.paused(iteration=2)
         await client.resume(episode_id)
         await client.result(episode_id)

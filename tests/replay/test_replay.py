@@ -56,9 +56,9 @@ TOLD = {
         r"closed: SUCCEEDED",
     ),
     "limit_hit": (
-        r"limit: strike 1: wait 0.1 s. 429 Too Many Requests",
-        r"limit: strike 2:",
-        r"paused: limit: the executor hit a limit 3 times in a row: 429 Too Many Requests",
+        r"limit: failed delivery 1: wait 0.1 s. 429 Too Many Requests",
+        r"limit: failed delivery 2:",
+        r"paused: limit: 3 attempts in a row hit a limit: 429 Too Many Requests",
         r"resumed: ",
         r"closed: SUCCEEDED",
     ),

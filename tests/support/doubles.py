@@ -6,10 +6,12 @@ from pathlib import Path
 from activities.executor.port import Availability, Control, Executor
 from tightloop.episode.planning import Briefing, PlannerAnswer, PlanVerdict
 from tightloop.executor.asking import permission_question
+from tightloop.executor.failure import limited_outcome
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import (
     ExecutorOutcome,
     ExecutorStatus,
+    LimitHit,
     ResumeToken,
     Usage,
     WorkOrder,
@@ -110,3 +112,24 @@ class AskingExecutor(Executor):
         with (Path(order.root) / "log.txt").open("a") as log:
             log.write(f"{order.iteration}\n")
         return ExecutorOutcome(status=ExecutorStatus.COMPLETED, summary="appended a line")
+
+
+class QuotaExecutor(Executor):
+    """Has no quota in its first delivery, and appends a line to `log.txt` in the next ones."""
+
+    def __init__(self, quota: LimitHit) -> None:
+        self._quota = quota
+        self._deliveries = 0
+
+    def availability(self) -> Availability:
+        """Always usable."""
+        return Availability()
+
+    def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
+        """Report the quota once."""
+        self._deliveries += 1
+        if self._deliveries == 1:
+            return limited_outcome(self._quota, "the monthly quota is used up")
+        with (Path(order.root) / "log.txt").open("a") as log:
+            log.write(f"{order.iteration}\n")
+        return ExecutorOutcome(status=ExecutorStatus.COMPLETED)

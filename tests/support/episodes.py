@@ -42,6 +42,8 @@ def scripted(*steps: dict[str, Any], repeat: bool = True) -> ExecutorChoice:
 
 APPEND = {"append": [{"path": "log.txt", "text": "{n}\n"}]}
 """A step that leaves one line an iteration, so that a second delivery would be seen."""
+TRIES = {"append": [{"path": "tries.txt", "text": "{n}\n"}]}
+"""A change that fixes nothing. Without a change, a delivery that fails would be repeated and be no iteration."""
 
 
 async def eventually(what: Callable[[], Any], *, seconds: float = 30.0) -> Any:

@@ -19,7 +19,7 @@ import temporalio.api.workflowservice.v1 as service
 from temporalio.client import Client
 
 from tests.support.alert_receiver import Receiver, receiving
-from tests.support.episodes import Git, eventually
+from tests.support.episodes import TRIES, Git, eventually
 from tests.support.model_server import ModelServer, fails, raw, says
 from tests.support.otlp_receiver import Collector, collecting, values
 from tests.support.stack.stack import ROOT, Stack, wait_for_port
@@ -79,9 +79,9 @@ def project(tmp_path: Path, git: Git) -> Path:
 
 
 def request(project: Path) -> EpisodeRequest:
-    failing = {"status": "failed", "error": f"it broke at {EVERYTHING}", "summary": EVERYTHING}
+    failing = {**TRIES, "status": "failed", "error": f"it broke at {EVERYTHING}", "summary": EVERYTHING}
     # The end that is kept of an error, 494 characters, begins inside of the key.
-    cut = {"status": "failed", "error": SECRET + " and so on" * 48, "summary": f"{' and so on' * 49} {SECRET}"}
+    cut = {**TRIES, "status": "failed", "error": SECRET + " and so on" * 48, "summary": f"{' and so on' * 49} {SECRET}"}
     working = {"write": [{"path": "done.txt"}], "summary": EVERYTHING, "sleep": 0.5}
     return EpisodeRequest(
         goal=f"make it right: {EVERYTHING}",

@@ -143,7 +143,12 @@ async def test_an_alert_leaves_in_the_workflow_task_of_its_pause_and_is_told_onc
         ("budget", "top-up {} --iterations 5", {"budget": Budget(max_iterations=1)}, None),
         ("planner_gave_up", "answer {} retry", {}, ScriptedPlanner(lambda _: gives_up())),
         ("already_green", "answer {} continue", {"definition_of_done": ["test -f app.py"], "attended": True}, None),
-        ("limit", "answer {} retry", {"executor": scripted({"limit_tries": 3, "retry_after_s": 0.01})}, None),
+        (
+            "limit",
+            "answer {} retry",
+            {"executor": scripted({"limit_tries": 3, "retry_after_s": 0.01}).evolve(retries=3)},
+            None,
+        ),
         ("fatal", "answer {} retry", {"executor": FATAL}, None),
     ],
 )

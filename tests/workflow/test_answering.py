@@ -24,7 +24,7 @@ NEVER = ["echo nope; false"]
 ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
 CHEATING = scripted({"write": [{"path": "done.txt", "text": "1"}, {"path": "check.sh", "text": "exit 0\n"}]})
 ENDING = scripted({"write": [{"path": ".tightloop-ending", "text": "impossible: the API was removed\n"}]})
-LIMITED = scripted({"limit_tries": 3, "retry_after_s": 0.01})
+LIMITED = scripted({"limit_tries": 3, "retry_after_s": 0.01}).evolve(retries=3)
 FORCE = planned("bring the branch up to date")
 assert FORCE.message is not None
 PUSH = PlannedStep(title="bring the branch up to date", run=("git", "push", "--force", "origin", "main"))

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from activities.workspace.working_tree import GitWorkspaces
-from tests.support.doubles import ScriptedPlanner, claims_done, gives_up, malformed, planned
+from tests.support.doubles import QuotaExecutor, ScriptedPlanner, claims_done, gives_up, malformed, planned
 from tests.support.episodes import APPEND, Git, Working, eventually, scripted
 from tests.support.git_sample import stored
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
 from tightloop.errors import InvalidRequestError
-from tightloop.executor.model import Usage
+from tightloop.executor.model import LimitHit, Usage
 from tightloop.host import state_folder
 from tightloop.run.question import QuestionKind
 
@@ -167,10 +167,13 @@ async def test_a_limit_backs_off_and_continues_the_same_iteration(client, workin
     assert (workspace / "log.txt").read_text() == "1\n2\n3\n"
 
 
-async def test_three_limits_in_a_row_pause_and_resume_delivers_again(client, working, request_for) -> None:
+async def test_as_many_limits_in_a_row_as_are_allowed_pause_and_resume_delivers_again(
+    client, working, request_for
+) -> None:
     async with working():
         step = {**APPEND, "limit_tries": 3, "retry_after_s": 0.05, "evidence": "429 Too Many Requests"}
-        episode_id = await client.start(request_for(executor=scripted(step), definition_of_done=["test -f log.txt"]))
+        executor = scripted(step).evolve(retries=3)
+        episode_id = await client.start(request_for(executor=executor, definition_of_done=["test -f log.txt"]))
         status = await paused(client, episode_id)
         await client.resume(episode_id)
         result = await client.result(episode_id)
@@ -361,3 +364,45 @@ async def test_a_project_without_a_check_fails_and_says_what_to_do(client, reque
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.FAILED
     assert "Name one: --done" in result.reason
+
+
+async def test_a_delivery_that_fails_at_once_is_repeated_and_is_no_iteration(client, working, request_for) -> None:
+    async with working():
+        broken = scripted({"status": "failed", "error": "first line\nno such model: gpt-9"})
+        episode_id = await client.start(request_for(executor=broken.evolve(retries=2)))
+        status = await paused(client, episode_id)
+        timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind == "limit"]
+        await client.cancel(episode_id)
+        await client.result(episode_id)
+    assert [text.split(".")[0] for text in timeline] == ["failed delivery 1: wait 10 s"]
+    [question] = status.questions
+    assert question.kind is QuestionKind.LIMIT
+    assert question.title.startswith("2 attempts in a row ended in an error and changed no file: no such model")
+    assert question.evidence == ("first line", "no such model: gpt-9")
+    assert (status.iteration, status.spent.executor_failures) == (1, 0)
+    assert status.spent.wall_time < timedelta(seconds=10), "a wait is no working time"
+
+
+async def test_failure_with_a_change_and_an_end_without_an_error_count_as_iterations(
+    client, working, request_for
+) -> None:
+    steps = ({**APPEND, "status": "failed", "error": "half done"}, {}, APPEND, APPEND, APPEND)
+    async with working():
+        episode_id = await client.start(request_for(executor=scripted(*steps, repeat=False)))
+        result = await client.result(episode_id)
+        kinds = [entry.kind for entry in await client.timeline(episode_id)]
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert kinds.count("limit") == 0
+    assert result.iterations == 4
+
+
+async def test_question_about_a_quota_that_nobody_answers_is_tried_again(client, working, request_for) -> None:
+    quota = LimitHit(kind="usage_exhausted", monthly=True, retry_after=timedelta(seconds=2), evidence="monthly quota")
+    executor = QuotaExecutor(quota)
+    async with working(executors=lambda _name: executor):
+        episode_id = await client.start(request_for(executor="quota", definition_of_done=["test -f log.txt"]))
+        result = await client.result(episode_id)
+        timeline = [(entry.kind, entry.text) for entry in await client.timeline(episode_id)]
+    assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
+    assert [kind for kind, _ in timeline if kind in ("paused", "limit")] == ["paused", "limit"]
+    assert ("limit", "nobody answered q1; it is tried again") in timeline

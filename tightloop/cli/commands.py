@@ -129,6 +129,7 @@ COMMANDS = (
     Command("timeline", "look:timeline", panel=LOOK),
     Command("checkpoints", "look:checkpoints", panel=LOOK),
     Command("diff", "look:diff", panel=LOOK),
+    Command("output", "look:output", panel=LOOK),
     Command("export", "export:export", "Prints JSON to stdout by default.", LOOK),
     Command("inbox", "now:inbox", panel=LOOK),
     Command("digest", "look:digest", panel=LOOK),

@@ -21,8 +21,10 @@ from tightloop.cli.views import (
 from tightloop.client import Event, Kind, RunStatus, Summary, TightloopClient
 from tightloop.client.changes import TreeChange, plan_change, read_number
 from tightloop.client.store import Store
+from tightloop.episode.check import CheckReport, find_checks
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import reset_command
+from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError, SettingsError
 from tightloop.ledger.metrics import (
     MEANINGS,
@@ -239,6 +241,41 @@ def diff(
         _show_plan(Store(folder, key), numbers, records, as_json=as_json)
     else:
         _show_files(TreeChange(folder, key, numbers, records), before, after, stat=stat, as_json=as_json)
+
+
+def output(
+    context: click.Context,
+    workflow: EpisodeId,
+    check: Annotated[
+        str, Argument(metavar="CHECK", help="Name of a check, or the start of it. Default: all failing checks.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+
+    async def look(client: TightloopClient, key: str) -> tuple[str, EpisodeStatus]:
+        try:
+            status = await client.status(key)
+        except ServiceUnavailableError:
+            status = await client.stored_status(key)
+        assert isinstance(status, EpisodeStatus)
+        return key, status
+
+    key, status = session_of(context).on(workflow, look, Kind.EPISODE)
+    if status.check_report is None:
+        raise InvalidRequestError(f"no check of {key} has run yet. Follow it with: tightloop watch {key}")
+    store = Store(Path(status.workspace), key)
+    results = find_checks(store.load_model(status.check_report, CheckReport), check)
+    texts = {
+        result.name: store.artifact(result.output).decode("utf-8", "replace") if result.output else result.tail
+        for result in results
+    }
+    if as_json:
+        show_json([{"name": result.name, "status": result.status, "output": texts[result.name]} for result in results])
+        return
+    for result in results:
+        if len(results) > 1:
+            print_note(f"{result.name}: {result.status}")
+        click.echo(plain(texts[result.name]).rstrip("\n"))
 
 
 def _show_plan(store: Store, numbers: list[int], records: tuple[CheckpointRecord, ...], *, as_json: bool) -> None:

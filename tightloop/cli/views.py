@@ -32,6 +32,7 @@ from tightloop.wording import (
 if TYPE_CHECKING:
     from tightloop.cli.gateway import Document
     from tightloop.client import EpisodeStatus, Event, PlanStatus, Question, Summary
+    from tightloop.episode.check import FailedCheck
     from tightloop.episode.checkpoint import CheckpointRecord
     from tightloop.plan.child import StepRecord
     from tightloop.plan.request import PlanSpent, StepLine
@@ -205,13 +206,18 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("checks", status.checks),
         *(("", sentence) for sentence in status.chosen_checks),
         ("changed", "" if status.files_changed is None else format_count(status.files_changed, "file")),
-        *(("", f"{check.status}: {check.name}") for check in status.failed_checks),
+        *(("", line) for check in status.failed_checks for line in _failed_check_lines(check)),
+        ("", f"whole output: tightloop output {status.episode_id}" if status.failed_checks else ""),
         ("diagnosis", status.diagnosis),
         ("checkpoint", status.checkpoint_id),
         *(("changed", drift_text(drift)) for drift in status.drifts),
         ("budget", budget_line(status.spent, status.budget)),
         ("reason", status.reason),
     ]
+
+
+def _failed_check_lines(check: FailedCheck) -> list[str]:
+    return [f"{check.status}: {check.name}", *(f"  {plain(line)}" for line in check.tail.splitlines())]
 
 
 def episode_line(status: EpisodeStatus) -> str:

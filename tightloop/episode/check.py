@@ -11,12 +11,14 @@ from tightloop.episode.failure import (
     ComparableOutput,
     combine_signatures,
     failure_type,
+    find_cause,
     is_part,
     read_output,
     signature,
 )
+from tightloop.errors import InvalidRequestError
 from tightloop.safety.drift import Drift
-from tightloop.value import ArtifactRef, CallerInput, Value, clip, shorten
+from tightloop.value import ArtifactRef, CallerInput, Value, last_lines, shorten
 
 TAIL_CHARACTERS = 1_200
 """Maximum length of the output tail in a result. The full output is stored as an artifact."""
@@ -104,7 +106,7 @@ class CheckResult(Value):
     tree: str = ""
     """Id of the checked tree."""
     tail: str = ""
-    """End of the output, at most `TAIL_CHARACTERS` long."""
+    """Last lines of the output, at most `TAIL_CHARACTERS` long."""
     output: ArtifactRef | None = None
     """Complete output. Its digest is part of the evidence."""
     counts: Counts = Counts.model_construct()
@@ -176,6 +178,22 @@ class CheckReport(Value):
         return (
             combine_signatures(part for result in failed for part in (result.run, result.signature)) if failed else ""
         )
+
+
+def find_checks(report: CheckReport, name: str = "") -> tuple[CheckResult, ...]:
+    """Return the checks whose names start with `name`. Without a name, the failing checks, or all if none fails.
+
+    Raises:
+        InvalidRequestError: no check has such a name. The message lists the names.
+    """
+    if not name:
+        return report.failed or report.results
+    exact = tuple(result for result in report.results if result.name == name)
+    matches = exact or tuple(result for result in report.results if result.name.startswith(name))
+    if not matches:
+        names = ", ".join(repr(result.name) for result in report.results)
+        raise InvalidRequestError(f"no check is named {name!r}. Checks: {names}")
+    return matches
 
 
 # 127 is the shell's "command not found" (POSIX, Shell Command Language, 2.8.2).
@@ -302,7 +320,7 @@ def judge(
         exit_code=exit_code,
         duration_s=round(duration_s, 3),
         tree=tree,
-        tail=clip(output.strip(), TAIL_CHARACTERS),
+        tail=_tail(output.strip(), failed=status is not CheckStatus.PASSED),
         output=artifact,
         counts=counts,
         # A command such as `pytest || true` passes although its output lists failures.
@@ -337,6 +355,16 @@ def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = Fa
     if error not in ("", "AssertionError"):
         return f"it fails with {error} and not by an assertion"
     return ""
+
+
+def _tail(output: str, *, failed: bool) -> str:
+    """Return the last lines, after the line that explains the failure if it is further up."""
+    tail = last_lines(output, TAIL_CHARACTERS)
+    cause = find_cause(_searchable(output)).strip() if failed else ""
+    if cause in tail:
+        return tail
+    cause = shorten(cause, TAIL_CHARACTERS // 4)
+    return f"{cause}\n{last_lines(output, TAIL_CHARACTERS - len(cause) - 1)}"
 
 
 def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, ...]:
@@ -422,7 +450,7 @@ class FailedCheck(Value):
     status: CheckStatus = CheckStatus.FAILED
     signature: str = ""
     tail: str = ""
-    """End of the output, at most 240 characters."""
+    """Lines of the output that explain the failure, the error first, at most 360 characters."""
 
     def __str__(self) -> str:
         """Return the name, followed by the status unless the check simply failed."""

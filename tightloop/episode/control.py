@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import field_validator
 
 from tightloop.episode.budget import TopUp
-from tightloop.episode.check import Check
+from tightloop.episode.check import Check, FailedCheck
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget, checkpoint_id, checkpoint_number
 from tightloop.episode.model import RIGHT_INPUT, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.errors import InvalidRequestError
@@ -272,6 +272,7 @@ def status_of(
         checks=state.checks_text,
         chosen_checks=state.chosen_checks,
         failed_checks=state.failed_checks,
+        check_report=state.checks,
         proof=state.proof,
         executor_error=state.executor_error,
         probability_class=state.probability_class,
@@ -309,7 +310,7 @@ def details_markdown(
         *([f"- now: {work.describe()}"] if work is not None else []),
         f"- plan: {state.plan_title or 'none yet'}",
         f"- checks: {state.checks_text or 'not run yet'}",
-        *(f"  - {check.status.value}: `{check.name}`" for check in state.failed_checks),
+        *(line for check in state.failed_checks for line in _failed_check_lines(check)),
         *([f"- executor: `{clip(state.executor_error, 200)}`"] if state.executor_error else []),
         f"- class: {state.probability_class.value if state.probability_class else 'none yet'}",
         f"- budget: `{budget_line(state.spent, state.budget)}`",
@@ -322,6 +323,12 @@ def details_markdown(
         lines += ["", f"To reset in Temporal, use the run and event of a checkpoint: `{reset}`"]
     lines += ["", *_actions(state, questions)]
     return "\n".join(lines)
+
+
+def _failed_check_lines(check: FailedCheck) -> list[str]:
+    # Code spans, because an output may contain Markdown.
+    lines = check.tail.replace("`", "'").splitlines()
+    return [f"  - {check.status.value}: `{check.name}`", *(f"    - `{line}`" for line in lines)]
 
 
 def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:

@@ -1,6 +1,6 @@
 """Decisions of the episode loop."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from tightloop.episode.budget import breaches
@@ -9,13 +9,14 @@ from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signa
 from tightloop.episode.model import EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict
 from tightloop.executor.asking import IMPOSSIBLE, impossible_question
-from tightloop.executor.model import LIMIT_STRIKES, SUCCESSES, ExecutorReport, ExecutorStatus
+from tightloop.executor.model import ALERT_AFTER, SUCCESSES, ExecutorChoice, ExecutorReport, ExecutorStatus, backoff
 from tightloop.run.core import Work
-from tightloop.run.question import EVIDENCE_LINES, Answer, Option, OptionGroup, Question, QuestionKind
+from tightloop.run.question import EVIDENCE_LINES, Answer, Option, OptionGroup, Question, QuestionKind, evidence_of
 from tightloop.safety.approval import ShownChange
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding, describe_findings, unanswered_findings
-from tightloop.value import Value, format_count
+from tightloop.value import Value, format_count, last_lines
+from tightloop.wording import span
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
 WORK, ACCEPT, ASKED = "work", "accept", "asked"
@@ -198,18 +199,23 @@ All other kinds need a decision about deliveries, files, money or permissions.
 """
 
 
-ABOUT_WORK = frozenset(
-    {
-        QuestionKind.BUDGET,
-        QuestionKind.REPEATED_ERROR,
-        QuestionKind.DEVIATION,
-        QuestionKind.ALIGNMENT,
-        QuestionKind.PLANNER_GAVE_UP,
-        QuestionKind.IMPOSSIBLE,
-        QuestionKind.PROOF,
-    }
-)
-"""Question kinds for which it matters what the executor said about its work."""
+CHECKS_SHOWN = 2
+
+
+def about_work(state: EpisodeState, evidence: tuple[str, ...], *, output: str) -> tuple[str, ...]:
+    """Return a question's evidence with the failing checks' explaining lines and the executor's last words.
+
+    Args:
+        state: the state.
+        evidence: the question's own evidence, which comes first.
+        output: command that prints the whole output of the checks.
+    """
+    lines = list[str]()
+    for check in state.failed_checks[:CHECKS_SHOWN]:
+        lines += [f"{check}:", *evidence_of(check.tail)]
+    lines += [f"whole output: {output}"] if lines else []
+    lines += [f"last words of the executor: {state.last_words}"] if state.last_words else []
+    return (*evidence[: EVIDENCE_LINES - len(lines)], *lines)
 
 
 def is_ended_by_message(question: Question) -> bool:
@@ -220,6 +226,9 @@ def is_ended_by_message(question: Question) -> bool:
     return question.kind in _PLANNER_NEXT
 
 
+RETRY_UNANSWERED = timedelta(hours=1)
+"""Time after which a delivery is tried again although nobody has answered that its login or quota is in order."""
+LAST_LINES_CHARACTERS = 2_000
 OTHER_CAUSES = 2
 """Number of additional fruitless iterations that are allowed if their causes differ."""
 
@@ -232,6 +241,8 @@ class NextAction(StrEnum):
     ASK = "ask"
     TELL = "tell"
     """Continue with another iteration, and report the doubt to people and to the planner."""
+    REPEAT = "repeat"
+    """Deliver the same plan again after a wait."""
 
 
 class Decision(Value):
@@ -241,7 +252,9 @@ class Decision(Value):
     question: Question | None = None
     """Question for a person, if the action is ASK."""
     tell: str = ""
-    """Report to people and to the planner, if the action is TELL."""
+    """Report to people, if the action is TELL or REPEAT. With TELL, the planner reads it too."""
+    wait: timedelta | None = None
+    """Wait before the plan is delivered again. If there is a question, this happens if nobody answers it."""
 
 
 CONTINUE = Decision(action=NextAction.CONTINUE)
@@ -299,8 +312,17 @@ def is_change_allowed(state: EpisodeState) -> bool:
     return not state.notes and state.checked_tree == state.tree
 
 
-def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
-    """Decide whether the work can be verified, or whether a person has to decide first."""
+def after_execution(
+    state: EpisodeState, report: ExecutorReport, choice: ExecutorChoice, *, changed: bool = False
+) -> Decision:
+    """Decide whether the work can be verified, is delivered again, or whether a person has to decide first.
+
+    Args:
+        state: the state with the report.
+        report: the report on the delivery.
+        choice: the executor, with its bounds for failed deliveries.
+        changed: whether the delivery has changed a file.
+    """
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
         return Decision(action=NextAction.ASK, question=report.question)
     if report.status is ExecutorStatus.PAUSED:
@@ -308,14 +330,37 @@ def after_execution(state: EpisodeState, report: ExecutorReport) -> Decision:
     # NEEDS_PERSON without a question leaves nothing to answer, so it is treated as fatal.
     if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
         why = report.error or report.summary or f"it ended with {report.status.value} and gave no reason"
-        return _ask(QuestionKind.FATAL, f"the executor cannot work: {why}")
-    if report.status is ExecutorStatus.LIMIT_HIT and state.limit_strikes >= LIMIT_STRIKES:
-        evidence = report.limit.evidence if report.limit else report.summary
-        return _ask(
-            QuestionKind.LIMIT,
-            f"the executor hit a limit {state.limit_strikes} times in a row: {evidence or 'it gave no text'}",
-        )
+        title = f"the executor cannot work: {why}"
+        if report.limit is None or state.failed_deliveries >= choice.retries:
+            return _ask(QuestionKind.FATAL, title)
+        # Credit that is added and a login that is renewed need no answer to the question.
+        wait = report.limit.retry_after or RETRY_UNANSWERED
+        title = f"{title}. If nobody answers, it is tried again in {span(wait.total_seconds())}"
+        return _ask(QuestionKind.FATAL, title).evolve(wait=wait)
+    if report.status is ExecutorStatus.LIMIT_HIT or report.failed_at_once:
+        return _repeat(state, report, choice, changed=changed)
     return CONTINUE
+
+
+def _repeat(state: EpisodeState, report: ExecutorReport, choice: ExecutorChoice, *, changed: bool) -> Decision:
+    failures, limit = state.failed_deliveries, report.limit
+    # An agent that works in portions, such as 25 tool calls each. The checks judge what it has done so far.
+    if changed and failures >= ALERT_AFTER:
+        return CONTINUE
+    words = report.error or (limit.evidence if limit is not None else "") or report.summary or "it printed nothing"
+    evidence = evidence_of(last_lines(words, LAST_LINES_CHARACTERS))
+    what = "hit a limit" if report.status is ExecutorStatus.LIMIT_HIT else "ended in an error and changed no file"
+    problem = f"{format_count(failures, 'attempt')} in a row {what}: {evidence[-1]}"
+    wait = backoff(failures)
+    told = limit.retry_after if limit is not None else None
+    waited = sum(map(backoff, range(1, failures + 1)), timedelta())
+    if failures >= choice.retries or (told is None and waited.total_seconds() > choice.retry_for_s):
+        return Decision(action=NextAction.ASK, question=make_question(QuestionKind.LIMIT, problem, evidence=evidence))
+    if told is not None:
+        # A time that proved wrong several times is not trusted any more.
+        wait = max(told, timedelta()) if failures < ALERT_AFTER else max(told, wait)
+    tell = f"{problem}. It is tried again in {span(wait.total_seconds())}" if failures == ALERT_AFTER else ""
+    return Decision(action=NextAction.REPEAT, wait=wait, tell=tell)
 
 
 def failure_of(state: EpisodeState, verification: Verification | None, *, changed: bool) -> Failure | None:

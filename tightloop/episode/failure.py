@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
-from tightloop.value import Value
+from tightloop.value import Value, shorten
 
 # The order matters: colours split words, a UUID would leave its parts as short hashes, and most contain digits.
 _NOISE = (
@@ -52,6 +52,7 @@ _DURATION = (
     ),
     "<time>",
 )
+_COLOURS, _ = _NOISE[0]
 _SPACE = re.compile(r"\s+")
 # Digits after a letter belong to a name: F401 is not F841.
 _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+(?:\.\d+)?")
@@ -353,13 +354,55 @@ _MARK = re.compile(r"^E  +")
 _TYPE = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Warning|Exit|Interrupt))\b|(?:^|\s)([A-Z]{1,6}\d{3,4})\b")
 
 
+_CAUSE_LINES = (
+    *_ERROR_LINES[:2],
+    # Assertions of other languages: cargo, go test, jest, node, unittest and compilers.
+    re.compile(r"^.*(?:\bassert|\bpanicked at\b|\bexpected\b|\bgot\b.*\bwant\b).*$", re.MULTILINE | re.IGNORECASE),
+    *_ERROR_LINES[2:-1],
+    re.compile(
+        r"^.*\b(?:error|fatal|fail(?:ed|ure|s)?|exception|panic|not ok|undefined|cannot|missing|denied)\b.*$",
+        re.MULTILINE | re.IGNORECASE,
+    ),
+    _ERROR_LINES[-1],
+)
+"""Lines to show to people, most useful first. Unlike `_ERROR_LINES`, they are not compared with earlier failures."""
+
+
 def find_explaining_line(text: str) -> str:
     """Return the output line that best explains the failure, or ""."""
-    for pattern in _ERROR_LINES:
+    return _find_last(text, _ERROR_LINES)
+
+
+def find_cause(text: str) -> str:
+    """Return the line with the failing assertion or the error of any tool, or else the last line."""
+    return _find_last(text, _CAUSE_LINES)
+
+
+def _find_last(text: str, patterns: tuple[re.Pattern[str], ...]) -> str:
+    for pattern in patterns:
         if lines := pattern.findall(text):
             # The last one, because tools print the final error at the end.
             return str(lines[-1])
     return ""
+
+
+def explain_output(text: str, limit: int) -> str:
+    """Return the lines of a failed command's output that explain the failure, at most `limit` characters.
+
+    The failing assertion or the error comes first, followed by the last lines that fit. No line is cut, unless it is
+    longer than `limit` itself.
+    """
+    lines = [line.rstrip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    cause = shorten(_MARK.sub("", find_cause("\n".join(lines))).strip(), limit)
+    left, last = limit - len(cause), list[str]()
+    for line in reversed(lines):
+        if cause and _MARK.sub("", line).strip() == cause:
+            continue
+        left -= len(line) + 1
+        if left < 0:
+            break
+        last.append(line)
+    return "\n".join((*filter(None, [cause]), *reversed(last)))
 
 
 def normalize_explaining_line(text: str) -> str:

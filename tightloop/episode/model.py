@@ -296,7 +296,8 @@ class EpisodeState(Value):
     """Last change with findings, for the question about it."""
     approvals: tuple[Approval, ...] = ()
     """People's answers about changes, oldest first, at most `APPROVALS_LIMIT`. A restore does not reset them."""
-    limit_strikes: int = 0
+    failed_deliveries: int = 0
+    """Number of consecutive deliveries in this iteration that failed at once or hit a limit."""
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
     """Permissions that a person granted or denied in this iteration."""
@@ -372,6 +373,8 @@ class EpisodeStatus(RunStatus):
     chosen_checks: tuple[str, ...] = ()
     """Explanation of checks that were derived from the project's files, one sentence each."""
     failed_checks: tuple[FailedCheck, ...] = ()
+    check_report: ArtifactRef | None = None
+    """Stored `CheckReport` of the last checks, with references to their outputs."""
     proof: ArtifactRef | None = None
     """Latest proof of success."""
     executor_error: str = ""

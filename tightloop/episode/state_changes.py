@@ -19,7 +19,7 @@ from tightloop.run.outcome import Facts, qualify
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.approval import with_approval
 from tightloop.safety.rubric import OVERRULED_LIMIT, Topic, unanswered_findings
-from tightloop.value import ArtifactRef, abridge, format_count, shorten
+from tightloop.value import ArtifactRef, abridge, format_count, last_lines, shorten
 
 # The state is an input of each new run and a query result, so every list in it is bounded.
 NOTES_CHARACTERS = 16_000
@@ -97,7 +97,7 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
         plan_verdict=None,
         executor_status=None,
         executor_error="",
-        limit_strikes=0,
+        failed_deliveries=0,
         resume=None,
         grants=(),
         # An allowed change is known by its content from here on; the same line in another change is asked about again.
@@ -149,24 +149,25 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[s
 def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
     """Record the report on a delivery."""
     spent = state.spent.with_usage(report.usage)
-    limited, moved = report.status is ExecutorStatus.LIMIT_HIT, report.new_tree not in ("", state.tree)
+    moved = report.new_tree not in ("", state.tree)
+    is_repeated = report.status is ExecutorStatus.LIMIT_HIT or report.failed_at_once or report.limit is not None
     fine = report.succeeded or report.question is not None
     # An executor that gives up a denied action has obeyed, so this is not a failure.
     obeyed = report.status is ExecutorStatus.REFUSED and any(not grant.allowed for grant in state.grants)
-    if report.status not in NOT_A_FAILURE and not obeyed:
+    if report.status not in NOT_A_FAILURE and not obeyed and not report.failed_at_once:
         spent = spent.evolve(executor_failures=spent.executor_failures + 1)
     return with_retries(
         state.evolve(
             tree=report.new_tree or state.tree,
             spent=spent,
             executor_status=report.status,
-            executor_error="" if fine else shorten(report.error or report.summary, 300),
+            executor_error="" if fine else last_lines(report.error or report.summary, 300),
             last_words=abridge(" ".join((report.summary or report.error).split()), LAST_WORDS_CHARACTERS),
             # A report counts as completed only if files changed.
             worked=state.worked or moved or report.status is ExecutorStatus.COMPLETED,
             stand_in=report.executor,
             model=report.model or state.model,
-            limit_strikes=state.limit_strikes + 1 if limited else 0,
+            failed_deliveries=state.failed_deliveries + 1 if is_repeated else 0,
             resume=report.resume if report.status in DELIVERED_AGAIN else None,
         ),
         report.attempt,
@@ -289,7 +290,11 @@ def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | No
     if question.kind is QuestionKind.ALIGNMENT and answer is not None and answer.option in (ALLOW, ASKED):
         return state  # what is harmless may still lead nowhere
     return state.evolve(
-        failures=NO_FAILURES, told=False, low_streak=0, limit_strikes=0, memory=reset_counts(state.memory, state.spent)
+        failures=NO_FAILURES,
+        told=False,
+        low_streak=0,
+        failed_deliveries=0,
+        memory=reset_counts(state.memory, state.spent),
     )
 
 
@@ -415,7 +420,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         failures=NO_FAILURES,
         told=False,
         memory=reset_counts(current.memory, current.spent, keep_plans=True),
-        limit_strikes=0,
+        failed_deliveries=0,
         # An agent's session remembers work that is now undone.
         resume=None,
         grants=(),

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import assert_never
 
 from tightloop.executor.limit import LimitKind, LimitSource
@@ -120,8 +121,14 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
     answer_text = shorten(f"{answer.by}: {answer.text or answer.option}", SUMMARY_CHARACTERS)
-    # Low confidence: only the agent's own word, which no provider confirms.
-    limit = LimitHit(kind=LimitKind.TOOL_CALL_LIMIT, evidence=answer_text, source=LimitSource.REPORT, confidence=0.5)
+    # Low confidence: only the agent's own word, which no provider confirms. A new turn has a new allowance at once.
+    limit = LimitHit(
+        kind=LimitKind.TOOL_CALL_LIMIT,
+        retry_after=timedelta(),
+        evidence=answer_text,
+        source=LimitSource.REPORT,
+        confidence=0.5,
+    )
     token = ResumeToken(adapter=executor, session_id="window")
     return report.evolve(status=ExecutorStatus.LIMIT_HIT, limit=limit, resume=token, new_tree=tree)
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from tightloop.executor.model import LimitHit
 from tightloop.executor.reset_time import Clock, find_wait, read_wait
 from tightloop.value import Value, shorten
+from tightloop.wording import span
 
 LONGEST_UNASKED_WAIT = timedelta(hours=6)
 """Longest wait without asking a person. If a wait is longer, a person is asked immediately. It is longer than any
@@ -91,7 +92,7 @@ def explain(limit: LimitHit) -> str:
         )
     if limit.kind == LimitKind.CONTEXT_FULL:
         return f"the context of the agent's model is full ({reason}). Plan smaller steps"
-    reset = "at an unknown time" if limit.retry_after is None else f"in {limit.retry_after}"
+    reset = "at an unknown time" if limit.retry_after is None else f"in {span(limit.retry_after.total_seconds())}"
     return (
         f"the agent's provider stopped the agent: {limit.kind}, which ends {reset} ({reason}). "
         "Add credit, use another key, model or agent, or resume after the reset"
@@ -139,6 +140,10 @@ class Phrases:
         self.texts: list[tuple[LimitKind, float, re.Pattern[str]]] = [
             (LimitKind(entry["kind"]), entry["confidence"], pattern(f"(?:{'|'.join(entry['patterns'])})"))
             for entry in data["phrases"]
+        ]
+        self.words = [
+            (LimitKind(entry["kind"]), pattern("|".join(f"(?:{words})" for words in entry["patterns"])))
+            for entry in data["words"]
         ]
         self.codes: dict[str, LimitKind] = {
             code: LimitKind(kind) for kind in data["codes"] for code in data["codes"][kind]

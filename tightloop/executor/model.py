@@ -40,11 +40,12 @@ SUMMARY_CHARACTERS = 500
 DENIED_LINES, DENIED_CHARACTERS = 10, 120
 EPISODE_VARIABLE = "TIGHTLOOP_EPISODE"
 """Environment variable that contains the ID of the episode for which an agent's processes work."""
-# As the three strikes, from the seed "Plan-Execu Tight Loop".
-BACKOFF_FIRST = timedelta(milliseconds=800)
-BACKOFF_LONGEST = timedelta(seconds=60)
-LIMIT_STRIKES = 3
-"""Number of consecutive limits after which a person is asked."""
+AT_ONCE_S = 60.0
+"""A delivery that ends in an error within this time and changes no file has failed at once."""
+BACKOFF_FIRST = timedelta(seconds=10)
+BACKOFF_LONGEST = timedelta(minutes=15)
+ALERT_AFTER = 3
+"""Number of consecutive failed deliveries after which people are alerted."""
 
 
 class AgentMode(StrEnum):
@@ -94,6 +95,12 @@ class ExecutorChoice(CallerInput):
     # silence do not indicate a hang.
     idle_limit_s: float = 900.0
     """Maximum time without output, in seconds."""
+    retries: int = Field(default=12, ge=1)
+    """Number of consecutive deliveries that may fail at once or hit a limit before a person is asked."""
+    retry_for_s: float = Field(default=7200.0, gt=0)
+    """Maximum time to wait between such deliveries before a person is asked, in seconds. Waits until a time that the
+    provider named do not count.
+    """
     # Codex has no turn limit: an endless loop of tool calls made 109 requests in 20 s until it was killed.
     max_events: int = 20_000
     """Maximum number of events per delivery. An agent that exceeds it is assumed to be looping and is stopped."""
@@ -193,6 +200,8 @@ class ErrorKind(StrEnum):
     TIMEOUT = "timeout"
     BUDGET = "budget"
     """The executor was stopped after too many events or model calls."""
+    STEP = "step"
+    """A command of the plan failed. A new plan can fix it."""
 
 
 class EventKind(StrEnum):
@@ -303,6 +312,10 @@ class ExecutorReport(ExecutorResult):
     drift: Drift | None = None
     """Drift that was found instead of the expected tree. The drift was saved and undone."""
     attempt: int = 1
+    failed_at_once: bool = False
+    """True if it ended in an error within `AT_ONCE_S` and changed no file. It is repeated and does not count as an
+    iteration.
+    """
 
     @property
     def succeeded(self) -> bool:
@@ -310,13 +323,8 @@ class ExecutorReport(ExecutorResult):
         return self.status in SUCCESSES
 
 
-def backoff(strike: int, limit: LimitHit | None = None) -> timedelta:
-    """Return the wait after the `strike`-th consecutive limit, counted from 1: min(2^(n-1) * 0.8 s, 60 s).
-
-    A delay requested by the provider takes precedence. Negative delays are treated as zero.
-    """
-    if limit is not None and limit.retry_after is not None:
-        return max(limit.retry_after, timedelta())
-    # Bound the exponent first: the number of strikes is unbounded, and so would be the power of two.
-    exponent = min(max(strike - 1, 0), 10)
+def backoff(failures: int) -> timedelta:
+    """Return the wait after the n-th consecutive failed delivery, counted from 1: 10 s, doubled up to 15 min."""
+    # Bound the exponent first: the number of failures is unbounded, and so would be the power of two.
+    exponent = min(max(failures - 1, 0), 10)
     return min(BACKOFF_FIRST * (1 << exponent), BACKOFF_LONGEST)

@@ -37,11 +37,21 @@ def _compile(pattern: str) -> re.Pattern[str]:
 
 
 _TRIGGER = _compile(
-    r"(?:try\s*again|retry(?:ing)?|resets?|renews?|available(?:\s*again)?|ends|until|wait)(?:\s|:|in\b|in(?=\d)|at|on|after|for)*"
+    r"(?:try(?:ing)?\s*again|retry(?:ing)?|resets?|renews?|available(?:\s*again)?|ends|until|wait)"
+    r"(?:[\s:=_\"'-]|in\b|in(?=\d)|at|on|after|for)*"
     r"|reached\s*\|\s*"
 )
+# Words after which a time says how long something took or how much is allowed, not when it ends.
+_PAST = _compile(
+    r"(?:\b(?:per|every|each|last|past|previous|took|for|within|total|than|used|over|since|elapsed|lasted|ran|of|max|maximum)"
+    r"|time-?outs?|timed\s*out(?:\s*after)?|failed\s*after|gave\s*up\s*after|limit|attempts?)[\s:=(]*(?:a|an|the)?\s*$"
+)
+_AGO = _compile(r"\s*(?:ago|elapsed|timeout|limit|window|usage|session|interval|period)\b")
+_AT = _compile(r"\b(?:at|until|till|by|from|after|on)\s*$")
+_BEFORE_CHARACTERS = 30
 _NUMBER = _compile(r"\d{1,15}(?:\.\d{1,9})?")
 _LONE_NUMBER = _compile(r"\d{1,15}(?:\.\d{1,9})?(?![\w:/])")
+_EPOCH = _compile(r"1[5-9]\d{8}(?:\d{3})?(?![\w.])")
 _DURATION_PART = _compile(_PART)
 _DURATION = _compile(rf"{_PART}(?:(?:,|and|\s)*{_PART})*")
 _TIME_OF_DAY = _compile(_TIME + _ZONE)
@@ -75,6 +85,43 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
             if wait is not None:
                 return wait
     return None
+
+
+def find_any_wait(text: str, clock: Clock) -> timedelta | None:
+    """Return the wait from a text that is known to report a failure, whatever words stand before the time.
+
+    Durations that describe the past or an allowance, such as `timed out after 30 s` or `per minute`, and moments that
+    have passed, such as those of log lines, do not count.
+    """
+    if (wait := find_wait(text, clock)) is not None:
+        return wait
+    for pattern in (_DURATION, _ISO, *_CALENDAR, _TIME_OF_DAY, _EPOCH):
+        for match in pattern.finditer(text):
+            try:
+                wait = _read_time_at(text, match.start(), clock) if _is_ahead(text, match) else None
+            except (ValueError, OverflowError):
+                continue
+            if wait:
+                return wait
+        # Otherwise the end of a log line's time stamp is read again as a time of day.
+        text = pattern.sub("", text) if pattern is _ISO else text
+    return None
+
+
+def _is_ahead(text: str, match: re.Match[str]) -> bool:
+    """Return whether the words around a time can announce the end of a wait."""
+    start = max(0, match.start() - _BEFORE_CHARACTERS)
+    if _PAST.search(text, start, match.start()):
+        return False
+    # Part of an id or a version, such as `2FAE35B:694165D9`.
+    before, after = text[: match.start()][-1:], text[match.end() : match.end() + 1]
+    if before.isalnum() or before in ("_", ".", "/", "-") or after.isalnum():
+        return False
+    if match.re is _DURATION and _AGO.match(text, match.end()):
+        return False
+    if match.re is _TIME_OF_DAY and match["h24"] and not (match["utc"] or match["zone"]):
+        return _AT.search(text, start, match.start()) is not None
+    return True
 
 
 def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:

@@ -12,18 +12,17 @@ from enum import StrEnum
 from urllib.parse import quote
 
 from tightloop.episode.control import find_restore_point
-from tightloop.episode.decisions import ADD
 from tightloop.episode.failure import signature
 from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeState
 from tightloop.episode.progress.tracking import ProbabilityClass
-from tightloop.run.question import Question, QuestionKind
+from tightloop.run.question import ABOUT_WORK, Question, QuestionKind
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 from tightloop.wording import top_up_options
 
 GOAL_SHOWN = 200
 ERROR_CHARACTERS = 160
-CANCEL = "cancel"
+CANCEL, ADD = "cancel", "add"
 
 
 class AlertKind(StrEnum):
@@ -52,6 +51,8 @@ class AlertKind(StrEnum):
     """No worker polls the task queue of an activity."""
     FAILED = "failed"
     """The run ended without success."""
+    FAILING = "failing"
+    """The executor fails each time; its deliveries are repeated after a wait."""
     UNMOVED = "unmoved"
     """The work continues, but the checks show no progress."""
     OVERDUE = "overdue"
@@ -90,6 +91,7 @@ TITLES = {
     AlertKind.CLARIFICATION: "asks a question",
     AlertKind.NO_EXECUTOR: "is waiting: no worker is connected for its next step",
     AlertKind.FAILED: "failed",
+    AlertKind.FAILING: "is running, but its executor keeps failing",
     AlertKind.UNMOVED: "is running, but its checks show no progress",
     AlertKind.OVERDUE: "has a step that is taking longer than expected",
     AlertKind.DIGEST: "has a digest",
@@ -214,9 +216,18 @@ def alert_of(
         checkpoint_id=find_restore_point(state, (question,) if question else ()),
         question=question.id if question else "",
         options=question.names if question else (),
-        reason=shorten(reason, 600),
+        reason="\n".join((shorten(reason, 600), *_last_lines(state, kind))),
         goal=shorten(request.goal, GOAL_SHOWN),
     )
+
+
+def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
+    """Return what the failing check or the executor printed last, if the alert is about that."""
+    if kind in (AlertKind.FAILING, AlertKind.LIMIT):
+        return (state.executor_error,) if state.executor_error else ()
+    if kind in (*map(AlertKind, ABOUT_WORK - {QuestionKind.ALIGNMENT}), AlertKind.UNMOVED, AlertKind.FAILED):
+        return tuple(f"{check}: {check.tail}" for check in state.failed_checks[:1])
+    return ()
 
 
 def notice_of(alert: Alert, *, page: str = "", link: str = "", full: bool = False) -> Notice:

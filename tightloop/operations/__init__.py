@@ -239,6 +239,13 @@ OPERATIONS = (
         mcp="diff_and_classify",
     ),
     Operation(
+        "output",
+        "Print the whole output of the last run of an episode's checks, or of one check.",
+        kinds=EPISODE,
+        errors=("ArtifactMissingError",),
+        cli="output",
+    ),
+    Operation(
         "artifacts",
         "List stored artifacts: plans, reports, checks, proofs, and checkpoint states.",
         kinds=ALL,

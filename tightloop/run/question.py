@@ -61,6 +61,20 @@ class QuestionKind(StrEnum):
     CLARIFICATION = "clarification"
 
 
+ABOUT_WORK = frozenset(
+    {
+        QuestionKind.BUDGET,
+        QuestionKind.REPEATED_ERROR,
+        QuestionKind.DEVIATION,
+        QuestionKind.ALIGNMENT,
+        QuestionKind.PLANNER_GAVE_UP,
+        QuestionKind.IMPOSSIBLE,
+        QuestionKind.PROOF,
+    }
+)
+"""Question kinds for which it matters why the checks fail and what the executor said."""
+
+
 class OptionGroup(StrEnum):
     """Groups of options, in the order in which they are shown everywhere."""
 

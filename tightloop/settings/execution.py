@@ -143,6 +143,14 @@ class ExecutorSettings(Section):
     """Maximum duration of one delivery."""
     idle_limit_s: Seconds = 900.0
     """Maximum time without output before a delivery is stopped."""
+    retries: Count = 12
+    """Number of consecutive deliveries that may fail at once (an error within a minute, and no file changed) or hit a
+    limit before a person is asked. They do not count as iterations.
+    """
+    retry_for_s: Seconds = 7200.0
+    """Maximum time to wait between such deliveries before a person is asked. Waits until a time that the provider named
+    do not count.
+    """
     on_crash: Literal["ask", "retry", "verify"] = "retry"
     """Handling of an interrupted delivery whose outcome is unknown, for example after a worker crash. `retry` delivers
     again if no file has changed and the executor has no effects outside the working tree. Otherwise, it behaves like

@@ -383,6 +383,8 @@ def _defaults(settings: Settings) -> dict[str, Any]:
             "fallback": executor.fallback,
             "wall_limit_s": executor.wall_limit_s,
             "idle_limit_s": executor.idle_limit_s,
+            "retries": executor.retries,
+            "retry_for_s": executor.retry_for_s,
             "on_crash": executor.on_crash,
         },
         "budget": settings.budget.as_budget().model_dump(),

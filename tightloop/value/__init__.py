@@ -164,6 +164,18 @@ def clip(text: str, limit: int) -> str:
     return prefix + text[_cut_around_secret(text, len(text) - limit + len(prefix))[1] :]
 
 
+def last_lines(text: str, limit: int) -> str:
+    """Return the last whole lines of `text`, at most `limit` characters. Only a line that is longer itself is cut."""
+    if len(text) <= limit:
+        return text
+    # With the character before: it shows whether the first line is whole.
+    _, _, lines = text[-limit - 1 :].partition("\n")
+    if not lines.strip():
+        return clip(text, limit)
+    # A private key has several lines, and a part of it would not be recognized.
+    return text[_cut_around_secret(text, len(text) - len(lines))[1] :]
+
+
 def abridge(text: str, limit: int) -> str:
     """Return the start and the end of `text`, at most `limit` characters in total. The end gets two thirds of them."""
     if len(text) <= limit:

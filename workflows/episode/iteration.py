@@ -31,7 +31,8 @@ from tightloop.executor.asking import (
     report_on_work,
     report_question,
 )
-from tightloop.executor.model import ExecutorReport, ExecutorStatus, backoff
+from tightloop.executor.model import ExecutorReport, ExecutorStatus
+from tightloop.ledger.alert import AlertKind
 from tightloop.plan.child import child_id
 from tightloop.run.core import Evidence
 from tightloop.run.outcome import Facts, with_announcements
@@ -418,18 +419,22 @@ class Delivery:
         number = 0
         while True:
             number += 1
-            report = await self._execute(await self._hand_off(plan, number))
+            key = await self._hand_off(plan, number)
+            before = record.state.tree
+            report = await self._execute(key)
             # An executor that is cancelled may still report. A cancel, restore or move goes before that report.
             points.raise_if_leaving()
             if report.status is ExecutorStatus.PAUSED and points.is_pause_wanted:
                 continue  # the pause begins before the next hand-off
-            question = decisions.after_execution(record.state, report).question
+            changed = record.state.tree != before
+            decision = decisions.after_execution(record.state, report, record.request.executor, changed=changed)
+            question = decision.question
             if question is None:
-                if report.status is not ExecutorStatus.LIMIT_HIT:
+                if decision.wait is None:
                     return report
-                await self._back_off(report)
+                await self._back_off(report, decision.wait, decision.tell)
                 continue
-            answer = await points.ask(question)
+            answer = await points.ask(question, patience=decision.wait)
             if question.kind is QuestionKind.WORK and answer is not None:
                 report = report_on_work(report, answer, tree=record.state.tree)
                 if report.question is None:
@@ -530,11 +535,13 @@ class Delivery:
             wall_limit_s=limit_s,
         )
 
-    async def _back_off(self, report: ExecutorReport) -> None:
-        strike = self._record.state.limit_strikes
-        wait = backoff(strike, report.limit)
-        evidence = report.limit.evidence if report.limit else ""
-        self._record.log("limit", f"strike {strike}: wait {wait.total_seconds():g} s. {evidence}")
+    async def _back_off(self, report: ExecutorReport, wait: timedelta, tell: str) -> None:
+        record = self._record
+        text = (report.limit.evidence if report.limit else "") or report.error or report.summary
+        failures = record.state.failed_deliveries
+        record.log("limit", f"failed delivery {failures}: wait {wait.total_seconds():g} s. {clip(text, 200)}")
+        if tell:
+            record.alerts.send(record.alert(AlertKind.FAILING, tell))
         await self._points.back_off(wait)
 
     def _log_stand_in(self, report: ExecutorReport) -> None:

@@ -11,13 +11,13 @@ from tightloop.episode import state_changes
 from tightloop.episode.budget import Spent
 from tightloop.episode.checkpoint import MoveTarget, RestoreTarget
 from tightloop.episode.control import EpisodeInput, details_markdown, status_of
-from tightloop.episode.decisions import ABOUT_WORK
+from tightloop.episode.decisions import about_work
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
 from tightloop.ledger.alert import Alert, AlertKind, alert_of
 from tightloop.ledger.model import WorkflowSnapshot, episode_snapshot
 from tightloop.run.core import Work
 from tightloop.run.outcome import label
-from tightloop.run.question import EVIDENCE_LINES, Answer, Question, QuestionKind
+from tightloop.run.question import ABOUT_WORK, Answer, Question, QuestionKind
 from tightloop.run.routing import Queues
 from workflows.run.activities import ActivityRunner
 from workflows.run.kernel import COMMAND_CHARACTERS, Meter, Run
@@ -113,11 +113,10 @@ class EpisodeRecord(Run):
         return True
 
     def ask(self, question: Question) -> Question:
-        """Open a question. If it is about the work, it shows the executor's last words."""
-        words = self.state.last_words
-        if words and question.kind in ABOUT_WORK:
-            line = f"last words of the executor: {words}"
-            question = question.evolve(evidence=(*question.evidence[: EVIDENCE_LINES - 1], line))
+        """Open a question. If it is about the work, it shows why the checks fail and the executor's last words."""
+        if question.kind in ABOUT_WORK:
+            evidence = about_work(self.state, question.evidence, output=f"tightloop output {self.id}")
+            question = question.evolve(evidence=evidence)
         return super().ask(question)
 
     # -- state ------------------------------------------------------------------------------------------

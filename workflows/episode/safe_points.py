@@ -237,8 +237,10 @@ class SafePoints:
         answer = await self.ask(decision.question) if decision.question is not None else None
         return answer.option if answer is not None else ""
 
-    async def ask(self, question: Question, *, alert: AlertKind | None = None) -> Answer | None:
-        """Pause until a question is answered.
+    async def ask(
+        self, question: Question, *, alert: AlertKind | None = None, patience: timedelta | None = None
+    ) -> Answer | None:
+        """Pause until a question is answered, or at most for `patience`.
 
         Return None if the wait ended for another reason, e.g. a larger budget.
         """
@@ -251,11 +253,12 @@ class SafePoints:
         if kind := alert or alert_kind(open_question):
             record.alerts.send(record.alert(kind, open_question.title, open_question, open_question.since))
         self._reporting.show()
-        await self._wait_for_answer(open_question)
+        is_ended = await self._wait_for_answer(open_question, patience)
         record.close_questions(open_question.id)
         record.start_work()
         answer = record.take_answer(open_question.id)
-        record.apply(state_changes.with_ended_wait, open_question, answer)
+        if is_ended:
+            record.apply(state_changes.with_ended_wait, open_question, answer)
         if answer is not None:
             record.apply(state_changes.with_answer, open_question, answer, first=record.request.budget)
         self._reporting.show()
@@ -267,19 +270,25 @@ class SafePoints:
         await self._pass()
         return answer
 
-    async def _wait_for_answer(self, question: Question) -> None:
-        record, patience = self._record, self._record.request.pause_timeout
+    async def _wait_for_answer(self, question: Question, patience: timedelta | None) -> bool:
+        """Return whether the wait has ended. False means that it lasted as long as `patience`."""
+        record, longest = self._record, self._record.request.pause_timeout
+        is_patient = patience is None or longest <= patience
         try:
             await workflow.wait_condition(
                 lambda: not record.core.questions.is_open(question.id) or record.is_leaving,
-                timeout=patience,
+                timeout=longest if is_patient else patience,
                 timeout_summary=f"paused: {question.kind.value}",
             )
         except TimeoutError:
             record.close_questions(question.id)
-            reason = f"nobody answered within {patience}: {question.title}"
+            if not is_patient:
+                record.log("limit", f"nobody answered {question.id}; it is tried again")
+                return False
+            reason = f"nobody answered within {longest}: {question.title}"
             await self.alert_failure(reason)
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
+        return True
 
     def report(self, what: str) -> None:
         """Alert people and inform the planner about something that does not need a decision."""
@@ -292,8 +301,9 @@ class SafePoints:
         await self._record.alerts.send_last(self._record.alert(AlertKind.FAILED, reason))
 
     async def back_off(self, wait: timedelta) -> None:
-        """Wait until a limit is lifted. A person's request ends the wait early."""
+        """Wait until a limit is lifted. A person's request ends the wait early. The wait is no working time."""
         self.enter(EpisodePhase.BACKING_OFF)
+        self._record.stop_work()
         self._reporting.show()
         try:
             await workflow.wait_condition(
@@ -303,6 +313,8 @@ class SafePoints:
             )
         except TimeoutError:
             return
+        finally:
+            self._record.start_work()
         await self._pass()
 
     async def _pass(self) -> None:

@@ -30,10 +30,11 @@ from activities.executor.agent.program import (
     toml,
     words,
 )
-from activities.executor.delivery import limited_outcome, read_options, refuse_questions
+from activities.executor.delivery import read_options, refuse_questions
 from activities.executor.port import Availability
 from activities.model.gateway.wire import Wire
 from activities.process.start import MARK
+from tightloop.executor.failure import limited_outcome
 from tightloop.executor.limit import LimitSignal, detect
 from tightloop.executor.model import (
     SUMMARY_CHARACTERS,

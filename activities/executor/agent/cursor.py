@@ -19,9 +19,10 @@ from activities.executor.agent.program import (
     part,
     words,
 )
-from activities.executor.delivery import failed_outcome, limited_outcome, refuse_questions
+from activities.executor.delivery import failed_outcome, refuse_questions
 from activities.executor.port import Availability
 from tightloop.errors import ExecutorError
+from tightloop.executor.failure import limited_outcome
 from tightloop.executor.limit import detect
 from tightloop.executor.model import (
     DENIED_LINES,

@@ -18,13 +18,13 @@ from activities.executor.delivery import (
     cancelled_outcome,
     failed_outcome,
     idle_outcome,
-    limited_outcome,
     remove_old,
     timeout_outcome,
 )
 from activities.model.gateway.wire import Gateway
 from activities.process.output import BoundedOutput
 from activities.workspace.ownership import write_atomically
+from tightloop.executor.failure import limited_outcome
 from tightloop.executor.limit import LimitKind
 from tightloop.executor.model import (
     SUMMARY_CHARACTERS,

@@ -13,7 +13,6 @@ from activities.executor.delivery import (
     cancelled_outcome,
     failed_outcome,
     fatal_outcome,
-    limited_outcome,
     read_options,
     timeout_outcome,
 )
@@ -32,6 +31,7 @@ from activities.executor.gui.protocol import HandOff
 from activities.executor.port import Availability, Control, Executor
 from tightloop.errors import ExecutorError
 from tightloop.executor.asking import hand_off_question, work_question
+from tightloop.executor.failure import limited_outcome
 from tightloop.executor.handoff import (
     PATIENCE_S,
     HandOffEnd,

@@ -7,18 +7,22 @@ import sys
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from temporalio.testing import WorkflowEnvironment
 
+from activities.artifacts.stores import LocalArtifactStore
 from tests.support.browser import base, scrolls_sideways, signed_in, violations
 from tests.support.seeded_ledger import ORDERS, fill
 from tests.support.stack.stack import ROOT
 from tightloop.database.engine import sqlite_database
 from tightloop.database.ledger import Ledger
 from tightloop.episode.budget import Budget
-from tightloop.episode.check import Check
+from tightloop.episode.check import Check, CheckReport, judge
+from tightloop.episode.model import EpisodeStatus
+from tightloop.host import state_folder
 from tightloop.ledger.model import ProjectLine, TrailEvent, WorkflowSnapshot
 from tightloop.loop.model import LoopStatus, LoopTask
 from tightloop.settings import Settings
@@ -34,6 +38,7 @@ PAGES = (
     "/metrics?since=24h&by=executor",
     "/metrics?since=2020-01-01&until=2020-02-01",
     "/workflows/episode-ask",
+    "/workflows/episode-ask?tab=checks",
     "/workflows/episode-ask?tab=diff",
     "/workflows/episode-ask?tab=plan",
     "/workflows/episode-ask?tab=findings",
@@ -173,6 +178,42 @@ def test_a_project_can_be_added_and_a_refusal_says_why(page: Page, served: Setti
     page.get_by_role("button", name="Add and plan").click()
     expect(page.get_by_role("status").filter(has_text="no worker serves workspaces")).to_be_visible()
     expect(page).to_have_url(f"{base(served)}/projects")
+
+
+def test_why_a_check_failed_is_shown_and_its_whole_output_is_one_click_away(
+    page: Page, ledger: Ledger, served: Settings, tmp_path: Path
+) -> None:
+    store = LocalArtifactStore(state_folder(tmp_path) / "artifacts")
+    output = "\n".join(["the first line", *["noise"] * 400, "REASON: <b>done.txt</b> is missing", "bye"])
+    red = judge(
+        Check(run="sh c.sh"),
+        tree="t",
+        exit_code=1,
+        timed_out=False,
+        duration_s=1.5,
+        output=output,
+        artifact=store.put(output.encode(), name="output of sh c.sh", media_type="text/plain"),
+    )
+    report = store.put(CheckReport(results=(red,)).model_dump_json().encode(), name="checks", media_type="text/json")
+    status = EpisodeStatus(episode_id="episode-red", goal="g", workspace=str(tmp_path), check_report=report)
+    project = ledger.select_project(ProjectLine(id="red-0123456789abcdef", name="red", workspace="/srv/red", host="x"))
+    now = datetime.now(UTC)
+    project.record(
+        WorkflowSnapshot(
+            id="episode-red",
+            kind="episode",
+            status="running",
+            at=now,
+            started=now,
+            details=status.model_dump(mode="json"),
+        )
+    )
+    page.goto(f"{base(served)}/workflows/episode-red?tab=checks")
+    shown = page.locator("section.card", has_text="sh c.sh")
+    assert shown.locator("pre").inner_text().splitlines()[0] == "REASON: <b>done.txt</b> is missing"
+    expect(shown).not_to_contain_text("the first line")
+    page.get_by_role("link", name="whole output").click()
+    assert shown.locator("pre").inner_text() == output
 
 
 def test_what_comes_from_outside_is_only_text(page: Page, ledger: Ledger, served: Settings) -> None:

@@ -121,7 +121,6 @@ HUNGRY = """for n in 1 2 3 4 5; do python3 -c 'b=bytearray(b"x")*(60<<20); impor
     ("command", "settings", "said"),
     [
         (HUNGRY, {"memory_mb": 100}, b"more than 100 MiB of memory and was killed. Raise sandbox.memory_mb]"),
-        ("while :; do echo 0123456789012345678901234567890123456789; done", {}, b"MB of output and was killed"),
     ],
 )
 @pytest.mark.parametrize("walls", [True, False])
@@ -133,6 +132,23 @@ def test_a_check_that_is_out_of_bounds_fails_and_says_which(
     result = chosen.run(check, tmp_path, cancelled=never, started=ignore)
     assert (result.exit_code, result.timed_out, ended(result)) == (None, False, CheckStatus.FAILED)
     assert said in result.output[-200:]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("walls", [True, False])
+def test_a_check_that_floods_its_output_is_judged_by_its_status_and_its_end(
+    tmp_path: Path, code: int, walls: bool
+) -> None:
+    check = Check(
+        run=f"head -c 80000000 /dev/zero | tr '\\0' x; echo; echo REASON: nothing is done; exit {code}", timeout_s=60
+    )
+    result = runner(walled() if walls else UnsafeLocal()).run(check, tmp_path, cancelled=never, started=ignore)
+    assert ended(result) is (CheckStatus.FAILED if code else CheckStatus.PASSED)
+    assert result.output.startswith(
+        b"[tightloop: the check printed more than 67 MB; only its start and end were kept]\n"
+    )
+    assert result.output.endswith(b"\nREASON: nothing is done\n")
+    assert len(result.output) < 1_100_000
 
 
 def test_a_check_with_too_many_processes_fails_and_says_so(tmp_path: Path) -> None:

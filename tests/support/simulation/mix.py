@@ -59,7 +59,7 @@ FIXES_NOTHING = frozenset(
 ABSORBED = {
     Fault.LIMIT: "waited as long as the provider asked, same plan delivered again",
     Fault.LIMIT_TWICE: "waited as long as the provider asked, same plan delivered again",
-    Fault.LIMIT_THRICE: "pause: a person resumes (the rule of three limits)",
+    Fault.LIMIT_THRICE: "waited as long as the provider asked, same plan delivered again",
     Fault.AGENT_FAILED: "reflection, next plan",
     Fault.AGENT_TIMED_OUT: "reflection, next plan",
     Fault.KILLED_AFTER_WORK: "not delivered again: outcome unknown, checked, reflection",

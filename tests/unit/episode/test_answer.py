@@ -27,7 +27,7 @@ from tightloop.episode.state_changes import (
 )
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.asking import clarifying_question, permission_question, report_on_work, work_question
-from tightloop.executor.model import ExecutorReport, ExecutorStatus, Grant, ResumeToken
+from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, Grant, ResumeToken
 from tightloop.run.commands import read_remark
 from tightloop.run.question import Answer, Question, QuestionKind, evidence_of, match_answers, parse_answer
 from tightloop.safety.rubric import Finding, Topic, Verdict
@@ -218,8 +218,8 @@ def test_the_whole_command_is_evidence_however_long_it_is() -> None:
 
 
 def test_a_question_pauses_keeps_the_session_and_counts_as_nothing() -> None:
-    state = with_report(EpisodeState(limit_strikes=0), ASKING)
-    decision = after_execution(state, ASKING)
+    state = with_report(EpisodeState(failed_deliveries=0), ASKING)
+    decision = after_execution(state, ASKING, ExecutorChoice())
     assert decision.question == PERMISSION
     assert (state.resume, state.spent.executor_failures, state.executor_error) == (ASKING.resume, 0, "")
 
@@ -267,7 +267,9 @@ def test_the_report_on_a_persons_work_says_what_the_tree_says(option: str, tree:
 
 
 def test_a_question_without_content_says_at_least_that() -> None:
-    decision = after_execution(EpisodeState(), ExecutorReport(key="k", status=ExecutorStatus.NEEDS_PERSON))
+    decision = after_execution(
+        EpisodeState(), ExecutorReport(key="k", status=ExecutorStatus.NEEDS_PERSON), ExecutorChoice()
+    )
     assert decision.question is not None
     assert decision.question.kind is QuestionKind.FATAL
     assert "needs_person" in decision.question.title

@@ -115,7 +115,7 @@ states = st.builds(
         fruitless=st.integers(min_value=1, max_value=7),
         idle=st.integers(min_value=0, max_value=5),
     ),
-    limit_strikes=st.integers(min_value=0, max_value=5),
+    failed_deliveries=st.integers(min_value=0, max_value=5),
     executor_status=statuses,
     spent=spendings,
     notes=st.lists(st.text(max_size=5), max_size=5).map(tuple),
@@ -275,25 +275,83 @@ def test_a_failing_check_is_searched_once_and_only_before_the_first_plan(
     assert must_find_failing_check(start, EpisodeRequest(keep_green=keeps_green)) is searches
 
 
-def test_fatal_executor_pauses_at_once_and_limits_pause_at_the_third() -> None:
-    fatal = ExecutorReport(key="k", status=ExecutorStatus.FATAL, error="no such program")
-    decision = after_execution(with_report(EpisodeState(), fatal), fatal)
+def repeated(
+    report: ExecutorReport, times: int, choice: ExecutorChoice | None = None, **changes: bool
+) -> list[Decision]:
+    """The decisions after the same report again and again."""
+    state, decisions = EpisodeState(), list[Decision]()
+    for _ in range(times):
+        state = with_report(state, report)
+        decisions.append(after_execution(state, report, choice or ExecutorChoice(), **changes))
+    return decisions
+
+
+FAILED = ExecutorReport(key="k", status=ExecutorStatus.FAILED, error="boom\nno such model", failed_at_once=True)
+LIMITED = ExecutorReport(key="k", status=ExecutorStatus.LIMIT_HIT, limit=LimitHit(evidence="25 tool calls"))
+
+
+def test_executor_that_cannot_work_is_asked_about_at_once() -> None:
+    [decision] = repeated(ExecutorReport(key="k", status=ExecutorStatus.FATAL, error="no such program"), 1)
     assert decision.question is not None
-    assert decision.question.title == "the executor cannot work: no such program"
-    limited = ExecutorReport(key="k", status=ExecutorStatus.LIMIT_HIT, limit=LimitHit(evidence="25 tool calls"))
-    state, kinds = EpisodeState(), []
-    for _ in range(3):
-        state = with_report(state, limited)
-        question = after_execution(state, limited).question
-        kinds.append(question.kind if question else None)
-    assert kinds == [None, None, QuestionKind.LIMIT]
+    assert (decision.question.title, decision.wait) == ("the executor cannot work: no such program", None)
+
+
+@pytest.mark.parametrize("report", [FAILED, LIMITED])
+def test_delivery_that_fails_is_repeated_with_growing_waits_and_asked_about_at_the_twelfth(report) -> None:
+    decisions = repeated(report, 12)
+    waits = [decision.wait.total_seconds() for decision in decisions if decision.wait]
+    assert waits == [10, 20, 40, 80, 160, 320, 640, 900, 900, 900, 900]
+    assert [bool(decision.tell) for decision in decisions] == [number == 3 for number in range(1, 13)]
+    asked = decisions[-1].question
+    assert asked is not None
+    assert asked.kind is QuestionKind.LIMIT
+    assert asked.title.startswith("12 attempts in a row ")
+    assert asked.evidence == (("boom", "no such model") if report is FAILED else ("25 tool calls",))
+
+
+def test_failing_for_longer_than_two_hours_or_more_often_than_allowed_is_asked_about() -> None:
+    patient = repeated(FAILED, 40, ExecutorChoice(retries=40))
+    asked = next(number for number, decision in enumerate(patient, 1) if decision.question)
+    assert sum(decision.wait.total_seconds() for decision in patient[: asked - 1] if decision.wait) <= 7200
+    assert asked == 14
+    strict = repeated(FAILED, 2, ExecutorChoice(retries=2))
+    assert [bool(decision.question) for decision in strict] == [False, True]
+
+
+def test_time_that_the_provider_named_is_waited_for_until_it_proved_wrong() -> None:
+    soon = LIMITED.evolve(limit=LimitHit(retry_after=timedelta(seconds=2)))
+    assert [decision.wait.total_seconds() for decision in repeated(soon, 5) if decision.wait] == [2, 2, 40, 80, 160]
+    far = LIMITED.evolve(limit=LimitHit(retry_after=timedelta(hours=5)))
+    assert [decision.wait for decision in repeated(far, 11)] == [timedelta(hours=5)] * 11
+    [past] = repeated(LIMITED.evolve(limit=LimitHit(retry_after=timedelta(seconds=-5))), 1)
+    assert past.wait == timedelta()
+
+
+def test_login_and_quota_are_asked_about_at_once_and_tried_again_unanswered() -> None:
+    login = ExecutorReport(key="k", status=ExecutorStatus.FATAL, error="please log in", limit=LimitHit(kind="auth"))
+    decisions = repeated(login, 12)
+    assert all(decision.question and decision.question.kind is QuestionKind.FATAL for decision in decisions)
+    assert [decision.wait for decision in decisions] == [timedelta(hours=1)] * 11 + [None]
+    assert decisions[0].question is not None
+    assert decisions[0].question.title.endswith("If nobody answers, it is tried again in 60 min")
+    weekly = login.evolve(limit=LimitHit(kind="usage_exhausted", retry_after=timedelta(days=3)))
+    assert repeated(weekly, 1)[0].wait == timedelta(days=3)
+
+
+def test_agent_that_works_in_portions_is_checked_after_three() -> None:
+    assert [decision.wait is None for decision in repeated(LIMITED, 3, changed=True)] == [False, False, True]
+
+
+def test_delivery_that_ends_without_an_error_counts_however_short() -> None:
+    report = ExecutorReport(key="k", status=ExecutorStatus.NO_CHANGE)
+    assert repeated(report, 3) == [CONTINUE] * 3
 
 
 def test_person_who_resumes_gives_every_counter_a_new_start() -> None:
     state = after_iterations(red(), red(), red(), verdict=ProbabilityClass.LOW)
     asked = make_question(QuestionKind.REPEATED_ERROR, "the same error")
-    after = with_ended_wait(state.evolve(limit_strikes=3), asked, None)
-    assert (after.failures.count, after.low_streak, after.limit_strikes) == (0, 0, 0)
+    after = with_ended_wait(state.evolve(failed_deliveries=3), asked, None)
+    assert (after.failures.count, after.low_streak, after.failed_deliveries) == (0, 0, 0)
     assert after.spent == state.spent
 
 
@@ -332,9 +390,11 @@ def test_doubt_is_told_once_and_pauses_where_it_comes_back() -> None:
 
 
 def test_iterations_are_counted_and_begin_clean() -> None:
-    state = begin_iteration(EpisodeState(executor_status=ExecutorStatus.FAILED, executor_error="x", limit_strikes=2))
+    state = begin_iteration(
+        EpisodeState(executor_status=ExecutorStatus.FAILED, executor_error="x", failed_deliveries=2)
+    )
     assert (state.iteration, state.spent.iterations, state.phase) == (1, 1, EpisodePhase.PLANNING)
-    assert (state.executor_status, state.executor_error, state.limit_strikes) == (None, "", 0)
+    assert (state.executor_status, state.executor_error, state.failed_deliveries) == (None, "", 0)
 
 
 @pytest.mark.parametrize(("limit", "said"), [(15, "3 iterations left"), (None, "few iterations left")])
