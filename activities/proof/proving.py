@@ -229,6 +229,8 @@ class Difference:
             tuple(now),
             lambda path: kinds(path, self._changed.get(path, FileChange.MODIFIED)),
             lambda path: self._texts(self.before, [path]).get(path, ""),
+            frozenset(self.before),
+            tuple(self._commands),
         )
         deciding = loaded.find_deciding(self._changed)
         self._rewritten |= frozenset(self._same_code(deciding.__contains__))

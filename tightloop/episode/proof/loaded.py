@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tightloop.episode.proof import FileChange, FileKind
@@ -16,6 +17,15 @@ from tightloop.episode.proof.same_code import CHARACTERS
 _ASSERTS = {ending: re.compile(pattern) for ending, pattern in DATA["asserts"].items()}
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+USERS_LIMIT = 400
+"""Maximum number of opened files to search for the name of another one."""
+OPENS_ALL = 0.9
+"""Share of a tree's files from which on a check counts as one that opens everything."""
+_SETTINGS = re.compile(r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf|neon|dist|properties|cmake)$|(?:^|/)\.[\w-]+$|rc$")
+_LOCK = re.compile(r"(?i)lock|shrinkwrap|\.sum$|(?:^|/)\.git")
+_PARTS = re.compile(r"[;&\n]+|\|\|")
+_RUNNER_SETTINGS = re.compile(DATA["runner_settings"])
 
 Read = Callable[[str], str]
 """Returns the initial text of a file, or "" if there was none."""
@@ -29,6 +39,10 @@ class LoadedFiles(NamedTuple):
     kind_of: Callable[[str], FileKind | None]
     """Role of a file by its name."""
     read: Read
+    paths: frozenset[str] = frozenset()
+    """All files of the initial tree."""
+    commands: tuple[str, ...] = ()
+    """Commands of the definition of done."""
 
     @property
     def is_complete(self) -> bool:
@@ -68,18 +82,44 @@ class LoadedFiles(NamedTuple):
         if self._is_check(path):
             return FileKind.CONFIGURATION
         is_code, text = is_program(path), self.read(path)
-        # Not every language is observed; a file that imports a test framework is no product.
-        if is_code and not self.loaders(path) and self.was_opened(path) and _is_of_framework(path, text):
-            return FileKind.TEST
         if not is_code and any(path in seen.read_first for seen in observations) and not self._subject_of(path):
             return FileKind.START_UP
         others = [loader for loader in self.loaders(path) if loader]
-        if not others or not all(self._is_test(loader) or loader in deciding for loader in others):
+        if not others:
+            return self._kind_of_unobserved(path, text)
+        if not all(self._is_test(loader) or loader in deciding for loader in others):
             return None
         if not is_code:
             return None if self._subject_of(path) else FileKind.TEST_DATA
         is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
         return FileKind.TEST if is_beside or checks_values(path, text) else None
+
+    def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
+        """Return the role of a file that was opened by a program which does not report its imports."""
+        observations = [seen for seen in (*self.before, *self.now) if path in seen.opened and not self._opens_all(seen)]
+        if not observations:
+            return None
+        if _SETTINGS.search(path) and not _LOCK.search(path) and any(map(partial(self._opens_first, path), observations)):
+            return FileKind.START_UP
+        if _is_of_framework(path, text):
+            return FileKind.TEST
+        # The texts of the files that were opened with it say which of them uses it.
+        name = re.compile(rf"(?<![\w-]){re.escape(path.rpartition('/')[2].partition('.')[0])}(?![\w-])")
+        opened = {other for seen in observations for other in seen.opened if other != path}
+        users = [other for other in sorted(opened)[:USERS_LIMIT] if name.search(self.read(other))]
+        if any(_RUNNER_SETTINGS.search(user) for user in users):
+            return FileKind.START_UP
+        is_of_tests = bool(users) and all(self.kind_of(user) is FileKind.TEST or self._is_check(user) for user in users)
+        return FileKind.TEST if is_of_tests and asserts(path, text) else None
+
+    def _opens_all(self, seen: Observation) -> bool:
+        """Return whether a check opened about every file, as linters and searches do, which says nothing."""
+        return len(seen.opened) >= OPENS_ALL * len(self.paths)
+
+    def _opens_first(self, path: str, seen: Observation) -> bool:
+        """Return whether a file was opened before any test was, and only by programs that report no imports."""
+        tests = [number for number, other in enumerate(seen.opened) if self.kind_of(other) is FileKind.TEST]
+        return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
 
     def _is_test(self, path: str) -> bool:
         return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)
@@ -106,7 +146,16 @@ class LoadedFiles(NamedTuple):
         """Return whether a file with a telling name decides a check that was observed."""
         if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
             return True
-        return self.was_opened(path) and not (kind is FileKind.TEST_DATA and self._subject_of(path))
+        is_subject = kind is FileKind.TEST_DATA and (self._subject_of(path) or self._is_inspected(path))
+        return self.was_opened(path) and not is_subject
+
+    def _is_inspected(self, path: str) -> bool:
+        """Return whether a command is about a file alone, as `grep -q 2.0 spec/api.json` is, but not `diff out spec/out`."""
+        for part in _PARTS.split("\n".join(self.commands)):
+            named = [word.removeprefix("./") for word in part.split() if word.removeprefix("./") in self.paths]
+            if named == [path] and "<" not in part:
+                return not any(self.loaders(path))
+        return False
 
     def find_peeks(self, changed: Mapping[str, FileChange], deciding: Iterable[str]) -> tuple[str, ...]:
         """Return what product code reads of the tests and their data, and did not read at the start."""
