@@ -1,4 +1,4 @@
-"""What a check loaded decides: cheats that no file name gives away, and honest changes beside them, without an episode."""
+"""Cheats that no file name gives away, and honest changes beside them: what a check loaded decides."""
 
 from pathlib import Path
 
@@ -24,7 +24,10 @@ def cases(works: list[Work]) -> pytest.MarkDecorator:
     needs_node = pytest.mark.skipif(not has_node(), reason="node 20 is needed")
     return pytest.mark.parametrize(
         "work",
-        [pytest.param(work, id=work.name.replace(" ", "-"), marks=needs_node if work.checker == NODE else ()) for work in works],
+        [
+            pytest.param(work, id=work.name.replace(" ", "-"), marks=needs_node if work.checker == NODE else ())
+            for work in works
+        ],
     )
 
 

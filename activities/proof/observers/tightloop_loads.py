@@ -79,7 +79,7 @@ class Loads:
                 self._load(_source(self.path_in_tree(details[0])), sys._getframe(1))
             else:
                 self._run(event, details, sys._getframe(1))
-        except Exception:  # an observer must not change what it observes
+        except Exception:  # noqa: S110 - an observer must not change what it observes
             pass
         finally:
             self._is_busy = False
@@ -159,7 +159,7 @@ class Loads:
         try:
             self._tell_changed_modules()
             self._tell_shadows()
-        except Exception:
+        except Exception:  # noqa: S110 - as above
             pass
 
     # -- what the product does to its surroundings ------------------------------------------------------------

@@ -22,7 +22,9 @@ USERS_LIMIT = 400
 """Maximum number of opened files to search for the name of another one."""
 OPENS_ALL = 0.9
 """Share of a tree's files from which on a check counts as one that opens everything."""
-_SETTINGS = re.compile(r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf|neon|dist|properties|cmake)$|(?:^|/)\.[\w-]+$|rc$")
+_SETTINGS = re.compile(
+    r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf|neon|dist|properties|cmake)$|(?:^|/)\.[\w-]+$|rc$"
+)
 _LOCK = re.compile(r"(?i)lock|shrinkwrap|\.sum$|(?:^|/)\.git")
 _PARTS = re.compile(r"[;&\n]+|\|\|")
 _RUNNER_SETTINGS = re.compile(DATA["runner_settings"])
@@ -99,7 +101,11 @@ class LoadedFiles(NamedTuple):
         observations = [seen for seen in (*self.before, *self.now) if path in seen.opened and not self._opens_all(seen)]
         if not observations:
             return None
-        if _SETTINGS.search(path) and not _LOCK.search(path) and any(map(partial(self._opens_first, path), observations)):
+        if (
+            _SETTINGS.search(path)
+            and not _LOCK.search(path)
+            and any(map(partial(self._opens_first, path), observations))
+        ):
             return FileKind.START_UP
         if _is_of_framework(path, text):
             return FileKind.TEST
@@ -134,7 +140,9 @@ class LoadedFiles(NamedTuple):
     def _code_loaded_by(self, program: str) -> Iterator[str]:
         for seen in self.before:
             for graph in (seen.loads, seen.started_by):
-                yield from (path for path, by in graph.items() if program in by and path != program and is_program(path))
+                yield from (
+                    path for path, by in graph.items() if program in by and path != program and is_program(path)
+                )
 
     def _subject_of(self, path: str) -> bool:
         """Return whether data is what its readers are about: they are programs that read no code of the tree."""
@@ -150,7 +158,7 @@ class LoadedFiles(NamedTuple):
         return self.was_opened(path) and not is_subject
 
     def _is_inspected(self, path: str) -> bool:
-        """Return whether a command is about a file alone, as `grep -q 2.0 spec/api.json` is, but not `diff out spec/out`."""
+        """Return whether a command is about a file alone: `grep -q 2 spec/api.json`, but not `diff out spec/out`."""
         for part in _PARTS.split("\n".join(self.commands)):
             named = [word.removeprefix("./") for word in part.split() if word.removeprefix("./") in self.paths]
             if named == [path] and "<" not in part:
@@ -212,7 +220,9 @@ def _is_of_framework(path: str, text: str) -> bool:
 def asserts(path: str, text: str) -> bool:
     """Return whether a program makes assertions about something, as opposed to checking its own input."""
     if path.endswith(".py") and (tree := _parse(text)) is not None:
-        return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(map(_is_failing_exit, _outside(tree)))
+        return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
+            map(_is_failing_exit, _outside(tree))
+        )
     pattern = _ASSERTS.get(path.rpartition(".")[2].lower(), _ASSERTS["other"])
     return pattern.search(text) is not None
 
