@@ -1,9 +1,11 @@
 """Cheats that no file name gives away, and honest changes beside them: what a check loaded decides."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from activities.proof.opened import OpenedFiles
 from tests.data.proof import NODE, Work
 from tests.data.proof.loading import HIDDEN, PLAIN
 from tests.support.proving import has_node, make_environment, prove
@@ -46,3 +48,22 @@ def test_honest_work_beside_them_is_proven(work: Work, tmp_path: Path, environme
     assert not proof.open_findings
     assert proof.runs[0].green
     assert all(check.watched for run in proof.runs for check in run.checks)
+
+
+def test_opened_files_of_any_process_are_told_in_order(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    names = ["b.txt", "deep/a.txt", "never.txt"]
+    for name in names:
+        (tmp_path / name).write_text("x")
+    opened = OpenedFiles(tmp_path, names)
+    opened.start()
+    subprocess.run(["cat", "deep/a.txt", "b.txt", "deep/a.txt"], cwd=tmp_path, check=True, capture_output=True)
+    assert opened.stop() == ("deep/a.txt", "b.txt")
+    assert opened.is_complete
+
+
+def test_files_that_could_not_be_watched_are_not_known(tmp_path: Path) -> None:
+    opened = OpenedFiles(tmp_path, ["gone/a.txt"])
+    opened.start()
+    assert opened.stop() == ()
+    assert not opened.is_complete

@@ -31,10 +31,14 @@ class _Teller:
         self._sessions = 0
 
     def tell(self, event, **fields):
+        self.tell_all(((event, fields),))
+
+    def tell_all(self, events):
         # A forked process is not the one that was observed.
         if os.getpid() != self._pid:
             return
-        line = json.dumps({"n": self._nonce, "e": event, "pid": self._pid, **fields}) + "\n"
+        head = {"n": self._nonce, "pid": self._pid}
+        line = "".join(json.dumps({**head, "e": event, **fields}) + "\n" for event, fields in events)
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError:
@@ -262,6 +266,7 @@ def _make_session(pytest, teller, is_part):
         @hook(trylast=True)
         def pytest_sessionfinish(self, session, exitstatus):
             """Run the canary and report the end of the session."""
+            _loads.flush()
             if is_part:
                 return
             for plugin in session.config.pluginmanager.get_plugins():
