@@ -31,6 +31,7 @@ class Loads:
         self._edges = set()
         self._paths = {}
         self._waiting, self._told = [], 0.0
+        self._names = {}
         self._is_busy = False
         self._exit = None
         self.started_tests = False
@@ -188,8 +189,17 @@ class Loads:
 
     # -- what the product does to its surroundings ------------------------------------------------------------
 
+    def remember(self, module):
+        """Note the names in a module that was just loaded, because later ones take the place of nothing."""
+        name = getattr(module, "__name__", None)
+        if type(module) is _Module and name and not self.path_in_tree(vars(module).get("__file__")):
+            self._names[name] = frozenset(vars(module))
+            for value in list(vars(module).values()):
+                if issubclass(type(value), type) and vars(value).get("__module__") == name:
+                    self._names[name + "." + value.__qualname__] = frozenset(vars(value))
+
     def _tell_changed_modules(self):
-        """Report functions and classes of the tree that stand in modules of others."""
+        """Report functions of the tree that take the place of others in modules outside of it."""
         for name, module in list(sys.modules.items()):
             # Only plain modules and functions: attributes of other objects may be computed.
             if type(module) is not _Module or name == "__main__" or name.startswith("tightloop_"):
@@ -201,9 +211,12 @@ class Loads:
                 self._tell_if_foreign(name, attribute, value)
                 if issubclass(type(value), type) and vars(value).get("__module__") == name:
                     for member, inner in dict(vars(value)).items():
-                        self._tell_if_foreign(name, attribute + "." + member, inner)
+                        self._tell_if_foreign(name + "." + value.__qualname__, member, inner)
 
     def _tell_if_foreign(self, module, attribute, value):
+        # Modules that are written in C, and those that were loaded before this one, get no further names in practice.
+        if attribute not in self._names.get(module, (attribute,)):
+            return
         if type(value) in (staticmethod, classmethod):
             value = value.__func__
         path = self.path_in_tree(value.__code__.co_filename) if type(value) is _Function else ""

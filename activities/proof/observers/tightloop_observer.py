@@ -71,8 +71,8 @@ def begin():
     _teller.tell("start", ppid=os.getppid(), cwd=os.getcwd(), argv=[str(argument)[:200] for argument in argv[:6]])
     # An interpreter that is killed, or leaves by os._exit, is known by the missing end.
     atexit.register(_teller.tell, "end")
-    _watch_exits(_teller)
     _loads = tightloop_loads.Loads(_teller)
+    _watch_modules(_teller, _loads)
     _loads.observe()
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
@@ -82,7 +82,7 @@ def begin():
 # -- ends that are not the program's own ---------------------------------------------------------------
 
 
-def _watch_exits(teller):
+def _watch_modules(teller, loads):
     # A module that exits with 0 while tests import it ends the run as if all of them had passed.
     leave = sys.exit
 
@@ -103,6 +103,7 @@ def _watch_exits(teller):
             if not end.code and module.__name__ != "__main__":
                 teller.tell("exit", file=os.path.abspath(self.path))
             raise
+        loads.remember(module)
 
     importlib.machinery.SourceFileLoader.exec_module = exec_module
 

@@ -77,9 +77,9 @@ class LoadedFiles(NamedTuple):
 
     def _kind(self, path: str, change: FileChange, deciding: Mapping[str, FileKind]) -> FileKind | None:
         observations = (*self.before, *self.now)
-        if any(path in seen.plugins for seen in observations):
+        if any(path in seen.plugins for seen in observations) and not self._is_plugin_project():
             return FileKind.START_UP
-        if change is FileChange.ADDED and any(path in seen.shadows for seen in self.now):
+        if change is FileChange.ADDED and self._takes_place(path):
             return FileKind.START_UP
         if self._is_check(path):
             return FileKind.CONFIGURATION
@@ -95,6 +95,16 @@ class LoadedFiles(NamedTuple):
             return None if self._subject_of(path) else FileKind.TEST_DATA
         is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
         return FileKind.TEST if is_beside or checks_values(path, text) else None
+
+    def _is_plugin_project(self) -> bool:
+        """Return whether the project is a plugin of pytest itself, which is then its subject."""
+        return any("pytest11" in self.read(path) for path in ("pyproject.toml", "setup.cfg", "setup.py"))
+
+    def _takes_place(self, path: str) -> bool:
+        """Return whether a new file was used in place of an installed module or program."""
+        words = (word for command in self.commands for word in re.split(r"[\s;&|()]+", command))
+        is_named = path.rpartition("/")[2] in words
+        return any(path in seen.shadows or (is_named and path in seen.opened) for seen in self.now)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
         """Return the role of a file that was opened by a program which does not report its imports."""
