@@ -121,12 +121,14 @@ class LoadedFiles(NamedTuple):
             return FileKind.TEST
         # The texts of the files that were opened with it say which of them uses it.
         name = re.compile(rf"(?<![\w-]){re.escape(path.rpartition('/')[2].partition('.')[0])}(?![\w-])")
-        opened = {other for seen in observations for other in seen.opened if other != path}
-        users = [other for other in sorted(opened)[:USERS_LIMIT] if name.search(self.read(other))]
-        if any(_RUNNER_SETTINGS.search(user) for user in users):
+        opened = sorted({other for seen in observations for other in seen.opened if other != path})
+        if any(_RUNNER_SETTINGS.search(other) and name.search(self.read(other)) for other in opened):
             return FileKind.START_UP
-        is_of_tests = bool(users) and all(self.kind_of(user) is FileKind.TEST or self._is_check(user) for user in users)
-        return FileKind.TEST if is_of_tests and asserts(path, text) else None
+        if not asserts(path, text):
+            return None
+        users = [other for other in opened[:USERS_LIMIT] if name.search(self.read(other))]
+        is_of_tests = all(self.kind_of(user) is FileKind.TEST or self._is_check(user) for user in users)
+        return FileKind.TEST if users and is_of_tests else None
 
     def _opens_all(self, seen: Observation) -> bool:
         """Return whether a check opened about every file, as linters and searches do, which says nothing."""

@@ -37,10 +37,10 @@ class ObservedRun(NamedTuple):
     observations: tuple[Observation, ...]
 
 
-class Evidences(NamedTuple):
+class SourceChanges(NamedTuple):
     """Observations about changed sources."""
 
-    sources: frozenset[str] = frozenset()
+    files: frozenset[str] = frozenset()
     """Changed files that are not part of the checks."""
     peeks: tuple[str, ...] = ()
     """Tests and test data that these sources read, and did not read at the start, one line each."""
@@ -59,7 +59,7 @@ class Changes(NamedTuple):
     """Added lines that could make any check pass."""
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
-    evidence: Evidences = Evidences()
+    sources: SourceChanges = SourceChanges()
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
@@ -112,9 +112,9 @@ def findings_of(
     if changes.suspicious:
         text = "the change contains lines that can make any check pass"
         findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.suspicious[:SHOWN]))
-    if changes.evidence.peeks:
+    if changes.sources.peeks:
         text = "the product reads what the tests compare with"
-        findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.evidence.peeks[:SHOWN]))
+        findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.sources.peeks[:SHOWN]))
     findings += [
         ProofFinding(
             rule=ProofRule.TESTS_CHANGED,
@@ -122,7 +122,7 @@ def findings_of(
             evidence=tests[:SHOWN],
             announced=announcement.covers(ChangedFile(path=path, kind=FileKind.TEST, change=FileChange.MODIFIED)),
         )
-        for path, tests in changes.evidence.inner_tests.items()
+        for path, tests in changes.sources.inner_tests.items()
     ]
     marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in findings)
     # Drop findings that the second run repeats for the same check.
@@ -156,7 +156,7 @@ def _of_run(
         yield from _of_reports(check, observation, before, changes, announced)
         yield from _of_ends(check, observation, before)
         if is_delivered:
-            yield from _of_sources(check, observation, before, changes.evidence.sources)
+            yield from _of_sources(check, observation, before, changes.sources.files)
 
 
 def _of_reports(
