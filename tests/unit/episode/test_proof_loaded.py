@@ -32,8 +32,8 @@ def test_assertions_that_only_tests_load_decide_and_the_product_does_not() -> No
     texts = {"tests/test_a.py": "", "calc.py": PRODUCT, "help/same.py": HELPER}
     loads = {"tests/test_a.py": ("",), "calc.py": ("tests/test_a.py",), "help/same.py": ("tests/test_a.py",)}
     assert deciding(loaded(texts, loads=loads), "calc.py", "help/same.py") == {"help/same.py": FileKind.TEST}
-    loads["help/same.py"] = ("tests/test_a.py", "calc.py")
-    assert deciding(loaded(texts, loads=loads), "help/same.py") == {}, "the product loads it as well"
+    by_both = {**loads, "help/same.py": ("tests/test_a.py", "calc.py")}
+    assert deciding(loaded(texts, loads=by_both), "help/same.py") == {}, "the product loads it as well"
 
 
 def test_helpers_of_helpers_decide_too() -> None:

@@ -209,7 +209,7 @@ def _package_json(content: bytes | None) -> dict[str, Any]:
 def _is_as_strict(old: Any, new: Any, key: str = "") -> bool:
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_is_as_strict(old[name], new[name], name) for name in old)
-    return old == new or (key in DATA["thresholds"] and float(new) >= float(old))
+    return old == new or (key in DATA["thresholds"] and float(str(new)) >= float(str(old)))
 
 
 def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:
