@@ -108,7 +108,7 @@ class LoadedFiles(NamedTuple):
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
         """Return the role of a file that was opened by a program which does not report its imports."""
-        observations = [seen for seen in (*self.before, *self.now) if path in seen.opened and not self._opens_all(seen)]
+        observations = [seen for seen in (*self.before, *self.now) if path in seen.opened]
         if not observations:
             return None
         if (
@@ -137,6 +137,8 @@ class LoadedFiles(NamedTuple):
     def _opens_first(self, path: str, seen: Observation) -> bool:
         """Return whether a file was opened before any test was, and only by programs that report no imports."""
         tests = [number for number, other in enumerate(seen.opened) if self.kind_of(other) is FileKind.TEST]
+        if self._opens_all(seen):
+            return False
         return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
 
     def _is_test(self, path: str) -> bool:
