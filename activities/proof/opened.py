@@ -34,6 +34,7 @@ class OpenedFiles:
         self._opened: dict[str, None] = {}
         self._inotify, self._wake = -1, (-1, -1)
         self._thread: threading.Thread | None = None
+        self._is_read = False
         self.is_complete = False
         """True if nothing was missed. False before `stop`."""
 
@@ -66,16 +67,20 @@ class OpenedFiles:
             self._thread = None
             for descriptor in (self._inotify, *self._wake):
                 os.close(descriptor)
-            self.is_complete = self.is_complete and len(self._opened) <= FILES_LIMIT
+            self.is_complete = self.is_complete and self._is_read and len(self._opened) <= FILES_LIMIT
         return tuple(self._opened)[:FILES_LIMIT]
 
     def _read_until_woken(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._inotify, self._wake[0]], [], [])
+        # A worker may have more descriptors than `select` takes.
+        poll = select.poll()
+        for descriptor in (self._inotify, self._wake[0]):
+            poll.register(descriptor, select.POLLIN)
+        is_woken = False
+        while not is_woken:
+            is_woken = any(descriptor == self._wake[0] for descriptor, _ in poll.poll())
             # The events of a command that has ended are in the queue already.
             self._take_queued()
-            if self._wake[0] in ready:
-                return
+        self._is_read = True
 
     def _take_queued(self) -> None:
         while True:

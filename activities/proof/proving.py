@@ -1,6 +1,7 @@
 """Proves a tree, using its subject, check runs and differences."""
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -48,8 +49,8 @@ from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
     NO_TESTS,
     Changes,
-    Evidences,
     ObservedRun,
+    SourceChanges,
     evidence_lines,
     findings_of,
     had_no_tests,
@@ -163,6 +164,9 @@ class Runs:
             )
         finally:
             observation = watched.observation()
+        # A container may run in another kernel, such as that of a virtual machine.
+        if result.sandbox == "docker" and not observation.opened:
+            observation = observation.evolve(is_watched=False)
         # Recorded under the command of the definition of done, not the observed variant.
         return result.evolve(run=check.run, name=check.title), observation
 
@@ -223,7 +227,8 @@ class Difference:
         self._guards = self._guards._replace(named_data=self._named_data())
         self._rewritten = frozenset(self._same_code(self._is_tested_by_name))
         self.guarded = tuple(self._find_guarded_files())
-        self._evidence = Evidences()
+        self.sources = SourceChanges()
+        """Observations about the changed sources. Empty before `observe`."""
 
     def observe(self, before: Iterable[Observation], now: Iterable[Observation]) -> None:
         """Let the files that the checks loaded, at the start and on the delivered tree, decide what is guarded."""
@@ -232,7 +237,9 @@ class Difference:
             tuple(before),
             tuple(now),
             lambda path: kinds(path, self._changed.get(path, FileChange.MODIFIED)),
-            lambda path: self._texts(self.before, [path]).get(path, ""),
+            functools.cache(lambda path: self._texts(self.before, [path]).get(path, "")),
+            frozenset(self.before),
+            tuple(self._commands),
         )
         deciding = loaded.find_deciding(self._changed)
         self._rewritten |= frozenset(self._same_code(deciding.__contains__))
@@ -245,8 +252,8 @@ class Difference:
         self.guarded = tuple(sorted((*by_name, *by_load), key=lambda file: file.path))
         guarded = {file.path for file in self.guarded}
         sources = frozenset(path for path in self._changed if kinds(path, self._changed[path]) is None) - guarded
-        self._evidence = Evidences(
-            sources=sources,
+        self.sources = SourceChanges(
+            files=sources,
             peeks=loaded.find_peeks(self._changed, deciding),
             inner_tests=self._lost_inner_tests(loaded, sources),
         )
@@ -283,11 +290,6 @@ class Difference:
             )
             for path in paths
         )
-
-    @property
-    def evidence(self) -> "Evidences":
-        """Observations about the changed sources. Empty before `observe`."""
-        return self._evidence
 
     def _lost_inner_tests(self, loaded: LoadedFiles, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
         paths = [path for path in sources if path in self.before and loaded.has_inner_tests(path)]
@@ -476,7 +478,7 @@ def prove_tree(
         environment=(*moved.changed, *installed),
         suspicious=change.suspicious(),
         left_out=moved.left_out,
-        evidence=change.evidence,
+        sources=change.sources,
         answered=answered,
     )
     asked = (approval for approval in approvals if approval.asked and change.contains(approval))

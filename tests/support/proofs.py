@@ -21,7 +21,16 @@ def run_of(
     """Return a run in which every command has this status."""
     report = TestReport(checker="pytest", is_complete=True, total=3, passed=3, names_sha256="0" * 64)
     checks = tuple(
-        CheckRun(name=run, run=run, status=status, exit_code=0, reports=(report,), sandbox="bubblewrap", tail="secret")
+        CheckRun(
+            name=run,
+            run=run,
+            status=status,
+            exit_code=0,
+            reports=(report,),
+            sandbox="bubblewrap",
+            tail="secret",
+            watched=True,
+        )
         for run in commands
     )
     return ProofRun(tests=tests, checks=checks, started=BEGAN, ended=BEGAN)

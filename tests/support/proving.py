@@ -4,12 +4,27 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from shutil import copytree, which
 
+from activities.artifacts.stores import open_local_store
+from activities.checks.runner import ProcessCheckRunner
+from activities.proof import untracked
+from activities.proof.checkouts import LocalCheckouts
+from activities.proof.port import LockedTrees
+from activities.proof.proving import Runs, Subject, prove_tree
+from activities.sandbox.choose import choose_sandbox
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.working_tree import GitWorkspaces
 from tests.data.proof import NODE, Work
 from tests.support.git_sample import make_repository
+from tightloop.episode.check import Check, ProofRule
+from tightloop.episode.proof import Proof
+from tightloop.episode.proof.report import CheckBaseline, InitialState
+from tightloop.safety.drift import DriftCause
+from tightloop.settings import SandboxSettings
 
 
 @cache
@@ -47,6 +62,47 @@ def make_project(folder: Path, work: Work, environment: Path) -> Path:
             "module.exports = (a, b) => { if (a !== b) throw new Error(`${a} is not ${b}`); };\n"
         )
     return folder
+
+
+def prove(folder: Path, work: Work, environment: Path) -> Proof:
+    """Do some work in a new project and prove it, in the sandbox of this host but without an episode."""
+    root = make_project(folder, work, environment)
+    checks = (Check(run=work.command),)
+    scope = EpisodeScope(episode_id="ep-proof", workspace=str(root))
+    workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
+    workspaces.prepare(scope, take_over=lambda _episode: True)
+    settings = SandboxSettings()
+    runner = ProcessCheckRunner(choose_sandbox(settings), settings)
+    with workspaces.hold(scope) as tree:
+        use = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _work: None)
+        begun = tree.snapshot()
+        manifest = untracked.survey(root, LockedTrees(tree).files(begun)).write()
+        [(result, observation, _)] = use.run_in_place(checks, begun)
+        tree.ensure(begun, DriftCause.DURING_CHECKS)
+        baseline = CheckBaseline(
+            run=work.command, passed=result.passed, exit_code=result.exit_code, observation=observation
+        )
+        stored = use.store.put(manifest, name="beside the tree", media_type="application/zlib")
+        beginning = InitialState(tree=begun, root=str(root), checks=(baseline,), ignored=stored)
+        _do(root, work)
+        return prove_tree(
+            use,
+            Subject(work.wanted, work.wanted, checks),
+            workflow_id=scope.episode_id,
+            delivered=tree.snapshot(),
+            beginning=beginning,
+            allowed=tuple(map(ProofRule, work.allow)),
+        )
+
+
+def _do(root: Path, work: Work) -> None:
+    for path, text in work.write.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    for path in work.delete:
+        (root / path).unlink()
+    if work.run:
+        subprocess.run(work.run, cwd=root, check=True, capture_output=True)
 
 
 PYTHON = sys.executable

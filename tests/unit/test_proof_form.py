@@ -12,6 +12,7 @@ from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
 from in_toto_attestation.v1 import statement, statement_pb2
 
 from tests.support.proofs import BASE, BEGINNING, proof_of, run_of
+from tightloop.cli.proof import proof_lines
 from tightloop.client.proof.envelope import MOST_BYTES, PAYLOAD_TYPE, read_envelope, seal, signed_bytes, to_json
 from tightloop.client.proof.statement import Result, Statement, read_statement, statement_of
 from tightloop.episode.check import CheckStatus, ProofRule
@@ -83,6 +84,15 @@ def test_statement_says_what_ran_and_keeps_output_and_goal_to_itself() -> None:
 )
 def test_result_passes_only_where_nothing_speaks_against_it(proof: Proof, result: Result) -> None:
     assert json.loads(statement_of(proof).content)["predicate"]["result"] == result
+
+
+def test_no_change_of_tests_is_only_claimed_where_the_opened_files_are_known() -> None:
+    claim = "no test, test data or checker configuration changed"
+    assert claim in proof_lines(read_statement(statement_of(PROOF).content))
+    [run, *others] = PROOF.runs
+    unknown = run.evolve(checks=tuple(check.evolve(watched=False) for check in run.checks))
+    proof = PROOF.evolve(runs=(unknown, *others))
+    assert claim not in proof_lines(read_statement(statement_of(proof).content))
 
 
 def test_old_tests_that_fail_as_announced_are_warnings() -> None:

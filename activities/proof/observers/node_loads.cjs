@@ -7,6 +7,7 @@ const children = require('child_process');
 
 const ROOTS = (process.env.TIGHTLOOP_TREE || '').split(path.delimiter).filter(Boolean).map(root => root.replace(/\/?$/, '/'));
 const EXPORTS = ['readFileSync', 'readFile', 'createReadStream', 'openSync'];
+const OF_RUNNERS = /\/node_modules\/(?:jest[\w-]*|@jest\/[\w-]+|mocha|vitest|@vitest\/[\w-]+|ava|nyc|c8)\//;
 const edges = new Set();
 
 function pathInTree(name) {
@@ -53,6 +54,8 @@ function watchModules(once) {
       // Modules of Node itself have no path.
       file = path.isAbsolute(found) ? pathInTree(found) : '';
       if (file && !isMain) once('load', pathInTree(parent && parent.filename), file);
+      // Transforms, reporters, environments, and set-up files of all tests.
+      if (file && parent && OF_RUNNERS.test(parent.filename || '')) once('plugin', '', file);
     } catch {
       // The load below reports it.
     }
@@ -147,7 +150,8 @@ function isAtItsEnd(line) {
 }
 
 function watchBuiltins(tell) {
-  const watched = { assert: require('assert'), Date, JSON, Math, Object, performance };
+  // Not the clock and not `Math.random`, which tests replace themselves.
+  const watched = { assert: require('assert'), JSON, Object };
   const before = Object.entries(watched).flatMap(([name, one]) =>
     Object.getOwnPropertyNames(one).map(key => [one, key, Object.getOwnPropertyDescriptor(one, key).value, `${name}.${key}`]));
   process.on('exit', () => {

@@ -8,6 +8,7 @@ import atexit
 import builtins
 import os
 import sys
+import time
 
 TREE = "TIGHTLOOP_TREE"
 """Environment variable with the root of the tree, and the folder that holds its files where nothing can be mounted."""
@@ -16,6 +17,8 @@ _CACHE = "__pycache__"
 _FRAMES = 200
 _Module, _Function = type(sys), type(lambda: None)
 _SHOWN = 20
+_TOGETHER, _WAIT_S = 100, 0.02
+_EVENTS = frozenset({"open", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"})
 _RUNNER_VARIABLES = ("PYTEST_", "TIGHTLOOP_")
 
 
@@ -26,6 +29,9 @@ class Loads:
         self._teller = teller
         self._roots = tuple(root.rstrip("/") + "/" for root in os.environ.get(TREE, "").split(os.pathsep) if root)
         self._edges = set()
+        self._paths = {}
+        self._waiting, self._told = [], 0.0
+        self._names = {}
         self._is_busy = False
         self._exit = None
         self.started_tests = False
@@ -34,7 +40,14 @@ class Loads:
         """Start observing this process."""
         if not self._roots:
             return
-        sys.addaudithook(self._take)
+        events, take = _EVENTS, self._take
+
+        def hook(event, details):
+            # Called for each `id()` as well, so nothing else stands here.
+            if event in events:
+                take(event, details)
+
+        sys.addaudithook(hook)
         self._watch_system_exit()
         self._watch_variables()
         # Functions registered first run last, when all modules are loaded.
@@ -59,27 +72,28 @@ class Loads:
         for _ in range(_FRAMES):
             if frame is None:
                 return ""
-            path = self.path_in_tree(frame.f_code.co_filename)
+            name = frame.f_code.co_filename
+            path = self._paths.get(name)
+            if path is None:
+                path = self._paths[name] = self.path_in_tree(name)
             if path:
                 return path
             frame = frame.f_back
         return ""
 
     def _take(self, event, details):
-        if event == "open":
-            name = details[0]
-            # Most opened files belong to Python or to packages.
-            if self._is_busy or not isinstance(name, (str, bytes)):
-                return
-        elif event not in ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"):
+        if self._is_busy:
             return
         self._is_busy = True
         try:
             if event == "open":
-                self._load(_source(self.path_in_tree(details[0])), sys._getframe(1))
+                path = self.path_in_tree(details[0])
+                # Most opened files belong to Python or to packages.
+                if path:
+                    self._load(_source(path), sys._getframe(2))
             else:
-                self._run(event, details, sys._getframe(1))
-        except Exception:  # an observer must not change what it observes
+                self._run(event, details, sys._getframe(2))
+        except Exception:  # noqa: S110 - an observer must not change what it observes
             pass
         finally:
             self._is_busy = False
@@ -94,7 +108,16 @@ class Loads:
     def _tell(self, event, by, path):
         if (event, by, path) not in self._edges:
             self._edges.add((event, by, path))
-            self._teller.tell(event, by=by, file=path, tested=self.started_tests)
+            self._waiting.append((event, {"by": by, "file": path, "tested": self.started_tests}))
+            # A large program loads thousands of files at once, a small one may be killed soon.
+            if len(self._waiting) >= _TOGETHER or time.monotonic() > self._told + _WAIT_S:
+                self.flush()
+
+    def flush(self):
+        """Report what was loaded meanwhile."""
+        if self._waiting:
+            self._teller.tell_all(self._waiting)
+            self._waiting, self._told = [], time.monotonic()
 
     def _run(self, event, details, frame):
         by = self.opener(frame)
@@ -109,6 +132,7 @@ class Loads:
                 if path and os.path.isfile(os.path.join(os.fspath(cwd), part)):
                     self._tell("run", by, path)
         if event == "os.exec":
+            self.flush()
             # Another program takes the place of this one, which therefore has no end of its own.
             self._teller.tell("end")
             if by and by != self._main_path():
@@ -159,13 +183,23 @@ class Loads:
         try:
             self._tell_changed_modules()
             self._tell_shadows()
-        except Exception:
+            self.flush()
+        except Exception:  # noqa: S110 - as above
             pass
 
     # -- what the product does to its surroundings ------------------------------------------------------------
 
+    def remember(self, module):
+        """Note the names in a module that was just loaded, because later ones take the place of nothing."""
+        name = getattr(module, "__name__", None)
+        if type(module) is _Module and name and not self.path_in_tree(vars(module).get("__file__")):
+            self._names[name] = frozenset(vars(module))
+            for value in list(vars(module).values()):
+                if issubclass(type(value), type) and vars(value).get("__module__") == name:
+                    self._names[name + "." + value.__qualname__] = frozenset(vars(value))
+
     def _tell_changed_modules(self):
-        """Report functions and classes of the tree that stand in modules of others."""
+        """Report functions of the tree that take the place of others in modules outside of it."""
         for name, module in list(sys.modules.items()):
             # Only plain modules and functions: attributes of other objects may be computed.
             if type(module) is not _Module or name == "__main__" or name.startswith("tightloop_"):
@@ -177,9 +211,12 @@ class Loads:
                 self._tell_if_foreign(name, attribute, value)
                 if issubclass(type(value), type) and vars(value).get("__module__") == name:
                     for member, inner in dict(vars(value)).items():
-                        self._tell_if_foreign(name, attribute + "." + member, inner)
+                        self._tell_if_foreign(name + "." + value.__qualname__, member, inner)
 
     def _tell_if_foreign(self, module, attribute, value):
+        # Modules that are written in C, and those that were loaded before this one, get no further names in practice.
+        if attribute not in self._names.get(module, (attribute,)):
+            return
         if type(value) in (staticmethod, classmethod):
             value = value.__func__
         path = self.path_in_tree(value.__code__.co_filename) if type(value) is _Function else ""

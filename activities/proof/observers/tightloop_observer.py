@@ -31,10 +31,14 @@ class _Teller:
         self._sessions = 0
 
     def tell(self, event, **fields):
+        self.tell_all(((event, fields),))
+
+    def tell_all(self, events):
         # A forked process is not the one that was observed.
         if os.getpid() != self._pid:
             return
-        line = json.dumps({"n": self._nonce, "e": event, "pid": self._pid, **fields}) + "\n"
+        head = {"n": self._nonce, "pid": self._pid}
+        line = "".join(json.dumps({**head, "e": event, **fields}) + "\n" for event, fields in events)
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError:
@@ -67,8 +71,8 @@ def begin():
     _teller.tell("start", ppid=os.getppid(), cwd=os.getcwd(), argv=[str(argument)[:200] for argument in argv[:6]])
     # An interpreter that is killed, or leaves by os._exit, is known by the missing end.
     atexit.register(_teller.tell, "end")
-    _watch_exits(_teller)
     _loads = tightloop_loads.Loads(_teller)
+    _watch_modules(_teller, _loads)
     _loads.observe()
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
@@ -78,7 +82,7 @@ def begin():
 # -- ends that are not the program's own ---------------------------------------------------------------
 
 
-def _watch_exits(teller):
+def _watch_modules(teller, loads):
     # A module that exits with 0 while tests import it ends the run as if all of them had passed.
     leave = sys.exit
 
@@ -99,6 +103,7 @@ def _watch_exits(teller):
             if not end.code and module.__name__ != "__main__":
                 teller.tell("exit", file=os.path.abspath(self.path))
             raise
+        loads.remember(module)
 
     importlib.machinery.SourceFileLoader.exec_module = exec_module
 
@@ -262,6 +267,7 @@ def _make_session(pytest, teller, is_part):
         @hook(trylast=True)
         def pytest_sessionfinish(self, session, exitstatus):
             """Run the canary and report the end of the session."""
+            _loads.flush()
             if is_part:
                 return
             for plugin in session.config.pluginmanager.get_plugins():

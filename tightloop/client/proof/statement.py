@@ -84,6 +84,8 @@ class CheckDetails(_Part):
     sandbox: str = ""
     not_enforced: tuple[str, ...] = ()
     """Sandbox limits that were not enforced."""
+    watched: bool = False
+    """True if all files of the tree that the command opened are known."""
 
 
 class RunDetails(_Part):

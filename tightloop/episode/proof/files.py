@@ -21,7 +21,9 @@ _DATA_ENDINGS, _EXPECTED = frozenset(DATA["data_endings"]), re.compile(DATA["exp
 _MAKE_RULE = re.compile(r"([\w./ -]+):(?![:=])")
 _BETWEEN_CHARACTERS = 60
 _CHECKING = re.compile(r"(?i)check|test|verif|valid|assert|lint|\bci\b|spec|accept|smoke|gate|eval|grade|judge")
-_PROGRAM = re.compile(r"\.(?:py|pyw|js|mjs|cjs|ts|jsx|tsx|rb|pl|php|go|rs|java)$")
+_PROGRAM = re.compile(
+    r"\.(?:pyw?|[mc]?js|[mc]?ts|jsx|tsx|rb|p[lm]|php|go|rs|java|kts?|scala|swift|cs|exs?|lua|c|h|cc|cpp|cxx|hh|hpp|bats)$"
+)
 _WORD_ENDS = re.compile(r"[\s=;&|()<>'\"`,:]+")
 _SUBJECTS = re.compile(
     # `. ./lib.sh`, `"$(bin/price 2)"`, `bin/price 2 | grep 4`, but not `sh check.sh | tee log`
@@ -207,7 +209,7 @@ def _package_json(content: bytes | None) -> dict[str, Any]:
 def _is_as_strict(old: Any, new: Any, key: str = "") -> bool:
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(_is_as_strict(old[name], new[name], name) for name in old)
-    return old == new or (key in DATA["thresholds"] and float(new) >= float(old))
+    return old == new or (key in DATA["thresholds"] and float(str(new)) >= float(str(old)))
 
 
 def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tightloop.episode.proof import FileChange, FileKind
@@ -16,6 +17,17 @@ from tightloop.episode.proof.same_code import CHARACTERS
 _ASSERTS = {ending: re.compile(pattern) for ending, pattern in DATA["asserts"].items()}
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+USERS_LIMIT = 400
+"""Maximum number of opened files to search for the name of another one."""
+OPENS_ALL = 0.9
+"""Share of a tree's files from which on a check counts as one that opens everything."""
+_SETTINGS = re.compile(
+    r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf|neon|dist|properties|cmake)$|(?:^|/)\.[\w-]+$|rc$"
+)
+_LOCK = re.compile(r"(?i)lock|shrinkwrap|\.sum$|(?:^|/)\.git")
+_PARTS = re.compile(r"[;&\n]+|\|\|")
+_RUNNER_SETTINGS = re.compile(DATA["runner_settings"])
 
 Read = Callable[[str], str]
 """Returns the initial text of a file, or "" if there was none."""
@@ -29,6 +41,10 @@ class LoadedFiles(NamedTuple):
     kind_of: Callable[[str], FileKind | None]
     """Role of a file by its name."""
     read: Read
+    paths: frozenset[str] = frozenset()
+    """All files of the initial tree."""
+    commands: tuple[str, ...] = ()
+    """Commands of the definition of done."""
 
     @property
     def is_complete(self) -> bool:
@@ -61,25 +77,69 @@ class LoadedFiles(NamedTuple):
 
     def _kind(self, path: str, change: FileChange, deciding: Mapping[str, FileKind]) -> FileKind | None:
         observations = (*self.before, *self.now)
-        if any(path in seen.plugins for seen in observations):
+        if any(path in seen.plugins for seen in observations) and not self._is_plugin_project():
             return FileKind.START_UP
-        if change is FileChange.ADDED and any(path in seen.shadows for seen in self.now):
+        if change is FileChange.ADDED and self._takes_place(path):
             return FileKind.START_UP
         if self._is_check(path):
             return FileKind.CONFIGURATION
         is_code, text = is_program(path), self.read(path)
-        # Not every language is observed; a file that imports a test framework is no product.
-        if is_code and not self.loaders(path) and self.was_opened(path) and _is_of_framework(path, text):
-            return FileKind.TEST
         if not is_code and any(path in seen.read_first for seen in observations) and not self._subject_of(path):
             return FileKind.START_UP
         others = [loader for loader in self.loaders(path) if loader]
-        if not others or not all(self._is_test(loader) or loader in deciding for loader in others):
+        if not others:
+            return self._kind_of_unobserved(path, text)
+        if not all(self._is_test(loader) or loader in deciding for loader in others):
             return None
         if not is_code:
             return None if self._subject_of(path) else FileKind.TEST_DATA
         is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
         return FileKind.TEST if is_beside or checks_values(path, text) else None
+
+    def _is_plugin_project(self) -> bool:
+        """Return whether the project is a plugin of pytest itself, which is then its subject."""
+        return any("pytest11" in self.read(path) for path in ("pyproject.toml", "setup.cfg", "setup.py"))
+
+    def _takes_place(self, path: str) -> bool:
+        """Return whether a new file was used in place of an installed module or program."""
+        words = (word for command in self.commands for word in re.split(r"[\s;&|()]+", command))
+        is_named = path.rpartition("/")[2] in words
+        return any(path in seen.shadows or (is_named and path in seen.opened) for seen in self.now)
+
+    def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
+        """Return the role of a file that was opened by a program which does not report its imports."""
+        observations = [seen for seen in (*self.before, *self.now) if path in seen.opened]
+        if not observations:
+            return None
+        if (
+            _SETTINGS.search(path)
+            and not _LOCK.search(path)
+            and any(map(partial(self._opens_first, path), observations))
+        ):
+            return FileKind.START_UP
+        if _is_of_framework(path, text):
+            return FileKind.TEST
+        # The texts of the files that were opened with it say which of them uses it.
+        name = re.compile(rf"(?<![\w-]){re.escape(path.rpartition('/')[2].partition('.')[0])}(?![\w-])")
+        opened = sorted({other for seen in observations for other in seen.opened if other != path})
+        if any(_RUNNER_SETTINGS.search(other) and name.search(self.read(other)) for other in opened):
+            return FileKind.START_UP
+        if not asserts(path, text):
+            return None
+        users = [other for other in opened[:USERS_LIMIT] if name.search(self.read(other))]
+        is_of_tests = all(self.kind_of(user) is FileKind.TEST or self._is_check(user) for user in users)
+        return FileKind.TEST if users and is_of_tests else None
+
+    def _opens_all(self, seen: Observation) -> bool:
+        """Return whether a check opened about every file, as linters and searches do, which says nothing."""
+        return len(seen.opened) >= OPENS_ALL * len(self.paths)
+
+    def _opens_first(self, path: str, seen: Observation) -> bool:
+        """Return whether a file was opened before any test was, and only by programs that report no imports."""
+        tests = [number for number, other in enumerate(seen.opened) if self.kind_of(other) is FileKind.TEST]
+        if self._opens_all(seen):
+            return False
+        return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
 
     def _is_test(self, path: str) -> bool:
         return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)
@@ -108,7 +168,16 @@ class LoadedFiles(NamedTuple):
         """Return whether a file with a telling name decides a check that was observed."""
         if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
             return True
-        return self.was_opened(path) and not (kind is FileKind.TEST_DATA and self._subject_of(path))
+        is_subject = kind is FileKind.TEST_DATA and (self._subject_of(path) or self._is_inspected(path))
+        return self.was_opened(path) and not is_subject
+
+    def _is_inspected(self, path: str) -> bool:
+        """Return whether a command is about a file alone: `grep -q 2 spec/api.json`, but not `diff out spec/out`."""
+        for part in _PARTS.split("\n".join(self.commands)):
+            named = [word.removeprefix("./") for word in part.split() if word.removeprefix("./") in self.paths]
+            if named == [path] and "<" not in part:
+                return not any(self.loaders(path))
+        return False
 
     def find_peeks(self, changed: Mapping[str, FileChange], deciding: Iterable[str]) -> tuple[str, ...]:
         """Return what product code reads of the tests and their data, and did not read at the start."""

@@ -41,10 +41,10 @@ class ObservedRun(NamedTuple):
     observations: tuple[Observation, ...]
 
 
-class Evidences(NamedTuple):
+class SourceChanges(NamedTuple):
     """Observations about changed sources."""
 
-    sources: frozenset[str] = frozenset()
+    files: frozenset[str] = frozenset()
     """Changed files that are not part of the checks."""
     peeks: tuple[str, ...] = ()
     """Tests and test data that these sources read, and did not read at the start, one line each."""
@@ -63,7 +63,7 @@ class Changes(NamedTuple):
     """Added lines that could make any check pass."""
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
-    evidence: Evidences = Evidences()
+    sources: SourceChanges = SourceChanges()
     answered: Mapping[str, Approval] = MappingProxyType({})
     """Answers of people who were already asked about the changes of these files."""
 
@@ -122,9 +122,9 @@ def findings_of(
     if changes.suspicious:
         text = "the change contains lines that can make any check pass"
         findings.append(_of_lines(text, changes.suspicious, changes))
-    if changes.evidence.peeks:
+    if changes.sources.peeks:
         text = "the product reads what the tests compare with"
-        findings.append(_of_lines(text, changes.evidence.peeks, changes))
+        findings.append(_of_lines(text, changes.sources.peeks, changes))
     findings += [
         ProofFinding(
             rule=ProofRule.TESTS_CHANGED,
@@ -134,7 +134,7 @@ def findings_of(
             answered=changes.answer_for((path,)),
             paths=(path,),
         )
-        for path, tests in changes.evidence.inner_tests.items()
+        for path, tests in changes.sources.inner_tests.items()
     ]
     marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in findings)
     # Drop findings that the second run repeats for the same check.
@@ -189,7 +189,7 @@ def _of_run(
         yield from _of_reports(check, observation, before, changes, reason)
         yield from _of_ends(check, observation, before)
         if is_delivered:
-            yield from _of_sources(check, observation, before, changes.evidence.sources)
+            yield from _of_sources(check, observation, before, changes.sources.files)
 
 
 def _of_reports(
