@@ -94,7 +94,9 @@ class LoadedFiles(NamedTuple):
     def _code_loaded_by(self, program: str) -> Iterator[str]:
         for seen in self.before:
             for graph in (seen.loads, seen.started_by):
-                yield from (path for path, by in graph.items() if program in by and path != program and is_program(path))
+                yield from (
+                    path for path, by in graph.items() if program in by and path != program and is_program(path)
+                )
 
     def _subject_of(self, path: str) -> bool:
         """Return whether data is what its readers are about: they are programs that read no code of the tree."""
@@ -163,7 +165,9 @@ def _is_of_framework(path: str, text: str) -> bool:
 def asserts(path: str, text: str) -> bool:
     """Return whether a program makes assertions about something, as opposed to checking its own input."""
     if path.endswith(".py") and (tree := _parse(text)) is not None:
-        return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(map(_is_failing_exit, _outside(tree)))
+        return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
+            map(_is_failing_exit, _outside(tree))
+        )
     pattern = _ASSERTS.get(path.rpartition(".")[2].lower(), _ASSERTS["other"])
     return pattern.search(text) is not None
 

@@ -7,6 +7,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, overload
 
+from tightloop.safety.announcement import RequestedChanges
+
 LINE_CHARACTERS = 2_000
 """Maximum length of a line. Longer lines are split into pieces that overlap by `OVERLAP_CHARACTERS` or half of it."""
 OVERLAP_CHARACTERS = 200
@@ -133,6 +135,8 @@ class Change(NamedTuple):
     files: tuple[FilePatch, ...] = ()
     goal: str = ""
     """The goal, combined with the titles of the plan's steps."""
+    requested: RequestedChanges = RequestedChanges()
+    """Changes to tests and configuration that a person asked for."""
     scope: tuple[str, ...] = ()
     """Scope that the plan announced."""
     lines_before: int = 0
