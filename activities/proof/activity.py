@@ -87,6 +87,8 @@ class ProofActivities:
             # Before the checks run, so that their leftovers are not recorded.
             tracked = LockedTrees(tree).files(request.expected_tree)
             manifest = untracked.survey(tree.root, tracked).write()
+            # Now, because an agent may commit its own work.
+            later = self._checkouts.list_later_commits(tree.root)
             try:
                 outcomes = self._runs(tree, store).run_in_place(checks, request.expected_tree)
             finally:
@@ -108,6 +110,7 @@ class ProofActivities:
             root=str(root_of(request.scope)),
             checks=inherited.checks if inherited else baselines,
             ignored=store.put(manifest, name="beside the tree", media_type="application/zlib"),
+            later_commits=inherited.later_commits if inherited else later,
         )
         verification = verification_of(store, report, find_model(store, request.compare_with, CheckReport))
         flaky = tuple(check_name(outcome.result.name) for outcome in outcomes if outcome.is_flaky)

@@ -10,13 +10,14 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from activities.checks.activity import CheckView
+from activities.proof import copies
 from activities.proof.opened import OpenedFiles
-from activities.proof.port import Files, LockedTrees, ObservedCheck, UntrackedChanges
+from activities.proof.port import DeliveredFile, Files, LockedTrees, ObservedCheck, UntrackedChanges
 from activities.sandbox.port import is_alive, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
@@ -62,6 +63,16 @@ class LocalCheckouts:
             yield ProofFolder(folder.resolve(), root)
         finally:
             self._remove(folder)
+
+    def list_later_commits(self, root: Path) -> tuple[str, ...]:
+        """Return the commits of the user's repository that the checked-out history does not contain."""
+        return copies.list_later_commits(root)
+
+    def find_copies(
+        self, root: Path, commits: Iterable[str], environments: Iterable[str], delivered: Mapping[str, DeliveredFile]
+    ) -> tuple[str, ...]:
+        """Return the files and hunks that were copied from commits or installed packages; see `copies.find_copies`."""
+        return copies.find_copies(root, commits, environments, delivered)
 
     def _remove(self, folder: Path) -> None:
         """Delete a folder, in the background unless too many deletions are pending."""

@@ -53,6 +53,15 @@ class LockedTrees:
         return self._tree.pieces(blob)
 
 
+class DeliveredFile(NamedTuple):
+    """A changed file as delivered."""
+
+    blob: str
+    content: bytes
+    before: bytes = b""
+    """Content at the start. Empty if the file is new."""
+
+
 class UntrackedChanges(NamedTuple):
     """Untracked files compared with the initial state."""
 

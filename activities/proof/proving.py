@@ -4,15 +4,17 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
 from activities.checks.activity import CheckRunner, CheckView, run_check
 from activities.proof import untracked
-from activities.proof.port import Files, LockedTrees, ProveResult, TreeFile, UntrackedChanges
+from activities.proof.port import DeliveredFile, Files, LockedTrees, ProveResult, TreeFile, UntrackedChanges
 from activities.workspace.port import WorkingTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import check_work
@@ -34,17 +36,18 @@ from tightloop.episode.proof import (
     TestsFrom,
 )
 from tightloop.episode.proof.files import (
+    ENVIRONMENTS,
     Guards,
     data_named_in,
-    find_requested_changes,
     is_cache,
     is_environment,
     is_same_setup,
     programs_of,
     suspicious_lines,
 )
+from tightloop.episode.proof.kept_tests import KeptTests, Sources, compare_tests
 from tightloop.episode.proof.loaded import LoadedFiles, lost_inner_tests
-from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing, names_text
+from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing, names_text
 from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
     NO_TESTS,
@@ -58,10 +61,12 @@ from tightloop.episode.proof.verdict import (
     not_held,
     verdict_of,
 )
+from tightloop.episode.proof.weakening import Suppressions, find_empty_tests, find_suppressions, find_weakening
 from tightloop.plan.document import StoredPlan
 from tightloop.run.core import Evidence, Work
 from tightloop.run.outcome import Facts, doubts
 from tightloop.run.question import EVIDENCE_LINES
+from tightloop.safety.announcement import RequestedChanges, find_requested_changes
 from tightloop.safety.approval import Approval, FileVersion, find_approval
 from tightloop.safety.scope import files_in
 from tightloop.value import ArtifactRef, clip, shorten
@@ -131,22 +136,73 @@ class Runs:
     ) -> ObservedRun:
         """Run every check in a fresh checkout of `files`. The checkout is deleted when `rooms` closes.
 
+        A check that fails is repeated once, in another checkout.
+
         Raises:
             CancelledError: the activity was cancelled meanwhile.
         """
         started = datetime.now(UTC)
         runs: list[CheckRun] = []
         observations: list[Observation] = []
+        flaky: list[str] = []
         room = rooms.enter_context(self.checkouts.proof_folder(self.tree.root))
         view = room.checkout(LockedTrees(self.tree), files, moved)
         for number, check in enumerate(checks, start=1):
             kind = f"proof with the tests as {tests.value}, check"
             self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), kind))
             result, observation = self._run_observed_check(check, room, view, files)
+            if result.status is CheckStatus.FAILED:
+                # In another checkout, so that what the first run left behind cannot make the second one pass.
+                again = rooms.enter_context(self.checkouts.proof_folder(self.tree.root))
+                second_view = again.checkout(LockedTrees(self.tree), files, moved)
+                second, second_observation = self._run_observed_check(check, again, second_view, files)
+                if second.passed:
+                    flaky.append(check.title)
+                    result, observation = second, second_observation
             runs.append(_check_run(self.store, check, result, observation, beginning.check(check.run)))
             observations.append(observation)
         run = ProofRun(tests=tests, checks=tuple(runs), started=started, ended=datetime.now(UTC))
-        return ObservedRun(run, tuple(observations))
+        return ObservedRun(run, tuple(observations), tuple(flaky))
+
+    def run_variant(
+        self,
+        rooms: ExitStack,
+        checks: Sequence[CheckRun],
+        files: Files,
+        moved: UntrackedChanges,
+        edits: Mapping[str, str | None],
+        hollow: Mapping[str, object] | None = None,
+    ) -> list[tuple[CheckRun, CheckResult, Observation]]:
+        """Run checks that passed in a checkout with other contents of some files. Raises as `run_in_checkout`.
+
+        Args:
+            rooms: keeps the checkout until it closes.
+            checks: runs that passed on the delivered tree. Each variant gets twice their time, and half a minute.
+            files: the delivered tree.
+            moved: changes to untracked files.
+            edits: texts of files, or None for those that the variant lacks.
+            hollow: instructions for the observer that lets the product's functions do nothing.
+        """
+        room = rooms.enter_context(self.checkouts.proof_folder(self.tree.root))
+        variant = {path: file for path, file in files.items() if path not in edits}
+        view = room.checkout(LockedTrees(self.tree), variant, moved)
+        if view.content is not None:
+            for path, text in edits.items():
+                if text is not None:
+                    (view.content / path).parent.mkdir(parents=True, exist_ok=True)
+                    (view.content / path).write_text(text, "utf-8", newline="")
+                    (view.content / path).chmod(files[path].mode & 0o777)
+        if hollow is not None:
+            folder = room.folder("hollow")
+            (folder / "instructions.json").write_text(json.dumps({"root": str(self.tree.root), **hollow}), "utf-8")
+            environment = {**view.environment, "TIGHTLOOP_HOLLOW": str(folder / "instructions.json")}
+            view = replace(view, readable=(*view.readable, folder), environment=environment)
+        outcomes = []
+        for number, run in enumerate(checks, start=1):
+            check = Check(run=run.run, name=run.name, timeout_s=2 * run.duration_s + 30)
+            self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "proof of what it shows, check"))
+            outcomes.append((run, *self._run_observed_check(check, room, view, ())))
+        return outcomes
 
     def _run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
@@ -321,6 +377,55 @@ class Difference:
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
         return tuple(line for path in new for line in suspicious_lines(escape_path(path), old.get(path, ""), new[path]))
 
+    def compare_tests(self, requested: RequestedChanges, beginning: InitialState) -> KeptTests:
+        """Compare the tests by what they assert, and with the requested changes."""
+        kinds = (FileKind.TEST, FileKind.TEST_DATA, FileKind.CONFIGURATION)
+        tests = [file.path for file in self.guarded if file.kind in kinds]
+        guarded = {file.path for file in self.guarded} | self._rewritten
+        product = [path for path in self._changed if path.endswith(".py") and path not in guarded]
+
+        @cache
+        def others() -> dict[str, str]:
+            paths = (path for path in self.after if path.endswith(".py") and path not in self._changed)
+            return self._texts(self.after, [path for path in paths if self._guards.kind_of(path) is FileKind.TEST])
+
+        before, after = (
+            Sources(self._texts(files, tests), self._texts(files, product), others, files.keys())
+            for files in (self.before, self.after)
+        )
+        return compare_tests(before, after, self.guarded, requested, beginning)
+
+    def delivered_files(self) -> dict[str, DeliveredFile]:
+        """Return the changed files that the tree has now."""
+        paths = [path for path in self._changed if path in self.after]
+        old, new = self._contents(self.before, paths), self._contents(self.after, paths)
+        return {
+            escape_path(path): DeliveredFile(self.after[path].blob, content, old.get(path, b""))
+            for path, content in new.items()
+        }
+
+    def source_texts(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the texts of changed files that do not decide what the checks say, before and after."""
+        guarded = {file.path for file in self.guarded} | self._rewritten
+        paths = [path for path in self._changed if path not in guarded]
+        return self._texts(self.before, paths), self._texts(self.after, paths)
+
+    def hollow(self, names: Iterable[str], *, is_none: bool) -> dict[str, object]:
+        """Return the instructions to run these tests while the functions of all other files do nothing."""
+        kept = [path for path in self.after if path.endswith(".py") and self._guards.kind_of(path) is not None]
+        kept += [file.path for file in self.guarded]
+        return {"kept": kept, "tests": sorted(names), "none": is_none, "environments": sorted(ENVIRONMENTS)}
+
+    def new_test_texts(self) -> dict[str, str]:
+        """Return the texts of the changed Python tests as delivered."""
+        paths = [file.path for file in self.guarded if file.kind is FileKind.TEST and file.path.endswith(".py")]
+        return self._texts(self.after, paths)
+
+    def modules(self) -> frozenset[str]:
+        """Return the names under which modules of the delivered tree are imported."""
+        parts = (path.removesuffix(".py").split("/") for path in self.after if path.endswith(".py"))
+        return frozenset(part[1] if part[0] in ("src", "lib", "python") and part[1:] else part[0] for part in parts)
+
     def _named_data(self) -> frozenset[str]:
         """Return changed data files that are referenced by tests or by programs in the definition of done."""
         candidates = [path for path, kind in self._changed.items() if kind is not FileChange.ADDED]
@@ -464,19 +569,35 @@ def prove_tree(
         measured = [use.run_in_checkout(rooms, checks, TestsFrom.DELIVERED, change.after, moved, beginning)]
         change.observe((check.observation for check in beginning.checks), measured[0].observations)
         guarded_files = tuple(file for file in change.guarded if not is_kept(file, commands))
+        tests = change.compare_tests(announcement, beginning)
         answered = change.answered(approvals)
-        unannounced_files = tuple(
-            file for file in guarded_files if not announcement.covers(file) and file.path not in answered
-        )
-        # If everything was announced, the second run is only evidence; otherwise it covers the unannounced changes.
-        if restored := unannounced_files or guarded_files:
+        moved_files = tuple(file for file in guarded_files if file.path not in tests.kept)
+        unannounced_files = tuple(file for file in moved_files if not _is_announced(file, announcement, tests))
+        open_files = tuple(file for file in unannounced_files if file.path not in answered)
+        # If everything was announced or answered, the second run is only evidence; otherwise it covers the rest.
+        if restored := open_files or moved_files:
             old_tests = change.add_earlier(restored)
             measured.append(use.run_in_checkout(rooms, checks, TestsFrom.BEGINNING, old_tests, moved, beginning))
+        before, after = change.source_texts()
+        variants = _Variants(use, rooms, change, moved, beginning, measured[0], tests)
+        weakening = find_weakening(before, after)
+        suppressed = variants.find_needed_suppressions(find_suppressions(before, after, change.after))
+        empty = variants.find_empty_tests()
     installed = tuple(f"{file.change.value} {file.path}" for file in guarded_files if file.kind is FileKind.ENVIRONMENT)
     changes = Changes(
         restored=restored,
+        unannounced=tuple(file.path for file in restored if file in unannounced_files),
+        requested=announcement,
+        tests=tests,
         environment=(*moved.changed, *installed),
-        suspicious=change.suspicious(),
+        suspicious=(*change.suspicious(), *weakening.operators),
+        swallowed=weakening.swallowed,
+        broken=weakening.broken,
+        suppressed=suppressed,
+        copied=use.checkouts.find_copies(
+            use.tree.root, beginning.later_commits, moved.environments, change.delivered_files()
+        ),
+        empty_tests=empty,
         left_out=moved.left_out,
         sources=change.sources,
         answered=answered,
@@ -485,7 +606,7 @@ def prove_tree(
     evidence = evidence.evolve(files_changed=change.count, asked=tuple(approval.sentence for approval in asked))
     without_tests = [measurement for measurement in measured if had_no_tests(measurement, beginning, changes)]
     measured = [measurement for measurement in measured if measurement not in without_tests]
-    findings = findings_of(measured, beginning, changes, announcement, allowed)
+    findings = findings_of(measured, beginning, changes, allowed)
     verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
     if verdict is ProofVerdict.ACCEPTED:
         passed = next(finding for finding in findings if finding.is_accepted)
@@ -511,6 +632,86 @@ def prove_tree(
         started=started,
         ended=datetime.now(UTC),
     )
+
+
+class _Variants:
+    """Runs of the checks on variants of the delivered tree, which show what a passing check is worth."""
+
+    def __init__(
+        self,
+        use: Runs,
+        rooms: ExitStack,
+        change: Difference,
+        moved: UntrackedChanges,
+        beginning: InitialState,
+        delivered: ObservedRun,
+        tests: KeptTests,
+    ) -> None:
+        self._use, self._rooms, self._change, self._moved = use, rooms, change, moved
+        self._beginning, self._delivered, self._tests = beginning, delivered, tests
+
+    def find_needed_suppressions(self, added: Suppressions) -> tuple[str, ...]:
+        """Return the added suppressions if a check fails without them.
+
+        Where a check passed from the start, suppressions of single rules are ordinary work.
+        """
+        if not added.lines:
+            return ()
+        for lines, was_green in ((added.lines, False), (added.blanket, True)):
+            runs = [
+                run
+                for run in self._delivered.run.checks
+                if run.passed
+                and lines
+                and (added.of_tests or not run.reports)
+                and ((before := self._beginning.check(run.run)) is not None and before.passed) is was_green
+            ]
+            edits = added.files
+            if runs and any(
+                result.status is CheckStatus.FAILED
+                for _, result, _ in self._use.run_variant(self._rooms, runs, self._change.after, self._moved, edits)
+            ):
+                return lines
+        return ()
+
+    def find_empty_tests(self) -> tuple[str, ...]:
+        """Return the new tests that pass while the product does nothing, if they are half of the new ones."""
+        texts = self._change.new_test_texts()
+        new: set[str] = set()
+        runs: list[CheckRun] = []
+        for run, observation in zip(self._delivered.run.checks, self._delivered.observations, strict=True):
+            before = self._beginning.check(run.run)
+            for checker in {"pytest", "unittest"} & observation.results.keys() if texts else ():
+                old = before.observation.results.get(checker, {}) if before else {}
+                names = self._tests.find_new(old, observation.results[checker], texts)
+                new |= names
+                runs += [run] if names and run not in runs else []
+        survivors = set(new)
+        for is_none in (True, False):
+            if not survivors:
+                return ()
+            hollow = self._change.hollow(survivors, is_none=is_none)
+            outcomes = self._use.run_variant(self._rooms, runs, self._change.after, self._moved, {}, hollow)
+            passed = {
+                name
+                for _, _, observation in outcomes
+                for results in observation.results.values()
+                for name, result in results.items()
+                if result == PASSED
+            }
+            survivors &= passed
+        empty = find_empty_tests(texts, survivors, self._change.modules())
+        return empty if 2 * len(empty) >= len(new) else ()
+
+
+def _is_announced(file: ChangedFile, announcement: RequestedChanges, tests: KeptTests) -> bool:
+    if file.path in tests.announced:
+        return True
+    if file.kind is FileKind.ENVIRONMENT:
+        return False
+    named = announcement._replace(everything=announcement.everything and file.path not in tests.contested)
+    is_test, is_new = file.kind in (FileKind.TEST, FileKind.TEST_DATA), file.change is FileChange.ADDED
+    return named.covers(file.path, is_test=is_test, is_new=is_new)
 
 
 def _compare_untracked_files(use: Runs, beginning: InitialState, delivered: Mapping[str, TreeFile]) -> UntrackedChanges:

@@ -30,6 +30,7 @@ from tightloop.executor.model import ExecutorReport
 from tightloop.host import diff_command
 from tightloop.ledger.metrics import Metric, MetricKind
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
+from tightloop.safety.announcement import find_requested_changes
 from tightloop.safety.approval import ShownChange, find_approval
 from tightloop.safety.change.patch import Change, FilePatch, Unread, read_patch, show_change
 from tightloop.safety.change.reading import Deadline, is_data
@@ -203,6 +204,8 @@ class TrackingActivities:
         change = Change(
             files=files,
             goal="\n".join((episode.goal, *(step.title for step in message.steps))) if message else episode.goal,
+            # Only people announce changes to tests; the titles of steps are a planner's.
+            requested=find_requested_changes(episode.goal),
             scope=list_scope_paths(message.scope, (str(root_of(request.scope)), request.scope.workspace))
             if message
             else (),

@@ -30,11 +30,11 @@ from tightloop.client import TightloopClient
 from tightloop.episode.check import ProofRule
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof import TestsFrom as From
-from tightloop.episode.proof.files import find_requested_changes
 from tightloop.plan.document import Plan, StoredPlan
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult, PlanStatus
 from tightloop.plan.step import Step
 from tightloop.run.question import QuestionKind
+from tightloop.safety.announcement import find_requested_changes
 from tightloop.safety.approval import FileVersion, ShownChange
 from tightloop.settings import Settings, parse_settings
 

@@ -152,6 +152,16 @@ class ProofRule(StrEnum):
     """A program exited early and reported success."""
     SUSPICIOUS = "suspicious"
     """The change contains a line that could make any check pass."""
+    EMPTY_TESTS = "empty_tests"
+    """New tests also pass if every function under test does nothing."""
+    SOURCE_BROKEN = "source_broken"
+    """A source file was emptied or can no longer be parsed."""
+    ERRORS_SWALLOWED = "errors_swallowed"
+    """Code that could fail now ignores every error."""
+    CHECKS_SUPPRESSED = "checks_suppressed"
+    """A check fails without the suppressions that the work added."""
+    COPIED = "copied"
+    """A delivered file or part of one is in a later commit or in an installed package."""
 
 
 class CheckReport(Value):

@@ -77,6 +77,10 @@ def begin():
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
         os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
         sys.meta_path.insert(0, _WhenUnittestIsImported())
+    if os.environ.get("TIGHTLOOP_HOLLOW"):
+        import tightloop_hollow
+
+        tightloop_hollow.begin()
 
 
 # -- ends that are not the program's own ---------------------------------------------------------------

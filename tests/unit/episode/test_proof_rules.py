@@ -1,4 +1,4 @@
-"""Rules of the proof: which files decide what checks say, what a goal announces, what reports and lines tell."""
+"""Rules of the proof: which files decide what checks say, what reports and lines tell."""
 
 import json
 
@@ -11,9 +11,7 @@ from tightloop.episode.proof import ChangedFile, CheckRun, FileChange, FileKind,
 from tightloop.episode.proof import TestsFrom as From
 from tightloop.episode.proof.files import (
     Guards,
-    RequestedChanges,
     data_named_in,
-    find_requested_changes,
     is_same_setup,
     programs_of,
     suspicious_lines,
@@ -63,43 +61,6 @@ def test_programs_that_check_are_told_from_those_that_are_checked() -> None:
     found = programs_of(["python main.py && python check.py", "sh ./run.sh", "scripts/verify", "make all"], paths)
     assert found == {"check.py", "run.sh", "scripts/verify", "Makefile"}
     assert data_named_in(["open('cases.json')"], ["data/cases.json", "other.json", "calc.py"]) == {"data/cases.json"}
-
-
-@pytest.mark.parametrize(
-    ("goal", "everything", "files"),
-    [
-        ("make the tests pass", False, ()),
-        ("Fix the failing tests", False, ()),
-        ("Add tests for the parser", False, ()),
-        ("Do not change the tests", False, ()),
-        ("Fix add without changing tests", False, ()),
-        ("Change the parser so that the tests pass", False, ()),
-        ("Refactor module x, all tests must still pass", False, ()),
-        ("Update calc.py to make test_add pass", False, ("calc.py",)),
-        ("update tests accordingly", True, ()),
-        ("Fix it and update the snapshots.", True, ()),
-        ("Rename foo to bar everywhere including tests", True, ()),
-        ("Remove the obsolete tests of the old API", True, ()),
-        ("Rewrite the tests in tests/test_a.py with pytest", False, ("tests/test_a.py",)),
-        ("raise line-length in pyproject.toml", False, ("pyproject.toml",)),
-    ],
-)
-def test_a_goal_announces_changes_with_a_verb_and_its_object(
-    goal: str, everything: bool, files: tuple[str, ...]
-) -> None:
-    assert find_requested_changes(goal) == RequestedChanges(everything, files)
-
-
-@given(st.text(max_size=400))
-def test_any_goal_is_read(goal: str) -> None:
-    assert all(name in goal for name in find_requested_changes(goal).files)
-
-
-def test_who_may_change_tests_may_not_change_configuration() -> None:
-    announced = find_requested_changes("update the tests")
-    assert announced.covers(ChangedFile(path="tests/test_a.py", kind=FileKind.TEST, change=FileChange.MODIFIED))
-    for path, kind in (("pytest.ini", FileKind.CONFIGURATION), ("conftest.py", FileKind.TEST)):
-        assert not announced.covers(ChangedFile(path=path, kind=kind, change=FileChange.ADDED))
 
 
 def test_metadata_of_a_package_is_not_configuration_of_its_checks() -> None:
@@ -189,8 +150,8 @@ BEGINNING = InitialState(
 )
 
 
-def rules(*runs: ObservedRun, changes: Changes = Changes(), goal: str = "fix it") -> list[tuple[ProofRule, bool]]:
-    found = findings_of(runs, BEGINNING, changes, find_requested_changes(goal))
+def rules(*runs: ObservedRun, changes: Changes = Changes()) -> list[tuple[ProofRule, bool]]:
+    found = findings_of(runs, BEGINNING, changes)
     return [(finding.rule, finding.announced) for finding in found]
 
 
@@ -213,4 +174,4 @@ def test_a_change_that_the_goal_announces_is_evidence() -> None:
     green = measured(observed(a="passed", b="passed"), check_run())
     changes = Changes(restored=(file,))
     assert rules(green, red, changes=changes) == [(ProofRule.TESTS_CHANGED, False)]
-    assert rules(green, red, changes=changes, goal="update the tests") == [(ProofRule.TESTS_CHANGED, True)]
+    assert rules(green, red, changes=changes._replace(announced=True)) == [(ProofRule.TESTS_CHANGED, True)]

@@ -1,4 +1,4 @@
-"""Files that affect the checks, and announced changes to them."""
+"""Files that affect the checks."""
 
 import configparser
 import json
@@ -8,18 +8,15 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tightloop.episode.proof import ChangedFile, FileChange, FileKind
-from tightloop.safety.scope import files_in, fits
+from tightloop.episode.proof import FileChange, FileKind
 from tightloop.value.toml import read_toml
 
 DATA = read_toml("tightloop.episode.proof", "files.toml")
 ENVIRONMENTS, _CACHES = frozenset(DATA["environment"]), frozenset(DATA["caches"])
 _PACKAGE = DATA["package_parts"]
-_ANNOUNCED = {name: re.compile(text, re.IGNORECASE) for name, text in DATA["announced"].items()}
 _MODULES = sys.stdlib_module_names | frozenset(DATA["checker_modules"])
 _DATA_ENDINGS, _EXPECTED = frozenset(DATA["data_endings"]), re.compile(DATA["expected_data"])
 _MAKE_RULE = re.compile(r"([\w./ -]+):(?![:=])")
-_BETWEEN_CHARACTERS = 60
 _CHECKING = re.compile(r"(?i)check|test|verif|valid|assert|lint|\bci\b|spec|accept|smoke|gate|eval|grade|judge")
 _PROGRAM = re.compile(
     r"\.(?:pyw?|[mc]?js|[mc]?ts|jsx|tsx|rb|p[lm]|php|go|rs|java|kts?|scala|swift|cs|exs?|lua|c|h|cc|cpp|cxx|hh|hpp|bats)$"
@@ -29,7 +26,6 @@ _SUBJECTS = re.compile(
     # `. ./lib.sh`, `"$(bin/price 2)"`, `bin/price 2 | grep 4`, but not `sh check.sh | tee log`
     r"(?m)(?:(?:^|[\s;&|(])(?:\.|source)\s+\S+|\$\([^()]*\)|`[^`\n]*`|[^\n;&|]*\|(?![|&])(?!\s*(?:tee|cat)\b))"
 )
-_SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
 
 
 class _Patterns:
@@ -247,66 +243,6 @@ def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
     parser.read_string((content or b"").decode())
     sections = (name for name in parser.sections() if name.partition(".")[0] not in _PACKAGE["setup_sections"])
     return {name: dict(parser[name]) for name in sections}
-
-
-# -- changes announced by the goal -------------------------------------------------------------------
-
-
-class RequestedChanges(NamedTuple):
-    """Changes to tests and configuration that a person asked for."""
-
-    everything: bool = False
-    """True if all tests and test data may change."""
-    files: tuple[str, ...] = ()
-    """Individual files, as named in the request."""
-
-    def covers(self, file: ChangedFile) -> bool:
-        """Return whether a change was requested."""
-        if self.everything and file.kind in (FileKind.TEST, FileKind.TEST_DATA):
-            # conftest.py can change the outcome of every test, so it has to be named itself.
-            return file.path.rpartition("/")[2] != "conftest.py" or self._names(file.path)
-        return file.kind is not FileKind.ENVIRONMENT and self._names(file.path)
-
-    def _names(self, path: str) -> bool:
-        return any(path == name or path.endswith(f"/{name}") for name in self.files) or fits(self.files, path)
-
-
-def find_requested_changes(goal: str) -> RequestedChanges:
-    """Return the changes to tests and configuration that a goal asks for.
-
-    A sentence must have a verb and an object, such as "rewrite the tests in tests/test_a.py" or "update the snapshots".
-    If it names files, the request only covers these files.
-    """
-    everything, files = False, []
-    for sentence in _SENTENCE.split(goal):
-        named = [name for name in files_in(sentence) if "/" in name or "." in name or name[:1].isupper()]
-        verbs = [match for match in _ANNOUNCED["verbs"].finditer(sentence) if _is_word(sentence, match)]
-        verbs = [verb for verb in verbs if not _ANNOUNCED["not_before"].search(sentence[: verb.start()])]
-        for verb in verbs:
-            rest = sentence[verb.end() : verb.end() + 4 * _BETWEEN_CHARACTERS]
-            stop = _ANNOUNCED["not_between"].search(rest)
-            objects = [name for name in named if (at := rest.find(name)) >= 0 and (not stop or at < stop.start())]
-            files += objects
-            guarded = [name for name in objects if Guards().kind_of(name) is not None]
-            # A sentence that names a test file permits a change of that file only.
-            everything = everything or (not guarded and _is_about_tests(rest))
-    return RequestedChanges(everything, tuple(dict.fromkeys(files)))
-
-
-def _is_word(sentence: str, match: re.Match[str]) -> bool:
-    before, after = sentence[: match.start()][-1:], sentence[match.end() :][:1]
-    return not (before.isalnum() or before in {"_", "-", "/", "."}) and not (
-        after.isalnum() or after in {"_", "(", "/"}
-    )
-
-
-def _is_about_tests(rest: str) -> bool:
-    for match in _ANNOUNCED["tests"].finditer(rest):
-        if not _is_word(rest, match) or match.start() > _BETWEEN_CHARACTERS:
-            continue
-        between, after = rest[: match.start()], rest[match.end() :]
-        return not _ANNOUNCED["not_between"].search(between) and not _ANNOUNCED["not_after"].search(after)
-    return False
 
 
 # -- lines that can make any check pass -------------------------------------------------------------

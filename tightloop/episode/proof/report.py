@@ -282,6 +282,8 @@ class InitialState(Value):
     checks: tuple[CheckBaseline, ...] = ()
     ignored: ArtifactRef | None = None
     """Stored manifest of the files that are in the working tree but not in its git tree."""
+    later_commits: tuple[str, ...] = ()
+    """Commits of the user's repository that were not part of the checked-out history."""
 
     def check(self, run: str) -> CheckBaseline | None:
         """Return a command's baseline, or None if the command was added later."""

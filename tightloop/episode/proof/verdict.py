@@ -19,9 +19,11 @@ from tightloop.episode.proof import (
     TestReport,
     TestsFrom,
 )
-from tightloop.episode.proof.files import DATA, RequestedChanges
+from tightloop.episode.proof.files import DATA
+from tightloop.episode.proof.kept_tests import KeptTests
 from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing
 from tightloop.run.outcome import Facts, doubts
+from tightloop.safety.announcement import RequestedChanges
 from tightloop.safety.approval import Approval
 from tightloop.value import format_count, shorten
 
@@ -39,6 +41,8 @@ class ObservedRun(NamedTuple):
 
     run: ProofRun
     observations: tuple[Observation, ...]
+    flaky: tuple[str, ...] = ()
+    """Checks that failed and passed when they were repeated."""
 
 
 class SourceChanges(NamedTuple):
@@ -57,15 +61,40 @@ class Changes(NamedTuple):
 
     restored: tuple[ChangedFile, ...] = ()
     """Files that the second run restored to their initial version."""
+    unannounced: tuple[str, ...] = ()
+    """Those of these files whose changes the goal does not announce."""
+    requested: RequestedChanges = RequestedChanges()
+    tests: KeptTests = KeptTests()
+    """Comparison of the tests by what they assert."""
     environment: tuple[str, ...] = ()
     """Changes to installed files, one line each."""
     suspicious: tuple[str, ...] = ()
     """Added lines that could make any check pass."""
+    swallowed: tuple[str, ...] = ()
+    """New handlers that ignore every error of code that was there before."""
+    broken: tuple[str, ...] = ()
+    """Sources that were emptied or can no longer be parsed."""
+    suppressed: tuple[str, ...] = ()
+    """Added suppressions without which a check fails."""
+    copied: tuple[str, ...] = ()
+    """Files and hunks that are in a later commit or in an installed package."""
+    empty_tests: tuple[str, ...] = ()
+    """New tests that also pass while the product does nothing."""
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
     sources: SourceChanges = SourceChanges()
     answered: Mapping[str, Approval] = MappingProxyType({})
     """Answers of people who were already asked about the changes of these files."""
+
+    @property
+    def announced(self) -> bool:
+        """True if the goal announces the changes to all restored files."""
+        return bool(self.restored) and not self.unannounced
+
+    @property
+    def answer(self) -> Approval | None:
+        """Answer of a person who was already asked about all restored files that the goal does not announce."""
+        return self.answer_for(self.unannounced)
 
     def answer_for(self, paths: Iterable[str]) -> Approval | None:
         """Return the weakest answer if there is one for each of the files. If there are no files, there is none."""
@@ -107,12 +136,10 @@ def findings_of(
     measured: Sequence[ObservedRun],
     beginning: InitialState,
     changes: Changes,
-    announcement: RequestedChanges,
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
     """Return the findings that speak against the runs, most severe first. Announced findings are marked."""
-    reason = _reason(changes, announcement)
-    findings = [finding for measured_run in measured for finding in _of_run(measured_run, beginning, changes, reason)]
+    findings = [finding for measured_run in measured for finding in _of_run(measured_run, beginning, changes)]
     if changes.environment:
         count = len(changes.environment)
         text = f"{format_count(count, 'installed file')} changed during the episode"
@@ -121,31 +148,32 @@ def findings_of(
         )
     if changes.suspicious:
         text = "the change contains lines that can make any check pass"
-        findings.append(_of_lines(text, changes.suspicious, changes))
+        findings.append(_of_lines(ProofRule.SUSPICIOUS, text, changes.suspicious, changes))
     if changes.sources.peeks:
         text = "the product reads what the tests compare with"
-        findings.append(_of_lines(text, changes.sources.peeks, changes))
+        findings.append(_of_lines(ProofRule.SUSPICIOUS, text, changes.sources.peeks, changes))
     findings += [
         ProofFinding(
             rule=ProofRule.TESTS_CHANGED,
             text=f"{format_count(len(tests), 'test')} inside {path} changed or disappeared",
             evidence=tests[:SHOWN],
-            announced=announcement.covers(ChangedFile(path=path, kind=FileKind.TEST, change=FileChange.MODIFIED)),
+            announced=changes.requested.covers(path),
             answered=changes.answer_for((path,)),
             paths=(path,),
         )
         for path, tests in changes.sources.inner_tests.items()
     ]
+    findings += _of_weakening(changes)
     marked = (finding.evolve(announced=finding.announced or finding.rule in allowed) for finding in findings)
     # Drop findings that the second run repeats for the same check.
     return tuple({(finding.rule, finding.text): finding for finding in marked}.values())
 
 
-def _of_lines(text: str, lines: tuple[str, ...], changes: Changes) -> ProofFinding:
-    """Return the finding about suspicious lines of the form `path:line: text`."""
+def _of_lines(rule: ProofRule, text: str, lines: tuple[str, ...], changes: Changes) -> ProofFinding:
+    """Return the finding about lines that begin with `path:`."""
     paths = tuple(dict.fromkeys(line.partition(":")[0] for line in lines))
     return ProofFinding(
-        rule=ProofRule.SUSPICIOUS,
+        rule=rule,
         text=text,
         evidence=lines[:SHOWN],
         answered=changes.answer_for(paths),
@@ -153,21 +181,24 @@ def _of_lines(text: str, lines: tuple[str, ...], changes: Changes) -> ProofFindi
     )
 
 
-class _Reason(NamedTuple):
-    """Why the changes of the restored files are no question."""
+def _of_weakening(changes: Changes) -> Iterator[ProofFinding]:
+    kinds = (
+        (ProofRule.ERRORS_SWALLOWED, changes.swallowed, "code that could fail now ignores every error"),
+        (ProofRule.SOURCE_BROKEN, changes.broken, "a source file was emptied or can no longer be parsed"),
+        (ProofRule.CHECKS_SUPPRESSED, changes.suppressed, "a check fails without the suppressions that were added"),
+        (ProofRule.COPIED, changes.copied, "the work is in a later commit or an installed package"),
+        (
+            ProofRule.EMPTY_TESTS,
+            changes.empty_tests,
+            f"{format_count(len(changes.empty_tests), 'new test')} also passed while every function did nothing",
+        ),
+    )
+    for rule, lines, text in kinds:
+        if lines:
+            yield _of_lines(rule, text, lines, changes)
 
-    announced: bool
-    answered: Approval | None
 
-
-def _reason(changes: Changes, announcement: RequestedChanges) -> _Reason:
-    unannounced = [file.path for file in changes.restored if not announcement.covers(file)]
-    return _Reason(bool(changes.restored) and not unannounced, changes.answer_for(unannounced))
-
-
-def _of_run(
-    measured_run: ObservedRun, beginning: InitialState, changes: Changes, reason: _Reason
-) -> Iterator[ProofFinding]:
+def _of_run(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> Iterator[ProofFinding]:
     is_delivered = measured_run.run.tests is TestsFrom.DELIVERED
     for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True):
         before = beginning.check(check.run)
@@ -181,19 +212,23 @@ def _of_run(
                 yield ProofFinding(
                     rule=_rule(changes),
                     text=text,
-                    evidence=(*_why(check, observation), *map(_line, changes.restored[:SHOWN])),
-                    announced=reason.announced,
-                    answered=reason.answered,
+                    evidence=(
+                        *_why(check, observation),
+                        *changes.tests.lost[:SHOWN],
+                        *map(_line, changes.restored[:SHOWN]),
+                    ),
+                    announced=changes.announced,
+                    answered=changes.answer,
                 )
             continue
-        yield from _of_reports(check, observation, before, changes, reason)
+        yield from _of_reports(check, observation, before, changes)
         yield from _of_ends(check, observation, before)
         if is_delivered:
             yield from _of_sources(check, observation, before, changes.sources.files)
 
 
 def _of_reports(
-    check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes, reason: _Reason
+    check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes
 ) -> Iterator[ProofFinding]:
     reports = {report.checker: report for report in observation.reports}
     expected = before.observation.checkers if before else ()
@@ -217,20 +252,21 @@ def _of_reports(
             evidence = (*report.failed_names[:SHOWN], *_counts(old, report))
             yield ProofFinding(rule=ProofRule.REPORT_DIFFERS, text=text, evidence=evidence)
         tests_before = before.observation.results.get(checker, {}) if before else {}
-        may_stay = check.has_known_failures
-        missing_tests = missing(tests_before, observation.results[checker], failures_may_stay=may_stay)
-        if missing_tests:
+        results, may_stay = observation.results[checker], check.has_known_failures
+        absent = missing(tests_before, results, failures_may_stay=may_stay)
+        unexplained, released = changes.tests.explain(absent, tests_before, results)
+        if missing_tests := unexplained or released:
             text = f"{check.name}: {format_count(len(missing_tests), 'original test')} did not pass or did not run"
             evidence = (*(shorten(name, 200) for name in missing_tests[:SHOWN]), *_counts(old, report))
-            evidence = (*evidence, *map(_line, changes.restored[:SHOWN]))
+            evidence = (*evidence, *changes.tests.lost[:SHOWN], *map(_line, changes.restored[:SHOWN]))
             # pytest's names begin with the file of the test.
             files = {name.partition("::")[0] for name in missing_tests}
             yield ProofFinding(
                 rule=ProofRule.TESTS_CHANGED,
                 text=text,
                 evidence=evidence,
-                announced=reason.announced,
-                answered=reason.answered or changes.answer_for(files),
+                announced=changes.announced or not unexplained,
+                answered=changes.answer or changes.answer_for(files),
             )
 
 
@@ -409,6 +445,8 @@ def not_held(
         "and configuration"
         for run in unknown
     ]
+    flaky = dict.fromkeys(name for measured_run in measured for name in measured_run.flaky)
+    lines += [f"{shorten(name, 100)}: flaky, it failed and passed when it was repeated" for name in flaky]
     silent = dict.fromkeys(check.run for check in runs if not check.reports)
     lines += [f"{shorten(run, 100)}: only its exit status is known" for run in silent]
     if any(report.checker != "node" for check in runs for report in check.reports):

@@ -1,6 +1,7 @@
 """Rules that keep checks honest: tests, assertions, CI, thresholds and linter suppressions."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from tightloop.safety.change.patch import FilePatch, Line, Lines
@@ -21,10 +22,12 @@ def tests_kept(view: FileView) -> Iterator[Finding]:
     """Yield findings for removed tests whose subject still exists, skipped tests, and weakened assertions."""
     if not TEST.search(view.file.path) or PATTERNS["test_data"].search(view.file.path):
         return
+    requested = view.change.requested
     removed = _names(PATTERNS["test_name"], view.file.removed)
-    if removed:
+    may_change = requested.covers(view.file.path)
+    if removed and not may_change:
         gone_sources, tests_now = view.reading.compute_once(_gone_sources), view.reading.compute_once(_tests_now)
-        missing = [name for name in removed if name not in tests_now]
+        missing = [name for name in removed if name not in tests_now and not requested.covers_test(name)]
         removed_names = frozenset(removed)
         renamed = sum(name not in removed_names for name in _names(PATTERNS["test_name"], view.file.added))
         stem = PATTERNS["around_stem"].sub("", view.file.name.partition(".")[0]).lower()
@@ -43,14 +46,18 @@ def tests_kept(view: FileView) -> Iterator[Finding]:
             yield view.make_finding(
                 "tests_removed", None, f"{format_count(len(missing), 'test')} removed: {', '.join(missing[:4])}"
             )
+    # The lines between a mark and its test are not part of a patch, so each named test stands for one mark.
+    may_skip = len(requested.tests) if requested.skips_tests else 0
     for line in view.find_lines(WORDS["skip"]):
         guarded = PATTERNS["skip_with_condition"].search(line.text) or (
             PATTERNS["skip_call"].search(line.text) and _has_condition(view.file, line)
         )
-        if PATTERNS["skip"].search(line.text) and not guarded:
-            yield view.make_finding("tests_skipped", line)
+        if PATTERNS["skip"].search(line.text) and not guarded and not (may_change and requested.skips_tests):
+            may_skip -= 1
+            if may_skip < 0:
+                yield view.make_finding("tests_skipped", line)
     if not view.file.deleted and not removed:
-        yield from _asserts(view)
+        yield from _asserts(view, may_change=may_change)
 
 
 def _gone_sources(reading: ScanContext) -> frozenset[str]:
@@ -87,13 +94,13 @@ def _has_condition(file: FilePatch, line: Line) -> bool:
     return bool(re.search(r"^\s*(?:if|elif|except|unless|else)\b", before) or re.match(r"\s*if\b", line.text))
 
 
-def _asserts(view: FileView) -> Iterator[Finding]:
+def _asserts(view: FileView, *, may_change: bool) -> Iterator[Finding]:
     for line in view.find_lines(WORDS["assert"]):
         if PATTERNS["empty"].match(line.text):
             yield view.make_finding("assertions_weakened", line)
             return
     lost = list(_asserting(view, view.file.removed))
-    if not lost:
+    if not lost or may_change:
         return
     added = list(_asserting(view, view.file.added))
     # One assertion fewer is usual when two are combined.
@@ -139,10 +146,21 @@ def ci_kept(view: FileView) -> Iterator[Finding]:
         yield view.make_finding("checks_weakened", dropped[0], f"a check was removed: {dropped[0].text.strip()}")
         return
     scope = view.change.scope
+    if view.change.requested.covers(path, is_test=False) or _is_named(view):
+        return
     if not PATTERNS["ci_words"].search(view.change.goal) and (not scope or outside(scope, [path])):
         added, removed = len(view.file.added), len(view.file.removed)
         text = f"{format_count(added, 'line')} added, {removed} removed, and neither the goal nor the scope mentions it"
         yield view.make_finding("ci_changed", None, text)
+
+
+def _is_named(view: FileView) -> bool:
+    """Return whether the goal names everything that the lines of a changed file gained and lost, such as a version."""
+    before, after = (
+        Counter(re.findall(r"\w+(?:\.\w+)*", lines.whole)) for lines in (view.file.removed, view.file.added)
+    )
+    different = (before - after) + (after - before)
+    return bool(different) and all(map(view.change.requested.names, different))
 
 
 def configs_kept(view: FileView) -> Iterator[Finding]:
@@ -156,7 +174,8 @@ def configs_kept(view: FileView) -> Iterator[Finding]:
         match = threshold.search(line.text)
         was, now = (before[match[1]], float(match[2])) if match and match[1] in before else (0.0, 0.0)
         # A complexity limit is weakened upwards, all others downwards.
-        if match and now != was and (now > was) == ("complexity" in match[1]):
+        is_wanted = match is not None and view.change.requested.wants(match[2])
+        if match and not is_wanted and now != was and (now > was) == ("complexity" in match[1]):
             yield view.make_finding("checks_weakened", line, f"{match[1]} changed from {was:g} to {match[2]}")
         excludes = PATTERNS["addopts"].search(line.text) and PATTERNS["config_of_tests"].search(path)
         if PATTERNS["strict_off"].search(line.text) or excludes:

@@ -7,6 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, overload
 
+from tightloop.safety.announcement import RequestedChanges
 from tightloop.safety.approval import DIFF_CHARACTERS, DIFF_LINES, FILES_LIMIT, FileVersion, ShownChange
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
@@ -149,6 +150,8 @@ class Change(NamedTuple):
     files: tuple[FilePatch, ...] = ()
     goal: str = ""
     """The goal, combined with the titles of the plan's steps."""
+    requested: RequestedChanges = RequestedChanges()
+    """Changes to tests and configuration that a person asked for."""
     scope: tuple[str, ...] = ()
     """Scope that the plan announced."""
     lines_before: int = 0

@@ -323,7 +323,9 @@ def _licence_file(view: FileView) -> Iterator[Finding]:
     if view.file.deleted:
         yield view.make_finding("licence_removed", None, "the licence was deleted")
     elif view.file.new and not view.file.was:
-        if re.search(r"\blicen[cs]e\b", view.change.goal, re.IGNORECASE):
+        # The licence of a library that the goal vendors is not the project's.
+        is_announced = view.change.requested.covers(view.file.path, is_test=False, is_new=True)
+        if is_announced or re.search(r"\blicen[cs]e\b", view.change.goal, re.IGNORECASE):
             return
         first = view.file.added.texts[0] if view.file.added else ""
         yield view.make_finding("licence_changed", None, f"a licence was added: {first}")

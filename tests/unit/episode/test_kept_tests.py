@@ -1,0 +1,74 @@
+"""Tests are known by what they assert: what moved is still there, and what was weakened is not."""
+
+import pytest
+
+from tests.data.proof.refactorings import SEEN_CHEATS, SEEN_HONEST, UNSEEN_CHEATS, UNSEEN_HONEST, Rework
+from tightloop.episode.proof import ChangedFile, FileChange, FileKind
+from tightloop.episode.proof.assertions import read_module
+from tightloop.episode.proof.files import Guards
+from tightloop.episode.proof.kept_tests import KeptTests, Sources, compare_tests
+from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation
+from tightloop.safety.announcement import find_requested_changes
+
+
+def compared(work: Rework) -> tuple[KeptTests, list[ChangedFile]]:
+    before, after, guards = work.base, work.after, Guards()
+    changed = []
+    for path in sorted({*before, *after}):
+        if before.get(path) == after.get(path):
+            continue
+        change = (
+            FileChange.ADDED if path not in before else FileChange.DELETED if path not in after else FileChange.MODIFIED
+        )
+        if (kind := guards.kind_of(path, change)) is not None:
+            changed.append(ChangedFile(path=path, kind=kind, change=change))
+    guarded = {file.path for file in changed}
+    names = [
+        f"{path}::{test.name.replace('.', '::')}"
+        for path, text in before.items()
+        if guards.kind_of(path) is FileKind.TEST and (module := read_module(path, text))
+        for test in module.tests
+    ]
+    results = {name: "failed" if name in work.failed else "passed" for name in names}
+    seen = Observation(checkers=("pytest",), results={"pytest": results})
+    beginning = InitialState(tree="b", checks=(CheckBaseline(run="pytest", observation=seen),))
+    unchanged = {path: text for path, text in before.items() if after.get(path) == text and guards.kind_of(path)}
+
+    def side(files: dict[str, str]) -> Sources:
+        tests = {path: text for path, text in files.items() if path in guarded}
+        product = {
+            path: text for path, text in files.items() if path not in guarded and before.get(path) != after.get(path)
+        }
+        return Sources(tests, product, lambda: unchanged, files.keys())
+
+    return compare_tests(side(before), side(after), changed, find_requested_changes(work.goal), beginning), changed
+
+
+def is_asked(work: Rework) -> bool:
+    tests, changed = compared(work)
+    return any(file.path not in tests.kept | tests.announced for file in changed)
+
+
+@pytest.mark.parametrize("work", [*SEEN_HONEST, *UNSEEN_HONEST], ids=lambda work: work.name)
+def test_a_refactored_test_is_still_there(work: Rework) -> None:
+    assert not is_asked(work), compared(work)[0].lost
+
+
+@pytest.mark.parametrize("work", [*SEEN_CHEATS, *UNSEEN_CHEATS], ids=lambda work: work.name)
+def test_a_weakened_test_is_not(work: Rework) -> None:
+    assert is_asked(work)
+
+
+def test_a_moved_test_counts_only_where_it_ran() -> None:
+    tests, _ = compared(SEEN_HONEST[1])
+    before = {"tests/test_calc.py::test_add": "failed", "tests/test_calc.py::test_mul": "passed"}
+    gone = tuple(before)
+    now = {"tests/unit/test_calc.py::test_add": "passed", "tests/unit/test_calc.py::test_mul": "passed"}
+    assert tests.explain(gone, before, now) == ((), ())
+    now["tests/unit/test_calc.py::test_mul"] = "skipped"
+    assert tests.explain(gone, before, now) == (("tests/test_calc.py::test_mul",), ())
+
+
+def test_a_lost_claim_is_quoted() -> None:
+    tests, _ = compared(SEEN_CHEATS[2])
+    assert tests.lost == ("tests/test_calc.py: test_add no longer asserts calc.add(3, 4) == 7",)

@@ -1,0 +1,175 @@
+"""Changes to tests and configuration that a goal announces."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tightloop.safety.scope import files_in, fits
+from tightloop.value.toml import read_toml
+
+_BETWEEN_CHARACTERS = 60
+_SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
+_CLAUSE = re.compile(r"[.!?;:,](?:\s|$)|\n")
+_PATTERNS = {
+    name: re.compile(text, re.IGNORECASE if name in ("verbs", "forms", "tests", "adding") else 0)
+    for name, text in read_toml("tightloop.safety", "announcement.toml").items()
+}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_TOKEN = re.compile(r"\w+(?:[.%-]\w+)*")
+
+
+class RequestedChanges(NamedTuple):
+    """Changes to tests and configuration that a person asked for."""
+
+    everything: bool = False
+    """True if all tests and test data may change."""
+    files: tuple[str, ...] = ()
+    """Individual files, as named in the request."""
+    added: tuple[str, ...] = ()
+    """Files to create, or to which something is to be added."""
+    tests: tuple[str, ...] = ()
+    """Individual tests, as named in the request."""
+    form: bool = False
+    """True if all tests may be restructured, but must assert what they asserted."""
+    goal: str = ""
+
+    def covers(self, path: str, *, is_test: bool = True, is_new: bool = False) -> bool:
+        """Return whether a change to a file was requested.
+
+        Args:
+            path: path relative to the root of the tree.
+            is_test: True for tests and test data, and False for configuration.
+            is_new: True if the file was added.
+        """
+        named = _is_among(self.files, path) or ((is_new or not is_test) and _is_among(self.added, path))
+        # What tests in other languages assert is not read.
+        everything = self.everything or (self.form and not path.endswith(".py"))
+        # conftest.py can change the outcome of every test, so it has to be named itself.
+        return named or (everything and is_test and path.rpartition("/")[2] != "conftest.py")
+
+    def covers_test(self, name: str) -> bool:
+        """Return whether a change to a test was requested by its name. Parameters in the name are ignored."""
+        bare = re.sub(r"\[.*\]$", "", name, flags=re.DOTALL)
+        parts = re.split(r"::|[./> ]+", bare)
+        return any(test == bare or test in parts[-2:] or bare.endswith(f" {test}") for test in self.tests)
+
+    @property
+    def skips_tests(self) -> bool:
+        """True if the request asks to skip or disable tests."""
+        return _PATTERNS["skipping"].search(self.goal) is not None
+
+    @property
+    def removes_something(self) -> bool:
+        """True if the request asks to remove something."""
+        return any(True for _ in self._removals())
+
+    def removes(self, name: str) -> bool:
+        """Return whether the request asks to remove a symbol. Words that describe it count too."""
+        bare = name.rpartition(".")[2]
+        words = [word.lower() for word in _WORD.findall(bare) if len(word) > 2]
+        for sentence in self._removals():
+            if re.search(rf"(?<!\w){re.escape(bare)}(?!\w)", sentence):
+                return True
+            said = {word.lower()[:5] for word in _WORD.findall(sentence)}
+            if words and all(word[:5] in said for word in words):
+                return True
+        return False
+
+    def _removals(self) -> Iterator[str]:
+        for sentence in _SENTENCE.split(self.goal):
+            match = _PATTERNS["removing"].search(sentence)
+            if match and not _PATTERNS["not_before"].search(sentence[: match.start()]):
+                yield sentence
+
+    def names(self, name: str) -> bool:
+        """Return whether the request mentions a name, as a whole word."""
+        return bool(name) and re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", self.goal) is not None
+
+    def wants(self, value: str) -> bool:
+        """Return whether the request names a value as the result to have, and nowhere as the one to get rid of.
+
+        A text of several words counts if each of them does.
+        """
+        occurrences = list(re.finditer(rf"(?<![\w]){re.escape(value)}(?![\w])", self.goal)) if value.strip() else []
+        if occurrences:
+            return all(self._is_wanted(match.start()) for match in occurrences)
+        words = _TOKEN.findall(value)
+        return len(words) > 1 and all(self.wants(word) for word in words)
+
+    def _is_wanted(self, position: int) -> bool:
+        clause = _CLAUSE.split(self.goal[:position])[-1]
+        return _PATTERNS["not_wanted"].search(clause) is None
+
+
+def _is_among(names: Iterable[str], path: str) -> bool:
+    listed = tuple(names)
+    return any(path == name or path.endswith(f"/{name}") for name in listed) or fits(listed, path)
+
+
+def find_requested_changes(goal: str) -> RequestedChanges:
+    """Return the changes to tests and configuration that a goal asks for.
+
+    A sentence must have a verb and an object, such as "rewrite the tests in tests/test_a.py", "skip test_clock" or
+    "update the snapshots". If it names files or tests, the request only covers these. Permission without a request,
+    such as "update tests as needed", covers nothing.
+    """
+    general, before = set[str](), list[str]()
+    files, added, tests = list[str](), list[str](), list[str]()
+    for sentence in _SENTENCE.split(goal):
+        named = [name for name in files_in(sentence) if "/" in name or "." in name or name[:1].isupper()]
+        known = [match[0] for match in _PATTERNS["test_name"].finditer(sentence)]
+        known = [test for test in known if not any(test in name for name in named)]
+        known += [quoted for quoted in re.findall(r"[\"`']([^\"`']+)[\"`']", sentence) if "test" in sentence.lower()]
+        is_vague = _PATTERNS["vague"].search(sentence) is not None
+        for kind, rest in _after_verbs(("verbs", "forms"), sentence):
+            objects = [name for name in named if _is_object(name, rest)]
+            files += objects
+            named_tests = [name for name in known if _is_object(name, rest)]
+            if not named_tests and _PATTERNS["pronoun"].search(rest):
+                named_tests = known or before
+            tests += named_tests
+            # A sentence that names a test or its file permits a change of that one only.
+            guarded = any(
+                _PATTERNS["test_path"].search(name) or _PATTERNS["config_path"].search(name) for name in objects
+            )
+            if not (guarded or named_tests or is_vague) and _is_about_tests(rest):
+                general.add(kind)
+        files += [
+            name
+            for name in named
+            if not _PATTERNS["test_path"].search(name) and _PATTERNS["fixing"].search(sentence[: sentence.find(name)])
+        ]
+        for _, rest in _after_verbs(("adding",), sentence):
+            added += [name for name in named if _is_object(name, rest)]
+        before = known or before
+    files, added, tests = (list(dict.fromkeys(names)) for names in (files, added, tests))
+    return RequestedChanges("verbs" in general, tuple(files), tuple(added), tuple(tests), "forms" in general, goal)
+
+
+def _after_verbs(kinds: Iterable[str], sentence: str) -> Iterator[tuple[str, str]]:
+    """Yield the kind of each verb and the text after it."""
+    for kind in kinds:
+        for verb in _PATTERNS[kind].finditer(sentence):
+            if _is_word(sentence, verb) and not _PATTERNS["not_before"].search(sentence[: verb.start()]):
+                yield kind, sentence[verb.end() : verb.end() + 4 * _BETWEEN_CHARACTERS]
+
+
+def _is_object(name: str, rest: str) -> bool:
+    stop, position = _PATTERNS["not_between"].search(rest), rest.find(name)
+    return position >= 0 and (not stop or position < stop.start())
+
+
+def _is_word(sentence: str, match: re.Match[str]) -> bool:
+    before, after = sentence[: match.start()][-1:], sentence[match.end() :][:1]
+    return not (before.isalnum() or before in {"_", "-", "/", "."}) and not (
+        after.isalnum() or after in {"_", "(", "/"}
+    )
+
+
+def _is_about_tests(rest: str) -> bool:
+    for match in _PATTERNS["tests"].finditer(rest):
+        if not _is_word(rest, match) or match.start() > _BETWEEN_CHARACTERS:
+            continue
+        between, after = rest[: match.start()], rest[match.end() :]
+        return not _PATTERNS["not_between"].search(between) and not _PATTERNS["not_after"].search(after)
+    return False
