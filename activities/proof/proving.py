@@ -57,6 +57,7 @@ from tightloop.episode.proof.verdict import (
     not_held,
     verdict_of,
 )
+from tightloop.host.worktree import path_inside
 from tightloop.plan.document import StoredPlan
 from tightloop.run.core import Evidence, Work
 from tightloop.run.outcome import Facts, doubts
@@ -150,7 +151,7 @@ class Runs:
     def _run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
     ) -> tuple[CheckResult, Observation]:
-        watched = room.watch(check, view, paths)
+        watched, seen_root = room.watch(check, view, paths), self.tree.root
         try:
             result = run_check(
                 self._runner,
@@ -161,8 +162,9 @@ class Runs:
                 cancelled=self._cancelled,
                 view=watched.view,
             )
+            seen_root = path_inside(result.sandbox, self.tree.root)
         finally:
-            observation = watched.observation()
+            observation = watched.observation(seen_root)
         # Recorded under the command of the definition of done, not the observed variant.
         return result.evolve(run=check.run, name=check.title), observation
 

@@ -14,13 +14,15 @@ from pathlib import Path
 
 from activities.artifacts.port import file_stem
 from activities.artifacts.stores import LocalArtifactStore
-from activities.workspace.git_command import remove_worktree, store_git
+from activities.workspace.git_command import store_git
 from activities.workspace.ownership import hold_lock, tree_key
 from activities.workspace.user_repository import UserRepository
+from activities.workspace.worktree import remove_worktree
 from tightloop.coder.model import session_of, session_path
 from tightloop.database.engine import use_wal
 from tightloop.database.ledger import open_state
 from tightloop.errors import TightloopError, WorkspaceLockedError
+from tightloop.host.worktree import data_folder
 from tightloop.plan.document import file_name
 
 LOCK_WAIT = timedelta(seconds=2)
@@ -197,7 +199,7 @@ class ProjectData:
         """Delete records and worktrees. The caller must have locked all trees."""
         for path in paths:
             if path.parent.name == "worktrees":
-                path.with_name(f"{path.name}.ready").unlink(missing_ok=True)
+                shutil.rmtree(data_folder(path), ignore_errors=True)
                 key = tree_key(path)
                 # The user may have moved or deleted the repository; the worktree still has to go.
                 with contextlib.suppress(OSError, TightloopError):

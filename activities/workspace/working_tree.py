@@ -13,9 +13,7 @@ from activities.workspace.folders import root_of, state_folder_of, store_folder_
 from activities.workspace.git_command import (
     COMMAND_TIMEOUT,
     Git,
-    filtered_paths,
     format_paths,
-    make_worktree,
     split_z,
     user_git,
 )
@@ -42,9 +40,12 @@ from activities.workspace.store.walk import (
 )
 from activities.workspace.store.writer import TreeWriter, describe_drift, undone_changes
 from activities.workspace.user_repository import IndexMemory, UserRepository, is_trusted
+from activities.workspace.worktree import make_worktree
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceError
 from tightloop.host import open_state_home, private_folder, state_home
+from tightloop.host.worktree import read_worktree
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
+from tightloop.settings import WorkspaceSettings
 
 READ_TIMEOUT = timedelta(minutes=10)
 # The first round may change `.gitignore` files, and with them the files that the next snapshot covers.
@@ -337,21 +338,19 @@ def notes_on(
             if (repository.root / path).lstat().st_size > BIG_FILE_BYTES:
                 big.append(path)
     changed: list[bytes] = []
-    filtered: list[bytes] = []
     if worktree:
         with user_git(repository, timeout=timeout) as git:
             status = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all")
             changed = [entry[3:] for entry in split_z(git.run(*status))]
-            filtered = filtered_paths(git, split_z(git.run("ls-tree", "-r", "-z", "--name-only", "HEAD")))
     size = f"{BIG_FILE_BYTES // 1_000_000} MB"
     notes: dict[str, list[bytes]] = {
-        "ignored files and empty folders are not part of checkpoints": _encode_paths(ignored),
+        # Of a worktree, `make_worktree` says more.
+        "ignored files and empty folders are not part of checkpoints": [] if worktree else _encode_paths(ignored),
         f"files over {size} slow down checkpoints and are stored again after every change": _encode_paths(big),
         "checkpoints contain submodules and nested repositories as regular files, without their .git": _encode_paths(
             walk.nested
         ),
         "the worktree starts from the last commit and does not contain uncommitted changes": changed,
-        "the worktree contains these files as git stores them, because filters such as git-lfs do not run": filtered,
     }
     return tuple(f"{sentence}: {format_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
 
@@ -372,8 +371,7 @@ class GitWorkspaces:
     """Maximum time to wait for another holder."""
     timeout: timedelta = COMMAND_TIMEOUT
     """Timeout for git commands that neither read nor write a whole tree."""
-    asks: bool = True
-    """Whether to ask a person about files that somebody else changed. Otherwise the changes are saved and undone."""
+    settings: WorkspaceSettings = field(default_factory=WorkspaceSettings)
     states: States = field(default_factory=lambda: States(REMEMBERED), repr=False, compare=False)
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
@@ -406,16 +404,19 @@ class GitWorkspaces:
         notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree, timeout=self.timeout)
         if scope.worktree and not scope.within:
             root = root_of(scope)
-            finished = root.with_name(root.name + ".ready")
             with tree_lock(state_folder_of(scope), root, wait=self.lock_wait) as lock:
-                if not (finished.exists() and root.exists()):
+                worktree = read_worktree(root) if root.exists() else None
+                if worktree is None:
                     # An incomplete worktree of an interrupted attempt is created again.
                     if root.exists():
                         shutil.rmtree(root)
                     private_folder(root.parent)
                     # A git that outlives a killed worker still holds the lock, and cleans up: wait for it.
-                    make_worktree(repository, root, timeout=READ_TIMEOUT, inherit=(lock,))
-                    write_atomically(finished, b"")
+                    coverage = repository.coverage(self.indexes)
+                    worktree = make_worktree(
+                        repository, root, coverage, self.settings, timeout=READ_TIMEOUT, inherit=(lock,)
+                    )
+            return (*worktree.notes, *notes)
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
@@ -456,7 +457,7 @@ class GitWorkspaces:
                     cache=StatCache(trees / "states" / key, self.states),
                     coverage=lambda: repository.coverage(self.indexes),
                     processes=processes,
-                    asks=self.asks,
+                    asks=self.settings.drift == "ask",
                     is_ours=is_ours,
                 )
             # Asking a person is no failure: nothing was written, and their edits must not count as ours next time.

@@ -166,6 +166,12 @@ class WorkspaceSettings(Section):
     `undo` saves the changes and reverts them. The status and the result then list the files and the command that
     restores them.
     """
+    env_files: bool = True
+    """Copy ignored `.env*` files from the workspace into worktrees. Snapshots never contain them."""
+    include: tuple[str, ...] = ()
+    """Patterns of further small ignored files to copy, as in `.gitignore`. `.worktreeinclude` in the workspace lists
+    more.
+    """
 
 
 class SandboxSettings(Section):
