@@ -25,6 +25,8 @@ from activities.workspace.ownership import (
     tree_lock,
     write_atomically,
 )
+from activities.workspace.port import ResultPart
+from activities.workspace.result import commit_result
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.entry import EMPTY_TREE, Entry, TreeChange
 from activities.workspace.store.objects import TreeStore, translated_errors
@@ -46,11 +48,13 @@ from tightloop.host import open_state_home, private_folder, state_home
 from tightloop.host.worktree import read_worktree
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
 from tightloop.settings import WorkspaceSettings
+from tightloop.value import shorten
 
 READ_TIMEOUT = timedelta(minutes=10)
 # The first round may change `.gitignore` files, and with them the files that the next snapshot covers.
 RESTORE_ROUNDS = 3
 SHOWN_PATHS = 10
+DESCRIPTION_CHARACTERS = 600
 SETTLED_ROWS = 1_000
 """Number of files with new times but unchanged content, above which the cache is rewritten."""
 
@@ -466,6 +470,16 @@ class GitWorkspaces:
                 raise
             # Left by a holder that died or failed, possibly with half of its changes written.
             marker.unlink()
+
+    def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
+        """Commit a run's changes as in `commit_result`, and return sentences about them for the status.
+
+        If that is not possible, they say why.
+        """
+        try:
+            return commit_result(scope, parts).describe()
+        except WorkspaceError as error:
+            return shorten(f"the result was not committed. {error.message}", DESCRIPTION_CHARACTERS)
 
     def _claims(self, scope: EpisodeScope) -> WorkspaceLocks:
         return WorkspaceLocks(state_folder_of(scope) / "claims", wait=self.lock_wait)

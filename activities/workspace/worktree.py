@@ -160,6 +160,7 @@ def make_worktree(
     mounts = _make_private_git(workspace, registration, data, contents.copies)
     record = Worktree(
         workspace=str(workspace.root),
+        commit=commit,
         git=str(data / "git"),
         link=str(data / "link"),
         mounts=mounts,

@@ -282,6 +282,7 @@ def status_of(
         tree=state.tree,
         questions=core.questions.waiting,
         drifts=core.drifts,
+        delivered=core.delivered,
         spent=state.spent,
         budget=state.budget,
         runs=state.runs,

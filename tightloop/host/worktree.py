@@ -18,6 +18,8 @@ class Worktree(Value):
 
     workspace: str
     """Path at which commands see the worktree."""
+    commit: str = ""
+    """Commit of the user's repository from which the worktree was created."""
     git: str = ""
     """Private git folder that commands may write to. The user's repository is not visible."""
     link: str = ""

@@ -261,11 +261,14 @@ class Workspace:
                     outcome=outcome,
                     reason=reason,
                     expected_tree=keep,
+                    result=record.request.result_mode,
+                    goal=record.request.goal,
                     snapshot=self._reporting.last,
                 ),
                 ActivityOptions(f"close: {outcome.value}", CLOSE_TIMEOUT, record.request.queues.workspace),
             )
             record.log_drift(closed.drift if closed is not None else None)
+            record.log_delivery(closed.delivered if closed is not None else "")
         except ActivityFailedError as failure:
             # The outcome stands. A claim that is left behind is void, because its owner has ended.
             record.log("closed", f"the workspace could not be released: {failure.reason}")

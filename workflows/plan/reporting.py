@@ -242,6 +242,7 @@ class PlanView(View):
             beliefs=progress.beliefs,
             spent=progress.spent,
             drifts=context.core.drifts,
+            delivered=context.core.delivered,
             tree=progress.tree,
             proof=progress.proof,
             qualifier=context.qualifier,
