@@ -45,6 +45,8 @@ class OpenedPlan(Value):
     """Result of `Graph.pack`, which is the scheduler's compressed graph of at most `records.GRAPH_CHARACTERS`."""
     tree: str = ""
     notes: tuple[str, ...] = ()
+    worktree: str = ""
+    """Path of the plan's own worktree."""
     attempt: int = 1
     planner: bool = False
     """Whether a planner can write a revision when a step fails, because the `plans.agent_planning` setting is on."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
-from activities.workspace.folders import store_folder_of
+from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import (
     BASE,
     RESULT,
@@ -110,6 +110,7 @@ class WorkspaceActivities:
             tree=record.tree,
             checkpoint=record,
             notes=notes,
+            worktree=str(root_of(scope)) if scope.worktree else "",
             known=tuple(earlier.evolve(discarded=True) for earlier in checkpoints[-RECENT_LIMIT:]),
             attempt=activity.info().attempt,
         )

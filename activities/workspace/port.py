@@ -39,6 +39,8 @@ class OpenResult(Value):
     checkpoint: CheckpointRecord
     """The files' initial state. In a new episode, this is `ckpt-0`."""
     notes: tuple[str, ...] = ()
+    worktree: str = ""
+    """Path of the episode's own worktree."""
     known: tuple[CheckpointRecord, ...] = ()
     """Checkpoints of an earlier episode with this id, at most `RECENT_LIMIT`."""
     home: str = ""
@@ -213,6 +215,14 @@ class WorkingTree(Protocol):
 
         Returns:
             The resulting tree, and the changes that were undone after they had been saved under a ref.
+        """
+        ...
+
+    def apply(self, before: str, after: str) -> tuple[bytes, ...]:
+        """Make the changes between two trees to the files on disk, and return the changed paths.
+
+        Raises:
+            WorkspaceError: a file differs from both trees. Nothing was written.
         """
         ...
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.git_command import Git, format_paths, split_z, user_git
 from activities.workspace.ownership import write_atomically
-from activities.workspace.port import ResultPart
+from activities.workspace.port import BASE, RESULT, ResultPart, Workspaces, result_message
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.entry import LINK, Entry, TreeChange
 from activities.workspace.store.objects import TreeStore
@@ -18,7 +18,7 @@ from activities.workspace.user_repository import UserRepository
 from activities.workspace.worktree import Pointer, large_file_store
 from tightloop.errors import WorkspaceError
 from tightloop.host.worktree import read_worktree
-from tightloop.value import format_count
+from tightloop.value import Value, format_count
 
 TRAILER = "Tightloop-Run"
 NAMES = 100
@@ -211,3 +211,40 @@ def _short_name(head: str) -> str:
 
 def _texts(paths: set[bytes]) -> tuple[str, ...]:
     return tuple(path.decode("utf-8", "backslashreplace") for path in sorted(paths)[:SHOWN])
+
+
+class TakeRequest(Value):
+    """Request to take the result of a run on this host."""
+
+    run: str
+    workspace: str
+    worktree: bool = False
+    title: str = ""
+    branch: str = ""
+    """Name of the new branch. If empty, the files are written into the workspace."""
+
+
+def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
+    """Commit a run's result on a branch, or write its files into the workspace. Return a sentence for a person.
+
+    Raises:
+        WorkspaceError: the run has no result, the branch exists, or files differ.
+        WorkspaceBusyError: another run is using the workspace.
+    """
+    scope = EpisodeScope(episode_id=request.run, workspace=request.workspace, worktree=request.worktree)
+    store = TreeStore(store_folder_of(scope))
+    before, after = (store.reference(f"refs/tightloop/{request.run}/{name}") for name in (BASE, RESULT))
+    if not before or not after:
+        raise WorkspaceError(f"{request.run} has no result on this host. Only a run that succeeded has one")
+    if request.branch:
+        part = ResultPart(before, after, result_message(request.title or request.run))
+        return commit_result(scope, (part,), request.branch).describe()
+    workspace = scope.evolve(worktree=False)
+    # Nobody to take over from: a run that ended has released its claim.
+    workspaces.prepare(workspace, take_over=lambda other: other == request.run)
+    try:
+        with workspaces.hold(workspace) as tree:
+            paths = tree.apply(before, after)
+    finally:
+        workspaces.release(workspace)
+    return f"{format_count(len(paths), 'file')} changed in {request.workspace}"

@@ -157,6 +157,23 @@ class GitWorkingTree:
         tree = self._store.replace_paths(actual, replacements)
         return tree, self._undo(tree, actual, undone, DriftCause.OUTSIDE)
 
+    def apply(self, before: str, after: str) -> tuple[bytes, ...]:
+        """Make the changes between two trees to the files on disk, and return the changed paths.
+
+        Raises:
+            WorkspaceError: a file differs from both trees. Nothing was written.
+        """
+        actual = self.snapshot()
+        present, changes = self._store.files(actual), self._store.changes(before, after)
+        open_changes = [change for change in changes if present.get(change.path) != change.after]
+        if others := [change.path for change in open_changes if present.get(change.path) != change.before]:
+            raise WorkspaceError(
+                f"{format_paths(others, SHOWN_PATHS)} changed in {self.root} since the run started, so nothing was "
+                "written. Commit the result on a branch and merge it: tightloop result ID --branch NAME"
+            )
+        self.restore(self._store.replace_paths(actual, {change.path: change.after for change in open_changes}))
+        return tuple(change.path for change in open_changes)
+
     def keep(self, name: str, tree: str) -> None:
         self._store.keep(f"refs/tightloop/{self._episode}/{name}", tree)
 

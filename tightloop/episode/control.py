@@ -283,6 +283,8 @@ def status_of(
         questions=core.questions.waiting,
         drifts=core.drifts,
         delivered=core.delivered,
+        worktree=core.worktree,
+        forked_from=core.forked_from,
         spent=state.spent,
         budget=state.budget,
         runs=state.runs,

@@ -124,6 +124,8 @@ class RunCore(Value):
     """File changes on disk that were not made by the run. The last `DRIFTS_KEPT` are kept."""
     delivered: str = ""
     """Place of the result, see `RunStatus`."""
+    worktree: str = ""
+    forked_from: str = ""
 
 
 def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
@@ -271,6 +273,10 @@ class RunStatus(Value):
     """Reason for the outcome."""
     files_changed: int | None = None
     """See `RunResult`. None while the run is open."""
+    worktree: str = ""
+    """Worktree in which the run works. Empty if it works in the workspace."""
+    forked_from: str = ""
+    """Episode and checkpoint from which the run was forked."""
     delivered: str = ""
     """Branch with the result and the command that takes it, or why there is none. Empty if the result is in the working
     tree."""

@@ -162,6 +162,9 @@ class Workspace:
                 trees=(opened.tree,),
             )
         )
+        source = record.given.restore
+        forked_from = f"{source.checkpoint_id} of {source.episode_id}" if source and source.episode_id else ""
+        record.core = record.core.evolve(worktree=opened.worktree, forked_from=forked_from)
         record.log("opened", f"{checkpoint.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
         # An episode within a plan shares the plan's workspace, so it cannot move to another host on its own.
         if opened.copied and not record.request.within:

@@ -243,6 +243,7 @@ class PlanView(View):
             spent=progress.spent,
             drifts=context.core.drifts,
             delivered=context.core.delivered,
+            worktree=context.core.worktree,
             tree=progress.tree,
             proof=progress.proof,
             qualifier=context.qualifier,
