@@ -34,8 +34,6 @@ DELETION_PREFIX = ".freed-"
 """Name prefix of folders that are being deleted, so that partly deleted ones are never used."""
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ALTERNATIVE = re.compile(r".+\.\d+\..+")
-"""Suffix that an alternative's id adds to its plan's id; see `child_id`."""
 
 
 class ProjectData:
@@ -128,8 +126,8 @@ class ProjectData:
         return {path: size_on_disk(path) for path in paths if path.exists()}
 
     def folders(self, unneeded: frozenset[str]) -> dict[Path, int]:
-        """Return plan records and the worktrees of their alternatives, with their sizes."""
-        trees = [path for path in self._folder.glob("worktrees/*") if self._is_alternative(path.name, unneeded)]
+        """Return plan records and worktrees, with their sizes."""
+        trees = [path for path in self._folder.glob("worktrees/*") if path.name in unneeded]
         records = [path for path in map(self._records, unneeded) if path.is_dir()]
         return {path: size_on_disk(path) for path in [*trees, *records]}
 
@@ -242,18 +240,6 @@ class ProjectData:
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
 
-    def _is_alternative(self, key: str, unneeded: frozenset[str]) -> bool:
-        """Return whether a worktree belongs to a branch alternative.
-
-        Others contain the results of episodes and plans.
-        """
-        if key not in unneeded or not self._records(key).is_dir():
-            return False
-        return any(
-            key.startswith(f"{plan}.") and _ALTERNATIVE.fullmatch(key[len(plan) + 1 :]) and self._records(plan).is_dir()
-            for plan in unneeded
-        )
-
     def _named_by_kept(self, unneeded: frozenset[str]) -> Iterator[str]:
         for key, text in self._ledger.kept_records():
             if key not in unneeded:
@@ -343,7 +329,7 @@ class CollectionResult:
     references: int = 0
     rows: int = 0
     files: tuple[Path, ...] = ()
-    """Agents' homes and records, plan records, alternatives' worktrees and cached documents."""
+    """Agents' homes and records, plan records, worktrees and cached documents."""
     size_bytes: int = 0
     """Number of bytes freed, excluding database rows."""
     marked: int = 0

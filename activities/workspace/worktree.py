@@ -84,6 +84,7 @@ class _Contents:
     missing_objects: list[str] = field(default_factory=list)
     filtered: list[str] = field(default_factory=list)
     uninstalled: list[str] = field(default_factory=list)
+    copied_environments: list[str] = field(default_factory=list)
 
     def notes(self) -> Iterator[str]:
         """Yield sentences for the operator, the ones about missing files first."""
@@ -101,7 +102,7 @@ class _Contents:
             "git ignores these, so they are not in the worktree. List small files that the work needs in "
             f"{INCLUDE_FILE}": self.left_out,
             "mounted read-only from the workspace": [path for path, _ in self.environments],
-            "copied from the workspace": self.copies,
+            "copied from the workspace": [*self.copied_environments, *self.copies],
         }
         yield from (f"{sentence}: {_names(paths)}" for sentence, paths in sentences.items() if paths)
 
@@ -315,6 +316,8 @@ def _add_ignored_files(
             left_bytes -= size
             contents.copies.append(path)
     mounted = {path for path, _ in contents.environments}
+    if settings.environments == "copy":
+        _copy_environments(root, settings.environments_mb * 1_000_000, contents)
     for path, source in contents.environments:
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -327,6 +330,18 @@ def _add_ignored_files(
         sentence = f"{environment} is not in the worktree. Run `{command}` in the workspace to have it mounted"
         if (root / lock).is_file() and environment not in mounted and sentence not in contents.uninstalled:
             contents.uninstalled.append(sentence)
+
+
+def _copy_environments(root: Path, limit_bytes: int, contents: _Contents) -> None:
+    """Copy environments that fit into the limit, instead of mounting them."""
+    left = limit_bytes
+    for path, source in tuple(contents.environments):
+        size = sum(entry.lstat().st_size for entry in Path(source).rglob("*"))
+        if size <= left:
+            left -= size
+            shutil.copytree(source, root / path, symlinks=True)
+            contents.environments.remove((path, source))
+            contents.copied_environments.append(f"{path} ({size / 1_000_000:.0f} MB)")
 
 
 def _read_rules(path: Path) -> bytes:

@@ -172,6 +172,12 @@ class WorkspaceSettings(Section):
     """Patterns of further small ignored files to copy, as in `.gitignore`. `.worktreeinclude` in the workspace lists
     more.
     """
+    environments: Literal["mount", "copy"] = "mount"
+    """How a worktree gets folders of installed packages, such as `.venv` and `node_modules`. `mount` shows those of the
+    workspace read-only. `copy` suits checks that write into them.
+    """
+    environments_mb: Annotated[int, Field(ge=0)] = 2048
+    """Maximum size of these copies per worktree in MB. Larger folders are mounted."""
 
 
 class SandboxSettings(Section):

@@ -9,6 +9,7 @@ import pytest
 
 from activities.checks.activity import CommandResult
 from activities.checks.runner import ProcessCheckRunner
+from activities.coder.files import ToolError, read_file, relative
 from activities.plan.children import Worktrees
 from activities.plan.requests import PlanScope
 from activities.workspace.folders import root_of, state_folder_of
@@ -132,6 +133,31 @@ def test_settings_choose_what_is_copied(root: Path) -> None:
     prepare(scope, WorkspaceSettings(env_files=False, include=("build/keys/",)))
     assert not (root_of(scope) / ".env").exists()
     assert (root_of(scope) / "build/keys/a.key").read_text() == "k"
+
+
+def test_environment_that_checks_write_into_is_copied_on_request(root: Path) -> None:
+    box("bubblewrap")
+    mounted, copied, small = (scope_of(root, name, worktree=True) for name in ("one", "two", "three"))
+    prepare(mounted)
+    advice = run(mounted, "touch node_modules/.cache").output.decode()
+    assert ".venv, node_modules of the workspace cannot be changed" in advice
+    assert "set workspace.environments to copy" in advice
+    notes = prepare(copied, WorkspaceSettings(environments="copy"))
+    assert any("copied from the workspace: " in note and "node_modules (0 MB)" in note for note in notes)
+    assert run(copied, "onlyhere && echo 2 > node_modules/x/index.js").exit_code == 0
+    assert (root / "node_modules/x/index.js").read_text() == "1\n"
+    prepare(small, WorkspaceSettings(environments="copy", environments_mb=0))
+    assert run(small, "touch node_modules/.cache").exit_code != 0
+
+
+def test_coder_finds_files_by_the_paths_that_commands_print_and_cannot_read_private_ones(root: Path) -> None:
+    scope = scope_of(root, worktree=True)
+    prepare(scope)
+    tree = root_of(scope)
+    assert relative(tree, f"{root}/a.txt") == relative(tree, f"{tree}/a.txt") == "a.txt"
+    assert read_file(tree, "a.txt") == b"one\n"
+    with pytest.raises(ToolError, match=r"\.env is a private file"):
+        read_file(tree, ".env")
 
 
 def test_links_and_large_files_are_not_copied(root: Path, tmp_path: Path) -> None:
