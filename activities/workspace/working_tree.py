@@ -13,6 +13,7 @@ from activities.workspace.folders import root_of, state_folder_of, store_folder_
 from activities.workspace.git_command import (
     COMMAND_TIMEOUT,
     Git,
+    filtered_paths,
     format_paths,
     split_z,
     user_git,
@@ -363,6 +364,8 @@ def notes_on(
         with user_git(repository, timeout=timeout) as git:
             status = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all")
             changed = [entry[3:] for entry in split_z(git.run(*status))]
+            # Files with a filter such as git-lfs always look changed, because the filter does not run.
+            changed = sorted(set(changed) - set(filtered_paths(git, changed)))
     size = f"{BIG_FILE_BYTES // 1_000_000} MB"
     notes: dict[str, list[bytes]] = {
         # Of a worktree, `make_worktree` says more.
@@ -384,8 +387,8 @@ def _encode_paths(paths: list[str]) -> list[bytes]:
 class GitWorkspaces:
     """Prepares working trees for episodes, and locks each for one holder at a time.
 
-    Snapshots are stored in the state home. The user's repository is not changed, except that the worktree is added to
-    its list if an episode uses its own worktree.
+    Snapshots are stored in the state home. The user's repository is not changed, except that a worktree is added to its
+    list while it exists, and that `deliver` creates a branch.
     """
 
     lock_wait: timedelta = LOCK_WAIT

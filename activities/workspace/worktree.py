@@ -81,6 +81,7 @@ class _Contents:
     too_large: list[str] = field(default_factory=list)
     submodules: list[str] = field(default_factory=list)
     missing_submodules: list[str] = field(default_factory=list)
+    large_files: list[str] = field(default_factory=list)
     missing_objects: list[str] = field(default_factory=list)
     filtered: list[str] = field(default_factory=list)
     uninstalled: list[str] = field(default_factory=list)
@@ -158,7 +159,11 @@ def make_worktree(
     # Left by an interrupted attempt.
     shutil.rmtree(data, ignore_errors=True)
     private_folder(data)
-    mounts = _make_private_git(workspace, registration, data, contents.copies)
+    mounts = _make_private_git(workspace, registration, data, contents)
+    if contents.large_files:
+        # The copied index has the sizes of the pointers. Without any, git compares these files through their filter.
+        with user_git(workspace) as git:
+            git.with_variables({"GIT_INDEX_FILE": str(data / "git/index")}).run("read-tree", commit)
     record = Worktree(
         workspace=str(workspace.root),
         commit=commit,
@@ -226,6 +231,8 @@ def _add_commit_contents(
             contents.filtered.append(names[path])
         elif _pointer_at(root / os.fsdecode(path)) is not None:
             contents.missing_objects.append(names[path])
+        else:
+            contents.large_files.append(names[path])
     for fields, _, path in entries:
         if fields.startswith(b"160000"):
             relative, wanted = os.fsdecode(path), fields.split()[2].decode()
@@ -423,7 +430,7 @@ def _copy(source: Path, target: Path, limit_bytes: int) -> int | None:
 
 
 def _make_private_git(
-    workspace: UserRepository, registration: Path, data: Path, copies: Iterable[str]
+    workspace: UserRepository, registration: Path, data: Path, contents: _Contents
 ) -> tuple[tuple[str, str], ...]:
     """Create the git folder that commands in the worktree use, and return the mounts of the user's objects.
 
@@ -445,7 +452,7 @@ def _make_private_git(
         (workspace.common / "info/exclude").read_bytes() if (workspace.common / "info/exclude").is_file() else b""
     )
     (folder / "info/exclude").write_bytes(
-        excluded + b"\n" + b"".join(b"/" + os.fsencode(path) + b"\n" for path in copies)
+        excluded + b"\n" + b"".join(b"/" + os.fsencode(path) + b"\n" for path in contents.copies)
     )
     stores = list(dict.fromkeys(_object_stores(workspace.common / "objects", SUBMODULE_DEPTH)))
     mounts = tuple((str(store), f"{GIT_INSIDE}/store-{number}") for number, store in enumerate(stores))
