@@ -52,7 +52,7 @@ def plan(
     executor: Executor = None,
     executor_model: Model = None,
     executor_option: ExecutorOptions = None,
-    result: Result = "auto",
+    result: Result = None,
     new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a generated id.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,9 +63,10 @@ def plan(
         episode=episode,
         packet_id=packet,
         model=model,
-        result=result,
         gates=tuple(Check(run=command) for command in gate or ()),
-        **drop_none(parallel=parallel, planner=planner, executor=ExecutorChoice(**choice) if choice else None),
+        **drop_none(
+            parallel=parallel, planner=planner, result=result, executor=ExecutorChoice(**choice) if choice else None
+        ),
     )
     session = session_of(context)
 

@@ -151,7 +151,7 @@ def run(
     worktree: Annotated[bool, Option("--worktree", help="Work in a new git worktree.")] = False,
     executor: Executor = None,
     executor_option: ExecutorOptions = None,
-    result: Result = "auto",
+    result: Result = None,
     max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
@@ -165,7 +165,7 @@ def run(
 ) -> None:
     # False counts as omitted: with --again, the value of the earlier run then stays.
     options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
-    options |= {} if result == "auto" else {"result": result}
+    options |= drop_none(result=result)
     choice = drop_none(name=executor, options=executor_values(executor_option))
     options |= {"executor": choice} if choice else {}
     arguments = RunArguments(file, again, plan_id, workspace, values or [], goal, options)

@@ -203,7 +203,7 @@ KeepGreen = Annotated[
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
 Result = Annotated[
-    ResultMode,
+    ResultMode | None,
     Option(help="Deliver a success as one commit on a new branch, as a commit for each task, or as files only (tree)."),
 ]
 EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]
@@ -236,7 +236,7 @@ def start(
     keep_green: KeepGreen = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
-    result: Result = "auto",
+    result: Result = None,
     new_id: EpisodeNewId = None,
     replace: Replace = False,
     file: RequestFile = None,
@@ -252,8 +252,7 @@ def start(
     options = drop_none(
         goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow
     )
-    options |= drop_none(keep_green=keep_green, attended=is_attended())
-    options |= {} if result == "auto" else {"result": result}
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
@@ -270,7 +269,7 @@ def code(
     keep_green: KeepGreen = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
-    result: Result = "auto",
+    result: Result = None,
     new_id: EpisodeNewId = None,
     watch: Watch = False,
     wait: Wait = None,
@@ -278,8 +277,7 @@ def code(
 ) -> None:
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
-    options |= drop_none(keep_green=keep_green, attended=is_attended())
-    options |= {} if result == "auto" else {"result": result}
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)
