@@ -75,8 +75,10 @@ class ObservedCheck(NamedTuple):
     check: Check
     view: CheckView
     observation: Callable[[Path], Observation]
-    """Returns the observation. Call it once after the run, whether it succeeded or not. The argument is the path at which
-    the check saw the tree."""
+    """Returns the observation. Call it once after the run, whether it succeeded or not.
+
+    The argument is the path at which the check saw the tree.
+    """
 
 
 class FindChecksRequest(Value):

@@ -136,7 +136,7 @@ def _walk(
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     is_own = not installed and path not in holding
-                    if is_own := is_own and (path in mounted or _is_installed(entry)):
+                    if is_own := is_own and (path in mounted or _has_packages(entry)):
                         environments.append(path)
                     if installed or (is_own and enters) or not (is_own or is_cache(entry.name)):
                         waiting.append((path, entry.path, installed or is_own))
@@ -147,7 +147,7 @@ def _walk(
                     yield path, entry
 
 
-def _is_installed(folder: "os.DirEntry[str]") -> bool:
+def _has_packages(folder: "os.DirEntry[str]") -> bool:
     # Every virtual environment has this file, whatever its folder is called.
     return is_environment(folder.name) or Path(folder.path, "pyvenv.cfg").is_file()
 

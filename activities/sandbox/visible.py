@@ -84,7 +84,7 @@ def at_workspace(spec: SandboxSpec) -> SandboxSpec:
     worktree = read_worktree(spec.root)
     if worktree is None:
         return spec
-    readable, mounts = _moved(spec.root, worktree, spec.readable, spec.mounts)
+    readable, mounts = _move_paths(spec.root, worktree, spec.readable, spec.mounts)
     # In a checkout, the command sees the workspace's own git folder: an agent could have changed the private one.
     own = spec.content is None
     return replace(
@@ -103,7 +103,7 @@ def _agent_at_workspace(access: Access, root: Path) -> Access:
         return access
     workspace = Path(worktree.workspace)
     writable = tuple(workspace if path == root else path for path in access.writable)
-    readable, mounts = _moved(root, worktree, tuple(path for path in access.readable if path != root), ())
+    readable, mounts = _move_paths(root, worktree, tuple(path for path in access.readable if path != root), ())
     return replace(
         access,
         root=workspace,
@@ -115,7 +115,7 @@ def _agent_at_workspace(access: Access, root: Path) -> Access:
     )
 
 
-def _moved(
+def _move_paths(
     root: Path, worktree: Worktree, readable: tuple[Path, ...], mounts: tuple[tuple[Path, Path], ...]
 ) -> tuple[tuple[Path, ...], tuple[tuple[Path, Path], ...]]:
     """Return readable paths and mounts as they are at the workspace's path, with the worktree's environments."""

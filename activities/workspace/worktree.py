@@ -73,7 +73,7 @@ class Pointer(NamedTuple):
 
 @dataclass
 class _Contents:
-    """What a new worktree contains besides the files of the commit."""
+    """Contents of a new worktree besides the files of the commit."""
 
     environments: list[tuple[str, str]] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
@@ -312,7 +312,7 @@ def _add_ignored_files(
     include = _read_rules(workspace / INCLUDE_FILE) + b"\n" + "\n".join(settings.include).encode()
     wanted = RuleList("", (ENV_FILES if settings.env_files else b"") + include)
     left_bytes = COPIED_BYTES
-    for path, is_wanted in _find_wanted(workspace, ignored, wanted, contents):
+    for path, is_wanted in _find_files(workspace, ignored, wanted, contents):
         if not is_wanted:
             contents.left_out.append(path)
             continue
@@ -341,11 +341,11 @@ def _add_ignored_files(
 
 def _copy_environments(root: Path, limit_bytes: int, contents: _Contents) -> None:
     """Copy environments that fit into the limit, instead of mounting them."""
-    left = limit_bytes
+    free_bytes = limit_bytes
     for path, source in tuple(contents.environments):
         size = sum(entry.lstat().st_size for entry in Path(source).rglob("*"))
-        if size <= left:
-            left -= size
+        if size <= free_bytes:
+            free_bytes -= size
             shutil.copytree(source, root / path, symlinks=True)
             contents.environments.remove((path, source))
             contents.copied_environments.append(f"{path} ({size / 1_000_000:.0f} MB)")
@@ -362,7 +362,7 @@ def _read_rules(path: Path) -> bytes:
     return b""
 
 
-def _find_wanted(
+def _find_files(
     workspace: Path, ignored: Iterable[str], wanted: RuleList, contents: _Contents
 ) -> Iterator[tuple[str, bool]]:
     """Yield ignored files with whether they are wanted. A folder without wanted files is yielded as a whole."""
@@ -372,7 +372,7 @@ def _find_wanted(
         if path == name:
             if not is_cache(path):
                 yield path, _matches(wanted, path, folder=False)
-        elif _is_installed(workspace / name):
+        elif _has_packages(workspace / name):
             contents.environments.append((name, str(workspace / name)))
         elif not is_cache(name):
             inner = list(_look_into(workspace, name, wanted, contents, budget))
@@ -394,7 +394,7 @@ def _look_into(
                 if not entry.is_dir(follow_symlinks=False):
                     if whole or _matches(wanted, path, folder=False):
                         yield path
-                elif _is_installed(Path(entry.path)):
+                elif _has_packages(Path(entry.path)):
                     contents.environments.append((path, entry.path))
                 elif entry.name != ".git" and not is_cache(entry.name):
                     waiting.append((path, whole or _matches(wanted, path, folder=True)))
@@ -404,7 +404,7 @@ def _matches(wanted: RuleList, path: str, *, folder: bool) -> bool:
     return wanted.verdict(as_bytes_text(path), as_bytes_text(path.rpartition("/")[2]), folder=folder) is True
 
 
-def _is_installed(folder: Path) -> bool:
+def _has_packages(folder: Path) -> bool:
     # Every virtual environment has this file, whatever its folder is called.
     return is_environment(folder.name) or (folder / "pyvenv.cfg").is_file()
 

@@ -128,7 +128,7 @@ class EpisodeRequest(CallerInput):
     worktree: bool = False
     """Work in a separate git worktree in the state home."""
     result: ResultMode = "auto"
-    """How to deliver a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
+    """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
     task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
     """
     within: str = ""

@@ -200,7 +200,7 @@ class LoopRequest(CallerInput):
     parallel: int = 4
     """Maximum number of concurrent tasks."""
     result: ResultMode = "auto"
-    """How to deliver a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
+    """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
     task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
     """
     pause_timeout: Duration = timedelta(days=30)

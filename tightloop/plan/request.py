@@ -64,7 +64,7 @@ class PlanRequest(CallerInput):
     worktree: bool = False
     """Run the plan in a separate git worktree."""
     result: ResultMode = "auto"
-    """How to deliver a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
+    """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
     task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
     """
     goal: str = ""

@@ -173,8 +173,8 @@ class WorkspaceSettings(Section):
     more.
     """
     environments: Literal["mount", "copy"] = "mount"
-    """How a worktree gets folders of installed packages, such as `.venv` and `node_modules`. `mount` shows those of the
-    workspace read-only. `copy` suits checks that write into them.
+    """Source of a worktree's folders of installed packages, such as `.venv` and `node_modules`. `mount` shows those of
+    the workspace read-only. `copy` suits checks that write into them.
     """
     environments_mb: Annotated[int, Field(ge=0)] = 2048
     """Maximum size of these copies per worktree in MB. Larger folders are mounted."""
