@@ -14,6 +14,8 @@ from typing import Any
 from activities.executor.choose import ExecutorRegistry
 from activities.executor.port import Availability
 from activities.sandbox.choose import examine_sandboxes
+from activities.workspace.result import TakeRequest, take_result
+from activities.workspace.working_tree import GitWorkspaces
 from tightloop.client.encryption import data_converter
 from tightloop.database.ledger import open_ledger
 from tightloop.database.memory.store import memory_database
@@ -113,7 +115,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
         await run_worker(settings, Role(arguments.role))
     elif arguments.command == "describe":
         await asyncio.to_thread(print_description, settings)
-    elif arguments.command in ("rerun", "recall"):
+    elif arguments.command in ("rerun", "recall", "take"):
         return await asyncio.to_thread(_answer, arguments.command, settings)
     elif arguments.command == "gc":
         await _collect(arguments, settings)
@@ -151,6 +153,10 @@ def _answer(command: str, settings: Settings) -> int:
     """Handle a JSON request from standard input."""
     if command == "rerun":
         return 0 if print_rerun(settings) else 1
+    if command == "take":
+        request = TakeRequest.model_validate_json(sys.stdin.buffer.read())
+        print(json.dumps([{"result": take_result(GitWorkspaces(settings=settings.workspace), request)}]))
+        return 0
     print_recollections(settings, model_service(settings.planner, os.environ, settings.privacy.strictest))
     return 0
 
@@ -221,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     hooks = commands.add_parser("hooks", help="show, install or remove the Cursor hooks that report deliveries")
     hooks.add_argument("what", choices=("show", "install", "remove"))
     commands.add_parser("rerun", help="run the commands of a proof again; reads JSON from standard input")
+    commands.add_parser("take", help="take the result of a run; reads JSON from standard input")
     commands.add_parser("recall", help="search the memory of a project; reads JSON from standard input")
     commands.add_parser("demo", help="start everything and run one real episode on a sample repository")
     commands.add_parser("describe", help="print what the executors and sandboxes on this host can do, as JSON")

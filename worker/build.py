@@ -226,7 +226,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
     host_surroundings = build_executor_dependencies(settings)
     judging = judges(service, enabled=settings.alignment.judge)
     return Adapters(
-        workspaces=GitWorkspaces(asks=settings.workspace.drift == "ask"),
+        workspaces=GitWorkspaces(settings=settings.workspace),
         stores=open_local_store,
         ledgers=partial(open_project, host=host_identity(settings).name),
         outboxes=open_sqlite_outbox,

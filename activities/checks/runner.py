@@ -11,6 +11,7 @@ from activities.sandbox.bounds import FLOOD
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, build_spec
 from tightloop.episode.check import Check
 from tightloop.episode.exit_status import check_argv
+from tightloop.host.worktree import mounted_environments
 from tightloop.settings import SandboxSettings
 
 # POSIX shell: exit status if the command is not found.
@@ -86,6 +87,11 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
     hard = {limit for limit, how in result.limits.items() if how is Enforcement.HARD}
     if result.exit_code == NOT_FOUND and Limit.READS in hard:
         return f"{where}. To run a program outside the system folders and PATH, add its path to sandbox.read"
+    if b"ead-only file system" in result.output and (folders := mounted_environments(root)):
+        return (
+            f"{where}, where {', '.join(folders)} of the workspace cannot be changed. If the check has to write there, "
+            "set workspace.environments to copy"
+        )
     if any(message in result.output for message in _NO_NETWORK) and Limit.NETWORK in hard:
         return f"{where}, which can only reach the hosts in sandbox.network. Add the hosts that the check needs"
     # The sandbox drops all capabilities, without which file modes apply to root as well.

@@ -20,6 +20,7 @@ from activities.workspace.store.walk import OPEN_FILE, OPEN_FOLDER
 from activities.workspace.user_repository import list_files
 from tightloop.coder.model import cut
 from tightloop.host.programs import TrustedProgram, find_trusted_program, own_python
+from tightloop.host.worktree import read_worktree
 from tightloop.plan.document import Policy
 from tightloop.safety.scope import fits
 from tightloop.value import format_count, shorten
@@ -93,7 +94,9 @@ def digest(content: bytes | None) -> str:
 
 def relative(root: Path, path: str) -> str:
     """Return a relative path. An absolute path below the root is also accepted, because commands print those."""
-    inside = path.removeprefix(f"{root}/") if path.startswith(f"{root}/") else path
+    worktree = read_worktree(root)
+    inside = path.removeprefix(f"{root}/")
+    inside = inside.removeprefix(f"{worktree.workspace}/") if worktree is not None else inside
     return str(PurePosixPath(inside)) if inside and not inside.startswith("/") else inside
 
 
@@ -112,9 +115,13 @@ def read_file(root: Path, path: str, *, limit: int = READ_BYTES) -> bytes | None
     """Return the bytes of a regular file, or None if it does not exist.
 
     Raises:
-        ToolError: the file is not a regular file or has more than `limit` bytes.
+        ToolError: the file is not a regular file, has more than `limit` bytes, or is private.
         InvalidRequestError: the path leaves the tree or crosses a symlink.
     """
+    worktree = read_worktree(root)
+    # What is read here becomes part of prompts and of stored conversations.
+    if worktree is not None and path in worktree.copies:
+        raise ToolError(f"{format_path(path)} is a private file that only commands may read")
     with open_entry(root, path) as location:
         return None if location is None else read_entry(location, limit=limit)
 

@@ -36,14 +36,15 @@ from tightloop.executor.failure import limited_outcome
 from tightloop.executor.message import PlannedStep
 from tightloop.executor.model import SUMMARY_CHARACTERS, ErrorKind, ExecutorOutcome, ExecutorStatus, LimitHit, WorkOrder
 from tightloop.executor.options import CommandOptions
+from tightloop.host.worktree import path_inside
 from tightloop.settings import ExecutorSettings, SandboxSettings
 from tightloop.value import clip
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
-def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[str, ...]:
-    """Replace the placeholders in a template.
+def fill(template: Sequence[str], order: WorkOrder, plan_file: Path, workspace: str) -> tuple[str, ...]:
+    """Replace the placeholders in a template. `workspace` is the tree's path inside the sandbox.
 
     Raises:
         ExecutorError: a placeholder is unknown.
@@ -51,7 +52,7 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path) -> tuple[st
     values = {
         "plan_file": str(plan_file),
         "prompt_file": str(plan_file),
-        "workspace": order.root,
+        "workspace": workspace,
         "iteration": str(order.iteration),
         "episode": order.episode_id,
     }
@@ -128,10 +129,11 @@ class CommandExecutor(Executor):
                 # Outside the paths that the executor may write.
                 plan = state_folder / "plans" / f"{file_stem(order.key)}.md"
                 with write_temporary_file(plan, order.prompt) as plan_file:
-                    return self._run_template(fill(template, order, plan_file), options, order, control, plan_file)
+                    argv = fill(template, order, plan_file, str(path_inside(self.sandbox.name, Path(order.root))))
+                    return self._run_template(argv, options, order, control, plan_file)
             if refusal := self._refusal(order):
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)
-            path = search_path(Path(order.root))["PATH"]
+            path = search_path(path_inside(self.sandbox.name, Path(order.root)))["PATH"]
             programs = [step.run[0] for step in order.plan.steps if step.run and self.sandbox.name != _DOCKER]
             # Checked for all steps before the first runs: half a plan would be worse than none.
             if missing := [program for program in programs if shutil.which(program, path=path) is None]:

@@ -38,7 +38,15 @@ from activities.plan.port import (
     note_step_end,
     note_step_start,
 )
-from activities.plan.records import CHECKS_FACT, ChecksFact, LoadedPlan, open_file_records, record_digest, store_account
+from activities.plan.records import (
+    CHECKS_FACT,
+    ChecksFact,
+    FileRecords,
+    LoadedPlan,
+    open_file_records,
+    record_digest,
+    store_account,
+)
 from activities.plan.requests import (
     ClosePlanRequest,
     CompensationResult,
@@ -57,16 +65,18 @@ from activities.plan.requests import (
 )
 from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import OpenEpisodes, WorkingTree
+from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, WorkingTree, result_message
 from activities.workspace.scope import Ledger, Ledgers, this_call
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult, check_name
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.action import ShellAction
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
+from tightloop.plan.document import Plan
 from tightloop.plan.engine.graph import is_plain
 from tightloop.plan.failing import Compensation
 from tightloop.plan.guard import find_effects, judge
 from tightloop.plan.reference import resolve
+from tightloop.plan.request import PlanOutcome
 from tightloop.plan.step import CHILDREN, Access, Capability, Step
 from tightloop.safety.drift import DriftCause
 from tightloop.safety.rubric import Verdict
@@ -464,15 +474,22 @@ class PlanActivities:
         if request.expected_tree:
             with self._ports.workspaces.hold(scope) as tree:
                 drift = restore_expected_tree(tree, request.expected_tree)
+                if scope.base_tree:
+                    tree.keep(BASE, scope.base_tree)
+                    tree.keep(RESULT, request.expected_tree)
         workspace = Path(scope.workspace)
         records = open_file_records(workspace)
+        delivered = ""
+        if request.expected_tree and request.result != "tree" and request.outcome is PlanOutcome.COMPLETED:
+            parts = _result_parts(request, self._ports.plans.load(scope).plan, records)
+            delivered = self._ports.workspaces.deliver(scope, parts)
         save_rerun_base(records, scope, request.expected_tree)
         archive = store_account(request, self._ports.plans.load(scope), records, self._ports.stores(workspace))
         self._ports.children.remove_leftovers(scope)
         # Last: once released, another plan may change the files that the archive describes.
         self._ports.workspaces.release(scope)
         note_closing(self._ledger(scope), request, this_call())
-        return PlanClosed(archive=archive, drift=drift)
+        return PlanClosed(archive=archive, drift=drift, delivered=delivered)
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
         """Return whether the step is a plain milestone that the policy allows, which can be decided without I/O."""
@@ -497,3 +514,20 @@ class PlanActivities:
 
     def _ledger(self, scope: PlanScope) -> Ledger:
         return self._ports.ledgers(Path(scope.workspace))
+
+
+def _result_parts(request: ClosePlanRequest, plan: Plan, records: FileRecords) -> tuple[ResultPart, ...]:
+    """Return a plan's changes as a whole, or in the order in which its steps changed the tree."""
+    scope, message = request.scope, result_message(request.title or plan.title)
+    if request.result != "commits":
+        return (ResultPart(scope.base_tree, request.expected_tree, message),)
+    titles = {step.id: step.title for step in plan.steps}
+    parts, tree = list[ResultPart](), scope.base_tree
+    for record in records.find_run_records(scope.episode_id):
+        if record.tree_after and record.tree_after not in (record.tree_before, tree) and not record.undone:
+            title = titles.get(record.step) or record.result.summary or record.step
+            parts.append(ResultPart(tree, record.tree_after, result_message(title)))
+            tree = record.tree_after
+    if tree != request.expected_tree:
+        parts.append(ResultPart(tree, request.expected_tree, message))
+    return tuple(parts)

@@ -20,17 +20,18 @@ from activities.plan.outputs import unpack
 from activities.plan.port import RunnerResult, Work
 from activities.plan.requests import PlanScope, SettleRequest, StepRun
 from activities.workspace.folders import root_of, state_folder_of, store_folder_of
-from activities.workspace.git_command import remove_worktree
 from activities.workspace.ownership import tree_key, tree_lock
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.store.entry import TreeMerge
 from activities.workspace.user_repository import UserRepository
+from activities.workspace.worktree import remove_worktree
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest
 from tightloop.errors import InvalidRequestError, NotARepositoryError, PlanError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.host import diff_command
+from tightloop.host.worktree import data_folder
 from tightloop.loop.model import CONFLICT, Conflict
 from tightloop.plan.action import EpisodeAction
 from tightloop.plan.child import EvidenceNote, child_id
@@ -167,7 +168,7 @@ class Worktrees:
         self._workspaces.release(scope)
         root, state = root_of(scope), state_folder_of(scope)
         # First, so that a partially removed worktree is recreated when it is needed again.
-        root.with_name(root.name + ".ready").unlink(missing_ok=True)
+        (data_folder(root) / "record.json").unlink(missing_ok=True)
         if root.exists():
             # Taking the lock kills leftover processes there; a repository that a step broke is removed anyway.
             with contextlib.suppress(NotARepositoryError), self._workspaces.hold(scope):

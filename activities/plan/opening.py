@@ -252,6 +252,7 @@ class PlanOpener:
             graph=loaded.graph,
             tree=base,
             notes=tuple(all_notes[:NOTES_LIMIT]),
+            worktree=str(root_of(scope)) if scope.worktree and not scope.within else "",
             planner=self._writer is not None and self._writer.available,
             usage=written.usage,
             api_calls=written.calls,

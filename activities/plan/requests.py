@@ -8,6 +8,7 @@ from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.loop.model import LoopTask
 from tightloop.plan.child import Belief, StepResult, StepStatus
 from tightloop.plan.request import PlanOutcome, PlanRequest
+from tightloop.run.core import ResultMode
 from tightloop.run.question import Answer
 from tightloop.safety.drift import Drift
 from tightloop.value import ArtifactRef, Sparse, Value
@@ -44,6 +45,8 @@ class OpenedPlan(Value):
     """Result of `Graph.pack`, which is the scheduler's compressed graph of at most `records.GRAPH_CHARACTERS`."""
     tree: str = ""
     notes: tuple[str, ...] = ()
+    worktree: str = ""
+    """Path of the plan's own worktree."""
     attempt: int = 1
     planner: bool = False
     """Whether a planner can write a revision when a step fails, because the `plans.agent_planning` setting is on."""
@@ -174,6 +177,10 @@ class ClosePlanRequest(Value):
     """People's answers that no step has read, by step or kind of question."""
     edits: tuple[str, ...] = ()
     """Sentences about people's edits that were adopted."""
+    result: ResultMode = "tree"
+    """Form in which the expected tree is delivered."""
+    title: str = ""
+    """Text for the commit."""
     snapshot: WorkflowSnapshot | None = None
     """The plan's final ledger row."""
 
@@ -184,6 +191,8 @@ class PlanClosed(Value):
     archive: ArtifactRef | None = None
     drift: Drift | None = None
     """Deviation from the expected tree. It stays on disk unless the settings say otherwise."""
+    delivered: str = ""
+    """See `RunStatus`."""
 
 
 class StepRun(Value):

@@ -23,6 +23,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events
 from tightloop.host import state_home
+from tightloop.host.worktree import mounted_environments
 
 OBSERVERS = Path(__file__).parent / "observers"
 COPIED_BYTES = 256 * 1024 * 1024
@@ -96,6 +97,7 @@ class ProofFolder:
 
     def __init__(self, folder: Path, root: Path) -> None:
         self._folder, self._root = folder, root
+        self._mounted = mounted_environments(root).items()
         self._numbers = 0
         self._observers = self.folder("observers")
         for file in OBSERVERS.iterdir():
@@ -124,10 +126,17 @@ class ProofFolder:
         variables: dict[str, str] = {}
         if len(moved.hidden) <= HIDDEN_LIMIT:
             empty = self.folder("empty") if moved.hidden else content
-            mounts += [(empty, self._root / folder) for folder in moved.hidden if (self._root / folder).is_dir()]
+            mounts += [(empty, self._root / folder) for folder in moved.hidden if self._on_disk(folder).is_dir()]
         else:
             variables["PYTHONPYCACHEPREFIX"] = "/tmp/bytecode"  # noqa: S108 - of the sandbox
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
+
+    def _on_disk(self, path: str) -> Path:
+        """Return the place of an untracked path, which is in the workspace if it is mounted from there."""
+        return next(
+            (place / Path(path).relative_to(top) for top, place in self._mounted if Path(path).is_relative_to(top)),
+            self._root / path,
+        )
 
     def watch(self, check: Check, view: CheckView, paths: Iterable[str] = ()) -> ObservedCheck:
         """Return the check with its observers, which watch the files of the tree in `paths` from now on."""
@@ -166,14 +175,14 @@ class ProofFolder:
             environment=environment,
         )
 
-        def observation() -> Observation:
+        def observation(root: Path) -> Observation:
             first_opened, parts = opened.stop(), []
             for file in sorted(events.glob("*.jsonl")):
                 # The check may write into this folder, and could leave a link to any file of the host.
                 if file.is_file() and not file.is_symlink():
                     with file.open("rb") as lines:
                         parts.append(lines.read(EVENTS_BYTES).decode("utf-8", "replace"))
-            seen = read_events("\n".join(parts), nonce, str(self._root))
+            seen = read_events("\n".join(parts), nonce, str(root))
             return seen.evolve(opened=first_opened, is_watched=opened.is_complete)
 
         opened.start()

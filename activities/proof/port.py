@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from activities.checks.activity import CheckView
@@ -82,8 +83,11 @@ class ObservedCheck(NamedTuple):
 
     check: Check
     view: CheckView
-    observation: Callable[[], Observation]
-    """Returns the observation. Call it once after the run, whether it succeeded or not."""
+    observation: Callable[[Path], Observation]
+    """Returns the observation. Call it once after the run, whether it succeeded or not.
+
+    The argument is the path at which the check saw the tree.
+    """
 
 
 class FindChecksRequest(Value):

@@ -62,6 +62,7 @@ from tightloop.episode.proof.verdict import (
     verdict_of,
 )
 from tightloop.episode.proof.weakening import Suppressions, find_empty_tests, find_suppressions, find_weakening
+from tightloop.host.worktree import path_inside
 from tightloop.plan.document import StoredPlan
 from tightloop.run.core import Evidence, Work
 from tightloop.run.outcome import Facts, doubts
@@ -207,7 +208,7 @@ class Runs:
     def _run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
     ) -> tuple[CheckResult, Observation]:
-        watched = room.watch(check, view, paths)
+        watched, seen_root = room.watch(check, view, paths), self.tree.root
         try:
             result = run_check(
                 self._runner,
@@ -218,8 +219,9 @@ class Runs:
                 cancelled=self._cancelled,
                 view=watched.view,
             )
+            seen_root = path_inside(result.sandbox, self.tree.root)
         finally:
-            observation = watched.observation()
+            observation = watched.observation(seen_root)
         # A container may run in another kernel, such as that of a virtual machine.
         if result.sandbox == "docker" and not observation.opened:
             observation = observation.evolve(is_watched=False)

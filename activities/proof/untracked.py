@@ -15,6 +15,7 @@ from typing import NamedTuple
 from activities.proof.port import UntrackedChanges
 from activities.workspace.store.entry import folders_of
 from tightloop.episode.proof.files import is_cache, is_environment
+from tightloop.host.worktree import mounted_environments
 
 ENTRIES_LIMIT = 400_000
 HASHING_S = 15.0
@@ -123,28 +124,32 @@ def _walk(
 
     These folders are skipped unless `enters` is set.
     """
-    holding = folders_of(tracked)
-    waiting: list[tuple[str, bool]] = [("", False)]
+    holding, mounted = folders_of(tracked), mounted_environments(root)
+    waiting: list[tuple[str, str | Path, bool]] = [("", root, False)]
     count = 0
     while waiting:
-        folder, installed = waiting.pop()
-        with contextlib.suppress(OSError), os.scandir(root / folder if folder else root) as entries:
+        folder, place, installed = waiting.pop()
+        with contextlib.suppress(OSError), os.scandir(mounted.get(folder, place)) as entries:
             for entry in entries:
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.name in _SKIPPED:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     is_own = not installed and path not in holding
-                    # Every virtual environment has this file, whatever its folder is called.
-                    if is_own := is_own and (is_environment(entry.name) or Path(entry.path, "pyvenv.cfg").is_file()):
+                    if is_own := is_own and (path in mounted or _has_packages(entry)):
                         environments.append(path)
                     if installed or (is_own and enters) or not (is_own or is_cache(entry.name)):
-                        waiting.append((path, installed or is_own))
+                        waiting.append((path, entry.path, installed or is_own))
                 elif path not in tracked and (installed or not is_cache(entry.name)):
                     count += 1
                     if count > ENTRIES_LIMIT:
                         return
                     yield path, entry
+
+
+def _has_packages(folder: "os.DirEntry[str]") -> bool:
+    # Every virtual environment has this file, whatever its folder is called.
+    return is_environment(folder.name) or Path(folder.path, "pyvenv.cfg").is_file()
 
 
 def _stat_of(entry: "os.DirEntry[str]") -> Stat:

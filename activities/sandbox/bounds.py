@@ -135,7 +135,8 @@ def request_of(
     Raises:
         SandboxUnavailableError: the command can write to the sandbox program.
     """
-    refuse_untrusted_program(program, (spec.root, *spec.writable))
+    folders = (spec.content or spec.root, *spec.writable, *(() if spec.git is None else (spec.git,)))
+    refuse_untrusted_program(program, (spec.root, *folders))
     return ProcessRequest(
         program=program,
         arguments=arguments,
@@ -152,7 +153,7 @@ def request_of(
         memory_limit_bytes=spec.memory_bytes,
         # Counted from outside, which includes the sandbox program's own processes.
         process_limit=spec.processes + _SANDBOX_PROCESSES,
-        growth=Growth(folders=(spec.root, *spec.writable), limit_bytes=spec.growth_bytes),
+        growth=Growth(folders=folders, limit_bytes=spec.growth_bytes),
         resources={
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_FSIZE: spec.file_bytes,

@@ -25,6 +25,8 @@ from activities.sandbox.bounds import (
     run_with_limits,
 )
 from activities.sandbox.port import (
+    GIT_INSIDE,
+    GIT_SETTINGS,
     Enforcement,
     Limit,
     SandboxPermissions,
@@ -38,6 +40,7 @@ from activities.sandbox.visible import (
     SYSTEM_SETTINGS,
     Access,
     agent_access,
+    at_workspace,
     command_access,
     git_folders,
 )
@@ -177,6 +180,7 @@ class BubblewrapSandbox:
         return f"{PROGRAM} does not work on this host: {output or ending}. {HOW_TO_GET}"
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+        spec = at_workspace(spec)
         inside = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "nobody", "LOGNAME": "nobody"}  # noqa: S108 - the only one
         environment = {**search_path(spec.root), **inside, **spec.environment}
         if problem := _unusable(spec, environment["PATH"]):
@@ -249,6 +253,7 @@ def command_line(
         *_system(temporary_bytes, nested=nested),
         *(part for folder in access.programs for part in (*_binds("--ro-bind", (folder,)), *_hidden(access, folder))),
         *_mount_folders(access),
+        *(() if access.git is None else ("--bind", str(access.git), str(GIT_INSIDE))),
         *(part for source, target in access.mounts for part in ("--ro-bind", str(source), str(target))),
         *(() if proxy is None else ("--ro-bind", str(proxy.folder), str(INSIDE))),
         *_remount_read_only(access, nested=nested),
@@ -287,6 +292,7 @@ def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
         elif link.is_dir():
             yield from ("--ro-bind", str(link), str(link))
     yield from _binds("--ro-bind", (path for name in SYSTEM_SETTINGS if (path := Path("/etc", name)).exists()))
+    yield from ("--ro-bind", str(GIT_SETTINGS), "/etc/gitconfig")
     yield from ("--proc", "/proc", "--dev", "/dev")
     yield from _tmpfs("/dev/shm", min(SHARED_BYTES, temporary_bytes))  # noqa: S108
     yield from _tmpfs("/tmp", temporary_bytes)  # noqa: S108
@@ -306,7 +312,7 @@ def _mount_folders(access: Access) -> Iterator[str]:
         content = access.content if folder == access.root else None
         yield from ("--ro-bind" if readable else "--bind", str(content or folder), str(folder))
         if not readable:
-            yield from _binds("--ro-bind", git_folders(folder, tree=folder == access.root))
+            yield from _binds("--ro-bind", git_folders(folder, tree=folder == access.root, mounts=access.mounts))
         yield from _hidden(access, folder)
 
 

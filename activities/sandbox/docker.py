@@ -16,6 +16,8 @@ from activities.process import Callbacks, ProcessResult, Reason, run_process
 from activities.sandbox.bounds import OPEN_FILES, request_of, require_program, result_of
 from activities.sandbox.control_group import ResourceUsage
 from activities.sandbox.port import (
+    GIT_INSIDE,
+    GIT_SETTINGS,
     MEBIBYTE,
     Enforcement,
     Limit,
@@ -27,7 +29,7 @@ from activities.sandbox.port import (
     this_process,
 )
 from activities.sandbox.proxy import INSIDE, PROXY_VARIABLES, EgressProxy, open_proxy
-from activities.sandbox.visible import git_folders, project_python, state_within
+from activities.sandbox.visible import at_workspace, git_folders, project_python, state_within
 from tightloop.host import state_home
 from tightloop.host.programs import own_environment, trusted_path
 
@@ -101,6 +103,7 @@ class DockerSandbox:
         )
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+        spec = at_workspace(spec)
         missing = [path for path in (spec.root, *spec.readable, *spec.writable) if not path.exists()]
         if missing or not spec.argv:
             what = f"{missing[0]} does not exist" if missing else "the command is empty"
@@ -165,8 +168,11 @@ def _run_line(
     for folder in sorted({spec.root, *spec.writable}):
         content = spec.content if folder == spec.root else None
         yield from _bind(content or folder, folder, writable=True)
-        for git in git_folders(folder, tree=folder == spec.root):
+        for git in git_folders(folder, tree=folder == spec.root, mounts=spec.mounts):
             yield from _bind(git, git, writable=False)
+    yield from _bind(GIT_SETTINGS, Path("/etc/gitconfig"), writable=False)
+    if spec.git is not None:
+        yield from _bind(spec.git, GIT_INSIDE, writable=True)
     for path in dict.fromkeys((*project_python(spec.root), *spec.readable)):
         yield from _bind(path, path, writable=False)
     for source, path in spec.mounts:

@@ -16,6 +16,10 @@ from tightloop.errors import SettingsError, TightloopError
 from tightloop.settings import SandboxSettings
 
 MEBIBYTE = 1024 * 1024
+GIT_INSIDE = Path("/run/tightloop.git")
+"""Path at which commands in a worktree see their private git folder."""
+GIT_SETTINGS = Path(__file__).with_name("gitconfig")
+"""The system's git settings in a sandbox, with an identity for commits."""
 
 
 class SandboxUnavailableError(TightloopError):
@@ -71,6 +75,8 @@ class SandboxSpec:
     this folder instead."""
     mounts: tuple[tuple[Path, Path], ...] = ()
     """Read-only files and folders, as pairs of the source and the path within `root`."""
+    git: Path | None = None
+    """A worktree's private git folder, which is writable at `GIT_INSIDE`."""
     readable: tuple[Path, ...] = ()
     """Paths that can be read in addition to the system's programs and libraries, Python's own folders and those in
     PATH."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from activities.process import ProcessRequest
 from activities.sandbox.port import SandboxSpec
 from tightloop.host import state_home
+from tightloop.host.worktree import Worktree, read_worktree
 
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """These are symlinks into /usr on a merged system and separate folders on others."""
@@ -43,6 +44,7 @@ class Access:
     readable: tuple[Path, ...] = ()
     content: Path | None = None
     mounts: tuple[tuple[Path, Path], ...] = ()
+    git: Path | None = None
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
@@ -73,7 +75,66 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
         readable=spec.readable,
         content=spec.content,
         mounts=spec.mounts,
+        git=spec.git,
     )
+
+
+def at_workspace(spec: SandboxSpec) -> SandboxSpec:
+    """Return the spec of a command whose worktree appears at the workspace's path. Other specs are returned as is."""
+    worktree = read_worktree(spec.root)
+    if worktree is None:
+        return spec
+    readable, mounts = _move_paths(spec.root, worktree, spec.readable, spec.mounts)
+    # In a checkout, the command sees the workspace's own git folder: an agent could have changed the private one.
+    own = spec.content is None
+    return replace(
+        spec,
+        root=Path(worktree.workspace),
+        content=spec.content or spec.root,
+        readable=readable,
+        mounts=(*mounts, *(_git_mounts(worktree) if own else ())),
+        git=Path(worktree.git) if own else None,
+    )
+
+
+def _agent_at_workspace(access: Access, root: Path) -> Access:
+    worktree = read_worktree(root)
+    if worktree is None:
+        return access
+    workspace = Path(worktree.workspace)
+    writable = tuple(workspace if path == root else path for path in access.writable)
+    readable, mounts = _move_paths(root, worktree, tuple(path for path in access.readable if path != root), ())
+    return replace(
+        access,
+        root=workspace,
+        writable=writable,
+        readable=readable if root in access.writable else (workspace, *readable),
+        content=root,
+        mounts=(*mounts, *_git_mounts(worktree)),
+        git=Path(worktree.git),
+    )
+
+
+def _move_paths(
+    root: Path, worktree: Worktree, readable: tuple[Path, ...], mounts: tuple[tuple[Path, Path], ...]
+) -> tuple[tuple[Path, ...], tuple[tuple[Path, Path], ...]]:
+    """Return readable paths and mounts as they are at the workspace's path, with the worktree's environments."""
+    workspace = Path(worktree.workspace)
+    inside = {path: workspace / path.relative_to(root) for path in readable if path.is_relative_to(root)}
+    environments = worktree.present_environments()
+    targets = {target for _, target in environments}
+    moved = (
+        (source, workspace / target.relative_to(root) if target.is_relative_to(root) else target)
+        for source, target in (*mounts, *inside.items())
+    )
+    # A path in the workspace would be mounted over the worktree's own content.
+    others = tuple(path for path in readable if path not in inside and not path.is_relative_to(workspace))
+    return others, (*environments, *(mount for mount in moved if mount[1] not in targets))
+
+
+def _git_mounts(worktree: Worktree) -> Iterator[tuple[Path, Path]]:
+    yield Path(worktree.link), Path(worktree.workspace, ".git")
+    yield from ((Path(source), Path(target)) for source, target in worktree.mounts if Path(source).exists())
 
 
 def relocate(spec: SandboxSpec) -> SandboxSpec:
@@ -94,14 +155,15 @@ def relocate(spec: SandboxSpec) -> SandboxSpec:
 
 
 def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: tuple[Path, ...]) -> Access:
-    """Return the paths that an agent may access."""
-    return Access(
+    """Return the paths that an agent may access. It sees a worktree at the workspace's path."""
+    access = Access(
         root=request.cwd,
         path=request.environment.get("PATH") or os.environ.get("PATH", os.defpath),
         program=str(request.program),
         writable=writable,
         readable=readable,
     )
+    return _agent_at_workspace(access, request.cwd) if sys.platform == "linux" else access
 
 
 def python_folders() -> tuple[Path, ...]:
@@ -214,15 +276,15 @@ def state_within(home: str, folder: Path) -> Iterator[Path]:
         yield folder / os.path.relpath(home, real)
 
 
-def git_folders(folder: Path, *, tree: bool) -> Iterator[Path]:
-    """Yield the git paths in a writable folder that must be read-only.
+def git_folders(folder: Path, *, tree: bool, mounts: tuple[tuple[Path, Path], ...] = ()) -> Iterator[Path]:
+    """Yield the git paths in a writable folder that must be read-only, unless one of `mounts` covers them.
 
     In the working tree itself (`tree`), a worktree or submodule has a `.git` file that names another folder, which is
     also yielded. Elsewhere, the command may have written such a file, so it is not followed.
     """
     git = folder / ".git"
     # A mount at a symlink would protect its target, which may be any folder of the host.
-    if git.is_symlink() or not git.exists():
+    if git.is_symlink() or not git.exists() or any(target == git for _, target in mounts):
         return
     yield git
     if tree and git.is_file() and (git_folder := _pointed_to(git)) is not None:

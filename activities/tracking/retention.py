@@ -14,13 +14,15 @@ from pathlib import Path
 
 from activities.artifacts.port import file_stem
 from activities.artifacts.stores import LocalArtifactStore
-from activities.workspace.git_command import remove_worktree, store_git
+from activities.workspace.git_command import store_git
 from activities.workspace.ownership import hold_lock, tree_key
 from activities.workspace.user_repository import UserRepository
+from activities.workspace.worktree import remove_worktree
 from tightloop.coder.model import session_of, session_path
 from tightloop.database.engine import use_wal
 from tightloop.database.ledger import open_state
 from tightloop.errors import TightloopError, WorkspaceLockedError
+from tightloop.host.worktree import data_folder
 from tightloop.plan.document import file_name
 
 LOCK_WAIT = timedelta(seconds=2)
@@ -32,8 +34,6 @@ DELETION_PREFIX = ".freed-"
 """Name prefix of folders that are being deleted, so that partly deleted ones are never used."""
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ALTERNATIVE = re.compile(r".+\.\d+\..+")
-"""Suffix that an alternative's id adds to its plan's id; see `child_id`."""
 
 
 class ProjectData:
@@ -126,8 +126,8 @@ class ProjectData:
         return {path: size_on_disk(path) for path in paths if path.exists()}
 
     def folders(self, unneeded: frozenset[str]) -> dict[Path, int]:
-        """Return plan records and the worktrees of their alternatives, with their sizes."""
-        trees = [path for path in self._folder.glob("worktrees/*") if self._is_alternative(path.name, unneeded)]
+        """Return plan records and worktrees, with their sizes."""
+        trees = [path for path in self._folder.glob("worktrees/*") if path.name in unneeded]
         records = [path for path in map(self._records, unneeded) if path.is_dir()]
         return {path: size_on_disk(path) for path in [*trees, *records]}
 
@@ -197,7 +197,7 @@ class ProjectData:
         """Delete records and worktrees. The caller must have locked all trees."""
         for path in paths:
             if path.parent.name == "worktrees":
-                path.with_name(f"{path.name}.ready").unlink(missing_ok=True)
+                shutil.rmtree(data_folder(path), ignore_errors=True)
                 key = tree_key(path)
                 # The user may have moved or deleted the repository; the worktree still has to go.
                 with contextlib.suppress(OSError, TightloopError):
@@ -239,18 +239,6 @@ class ProjectData:
         """Return a plan's records folder. See `last_activity` for ids that are replaced by folder names."""
         stands_for_itself = _NAME.fullmatch(key) and (self._folder / "plans" / key).is_dir()
         return self._folder / "plans" / (key if stands_for_itself else file_name(key))
-
-    def _is_alternative(self, key: str, unneeded: frozenset[str]) -> bool:
-        """Return whether a worktree belongs to a branch alternative.
-
-        Others contain the results of episodes and plans.
-        """
-        if key not in unneeded or not self._records(key).is_dir():
-            return False
-        return any(
-            key.startswith(f"{plan}.") and _ALTERNATIVE.fullmatch(key[len(plan) + 1 :]) and self._records(plan).is_dir()
-            for plan in unneeded
-        )
 
     def _named_by_kept(self, unneeded: frozenset[str]) -> Iterator[str]:
         for key, text in self._ledger.kept_records():
@@ -341,7 +329,7 @@ class CollectionResult:
     references: int = 0
     rows: int = 0
     files: tuple[Path, ...] = ()
-    """Agents' homes and records, plan records, alternatives' worktrees and cached documents."""
+    """Agents' homes and records, plan records, worktrees and cached documents."""
     size_bytes: int = 0
     """Number of bytes freed, excluding database rows."""
     marked: int = 0

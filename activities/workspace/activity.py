@@ -7,8 +7,10 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
-from activities.workspace.folders import store_folder_of
+from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import (
+    BASE,
+    RESULT,
     AdoptRequest,
     AdoptResult,
     AmendRequest,
@@ -21,6 +23,7 @@ from activities.workspace.port import (
     ReconcileResult,
     RestoredCheckpoint,
     RestoreRequest,
+    ResultPart,
     WorkingTree,
     Workspaces,
     forked_key,
@@ -30,6 +33,7 @@ from activities.workspace.port import (
     note_reset,
     note_restoration,
     opened_key,
+    result_message,
 )
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
@@ -106,6 +110,7 @@ class WorkspaceActivities:
             tree=record.tree,
             checkpoint=record,
             notes=notes,
+            worktree=str(root_of(scope)) if scope.worktree else "",
             known=tuple(earlier.evolve(discarded=True) for earlier in checkpoints[-RECENT_LIMIT:]),
             attempt=activity.info().attempt,
         )
@@ -246,13 +251,20 @@ class WorkspaceActivities:
 
         Changes made after the last step stay on disk unless the settings say otherwise.
         """
-        drift = None
+        drift, delivered = None, ""
+        ledger = self.ledgers(Path(request.scope.workspace))
         if request.expected_tree:
             with self.workspaces.hold(request.scope) as tree:
                 drift = restore_expected_tree(tree, request.expected_tree)
+                if checkpoints := ledger.checkpoints(request.scope.episode_id):
+                    tree.keep(BASE, checkpoints[0].tree)
+                    tree.keep(RESULT, request.expected_tree)
+            if checkpoints and request.result != "tree":
+                part = ResultPart(checkpoints[0].tree, request.expected_tree, result_message(request.goal))
+                delivered = self.workspaces.deliver(request.scope, (part,))
         self.workspaces.release(request.scope)
-        note_closing(self.ledgers(Path(request.scope.workspace)), request, this_call())
-        return CloseResult(drift=drift)
+        note_closing(ledger, request, this_call())
+        return CloseResult(drift=drift, delivered=delivered)
 
 
 def _id_taken_error(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -227,7 +226,7 @@ def user_git(
         WorkspaceError: writing to the repository would change files outside it.
         GitError: another git process has locked HEAD. Retryable.
     """
-    _check_writable(repository)
+    check_writable(repository)
     # Not next to the user's git folder, where paths would be shorter: that is inside the tree.
     with tempfile.TemporaryDirectory(prefix="tightloop-git-") as name:
         view = Path(name).resolve()
@@ -239,7 +238,7 @@ def user_git(
         head = repository.folder / "HEAD"
         before = head.read_bytes()
         (view / "HEAD").write_bytes(before)
-        (view / "config").write_text(_config(repository))
+        (view / "config").write_text(private_config(repository))
         logs = repository.common / "logs"
         if (logs / "refs").is_dir():
             (view / "logs").mkdir()
@@ -278,65 +277,8 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
     return [path for path, value in filters if value not in (b"unspecified", b"unset", b"")]
 
 
-def make_worktree(workspace: UserRepository, root: Path, *, timeout: timedelta, inherit: tuple[int, ...]) -> None:
-    """Create a git worktree at `root` with the last commit's files, and register it in the user's repository.
-
-    Filters such as git-lfs do not run, so files have the content that git stores.
-
-    Raises:
-        GitError: git failed.
-        WorkspaceError: the repository has no commit.
-    """
-    with user_git(workspace, inherit=inherit) as git:
-        head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-    if head.code != 0:
-        raise WorkspaceError(f"{workspace.root} needs a commit before a separate worktree can be created")
-    registration = _worktree_folder(workspace, root)
-    # Written by hand, since `git worktree add` would register it in the temporary folder of `user_git`.
-    registration.mkdir(parents=True, exist_ok=True)
-    root.mkdir(parents=True)
-    for name, content in (
-        ("commondir", b"../..\n"),
-        ("gitdir", os.fsencode(root / ".git") + b"\n"),
-        ("HEAD", head.out.strip() + b"\n"),
-    ):
-        (registration / name).write_bytes(content)
-    (registration / "index").unlink(missing_ok=True)
-    # Left by an attempt that was killed, and git waits for nobody to remove it.
-    (registration / "index.lock").unlink(missing_ok=True)
-    (root / ".git").write_bytes(b"gitdir: " + os.fsencode(registration) + b"\n")
-    with user_git(UserRepository(root), inherit=inherit) as git:
-        git.run("read-tree", "--reset", "-u", head.out.decode().strip(), timeout=timeout)
-
-
-def remove_worktree(workspace: UserRepository, root: Path) -> None:
-    """Remove a worktree and its registration in the user's repository. Idempotent."""
-    registration = _worktree_folder(workspace, root)
-    if root.exists():
-        shutil.rmtree(root)
-    # The user may have reused the name for a worktree of their own.
-    if read_pointer(registration / "gitdir") == os.fsencode(root / ".git"):
-        shutil.rmtree(registration)
-
-
-def _worktree_folder(workspace: UserRepository, root: Path) -> Path:
-    """Return a worktree's registration folder, which is named after it unless another one has that name."""
-    _check_writable(workspace)
-    folder = workspace.common / "worktrees"
-    if folder.is_symlink():
-        raise WorkspaceError(
-            f"{folder} is a link, and a worktree cannot be created through a link. Start without worktree"
-        )
-    for number in range(1_000):
-        registration = folder / (f"{root.name}-{number}" if number else root.name)
-        if registration.is_symlink():
-            continue
-        if not registration.exists() or read_pointer(registration / "gitdir") in (b"", os.fsencode(root / ".git")):
-            return registration
-    raise GitError(f"{folder} has 1000 worktrees named {root.name}. Remove some: git worktree prune")
-
-
-def _config(repository: UserRepository) -> str:
+def private_config(repository: UserRepository) -> str:
+    """Return the git settings for a folder of our own with which the repository's files look as they do to its user."""
     local = read_config(repository.common / "config") | read_config(repository.folder / "config.worktree")
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":
@@ -373,7 +315,7 @@ def _take_over(head: Path, before: bytes, after: bytes) -> None:
     lock.replace(head)
 
 
-def _check_writable(repository: UserRepository) -> None:
+def check_writable(repository: UserRepository) -> None:
     """Reject a repository in which writes could end up elsewhere because it belongs to another tree or has symlinks.
 
     Raises:

@@ -1,9 +1,9 @@
 """Requests, results and interfaces for the workspace activities."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from activities.workspace.scope import Call, EpisodeScope, Ledger
 from activities.workspace.store.entry import Entry
@@ -12,9 +12,10 @@ from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
 from tightloop.executor.model import ExecutorChoice
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
+from tightloop.run.core import ResultMode
 from tightloop.run.outcome import headline
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
-from tightloop.value import ArtifactRef, Value, format_count
+from tightloop.value import ArtifactRef, Value, format_count, shorten
 
 
 class OpenRequest(Value):
@@ -38,6 +39,8 @@ class OpenResult(Value):
     checkpoint: CheckpointRecord
     """The files' initial state. In a new episode, this is `ckpt-0`."""
     notes: tuple[str, ...] = ()
+    worktree: str = ""
+    """Path of the episode's own worktree."""
     known: tuple[CheckpointRecord, ...] = ()
     """Checkpoints of an earlier episode with this id, at most `RECENT_LIMIT`."""
     home: str = ""
@@ -130,6 +133,10 @@ class CloseRequest(Value):
     reason: str = ""
     expected_tree: str = ""
     """Tree to restore. If empty, the current files are kept."""
+    result: ResultMode = "tree"
+    """Form in which the expected tree is delivered. An episode has only one task."""
+    goal: str = ""
+    """Text for the commit. Required unless `result` is `tree`."""
     snapshot: WorkflowSnapshot | None = None
     """The episode's final ledger row."""
 
@@ -139,6 +146,29 @@ class CloseResult(Value):
 
     drift: Drift | None = None
     """Deviation from the expected tree, which is either still on disk or was undone."""
+    delivered: str = ""
+    """See `RunStatus`."""
+
+
+BASE, RESULT = "base", "result"
+"""Refs of a successful run's initial and final tree, below `refs/tightloop/<run>`."""
+SUBJECT_CHARACTERS = 72
+
+
+class ResultPart(NamedTuple):
+    """Changes for one commit."""
+
+    before: str
+    """Tree in the private store."""
+    after: str
+    message: str
+
+
+def result_message(goal: str) -> str:
+    """Return a commit message with the start of a goal as its subject."""
+    first, _, rest = goal.strip().partition("\n")
+    subject = shorten(first, SUBJECT_CHARACTERS)
+    return f"{subject}\n\n{goal.strip()}" if rest.strip() or subject != first else subject
 
 
 class WorkingTree(Protocol):
@@ -185,6 +215,14 @@ class WorkingTree(Protocol):
 
         Returns:
             The resulting tree, and the changes that were undone after they had been saved under a ref.
+        """
+        ...
+
+    def apply(self, before: str, after: str) -> tuple[bytes, ...]:
+        """Make the changes between two trees to the files on disk, and return the changed paths.
+
+        Raises:
+            WorkspaceError: a file differs from both trees. Nothing was written.
         """
         ...
 
@@ -263,6 +301,16 @@ class Workspaces(Protocol):
 
     def release(self, scope: EpisodeScope) -> None:
         """Release the claim. Idempotent."""
+
+    def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
+        """Commit a run's changes on a new branch, and return sentences about them for the status. Idempotent.
+
+        If that is not possible, they say why.
+
+        Raises:
+            GitError: git failed. Retryable.
+        """
+        ...
 
     def hold(self, scope: EpisodeScope) -> AbstractContextManager[WorkingTree]:
         """Lock the tree exclusively, and kill leftover processes of a dead holder.

@@ -15,6 +15,7 @@ from activities.workspace.store.entry import folders_of
 from activities.workspace.store.rules import RULES_BYTES, RuleList, Rules
 from activities.workspace.store.walk import Coverage, Signature, Walk, signature_of
 from tightloop.errors import NotARepositoryError, WorkspaceError
+from tightloop.host.worktree import read_worktree
 from tightloop.value.recent import LruCache
 
 INDEX_BYTES = 512 * 1024 * 1024
@@ -75,7 +76,9 @@ class UserRepository:
             _read(excludes_file, RULES_BYTES) if excludes_file.is_absolute() else b"",
             _read(self.common / "info/exclude", RULES_BYTES),
         ]
-        return Coverage(Rules(RuleList("", text, folded=folded) for text in texts), tracked, folders, folded)
+        rules = Rules(RuleList("", text, folded=folded) for text in texts)
+        worktree = read_worktree(self.root)
+        return Coverage(rules, tracked, folders, folded, frozenset(worktree.copies if worktree else ()))
 
 
 class IndexMemory:

@@ -15,7 +15,6 @@ from activities.workspace.git_command import (
     Git,
     filtered_paths,
     format_paths,
-    make_worktree,
     split_z,
     user_git,
 )
@@ -27,6 +26,8 @@ from activities.workspace.ownership import (
     tree_lock,
     write_atomically,
 )
+from activities.workspace.port import ResultPart
+from activities.workspace.result import commit_result
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.store.entry import EMPTY_TREE, Entry, TreeChange
 from activities.workspace.store.objects import TreeStore, translated_errors
@@ -42,14 +43,19 @@ from activities.workspace.store.walk import (
 )
 from activities.workspace.store.writer import TreeWriter, describe_drift, undone_changes
 from activities.workspace.user_repository import IndexMemory, UserRepository, is_trusted
+from activities.workspace.worktree import make_worktree
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceError
 from tightloop.host import open_state_home, private_folder, state_home
+from tightloop.host.worktree import read_worktree
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause, DriftError
+from tightloop.settings import WorkspaceSettings
+from tightloop.value import shorten
 
 READ_TIMEOUT = timedelta(minutes=10)
 # The first round may change `.gitignore` files, and with them the files that the next snapshot covers.
 RESTORE_ROUNDS = 3
 SHOWN_PATHS = 10
+DESCRIPTION_CHARACTERS = 600
 SETTLED_ROWS = 1_000
 """Number of files with new times but unchanged content, above which the cache is rewritten."""
 
@@ -151,6 +157,23 @@ class GitWorkingTree:
             return actual, None
         tree = self._store.replace_paths(actual, replacements)
         return tree, self._undo(tree, actual, undone, DriftCause.OUTSIDE)
+
+    def apply(self, before: str, after: str) -> tuple[bytes, ...]:
+        """Make the changes between two trees to the files on disk, and return the changed paths.
+
+        Raises:
+            WorkspaceError: a file differs from both trees. Nothing was written.
+        """
+        actual = self.snapshot()
+        present, changes = self._store.files(actual), self._store.changes(before, after)
+        open_changes = [change for change in changes if present.get(change.path) != change.after]
+        if others := [change.path for change in open_changes if present.get(change.path) != change.before]:
+            raise WorkspaceError(
+                f"{format_paths(others, SHOWN_PATHS)} changed in {self.root} since the run started, so nothing was "
+                "written. Commit the result on a branch and merge it: tightloop result ID --branch NAME"
+            )
+        self.restore(self._store.replace_paths(actual, {change.path: change.after for change in open_changes}))
+        return tuple(change.path for change in open_changes)
 
     def keep(self, name: str, tree: str) -> None:
         self._store.keep(f"refs/tightloop/{self._episode}/{name}", tree)
@@ -337,21 +360,21 @@ def notes_on(
             if (repository.root / path).lstat().st_size > BIG_FILE_BYTES:
                 big.append(path)
     changed: list[bytes] = []
-    filtered: list[bytes] = []
     if worktree:
         with user_git(repository, timeout=timeout) as git:
             status = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all")
             changed = [entry[3:] for entry in split_z(git.run(*status))]
-            filtered = filtered_paths(git, split_z(git.run("ls-tree", "-r", "-z", "--name-only", "HEAD")))
+            # Files with a filter such as git-lfs always look changed, because the filter does not run.
+            changed = sorted(set(changed) - set(filtered_paths(git, changed)))
     size = f"{BIG_FILE_BYTES // 1_000_000} MB"
     notes: dict[str, list[bytes]] = {
-        "ignored files and empty folders are not part of checkpoints": _encode_paths(ignored),
+        # Of a worktree, `make_worktree` says more.
+        "ignored files and empty folders are not part of checkpoints": [] if worktree else _encode_paths(ignored),
         f"files over {size} slow down checkpoints and are stored again after every change": _encode_paths(big),
         "checkpoints contain submodules and nested repositories as regular files, without their .git": _encode_paths(
             walk.nested
         ),
         "the worktree starts from the last commit and does not contain uncommitted changes": changed,
-        "the worktree contains these files as git stores them, because filters such as git-lfs do not run": filtered,
     }
     return tuple(f"{sentence}: {format_paths(paths, SHOWN)}" for sentence, paths in notes.items() if paths)
 
@@ -364,16 +387,15 @@ def _encode_paths(paths: list[str]) -> list[bytes]:
 class GitWorkspaces:
     """Prepares working trees for episodes, and locks each for one holder at a time.
 
-    Snapshots are stored in the state home. The user's repository is not changed, except that the worktree is added to
-    its list if an episode uses its own worktree.
+    Snapshots are stored in the state home. The user's repository is not changed, except that a worktree is added to its
+    list while it exists, and that `deliver` creates a branch.
     """
 
     lock_wait: timedelta = LOCK_WAIT
     """Maximum time to wait for another holder."""
     timeout: timedelta = COMMAND_TIMEOUT
     """Timeout for git commands that neither read nor write a whole tree."""
-    asks: bool = True
-    """Whether to ask a person about files that somebody else changed. Otherwise the changes are saved and undone."""
+    settings: WorkspaceSettings = field(default_factory=WorkspaceSettings)
     states: States = field(default_factory=lambda: States(REMEMBERED), repr=False, compare=False)
     indexes: IndexMemory = field(default_factory=IndexMemory, repr=False, compare=False)
 
@@ -406,16 +428,19 @@ class GitWorkspaces:
         notes = notes_on(repository, repository.coverage(self.indexes), worktree=scope.worktree, timeout=self.timeout)
         if scope.worktree and not scope.within:
             root = root_of(scope)
-            finished = root.with_name(root.name + ".ready")
             with tree_lock(state_folder_of(scope), root, wait=self.lock_wait) as lock:
-                if not (finished.exists() and root.exists()):
+                worktree = read_worktree(root) if root.exists() else None
+                if worktree is None:
                     # An incomplete worktree of an interrupted attempt is created again.
                     if root.exists():
                         shutil.rmtree(root)
                     private_folder(root.parent)
                     # A git that outlives a killed worker still holds the lock, and cleans up: wait for it.
-                    make_worktree(repository, root, timeout=READ_TIMEOUT, inherit=(lock,))
-                    write_atomically(finished, b"")
+                    coverage = repository.coverage(self.indexes)
+                    worktree = make_worktree(
+                        repository, root, coverage, self.settings, timeout=READ_TIMEOUT, inherit=(lock,)
+                    )
+            return (*worktree.notes, *notes)
         return notes
 
     def release(self, scope: EpisodeScope) -> None:
@@ -456,7 +481,7 @@ class GitWorkspaces:
                     cache=StatCache(trees / "states" / key, self.states),
                     coverage=lambda: repository.coverage(self.indexes),
                     processes=processes,
-                    asks=self.asks,
+                    asks=self.settings.drift == "ask",
                     is_ours=is_ours,
                 )
             # Asking a person is no failure: nothing was written, and their edits must not count as ours next time.
@@ -465,6 +490,16 @@ class GitWorkspaces:
                 raise
             # Left by a holder that died or failed, possibly with half of its changes written.
             marker.unlink()
+
+    def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
+        """Commit a run's changes as in `commit_result`, and return sentences about them for the status.
+
+        If that is not possible, they say why.
+        """
+        try:
+            return commit_result(scope, parts).describe()
+        except WorkspaceError as error:
+            return shorten(f"the result was not committed. {error.message}", DESCRIPTION_CHARACTERS)
 
     def _claims(self, scope: EpisodeScope) -> WorkspaceLocks:
         return WorkspaceLocks(state_folder_of(scope) / "claims", wait=self.lock_wait)

@@ -16,6 +16,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import LimitHit, Usage
 from tightloop.host import state_folder
 from tightloop.run.question import QuestionKind
+from tightloop.settings import WorkspaceSettings
 
 
 async def paused(client: TightloopClient, episode_id: str) -> EpisodeStatus:
@@ -225,7 +226,7 @@ async def test_edits_outside_a_pause_are_undone_where_settings_say_so(client, wo
             (workspace / "stray.txt").write_text("stray\n")
         return planned()
 
-    async with working(ScriptedPlanner(meddle), workspaces=GitWorkspaces(asks=False)):
+    async with working(ScriptedPlanner(meddle), workspaces=GitWorkspaces(settings=WorkspaceSettings(drift="undo"))):
         episode_id = await client.start(request_for())
         await client.result(episode_id)
         timeline = await client.timeline(episode_id)

@@ -130,6 +130,12 @@ COMMANDS = (
     Command("checkpoints", "look:checkpoints", panel=LOOK),
     Command("diff", "look:diff", panel=LOOK),
     Command("output", "look:output", panel=LOOK),
+    Command(
+        "result",
+        "export:result",
+        "Show where a successful run's result is, or take it as files, as a commit or as a patch.",
+        LOOK,
+    ),
     Command("export", "export:export", "Prints JSON to stdout by default.", LOOK),
     Command("inbox", "now:inbox", panel=LOOK),
     Command("digest", "look:digest", panel=LOOK),

@@ -13,10 +13,12 @@ from typing import Annotated, Any, TextIO
 
 import click
 
-from tightloop.cli.parameters import Id, Option
+from tightloop.cli.host.server_part import take_result
+from tightloop.cli.parameters import AsJson, Id, Option
 from tightloop.cli.session import Session, session_of
-from tightloop.cli.terminal import as_plain_values, plain, print_note, show
-from tightloop.client import CLOSED_STATUSES, Kind, Summary, TightloopClient
+from tightloop.cli.terminal import as_plain_values, plain, print_note, show, show_either
+from tightloop.client import CLOSED_STATUSES, Kind, RunStatus, Summary, TightloopClient
+from tightloop.client.changes import result_patch
 from tightloop.client.store import Store
 from tightloop.errors import ArtifactError, InvalidRequestError, ServiceUnavailableError, WorkspaceError
 from tightloop.plan.document import PlanArchive
@@ -283,3 +285,30 @@ def _references(value: Any) -> Iterable[ArtifactRef]:
 
 def _json_text(document: Any) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def result(
+    context: click.Context,
+    workflow: Id,
+    apply: Annotated[bool, Option("--apply", help="Write the changed files into the workspace.")] = False,
+    branch: Annotated[str, Option(help="Commit the changes on a new branch with this name.")] = "",
+    patch: Annotated[bool, Option("--patch", help="Print the changes as a patch.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    if apply + bool(branch) + patch > 1:
+        raise InvalidRequestError("choose one of --apply, --branch and --patch")
+    session = session_of(context)
+
+    async def look(client: TightloopClient, key: str) -> tuple[RunStatus, str]:
+        return await client.status(key), (await client.request(key)).goal
+
+    status, goal = session.on(workflow, look)
+    if patch:
+        text = result_patch(Path(status.workspace), status.id)
+        show_either({"patch": text}, text.rstrip("\n"), as_json=as_json)
+        return
+    delivered = status.delivered or f"the changed files are in {status.worktree or status.workspace}"
+    if apply or branch:
+        how = {"run": status.id, "workspace": status.workspace, "title": goal, "branch": branch}
+        delivered = take_result(session, {**how, "worktree": bool(status.worktree)})
+    show_either({"id": status.id, "result": delivered}, delivered, as_json=as_json)

@@ -10,7 +10,16 @@ from tightloop.cli.follow import follow
 from tightloop.cli.loop_views import gates_table, loop_todo_lines, tasks_table
 from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
 from tightloop.cli.session import exit_with_status, session_of, wait_at_most
-from tightloop.cli.start import Executor, Model, Planner, Workspace, drop_none
+from tightloop.cli.start import (
+    Executor,
+    ExecutorOptions,
+    Model,
+    Planner,
+    Result,
+    Workspace,
+    drop_none,
+    executor_values,
+)
 from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
 from tightloop.cli.views import status_panel
@@ -42,10 +51,12 @@ def plan(
     model: Annotated[str, Option(help="Model that divides the work into tasks.")] = "",
     executor: Executor = None,
     executor_model: Model = None,
+    executor_option: ExecutorOptions = None,
+    result: Result = None,
     new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a generated id.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    choice = drop_none(name=executor, model=executor_model)
+    choice = drop_none(name=executor, model=executor_model, options=executor_values(executor_option))
     request = LoopRequest(
         workspace=str(Path(workspace or ".").absolute()),
         goal=goal,
@@ -53,7 +64,9 @@ def plan(
         packet_id=packet,
         model=model,
         gates=tuple(Check(run=command) for command in gate or ()),
-        **drop_none(parallel=parallel, planner=planner, executor=ExecutorChoice(**choice) if choice else None),
+        **drop_none(
+            parallel=parallel, planner=planner, result=result, executor=ExecutorChoice(**choice) if choice else None
+        ),
     )
     session = session_of(context)
 

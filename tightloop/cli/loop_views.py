@@ -25,6 +25,7 @@ def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
         ("tasks", counts_of(status) if status.tasks else ""),
         ("gates", gates_line(status)),
         *(("", sentence) for sentence in status.chosen_checks),
+        ("result", status.delivered),
         ("reason", status.reason),
     ]
 

@@ -25,7 +25,7 @@ from tightloop.cli.plan_file import (
     step_text,
 )
 from tightloop.cli.session import exit_with_status, session_of
-from tightloop.cli.start import drop_none, start_and_wait
+from tightloop.cli.start import Executor, ExecutorOptions, Result, drop_none, executor_values, start_and_wait
 from tightloop.cli.terminal import on_terminal, plain, print_note, show, show_either, show_json
 from tightloop.cli.views import record_lines
 from tightloop.client import Kind, RunStatus, TightloopClient
@@ -149,6 +149,9 @@ def run(
     again: Annotated[str | None, Option(metavar="ID", help="Run a closed plan again, reusing completed steps.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Preview each step without changing anything.")] = False,
     worktree: Annotated[bool, Option("--worktree", help="Work in a new git worktree.")] = False,
+    executor: Executor = None,
+    executor_option: ExecutorOptions = None,
+    result: Result = None,
     max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
@@ -162,6 +165,9 @@ def run(
 ) -> None:
     # False counts as omitted: with --again, the value of the earlier run then stays.
     options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
+    options |= drop_none(result=result)
+    choice = drop_none(name=executor, options=executor_values(executor_option))
+    options |= {"executor": choice} if choice else {}
     arguments = RunArguments(file, again, plan_id, workspace, values or [], goal, options)
     arguments.check()
     if wait is not None and detach:

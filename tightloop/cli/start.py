@@ -23,6 +23,7 @@ from tightloop.episode.progress.classification import Preset, apply_preset_to_re
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest, PlanStatus
+from tightloop.run.core import ResultMode
 from tightloop.safety.rubric import Verdict
 from tightloop.settings import Settings
 from tightloop.settings.layers import merge_layers
@@ -201,6 +202,10 @@ KeepGreen = Annotated[
 ]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
+Result = Annotated[
+    ResultMode | None,
+    Option(help="Deliver a success as one commit on a new branch, as a commit for each task, or as files only (tree)."),
+]
 EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]
 Replace = Annotated[bool, Option("--replace", help="Start the closed episode given by --id again and keep its data.")]
 RequestFile = Annotated[Path | None, Option(help="Request file in YAML or JSON. Options override it.")]
@@ -231,6 +236,7 @@ def start(
     keep_green: KeepGreen = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
+    result: Result = None,
     new_id: EpisodeNewId = None,
     replace: Replace = False,
     file: RequestFile = None,
@@ -246,7 +252,7 @@ def start(
     options = drop_none(
         goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow
     )
-    options |= drop_none(keep_green=keep_green, attended=is_attended())
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
@@ -263,6 +269,7 @@ def code(
     keep_green: KeepGreen = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
+    result: Result = None,
     new_id: EpisodeNewId = None,
     watch: Watch = False,
     wait: Wait = None,
@@ -270,7 +277,7 @@ def code(
 ) -> None:
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
-    options |= drop_none(keep_green=keep_green, attended=is_attended())
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)

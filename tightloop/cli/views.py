@@ -31,7 +31,7 @@ from tightloop.wording import (
 
 if TYPE_CHECKING:
     from tightloop.cli.gateway import Document
-    from tightloop.client import EpisodeStatus, Event, PlanStatus, Question, Summary
+    from tightloop.client import EpisodeStatus, Event, PlanStatus, Question, RunStatus, Summary
     from tightloop.episode.check import FailedCheck
     from tightloop.episode.checkpoint import CheckpointRecord
     from tightloop.plan.child import StepRecord
@@ -107,6 +107,10 @@ def todo_lines(status: Any) -> list[str]:
         if not any(option.name == "cancel" for question in questions for option in question.options):
             commands.append(f"cancel {name}   # end the episode; the files stay as they are")
     return [*lines, *(f"  tightloop {command}" for command in commands)]
+
+
+def _result_lines(status: RunStatus) -> list[str]:
+    return [f"Result: {status.delivered}"] if status.delivered else []
 
 
 def drift_lines(drifts: Iterable[Drift]) -> list[str]:
@@ -196,6 +200,8 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("status", apply_colour(_qualified(label, status) + (", pause requested" if status.pause_requested else ""))),
         ("goal", status.goal),
         ("workspace", status.workspace),
+        ("worktree", status.worktree),
+        ("forked from", status.forked_from),
         ("phase", status.phase),
         ("now", work_text(status.work, datetime.now(UTC)) if status.work and not status.waits_for else ""),
         ("waits for", status.waits_for),
@@ -211,6 +217,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         ("diagnosis", status.diagnosis),
         ("checkpoint", status.checkpoint_id),
         *(("changed", drift_text(drift)) for drift in status.drifts),
+        ("result", status.delivered),
         ("budget", budget_line(status.spent, status.budget)),
         ("reason", status.reason),
     ]
@@ -243,6 +250,7 @@ def episode_end_lines(status: EpisodeStatus) -> list[str]:
     lines = [
         headline(outcome, status.qualifier, status.reason),
         f"Checks: {status.checks or 'not run'}.{changed} Spent: {budget_line(status.spent, status.budget)}.",
+        *_result_lines(status),
         *drift_lines(status.drifts),
     ]
     if status.status == "succeeded":
@@ -295,6 +303,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
             for belief in status.beliefs[:LINES_SHOWN]
         ),
         *(("changed", drift_text(drift)) for drift in status.drifts),
+        ("result", status.delivered),
         ("spent", spent_line(status.spent)),
         ("reason", status.reason),
     ]
@@ -315,6 +324,7 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
     lines = [
         headline(outcome, status.qualifier, status.reason),
         f"Steps: {counts_line(status.counts)}. Spent: {spent_line(status.spent)}.",
+        *_result_lines(status),
         *drift_lines(status.drifts),
         f"Report: tightloop export {status.plan_id} --report",
     ]

@@ -62,6 +62,18 @@ class TreeChange:
         return _git(self._folder, *_DIFF, *options, *self._trees)
 
 
+def result_patch(workspace: Path, run: str) -> str:
+    """Return the changes of a successful run as a patch for `git apply`.
+
+    Raises:
+        InvalidRequestError: the run has no result on this host.
+    """
+    folder, names = store_folder(workspace), [f"refs/tightloop/{run}/{name}" for name in ("base", "result")]
+    if not folder.is_dir() or any(_run_git(folder, "rev-parse", "--verify", "-q", name).returncode for name in names):
+        raise InvalidRequestError(f"{run} has no result on this host. Only a run that succeeded has one")
+    return _git(folder, *_DIFF, "--binary", *names)
+
+
 def plan_change(store: Store, numbers: Sequence[int], records: Sequence[CheckpointRecord]) -> str:
     """Return the plan difference between two checkpoints; empty if there is none.
 

@@ -17,7 +17,7 @@ from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, Tr
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
-from tightloop.run.core import Evidence, RunResult, RunStatus, Work
+from tightloop.run.core import Evidence, ResultMode, RunResult, RunStatus, Work, choose_result_mode
 from tightloop.run.routing import Queues, project_of
 from tightloop.safety.approval import Approval, ShownChange
 from tightloop.safety.drift import Drift
@@ -127,6 +127,10 @@ class EpisodeRequest(CallerInput):
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     worktree: bool = False
     """Work in a separate git worktree in the state home."""
+    result: ResultMode = "auto"
+    """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
+    task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
+    """
     within: str = ""
     """Id of the plan that owns the workspace and waits for this episode, which works in the plan's tree."""
     tells_parent: bool = False
@@ -163,6 +167,16 @@ class EpisodeRequest(CallerInput):
     def _fill(cls, data: Any) -> Any:
         # Before the validation, because a preset must not override what the caller gave.
         return classification.apply_preset_to_request(data)
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether a plan waits for this episode."""
+        return bool(self.within or self.tells_parent)
+
+    @property
+    def result_mode(self) -> ResultMode:
+        """The form in which a success is delivered."""
+        return choose_result_mode(self.result, worktree=self.worktree, nested=self.is_nested)
 
     def check(self) -> None:
         """Check the request for values that are empty, too large, out of range or unknown.

@@ -16,7 +16,7 @@ from tightloop.episode.model import check_run, planner_problem
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.executor.options import choice_problem
-from tightloop.run.core import RunInput, RunResult, RunStatus
+from tightloop.run.core import ResultMode, RunInput, RunResult, RunStatus
 from tightloop.run.question import ChildWait
 from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
 from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, format_count, shorten
@@ -199,6 +199,10 @@ class LoopRequest(CallerInput):
     """Budget for each task."""
     parallel: int = 4
     """Maximum number of concurrent tasks."""
+    result: ResultMode = "auto"
+    """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
+    task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
+    """
     pause_timeout: Duration = timedelta(days=30)
     """Maximum time to wait for a person, who has to call `dispatch` or `verify` or answer a question."""
     queues: Queues = Queues.model_construct()

@@ -390,6 +390,7 @@ class ProjectInput(LoopInput):
             pause_timeout=self.pause_timeout,
             queues=self.queues,
             executor=self.executor,
+            result=self.result,
             progress=self.progress,
             **kernel,
         )

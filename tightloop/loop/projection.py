@@ -60,6 +60,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         plan_id=plan.plan_id,
         project=facts.project,
         workspace=request.workspace,
+        delivered=plan.delivered,
         goal=facts.goal or request.goal,
         run_id=request.episode,
         packet_id=facts.packet_id,

@@ -13,7 +13,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.executor.options import choice_problem
 from tightloop.plan.child import Belief, StepFailure, StepStatus
-from tightloop.run.core import RunResult, RunStatus
+from tightloop.run.core import ResultMode, RunResult, RunStatus
 from tightloop.run.question import ChildWait
 from tightloop.run.routing import Queues
 from tightloop.safety.drift import Drift
@@ -63,6 +63,10 @@ class PlanRequest(CallerInput):
     """Overrides for `Plan.inputs`."""
     worktree: bool = False
     """Run the plan in a separate git worktree."""
+    result: ResultMode = "auto"
+    """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
+    task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
+    """
     goal: str = ""
     """Goal for a planner, which writes the plan if there is no source or file. Requires the setting `agent_planning`.
     """

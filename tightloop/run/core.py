@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections import deque
 from datetime import datetime
 from itertools import islice
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, model_validator
 
@@ -122,6 +122,10 @@ class RunCore(Value):
     timeline: tuple[TimelineLine, ...] = ()
     drifts: tuple[Drift, ...] = ()
     """File changes on disk that were not made by the run. The last `DRIFTS_KEPT` are kept."""
+    delivered: str = ""
+    """Place of the result, see `RunStatus`."""
+    worktree: str = ""
+    forked_from: str = ""
 
 
 def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
@@ -136,6 +140,17 @@ def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, 
     # Compared with the drifts before this one is added; afterwards every drift would look like a repetition.
     report = drift.report if is_news(core.drifts, drift) else ()
     return core.evolve(drifts=with_drift(core.drifts, drift)), report
+
+
+ResultMode = Literal["auto", "branch", "commits", "tree"]
+"""Form in which a result is delivered: one commit on a new branch, one commit for each task, or files only."""
+
+
+def choose_result_mode(wanted: ResultMode, *, worktree: bool, nested: bool) -> ResultMode:
+    """Return the form for a run. `auto` means `branch` for worktrees. The result of a nested run goes to its parent."""
+    if nested:
+        return "tree"
+    return ("branch" if worktree else "tree") if wanted == "auto" else wanted
 
 
 class RunInput(CallerInput):
@@ -258,6 +273,13 @@ class RunStatus(Value):
     """Reason for the outcome."""
     files_changed: int | None = None
     """See `RunResult`. None while the run is open."""
+    worktree: str = ""
+    """Worktree in which the run works. Empty if it works in the workspace."""
+    forked_from: str = ""
+    """Episode and checkpoint from which the run was forked."""
+    delivered: str = ""
+    """Branch with the result and the command that takes it, or why there is none. Empty if the result is in the working
+    tree."""
 
     @property
     @abstractmethod

@@ -166,6 +166,18 @@ class WorkspaceSettings(Section):
     `undo` saves the changes and reverts them. The status and the result then list the files and the command that
     restores them.
     """
+    env_files: bool = True
+    """Copy ignored `.env*` files from the workspace into worktrees. Snapshots never contain them."""
+    include: tuple[str, ...] = ()
+    """Patterns of further small ignored files to copy, as in `.gitignore`. `.worktreeinclude` in the workspace lists
+    more.
+    """
+    environments: Literal["mount", "copy"] = "mount"
+    """Source of a worktree's folders of installed packages, such as `.venv` and `node_modules`. `mount` shows those of
+    the workspace read-only. `copy` suits checks that write into them.
+    """
+    environments_mb: Annotated[int, Field(ge=0)] = 2048
+    """Maximum size of these copies per worktree in MB. Larger folders are mounted."""
 
 
 class SandboxSettings(Section):

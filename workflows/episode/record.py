@@ -243,7 +243,7 @@ class EpisodeView(View):
     @property
     def tells_parent(self) -> bool:
         """True if a parent plan receives the open questions."""
-        return bool(self._record.request.within or self._record.request.tells_parent)
+        return self._record.request.is_nested
 
     @property
     def needs(self) -> tuple[Question | None, bool]:

@@ -162,6 +162,9 @@ class Workspace:
                 trees=(opened.tree,),
             )
         )
+        source = record.given.restore
+        forked_from = f"{source.checkpoint_id} of {source.episode_id}" if source and source.episode_id else ""
+        record.core = record.core.evolve(worktree=opened.worktree, forked_from=forked_from)
         record.log("opened", f"{checkpoint.id}: " + ("; ".join(opened.notes) or "the workspace is ready"))
         # An episode within a plan shares the plan's workspace, so it cannot move to another host on its own.
         if opened.copied and not record.request.within:
@@ -261,11 +264,14 @@ class Workspace:
                     outcome=outcome,
                     reason=reason,
                     expected_tree=keep,
+                    result=record.request.result_mode,
+                    goal=record.request.goal,
                     snapshot=self._reporting.last,
                 ),
                 ActivityOptions(f"close: {outcome.value}", CLOSE_TIMEOUT, record.request.queues.workspace),
             )
             record.log_drift(closed.drift if closed is not None else None)
+            record.log_delivery(closed.delivered if closed is not None else "")
         except ActivityFailedError as failure:
             # The outcome stands. A claim that is left behind is void, because its owner has ended.
             record.log("closed", f"the workspace could not be released: {failure.reason}")

@@ -237,6 +237,7 @@ class PlanContext(Run):
         progress = self.progress.evolve(plan=opened.plan, base_tree=opened.tree, tree=opened.tree)
         progress = progress.begin(graph.head.budget, graph.head.hypotheses)
         self.progress = progress.count_usage(opened.usage, opened.api_calls)
+        self.core = self.core.evolve(worktree=opened.worktree)
         self.log("opened", "; ".join([format_count(len(graph.nodes), "step"), *opened.notes]))
 
     def save(self) -> None:

@@ -16,6 +16,7 @@ from tightloop.plan.document import OnPlanFailure
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.progress import Doubt
 from tightloop.plan.request import PlanOutcome, PlanPhase, PlanResult
+from tightloop.run.core import choose_result_mode
 from tightloop.run.outcome import doubts, headline, qualify, with_announcements
 from tightloop.value import abridge
 from workflows.plan.context import PlanContext, PlanEnd
@@ -133,6 +134,10 @@ class Ending:
             counts=counts,
             decisions=context.progress.decisions,
             edits=context.progress.edits,
+            result=choose_result_mode(
+                context.request.result, worktree=context.request.worktree, nested=context.request.depth > 1
+            ),
+            title=context.title,
             snapshot=self._reporting.last,
         )
         try:
@@ -140,6 +145,7 @@ class Ending:
             closed = await self._activities.run(PlanActivities.close_plan, request, options)
             record = closed.archive
             context.log_drift(closed.drift)
+            context.log_delivery(closed.delivered)
         except ActivityFailedError as failure:
             context.log("closed", f"the workspace could not be released: {failure.reason}")
         return PlanResult(

@@ -242,6 +242,8 @@ class PlanView(View):
             beliefs=progress.beliefs,
             spent=progress.spent,
             drifts=context.core.drifts,
+            delivered=context.core.delivered,
+            worktree=context.core.worktree,
             tree=progress.tree,
             proof=progress.proof,
             qualifier=context.qualifier,

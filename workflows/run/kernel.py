@@ -315,6 +315,12 @@ class Run(Routing, ABC):
         for line in report:
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
 
+    def log_delivery(self, delivered: str) -> None:
+        """Record where the result is. Empty if it is in the working tree."""
+        if delivered:
+            self.core = self.core.evolve(delivered=delivered)
+            self.log("result", delivered, characters=COMMAND_CHARACTERS)
+
     # -- questions ------------------------------------------------------------------------------------
 
     @property

@@ -262,6 +262,9 @@ class AgentExecutor(AgentHost, Executor):
         """Run the agent once. Returns None if it does not know the session to resume."""
         access, gateway = way
         launch = self.adapter.launch(order, home, access, order.resume)
+        inside = str(self.tree_inside(order, own_sandbox=launch.own_sandbox))
+        if inside != order.root:
+            launch = self.adapter.launch(order.evolve(root=inside), home, access, order.resume)
         write_files(home, launch.files)
         folder, reader = run_folder(state_folder, order.key), self.adapter.reader(order)
         with ExitStack() as stack:

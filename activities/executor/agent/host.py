@@ -18,6 +18,7 @@ from activities.sandbox.port import MEBIBYTE, AgentSandbox, SandboxUnavailableEr
 from tightloop.errors import ExecutorError
 from tightloop.executor.model import EPISODE_VARIABLE, AgentMode, ExecutorEvent, ExecutorOutcome, ResumeToken, WorkOrder
 from tightloop.host.programs import find_trusted_program, trusted_path
+from tightloop.host.worktree import path_inside
 from tightloop.plan.commands import host_of
 from tightloop.settings import AgentSettings, SandboxSettings
 
@@ -250,6 +251,19 @@ class AgentHost:
             return error.message
         return f"it may reach {', '.join(self.open_to)}" if self.open_to else ""
 
+    def tree_inside(self, order: WorkOrder, *, own_sandbox: bool) -> Path:
+        """Return the path at which the agent sees its tree. `own_sandbox` is as in `Launch`."""
+        root = Path(order.root)
+        try:
+            if self.agent_sandbox is None or order.executor.mode is AgentMode.FULL:
+                return root
+            inside = path_inside(self.agent_sandbox.name, root)
+            # Tried last, because it starts a process.
+            return inside if inside == root or not own_sandbox or self.agent_sandbox.can_nest() else root
+        # Without a sandbox, nothing will run.
+        except SandboxUnavailableError:
+            return root
+
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
     ) -> ProcessRequest:
@@ -262,7 +276,8 @@ class AgentHost:
         root, program = Path(order.root), find_trusted_program(launch.argv[0])
         if program is None:
             raise ExecutorError(f"the program {launch.argv[0]} was not found. Install it on the worker's host")
-        outside = (root, self.homes, *self.writable)
+        inside = self.tree_inside(order, own_sandbox=launch.own_sandbox)
+        outside = (root, inside, self.homes, *self.writable)
         # Otherwise a delivery could replace the program that the next one runs with the user's login.
         program.refuse_within(outside)
         passed = {name: os.environ[name] for name in self.settings.environment if name in os.environ}
@@ -272,7 +287,7 @@ class AgentHost:
             cwd=root,
             environment={
                 # Such an agent looks up its sandbox program in PATH, where the project's programs must not come first.
-                **({"PATH": trusted_path(*outside)} if launch.own_sandbox else search_path(root)),
+                **({"PATH": trusted_path(*outside)} if launch.own_sandbox else search_path(inside)),
                 "HOME": str(home),
                 EPISODE_VARIABLE: order.episode_id,
                 **launch.environment,

@@ -56,7 +56,15 @@ class ShellRunner:
             raise InvalidRequestError(f"the folder {action.folder!r} does not exist")
         protected = _protected_paths(work)
         with _receiver() as (stdout_file, descriptor):
-            argv = ("/bin/sh", "-c", _WRAPPER, "sh", str(folder), command.text, str(stdout_file))
+            argv = (
+                "/bin/sh",
+                "-c",
+                _WRAPPER,
+                "sh",
+                f"./{folder.relative_to(work.root)}",
+                command.text,
+                str(stdout_file),
+            )
             spec = build_spec(self._settings, argv, work.root, wall_limit_s=work.step.timeout_s, grace_s=self._grace_s)
             # Readable paths are mounted over the writable tree.
             spec = replace(spec, readable=(*spec.readable, *sorted(protected)))

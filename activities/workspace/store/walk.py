@@ -225,6 +225,8 @@ class Coverage:
     tracked_folders: frozenset[str] = frozenset()
     folded: bool = False
     """Whether rules ignore case (`core.ignoreCase`)."""
+    never: frozenset[str] = frozenset()
+    """Paths of copied private files, which no rule in the tree can make part of a snapshot."""
 
 
 class Walk:
@@ -349,6 +351,8 @@ class Walk:
         return folder or None
 
     def _covers(self, path: str, name: str, rules: Rules, *, excluded: bool) -> bool:
+        if path in self._coverage.never:
+            return False
         if not excluded and not rules.ignores(path, name, folder=False):
             return True
         if path in self._coverage.tracked:

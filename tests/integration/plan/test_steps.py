@@ -30,6 +30,7 @@ from tightloop.plan.failing import FailureClass, Recovery
 from tightloop.plan.request import PlanOutcome, PlanRequest
 from tightloop.run.question import Answer
 from tightloop.safety.drift import DriftError
+from tightloop.settings import WorkspaceSettings
 
 
 @pytest.fixture
@@ -382,7 +383,11 @@ class TestOnce:
         assert (root / "a.txt").read_text() == "tampered\n"
 
     def test_edit_of_a_stranger_is_saved_and_undone_where_settings_say_so(self, root: Path) -> None:
-        plan = stage(root, shell("one", "cat a.txt"), activities=activities_for(workspaces=GitWorkspaces(asks=False)))
+        plan = stage(
+            root,
+            shell("one", "cat a.txt"),
+            activities=activities_for(workspaces=GitWorkspaces(settings=WorkspaceSettings(drift="undo"))),
+        )
         write(root, {"a.txt": "tampered\n", "new file": "mine\n"})
         result = plan.check_done("one")
         assert plan.record("one").outputs["stdout"] == "one"

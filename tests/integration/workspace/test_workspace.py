@@ -20,6 +20,7 @@ from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk, scope_of, user_state, write
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceBusyError, WorkspaceError, WorkspaceLockedError
 from tightloop.host import state_folder
+from tightloop.host.worktree import data_folder
 
 PROJECT = Path(__file__).parents[3]
 IMPATIENT = GitWorkspaces(lock_wait=timedelta(milliseconds=200))
@@ -269,7 +270,7 @@ class TestWorktree:
         scope = scope_of(root, worktree=True)
         prepare(scope)
         (root_of(scope) / "a.txt").unlink()
-        (root_of(scope).parent / "ep-1.ready").unlink()
+        (data_folder(root_of(scope)) / "record.json").unlink()
         write(root, {".git/worktrees/ep-1/locked": "initializing"})
         prepare(scope)
         assert on_disk(root_of(scope)) == {"a.txt": ("file", b"one\n")}

@@ -17,6 +17,7 @@ from activities.workspace.folders import root_of
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import GitWorkingTree, GitWorkspaces
 from tests.support.git_sample import git, make_repository, on_disk
+from tightloop.host.worktree import read_worktree
 
 ROOT = Path(__file__).parents[3]
 FILES = {f"{number}.txt": f"{number}\n" for number in range(8)}
@@ -74,7 +75,7 @@ def test_git_that_outlives_the_worker_does_not_take_the_new_worktree_away(
         time.sleep(0.01)
     worker.kill()
     worker.wait(60)
-    assert not root_of(scope).with_name(f"{root_of(scope).name}.ready").exists(), "it was killed too late"
+    assert read_worktree(root_of(scope)) is None, "it was killed too late"
     GitWorkspaces().prepare(scope, take_over=lambda _: False)
     assert on_disk(root_of(scope)) == on_disk(root)
     assert worktrees(root) == [f"worktree {root_of(scope)}"]

@@ -86,6 +86,16 @@ def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any
     return _call_server_part(session, "recall", json.dumps(query), "the memory was not searched")
 
 
+def take_result(session: Session, request: dict[str, Any]) -> str:
+    """Commit a run's result on a branch, or write its files into the workspace, and return a sentence about it.
+
+    Raises:
+        ServiceUnavailableError: the server part is not installed, or the result cannot be taken.
+    """
+    answer = _call_server_part(session, "take", json.dumps(request), "the result was not taken")
+    return str(answer[0]["result"])
+
+
 def _call_server_part(session: Session, command: str, request: str, failed: str) -> list[dict[str, Any]]:
     """Run a command of the server part with JSON input and output. `failed` is the beginning of the error message."""
     whole = own_python().command(*_module("worker"), *_options(session), command)

@@ -265,13 +265,14 @@ class AcpExecutor(AgentHost, Executor):
         sweep_runs(state_folder)
         home = agent_home(self.homes, order.episode_id, self.agent.name)
         arguments = self.settings.arguments
+        inside = self.tree_inside(order, own_sandbox=self.agent.own_sandbox)
         with ExitStack() as stack:
             way = self.open_access(self.agent, order, own_bound=self.agent.bounds_calls)
             access, gateway = stack.enter_context(way)
             start = Start(
                 home=home,
                 access=access,
-                command_path=command_path(Path(order.root), (self.homes, *self.writable)),
+                command_path=command_path(inside, (self.homes, *self.writable)),
                 choice=order.executor,
                 options=options,
                 arguments=arguments,
@@ -291,7 +292,8 @@ class AcpExecutor(AgentHost, Executor):
             except SandboxUnavailableError as error:
                 return fatal_outcome(error.message, ErrorKind.SANDBOX)
             sign_in, meta = self.agent.sign_in, launch.session_meta
-            delivery = Delivery(order, control, record, gateway, sign_in=sign_in, session_meta=meta)
+            seen_order = order.evolve(root=str(inside))
+            delivery = Delivery(seen_order, control, record, gateway, sign_in=sign_in, session_meta=meta)
             outcome = AcpRun(self.agent, order, delivery, record).deliver(request, control, fence)
             return outcome.evolve(model=access.model)
 

@@ -1,0 +1,250 @@
+"""A run's result as commits on a new branch of the user's repository, or as files in its working tree."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from activities.workspace.folders import root_of, store_folder_of
+from activities.workspace.git_command import Git, format_paths, split_z, user_git
+from activities.workspace.ownership import write_atomically
+from activities.workspace.port import BASE, RESULT, ResultPart, Workspaces, result_message
+from activities.workspace.scope import EpisodeScope
+from activities.workspace.store.entry import LINK, Entry, TreeChange
+from activities.workspace.store.objects import TreeStore
+from activities.workspace.user_repository import UserRepository
+from activities.workspace.worktree import Pointer, large_file_store
+from tightloop.errors import WorkspaceError
+from tightloop.host.worktree import read_worktree
+from tightloop.value import Value, format_count
+
+TRAILER = "Tightloop-Run"
+NAMES = 100
+"""Number of branch names to try."""
+SHOWN = 5
+_ABSENT = "0" * 40
+_LARGE = b"lfs"
+
+
+class CommittedResult(NamedTuple):
+    """Commits with a run's changes. Without changes, there is no branch."""
+
+    branch: str = ""
+    commits: int = 0
+    files: int = 0
+    onto: str = ""
+    """Branch or commit that is checked out in the workspace."""
+    has_moved: bool = False
+    """Whether the workspace's HEAD differs from the commit on which the run's changes are based."""
+    left_out: tuple[str, ...] = ()
+    """Changed paths that belong to submodules. At most `SHOWN`."""
+
+    def describe(self) -> str:
+        """Return sentences for the status that say what there is and how to take it."""
+        parts = ["nothing was committed, because no file of the repository changed"]
+        if self.branch:
+            size = f"{format_count(self.commits, 'commit')}, {format_count(self.files, 'file')}"
+            parts = [f"branch {self.branch} ({size}). Take it: git merge {self.branch}"]
+        if self.branch and self.has_moved:
+            rebase = f"git rebase {self.onto} {self.branch}"
+            parts.append(f"{self.onto} has moved since the run started. Rebase first: {rebase}")
+        if self.left_out:
+            parts.append(f"Files of submodules are not in the commit: {', '.join(self.left_out)}")
+        return ". ".join(parts)
+
+
+def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = "") -> CommittedResult:
+    """Commit a run's changes on a new branch, and leave HEAD, the index and the working tree as they are.
+
+    A worktree's changes are based on the commit from which it was created, others on the workspace's HEAD. No hook and
+    no filter program runs. Idempotent for the same parts and name.
+
+    Args:
+        scope: the run. Its working tree need not exist any more.
+        parts: the changes, one commit each.
+        name: the branch. By default, `tightloop/` and the run's id, with a number if that branch exists.
+
+    Raises:
+        WorkspaceError: the branch exists, or the changes cannot be committed. The message says what to do.
+        GitError: git failed. Retryable.
+    """
+    store, worktree = TreeStore(store_folder_of(scope)), read_worktree(root_of(scope))
+    workspace = UserRepository(Path(scope.workspace))
+    repository = UserRepository(root_of(scope)) if worktree is not None else workspace
+    with user_git(workspace) as git:
+        head = git.run("rev-parse", "--verify", "HEAD^{commit}").decode().strip()
+    base = worktree.commit if worktree is not None and worktree.commit else head
+    with user_git(repository) as git, tempfile.TemporaryDirectory() as folder:
+        git = git.with_variables({"GIT_INDEX_FILE": f"{folder}/index"})
+        git.run("read-tree", base)
+        commit, left_out = base, set[bytes]()
+        for part in parts:
+            changes = store.changes(part.before, part.after)
+            staged = _Staging(git, repository, store, commit)
+            left_out.update(staged.add(changes))
+            tree = git.run("write-tree").decode().strip()
+            if tree != git.run("rev-parse", f"{commit}^{{tree}}").decode().strip():
+                message = f"{part.message.strip()}\n\n{TRAILER}: {scope.episode_id}\n"
+                commit = git.run("commit-tree", tree, "-p", commit, stdin=message.encode()).decode().strip()
+        if commit == base:
+            return CommittedResult(left_out=_texts(left_out))
+        branch = _create_branch(git, commit, base, name or f"tightloop/{scope.episode_id}", is_fixed=bool(name))
+        files = len(split_z(git.run("diff", "--name-only", "--no-renames", "-z", base, commit)))
+        commits = int(git.run("rev-list", "--count", f"{base}..{branch}"))
+    return CommittedResult(
+        branch=branch,
+        commits=commits,
+        files=files,
+        onto=_short_name(workspace.head()),
+        has_moved=head != base,
+        left_out=_texts(left_out),
+    )
+
+
+class _Staging:
+    """Stages changes in a temporary index, in the form in which git stores them."""
+
+    def __init__(self, git: Git, repository: UserRepository, store: TreeStore, commit: str) -> None:
+        self._git, self._repository, self._store = git, repository, store
+        lines = (line.partition(b"\t") for line in split_z(git.run("ls-tree", "-r", "-z", commit)))
+        self._entries = {path: fields.decode().split() for fields, _, path in lines}
+
+    def add(self, changes: Sequence[TreeChange]) -> list[bytes]:
+        """Stage changes and return the paths that belong to submodules, which are left out.
+
+        Raises:
+            WorkspaceError: a file needs a filter program, or differs from the commit for another reason than the run.
+        """
+        modules = tuple(path + b"/" for path, fields in self._entries.items() if fields[1] == "commit")
+        inside = [change.path for change in changes if change.path.startswith(modules)] if modules else []
+        changes = [change for change in changes if change.path not in set(inside)]
+        filters = self._filters([change.path for change in changes])
+        if refused := sorted(path for path, value in filters.items() if value != _LARGE):
+            raise WorkspaceError(
+                f"{format_paths(refused, SHOWN)}: .gitattributes specifies a filter program, which tightloop does not "
+                "run, so nothing was committed. Take the changes as a patch: tightloop result ID --patch"
+            )
+        differing = [change.path for change in changes if not self._is_based_on_commit(change, filters)]
+        if differing:
+            raise WorkspaceError(
+                f"{format_paths(differing, SHOWN)}: the run started from content that is not in the last commit, so "
+                "nothing was committed. The files are in the working tree; commit them there"
+            )
+        lines = [b"0 " + _ABSENT.encode() + b"\t" + change.path for change in changes if change.after is None]
+        for path, entry in ((change.path, change.after) for change in changes):
+            if entry is not None:
+                blob = self._blob(path, entry, filters, write=True)
+                lines.append(f"{entry.mode:o} {blob}".encode() + b"\t" + path)
+        self._git.run("update-index", "-z", "--index-info", stdin=b"".join(line + b"\0" for line in lines))
+        return inside
+
+    def _filters(self, paths: Sequence[bytes]) -> dict[bytes, bytes]:
+        if not paths:
+            return {}
+        named = b"".join(path + b"\0" for path in paths)
+        fields = self._git.run("check-attr", "-z", "--stdin", "filter", stdin=named).split(b"\0")
+        values = zip(fields[::3], fields[2::3], strict=False)
+        return {path: value for path, value in values if value not in (b"unspecified", b"unset", b"")}
+
+    def _is_based_on_commit(self, change: TreeChange, filters: Mapping[bytes, bytes]) -> bool:
+        fields = self._entries.get(change.path)
+        if fields is None or change.before is None:
+            # An untracked file of the workspace, or one that the commit has and the run did not see.
+            return fields is None and change.before is None
+        return fields[2] == self._blob(change.path, change.before, filters, write=False)
+
+    def _blob(self, path: bytes, entry: Entry, filters: Mapping[bytes, bytes], *, write: bool) -> str:
+        content = b"".join(self._store.pieces(entry.id))
+        options = ["-w"] if write else []
+        if entry.mode == LINK:
+            options.append("--no-filters")
+        elif path in filters:
+            content = self._pointer(content, write=write)
+            options.append("--no-filters")
+        else:
+            # With the line endings of .gitattributes and the user's settings.
+            options.append(f"--path={os.fsdecode(path)}")
+        return self._git.run("hash-object", *options, "--stdin", stdin=content).decode().strip()
+
+    def _pointer(self, content: bytes, *, write: bool) -> bytes:
+        if Pointer.read(content) is not None:
+            return content
+        pointer = Pointer(hashlib.sha256(content).hexdigest(), len(content))
+        stored = pointer.stored_at(large_file_store(self._repository))
+        if write and not stored.exists():
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(stored, content)
+        return pointer.text
+
+
+def _create_branch(git: Git, commit: str, base: str, wanted: str, *, is_fixed: bool) -> str:
+    """Create a branch and return its name. An existing branch is never changed."""
+    if wanted.startswith("-") or git.attempt("check-ref-format", "--branch", wanted).code != 0:
+        raise WorkspaceError(f"{wanted!r} is not a valid branch name. Choose another one")
+    plain = wanted.replace("/", "-", 1)
+    names = [wanted] if is_fixed else [wanted, *(f"{wanted}-{number}" for number in range(2, NAMES)), plain]
+    for name in names:
+        existing = git.attempt("rev-parse", "--verify", "--quiet", f"refs/heads/{name}^{{commit}}")
+        if existing.code == 0:
+            if _same_commits(git, existing.out.decode().strip(), commit, base):
+                return name
+            continue
+        created = git.attempt("update-ref", f"refs/heads/{name}", commit, _ABSENT)
+        if created.code == 0:
+            return name
+        # A branch `tightloop` prevents all `tightloop/...`.
+        if is_fixed:
+            raise WorkspaceError(f"cannot create the branch {name}: {created.error}. Choose another name")
+    raise WorkspaceError(f"the branch {wanted} already exists and is never overwritten. Choose another name")
+
+
+def _same_commits(git: Git, one: str, other: str, base: str) -> bool:
+    """Return whether two branches have the same trees and messages since `base`, whenever they were committed."""
+    return len({git.attempt("log", "--format=%T%n%B", f"{base}..{tip}").out for tip in (one, other)}) == 1
+
+
+def _short_name(head: str) -> str:
+    return head.removeprefix("refs/heads/") if head.startswith("refs/heads/") else head[:12]
+
+
+def _texts(paths: set[bytes]) -> tuple[str, ...]:
+    return tuple(path.decode("utf-8", "backslashreplace") for path in sorted(paths)[:SHOWN])
+
+
+class TakeRequest(Value):
+    """Request to take the result of a run on this host."""
+
+    run: str
+    workspace: str
+    worktree: bool = False
+    title: str = ""
+    branch: str = ""
+    """Name of the new branch. If empty, the files are written into the workspace."""
+
+
+def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
+    """Commit a run's result on a branch, or write its files into the workspace. Return a sentence for a person.
+
+    Raises:
+        WorkspaceError: the run has no result, the branch exists, or files differ.
+        WorkspaceBusyError: another run is using the workspace.
+    """
+    scope = EpisodeScope(episode_id=request.run, workspace=request.workspace, worktree=request.worktree)
+    store = TreeStore(store_folder_of(scope))
+    before, after = (store.reference(f"refs/tightloop/{request.run}/{name}") for name in (BASE, RESULT))
+    if not before or not after:
+        raise WorkspaceError(f"{request.run} has no result on this host. Only a run that succeeded has one")
+    if request.branch:
+        part = ResultPart(before, after, result_message(request.title or request.run))
+        return commit_result(scope, (part,), request.branch).describe()
+    workspace = scope.evolve(worktree=False)
+    # Nobody to take over from: a run that ended has released its claim.
+    workspaces.prepare(workspace, take_over=lambda other: other == request.run)
+    try:
+        with workspaces.hold(workspace) as tree:
+            paths = tree.apply(before, after)
+    finally:
+        workspaces.release(workspace)
+    return f"{format_count(len(paths), 'file')} changed in {request.workspace}"

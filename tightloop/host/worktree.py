@@ -1,0 +1,67 @@
+"""Record of a run's git worktree, which its commands see at the workspace's path."""
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tightloop.host import state_home
+from tightloop.value import Value
+
+WORKTREES, DATA = "worktrees", "worktree-data"
+MOUNTING = ("bubblewrap", "docker")
+"""Sandboxes that show a worktree at the workspace's path."""
+
+
+class Worktree(Value):
+    """Paths with which a sandbox makes a worktree look like the workspace. They are all on this host."""
+
+    workspace: str
+    """Path at which commands see the worktree."""
+    commit: str = ""
+    """Commit of the user's repository from which the worktree was created."""
+    git: str = ""
+    """Private git folder that commands may write to. The user's repository is not visible."""
+    link: str = ""
+    """File that is mounted as `.git` and leads to the private folder."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """Further read-only mounts, each as a source and a target."""
+    environments: tuple[tuple[str, str], ...] = ()
+    """Installed programs and libraries, each as a path within the tree and the folder that is mounted there."""
+    copies: tuple[str, ...] = ()
+    """Paths of ignored files that were copied from the workspace. Snapshots never contain them."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the operator about the contents."""
+
+    def present_environments(self) -> tuple[tuple[Path, Path], ...]:
+        """Return the environments that still exist, each as a source and the path that commands see."""
+        pairs = ((Path(source), Path(self.workspace, path)) for path, source in self.environments)
+        return tuple(pair for pair in pairs if pair[0].is_dir())
+
+
+def data_folder(root: Path) -> Path:
+    """Return the folder for what belongs to the worktree at `root` but is not part of it."""
+    return root.parent.parent / DATA / root.name
+
+
+def read_worktree(root: Path) -> Worktree | None:
+    """Return the record of the worktree at `root`, or None if it is not one of tightloop's finished worktrees."""
+    # Only within the state home: elsewhere, an agent could have written the record.
+    if root.parent.name != WORKTREES or not os.path.realpath(root).startswith(f"{os.path.realpath(state_home())}/"):
+        return None
+    try:
+        return Worktree.model_validate_json((data_folder(root) / "record.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def path_inside(sandbox: str, root: Path) -> Path:
+    """Return the path at which the commands of a sandbox with this name see the tree at `root`."""
+    worktree = read_worktree(root) if sandbox in MOUNTING else None
+    return root if worktree is None else Path(worktree.workspace)
+
+
+def mounted_environments(root: Path) -> dict[str, Path]:
+    """Return the folders that a worktree gets from elsewhere, by their paths within the tree. Empty for other trees."""
+    worktree = read_worktree(root)
+    return {} if worktree is None else {path: Path(source) for path, source in worktree.environments}
