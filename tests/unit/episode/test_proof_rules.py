@@ -172,6 +172,6 @@ def test_a_change_that_the_goal_announces_is_evidence() -> None:
     file = ChangedFile(path="tests/test_a.py", kind=FileKind.TEST, change=FileChange.MODIFIED)
     red = measured(observed(a="failed", b="passed"), check_run(CheckStatus.FAILED, 1), From.BEGINNING)
     green = measured(observed(a="passed", b="passed"), check_run())
-    changes = Changes(restored=(file,))
+    changes = Changes(restored=(file,), unannounced=(file.path,))
     assert rules(green, red, changes=changes) == [(ProofRule.TESTS_CHANGED, False)]
-    assert rules(green, red, changes=changes._replace(announced=True)) == [(ProofRule.TESTS_CHANGED, True)]
+    assert rules(green, red, changes=changes._replace(unannounced=())) == [(ProofRule.TESTS_CHANGED, True)]
