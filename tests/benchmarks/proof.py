@@ -64,7 +64,7 @@ def _measure() -> Report:
             use = Runs(tree, open_local_store(root), runner, bench, lambda: False, lambda _text: None)
             begun = tree.snapshot()
             manifest = untracked.survey(root, LockedTrees(tree).files(begun)).write()
-            alone, (result, seen) = _timed(lambda: use.run_in_place((check,), begun)[0])
+            alone, (result, seen, _) = _timed(lambda: use.run_in_place((check,), begun)[0])
             beginning = InitialState(
                 tree=begun,
                 root=str(root),
