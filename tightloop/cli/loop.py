@@ -10,7 +10,7 @@ from tightloop.cli.follow import follow
 from tightloop.cli.loop_views import gates_table, loop_todo_lines, tasks_table
 from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
 from tightloop.cli.session import exit_with_status, session_of, wait_at_most
-from tightloop.cli.start import Executor, Model, Planner, Workspace, drop_none
+from tightloop.cli.start import Executor, Model, Planner, Scenarios, Workspace, commit, drop_none
 from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
 from tightloop.cli.views import status_panel
@@ -37,6 +37,7 @@ def plan(
             help='Command that must pass at the end, for example "pytest -q". Repeatable. Default: the checks found.'
         ),
     ] = None,
+    scenarios: Scenarios = None,
     parallel: Annotated[int | None, Option(help="Maximum number of concurrent tasks. Default: 4.")] = None,
     planner: Planner = None,
     model: Annotated[str, Option(help="Model that divides the work into tasks.")] = "",
@@ -45,17 +46,18 @@ def plan(
     new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a generated id.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    choice = drop_none(name=executor, model=executor_model)
+    choice, session = drop_none(name=executor, model=executor_model), session_of(context)
+    folder = str(Path(workspace or ".").absolute())
     request = LoopRequest(
-        workspace=str(Path(workspace or ".").absolute()),
+        workspace=folder,
         goal=goal,
         episode=episode,
         packet_id=packet,
         model=model,
         gates=tuple(Check(run=command) for command in gate or ()),
+        scenarios=commit(session, scenarios, folder),
         **drop_none(parallel=parallel, planner=planner, executor=ExecutorChoice(**choice) if choice else None),
     )
-    session = session_of(context)
 
     async def start(client: TightloopClient) -> tuple[str, LoopStatus | None]:
         started = await client.plan_project(request, new_id=new_id)

@@ -150,6 +150,8 @@ class ProofRule(StrEnum):
     """A program exited early and reported success."""
     SUSPICIOUS = "suspicious"
     """The change contains a line that could make any check pass."""
+    SCENARIOS_FAILED = "scenarios_failed"
+    """Hidden scenarios fail."""
 
 
 class CheckReport(Value):
