@@ -43,6 +43,7 @@ from activities.tracking.differ import GitDiffer
 from activities.workspace.activity import WorkspaceActivities
 from activities.workspace.working_tree import GitWorkspaces
 from tightloop.client.execution import KINDS, SEALS
+from tightloop.client.scenarios import ScenarioStore
 from tightloop.client.sealing import SealingCodec
 from tightloop.database.ledger import open_project
 from tightloop.episode.exit_status import BASH, has_pipe, refuse_masked
@@ -326,16 +327,17 @@ def _key_of(client: Client) -> str:
 
 
 def _work(client: Client, settings: Settings, use: Adapters) -> Work:
+    scenarios = ScenarioStore(settings)
     workspace = WorkspaceActivities(
         use.workspaces,
         use.stores,
         use.ledgers,
         use.differ,
         use.has_ended,
-        _refusal_by(use, has_bash=bool(settings.sandbox.image) or Path(BASH).exists()),
+        _refusal_by(use, scenarios, has_bash=bool(settings.sandbox.image) or Path(BASH).exists()),
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
-    proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench, use.differ)
+    proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench, use.differ, scenarios)
     tracking = TrackingActivities(use.workspaces, use.stores, use.ledgers, use.differ, use.gate, use.memories)
     execution = ExecutionActivities(use.workspaces, use.stores, use.outboxes, use.executors)
     planning = PlanningActivities(
@@ -392,10 +394,11 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     )
 
 
-def _refusal_by(use: Adapters, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:
+def _refusal_by(use: Adapters, scenarios: ScenarioStore, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:
     """Return a function that rejects requests which this worker cannot carry out.
 
-    It rejects unknown executors, unless another queue serves executors, and checks that cannot fail or need bash.
+    It rejects unknown executors, unless another queue serves executors, checks that cannot fail or need bash, and
+    hidden scenarios that are not on this host.
     """
 
     def refuse(episode: EpisodeRequest) -> None:
@@ -409,5 +412,7 @@ def _refusal_by(use: Adapters, *, has_bash: bool) -> Callable[[EpisodeRequest], 
         if not episode.queues.executor:
             for name in (episode.executor.name, *episode.executor.fallback):
                 use.executors(name)
+        if episode.scenarios is not None and episode.scenarios.count:
+            scenarios.load(episode.scenarios)
 
     return refuse

@@ -294,7 +294,9 @@ class RerunRequest(Document):
     path."""
     content: Path
     """Checkout folder."""
-    commands: Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
+    commands: Annotated[tuple[Check, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
+    isolated: bool = False
+    """Run them as hidden scenarios, without network."""
 
 
 class RerunResult(Value):
@@ -331,12 +333,14 @@ def rerun(request: RerunRequest, settings: Settings) -> list[RerunResult]:
         # Mount points of the installed environments, which a checkout does not contain.
         (request.content / name).mkdir(exist_ok=True)
     view = CheckView(
-        content=request.content, mounts=tuple((request.root / name, request.root / name) for name in present)
+        content=request.content,
+        mounts=tuple((request.root / name, request.root / name) for name in present),
+        network=not request.isolated,
+        shared_folders=not request.isolated,
     )
     runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
     results = []
-    for command in request.commands:
-        check = Check(run=command)
+    for check in request.commands:
         result = runner.run(check, request.root, cancelled=lambda: False, started=lambda _pid: None, view=view)
         judged = judge(
             check,
@@ -347,5 +351,5 @@ def rerun(request: RerunRequest, settings: Settings) -> list[RerunResult]:
             output=result.output.decode("utf-8", "replace"),
         )
         tail = clip(scrub(judged.tail), TAIL_CHARACTERS)
-        results.append(RerunResult(run=command, status=judged.status, sandbox=result.sandbox, tail=tail))
+        results.append(RerunResult(run=check.run, status=judged.status, sandbox=result.sandbox, tail=tail))
     return results

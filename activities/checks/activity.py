@@ -65,6 +65,8 @@ class CheckView:
     environment: Mapping[str, str] = field(default_factory=dict)
     network: bool = True
     """Whether the check may reach the hosts in the settings."""
+    shared_folders: bool = True
+    """Whether the check may write to the folders of `sandbox.write`."""
 
 
 class CheckRunner(Protocol):

@@ -50,7 +50,7 @@ class ProcessCheckRunner:
             content=view.content,
             mounts=view.mounts,
             readable=(*spec.readable, *view.readable),
-            writable=(*spec.writable, *view.writable),
+            writable=(*(spec.writable if view.shared_folders else ()), *view.writable),
             environment={**spec.environment, **view.environment},
             network=spec.network if view.network else (),
             # The exit status decides. Output that nobody needs is dropped while it is read.

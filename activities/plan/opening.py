@@ -218,6 +218,11 @@ class PlanOpener:
         plan = read.plan
         if plan_request.max_parallel is not None:
             plan = plan.evolve(max_parallel=plan_request.max_parallel)
+        if plan_request.scenarios is not None and plan_request.scenarios.count and not plan.definition_of_done:
+            raise InvalidRequestError(
+                "hidden scenarios run in the proof, and without a definition_of_done the plan has no proof. Add at "
+                "least one command to the plan's definition_of_done"
+            )
         # A planner may omit inputs, and a previous run may have had them.
         if request.is_new and not plan_request.goal:
             check_inputs(plan_request.inputs, plan.inputs)

@@ -20,8 +20,10 @@ from activities.proof.port import (
     LockedTrees,
     ProveRequest,
     ProveResult,
+    ScenarioSource,
 )
 from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
+from activities.proof.scenarios import baseline_of, result_of
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope
@@ -30,7 +32,7 @@ from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_name
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import Proof
 from tightloop.episode.proof.report import CheckBaseline, InitialState
-from tightloop.episode.proof.verdict import answer_proof, changed_paths
+from tightloop.episode.proof.verdict import add_scenarios, answer_proof, changed_paths
 from tightloop.host import diff_command
 from tightloop.run.core import Evidence
 from tightloop.safety.approval import ShownChange
@@ -51,9 +53,10 @@ class ProofActivities:
         runner: CheckRunner,
         bench: "LocalCheckouts",
         differ: Differ,
+        scenarios: ScenarioSource,
     ) -> None:
         self._workspaces, self._stores, self._runner, self._checkouts = workspaces, stores, runner, bench
-        self._differ = differ
+        self._differ, self._scenarios = differ, scenarios
 
     @activity.defn(no_thread_cancel_exception=True)
     def find_checks(self, request: FindChecksRequest) -> FoundDefinition:
@@ -90,7 +93,12 @@ class ProofActivities:
             # Now, because an agent may commit its own work.
             later = self._checkouts.list_later_commits(tree.root)
             try:
-                outcomes = self._runs(tree, store).run_in_place(checks, request.expected_tree)
+                runs, hidden = self._runs(tree, store), request.scenarios
+                outcomes = runs.run_in_place(checks, request.expected_tree)
+                # Like the checks, they say nothing about the initial tree if work has already been done.
+                scenarios = None
+                if hidden is not None and hidden.count and not request.base_tree and inherited is None:
+                    scenarios = baseline_of(runs, self._scenarios, hidden, request.expected_tree)
             finally:
                 # Also after a cancellation: leftovers of a check must not be taken for a person's edits.
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
@@ -109,6 +117,7 @@ class ProofActivities:
             tree=inherited.tree if inherited else request.base_tree or request.expected_tree,
             root=str(root_of(request.scope)),
             checks=inherited.checks if inherited else baselines,
+            scenarios=inherited.scenarios if inherited else scenarios,
             ignored=store.put(manifest, name="beside the tree", media_type="application/zlib"),
             later_commits=inherited.later_commits if inherited else later,
         )
@@ -123,6 +132,7 @@ class ProofActivities:
                 attempt=activity.info().attempt,
             ),
             beginning=put_model(store, beginning, name="beginning"),
+            scenario_failed=bool(beginning.scenarios and beginning.scenarios.failed),
         )
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -132,12 +142,13 @@ class ProofActivities:
         subject = subject_of(store, request.scope, request.plan, request.goal)
         with self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
+            runs, beginning = self._runs(tree, store), find_model(store, request.beginning, InitialState)
             proof = prove_tree(
-                self._runs(tree, store),
+                runs,
                 subject,
                 workflow_id=request.scope.episode_id,
                 delivered=request.expected_tree,
-                beginning=find_model(store, request.beginning, InitialState),
+                beginning=beginning,
                 allowed=request.allow,
                 approvals=request.approvals,
                 earlier=find_model(store, request.earlier, Proof),
@@ -148,6 +159,10 @@ class ProofActivities:
                     flaky=request.flaky,
                 ),
             )
+            if request.scenarios is not None:
+                beginning = beginning or InitialState(tree=request.expected_tree, root=str(tree.root))
+                result = result_of(runs, self._scenarios, request.scenarios, beginning, request.expected_tree)
+                proof = add_scenarios(proof, result, request.allow)
         change = self._shown_change(request.scope, proof)
         return store_proof(store, proof).evolve(change=change, drift=drift, attempt=activity.info().attempt)
 

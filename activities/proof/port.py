@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from activities.checks.activity import CheckView
 from activities.workspace.port import WorkingTree
@@ -11,6 +11,7 @@ from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, ProofRule, Verification
 from tightloop.episode.proof import ProofVerdict
 from tightloop.episode.proof.report import Observation
+from tightloop.episode.scenarios import HiddenScenarios, ScenarioBundle
 from tightloop.run.core import Evidence
 from tightloop.safety.approval import Approval, ShownChange
 from tightloop.safety.drift import Drift
@@ -78,6 +79,23 @@ class UntrackedChanges(NamedTuple):
     """New or changed files and folders, excluding caches."""
 
 
+class ScenarioSource(Protocol):
+    """Hidden scenarios on this host."""
+
+    def load(self, commitment: HiddenScenarios) -> ScenarioBundle:
+        """Return the committed scenarios.
+
+        Raises:
+            InvalidRequestError: this host does not have them. Not retryable.
+            ArtifactCorruptError: they are not the committed ones. Not retryable.
+        """
+        ...
+
+    def find(self, digest: str) -> ScenarioBundle | None:
+        """Return scenarios that were committed to earlier, if this host still has them."""
+        ...
+
+
 class ObservedCheck(NamedTuple):
     """A check with its observers."""
 
@@ -121,6 +139,7 @@ class BeginRequest(Value):
     """Initial tree of the work, if the work began before the definition of done existed. In that case no checks run."""
     inherited: ArtifactRef | None = None
     """Baseline of the episode from which this one was forked, whose tests count."""
+    scenarios: HiddenScenarios | None = None
     compare_with: ArtifactRef | None = None
     """Previous report."""
 
@@ -130,6 +149,8 @@ class BeginResult(Value):
 
     verification: Verification
     beginning: ArtifactRef
+    scenario_failed: bool = False
+    """True if a hidden scenario failed on the initial tree, which counts as a check that was seen to fail."""
 
 
 class ProveRequest(Value):
@@ -154,6 +175,7 @@ class ProveRequest(Value):
     """True if an executor changed a file, or if steps of a plan did the work."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
+    scenarios: HiddenScenarios | None = None
 
 
 class ProveResult(Value):
@@ -168,6 +190,8 @@ class ProveResult(Value):
     """Evidence, with at most as many lines as a question can have."""
     change: ShownChange | None = None
     """Change that the open findings are about. It names no files if a finding is about something else."""
+    only_scenarios: bool = False
+    """True if nothing speaks against the proof except failed hidden scenarios."""
     drift: Drift | None = None
     attempt: int = 1
 

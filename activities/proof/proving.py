@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from temporalio.exceptions import CancelledError
+
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
 from activities.checks.activity import CheckRunner, CheckView, run_check
 from activities.proof import untracked
@@ -204,6 +206,28 @@ class Runs:
             self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "proof of what it shows, check"))
             outcomes.append((run, *self._run_observed_check(check, room, view, ())))
         return outcomes
+
+    def run_unrecorded(
+        self, check: Check, room: "ProofFolder", view: CheckView, work: Work
+    ) -> tuple[bool, Observation]:
+        """Run a hidden check. Return whether it exited with 0, and its observation. Its output is dropped.
+
+        Raises:
+            CancelledError: the activity was cancelled meanwhile.
+        """
+        self._heartbeat(work)
+        watched, root, started = room.watch(check, view), self.tree.root, self.tree.own_process
+        seen_root = root
+        try:
+            result = self._runner.run(
+                watched.check, root, cancelled=self._cancelled, started=started, view=watched.view
+            )
+            seen_root = path_inside(result.sandbox, root)
+        finally:
+            observation = watched.observation(seen_root)
+        if self._cancelled():
+            raise CancelledError(f"stopped during the {work.what}")
+        return result.exit_code == 0, observation
 
     def _run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
@@ -522,6 +546,7 @@ def store_proof(store: ArtifactStore, proof: Proof) -> ProveResult:
         title = f"the checks pass, but {findings[0].rule.value}: {findings[0].text}{more}"
     # The first line is the title.
     lines = [*evidence_lines(proof)[1:], *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
+    is_hidden = all(finding.rule is ProofRule.SCENARIOS_FAILED for finding in findings)
     evidence = tuple(shorten(scrub(line), LINE_CHARACTERS) for line in lines[:EVIDENCE_LINES])
     return ProveResult(
         proof=put_model(store, proof, name="proof"),
@@ -529,6 +554,7 @@ def store_proof(store: ArtifactStore, proof: Proof) -> ProveResult:
         facts=proof.evidence,
         title=title,
         evidence=evidence,
+        only_scenarios=bool(findings) and is_hidden,
     )
 
 
@@ -558,7 +584,7 @@ def prove_tree(
     announcement = find_requested_changes(subject.goal)
     if ProofRule.TESTS_CHANGED in allowed:
         announcement = announcement._replace(everything=True, files=(*announcement.files, "conftest.py"))
-    moved = _compare_untracked_files(use, beginning, change.after)
+    moved = compare_untracked_files(use, beginning, change.after)
     manifest = beginning.ignored.sha256 if beginning.ignored else ""
     beside_digest = hashlib.sha256(json.dumps([manifest, *moved]).encode()).hexdigest()
     same = earlier is not None and (earlier.base_tree, earlier.beside) == (beginning.tree, beside_digest)
@@ -716,7 +742,8 @@ def _is_announced(file: ChangedFile, announcement: RequestedChanges, tests: Kept
     return named.covers(file.path, is_test=is_test, is_new=is_new)
 
 
-def _compare_untracked_files(use: Runs, beginning: InitialState, delivered: Mapping[str, TreeFile]) -> UntrackedChanges:
+def compare_untracked_files(use: Runs, beginning: InitialState, delivered: Mapping[str, TreeFile]) -> UntrackedChanges:
+    """Return the changes to untracked files since the beginning. In another working tree, none of them are known."""
     # In another folder, times and inodes say nothing about the files recorded at the beginning.
     if beginning.ignored is None or beginning.root != str(use.tree.root):
         return UntrackedChanges()

@@ -1,6 +1,5 @@
 """S3 buckets and their encryption."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from activities.remote.activity import Bucket, StoredObject
-from tightloop.client.sealing import NONCE_BYTES, Keys
-from tightloop.errors import ArtifactCorruptError, ServiceUnavailableError, SettingsError
+from tightloop.client.sealing import Keys, decrypt_file, encrypt_file
+from tightloop.errors import ServiceUnavailableError, SettingsError
 from tightloop.settings import RemoteSettings
 from tightloop.value import shorten
 
@@ -156,40 +155,19 @@ class EncryptedBucket:
             SettingsError: the object's key is not available.
         """
         stored = self.bucket.read(name)
-        return None if stored is None else StoredObject(self._decrypt(name, stored.content), stored.version)
+        if stored is None:
+            return None
+        what = f"the object {name} in the remote store"
+        return StoredObject(decrypt_file(self.keys, _HEAD, name, stored.content, what=what), stored.version)
 
     def write(self, name: str, content: bytes) -> None:
-        self.bucket.write(name, self._encrypt(name, content))
+        self.bucket.write(name, encrypt_file(self.keys, _HEAD, name, content))
 
     def swap(self, name: str, content: bytes, version: str) -> str:
-        return self.bucket.swap(name, self._encrypt(name, content), version)
+        return self.bucket.swap(name, encrypt_file(self.keys, _HEAD, name, content), version)
 
     def names(self, folder: str) -> tuple[str, ...]:
         return self.bucket.names(folder)
 
     def remove(self, names: Sequence[str]) -> None:
         self.bucket.remove(names)
-
-    def _encrypt(self, name: str, content: bytes) -> bytes:
-        key, nonce = self.keys.current.encode(), os.urandom(NONCE_BYTES)
-        head = _HEAD + bytes([len(key)]) + key
-        # The name is authenticated too: an object copied to another name must not open.
-        sealed: bytes = self.keys.cipher(key.decode()).encrypt(nonce, content, head + name.encode())
-        return head + nonce + sealed
-
-    def _decrypt(self, name: str, sealed: bytes) -> bytes:
-        from cryptography.exceptions import InvalidTag
-
-        rest = sealed.removeprefix(_HEAD)
-        end = 1 + rest[0] if rest != sealed and rest else 0
-        nonce, data = rest[end : end + NONCE_BYTES], rest[end + NONCE_BYTES :]
-        try:
-            if not end:
-                raise ValueError
-            key = rest[1:end].decode("utf-8", "replace")
-            return bytes(self.keys.cipher(key).decrypt(nonce, data, sealed[: len(_HEAD) + end] + name.encode()))
-        except (InvalidTag, ValueError):
-            raise ArtifactCorruptError(
-                f"the object {name} in the remote store is not authentic: it was changed, or sealed with "
-                "another key that has the same id. Compare the key files: tightloop keys list"
-            ) from None

@@ -240,6 +240,7 @@ class WorkspaceActivities:
         amended = episode.evolve(
             goal=request.goal or episode.goal,
             definition_of_done=request.definition_of_done or episode.definition_of_done,
+            scenarios=request.scenarios or episode.scenarios,
             executor=request.executor or episode.executor,
             planner=request.planner or episode.planner,
         )

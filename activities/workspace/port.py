@@ -10,6 +10,7 @@ from activities.workspace.store.entry import Entry
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.executor.model import ExecutorChoice
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
 from tightloop.run.core import ResultMode
@@ -121,6 +122,7 @@ class AmendRequest(Value):
     scope: EpisodeScope
     goal: str = ""
     definition_of_done: tuple[Check, ...] = ()
+    scenarios: HiddenScenarios | None = None
     executor: ExecutorChoice | None = None
     planner: str = ""
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gateway.access.scope import EPISODES, PLANS, WorkflowRef, check_workspace, refused_by_state, workspace_of
 from gateway.mcp.report import Caller, awaited_work, is_report, read_report
-from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, IdTakenError
+from tightloop.client import Check, EpisodeRequest, EpisodeStatus, ExecutorChoice, HiddenScenarios, IdTakenError
 from tightloop.client.changes import TreeChange, read_number
 from tightloop.database.access import KeyInUseError, derived_id
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
@@ -245,6 +245,10 @@ async def start_episode(
     executor: Annotated[
         str, Field(max_length=80, description="Executor that does the work. Defaults to the executor in the settings.")
     ] = "",
+    scenarios: Annotated[
+        HiddenScenarios | None,
+        Field(description="Hidden scenarios of the owner, as printed by `tightloop scenarios pack`."),
+    ] = None,
     key: Annotated[
         str,
         Field(
@@ -259,6 +263,7 @@ async def start_episode(
     request = EpisodeRequest(goal=goal, workspace=workspace, definition_of_done=checks, queues=queues)
     if executor:
         request = request.evolve(executor=ExecutorChoice(name=executor))
+    request = request.evolve(scenarios=scenarios)
     # MCP has no header for an idempotency key. Temporal rejects a second start under the derived id.
     new_id = derived_id("episode-", scope.person.name, key) if key else None
     try:

@@ -32,6 +32,8 @@ from tightloop.client.proof.statement import statement_of
 from tightloop.client.proof.verify import Rules, Verified, open_repository, verify
 from tightloop.episode.check import CheckStatus, ProofRule
 from tightloop.episode.proof import Proof, ProofFinding, ProofVerdict
+from tightloop.episode.proof.verdict import add_scenarios
+from tightloop.episode.scenarios import ScenarioResult
 from tightloop.errors import InvalidRequestError
 
 DOUBT = ProofFinding(rule=ProofRule.TESTS_CHANGED, text="tests/test_shop.py was removed")
@@ -174,6 +176,31 @@ def test_what_was_announced_is_proven_and_told(key: Path, allowed: Path) -> None
     found = verify(signed(proof, key), Rules(allowed_signers=allowed))
     assert found.proven
     assert "tests/test_shop.py was removed (announced beforehand)" in [point.text for point in found.points]
+
+
+@pytest.mark.parametrize(
+    ("total", "passed", "holds", "said"),
+    [
+        (2, 2, True, "2 hidden scenarios passed"),
+        (0, 0, False, "it has no hidden scenarios"),
+        (2, 1, False, "1 of 2 hidden scenarios passed"),
+    ],
+)
+def test_scenarios_can_be_required(
+    key: Path, allowed: Path, tmp_path: Path, total: int, passed: int, holds: bool, said: str
+) -> None:
+    result = ScenarioResult(digest="a" * 64 if total else "", total=total, passed=passed, changes=("ada withdrew it",))
+    # The owner may have allowed that some fail, but whoever requires them did not.
+    content = signed(add_scenarios(proof_of("a" * 40), result, (ProofRule.SCENARIOS_FAILED,)), key)
+    assert verify(content, Rules(allowed_signers=allowed)).proven
+    found = verify(content, Rules(allowed_signers=allowed, scenarios=True))
+    assert (found.proven, any(said in point.text for point in found.points)) == (holds, True)
+    file = tmp_path / "proof.json"
+    file.write_bytes(content)
+    options = ["--alone", "--allowed-signers", str(allowed), "--require", "scenarios"]
+    done = CliRunner().invoke(app, ["verify", str(file), *options])
+    assert done.exit_code == (0 if holds else 1)
+    assert "hidden scenarios: ada withdrew it" in done.output
 
 
 def test_proof_of_another_repository_or_another_commit_is_refused(

@@ -102,6 +102,9 @@ def test_old_tests_that_fail_as_announced_are_warnings() -> None:
     assert predicate.warned_tests == ("pytest -q (with the original tests)",)
 
 
+FAILED_SCENARIO = {"sha256": "a" * 64, "total": 2, "passed": 1}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -113,6 +116,10 @@ def test_old_tests_that_fail_as_announced_are_warnings() -> None:
             "its verdict is doubted",
         ),
         ({"tightloop": json.loads(CONTENT)["predicate"]["tightloop"] | {"runs": []}}, "no run of the definition"),
+        (
+            {"tightloop": json.loads(CONTENT)["predicate"]["tightloop"] | {"scenarios": FAILED_SCENARIO}},
+            "hidden scenarios failed",
+        ),
         ({"configuration": []}, "the digest of the definition of done"),
         ({"configuration": [{"name": "x"}] * 501}, "at most 500"),
         ({"tightloop": None}, "not a valid tightloop test result"),

@@ -20,6 +20,8 @@ from tests.support.loops import (
     task,
 )
 from tightloop.client import TightloopClient
+from tightloop.client.proof.verify import find_proof
+from tightloop.client.scenarios import ScenarioStore
 from tightloop.database.ledger import open_project
 from tightloop.episode.model import EpisodePhase, EpisodeStatus
 from tightloop.errors import InvalidRequestError, WorkspaceBusyError
@@ -459,3 +461,38 @@ async def test_commands_show_a_plan_and_what_can_be_done_with_it(
     assert watched[0] == 0
     assert "VERIFIED: 1 gate passed" in watched[1]
     assert "verified" in listed[1]
+
+
+@pytest.mark.parametrize("expected", ["1", "2"])
+async def test_a_project_plan_is_verified_also_by_hidden_scenarios(
+    client: TightloopClient, looping: Looping, workspace: Path, settings, tmp_path: Path, expected: str
+) -> None:
+    hidden = tmp_path / "hidden.yaml"
+    hidden.write_text(f"- grep -qx {expected} made1.txt\n")
+    with pytest.raises(InvalidRequestError, match="need gates"):
+        LoopRequest(workspace=str(workspace), scenarios=ScenarioStore(settings).commit(hidden)).check()
+    async with looping(five_tasks()[0]):
+        scenarios = ScenarioStore(settings).commit(hidden)
+        plan_id = await planned(client, request_on(workspace, "test -s made1.txt", scenarios=scenarios))
+        await client.dispatch(plan_id)
+        await ended(client, plan_id)
+        await client.verify(plan_id)
+
+        async def is_over() -> LoopStatus | None:
+            status = await status_of(client, plan_id)
+            return status if status.questions or not status.possible else None
+
+        status: LoopStatus = await eventually(is_over, seconds=LOOP_SECONDS)
+        if status.questions:
+            await client.answer(plan_id, "accept", by="ada")
+        result = await result_of(client, plan_id)
+        proof = await find_proof(client, plan_id)
+    assert result.outcome is LoopState.VERIFIED
+    assert (proof.scenarios is not None, proof.delivered_tree) == (True, result.tree)
+    titles = [question.title for question in status.questions]
+    if expected == "1":
+        assert (titles, result.qualifier) == ([], "")
+        assert "also 1 hidden scenario" in result.reason
+    else:
+        assert titles == ["the checks pass, but scenarios_failed: the hidden scenario fails"]
+        assert "ada accepted it despite this finding: the hidden" in result.qualifier

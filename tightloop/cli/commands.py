@@ -179,6 +179,7 @@ COMMANDS = (
         "amend",
         Field("goal", Option(help="New goal.")),
         Field("definition_of_done", Option("--done", help="New definition of done. Repeatable."), list[str]),
+        Field("scenarios", Option(help="New hidden scenarios, or 'none' to withdraw all of them.", metavar="PATH")),
         Field("executor", Option(help="New executor.")),
         Field("fallback", Option(help="New fallback executor. Repeatable."), list[str]),
         Field("permissions", Option(help="How to answer permission requests from an agent."), _Verdict),
@@ -334,6 +335,19 @@ COMMANDS = (
             "plan:show_plan",
             "Also shows a plan file, including needs, budgets, rules and gates.",
             panel=TEXT,
+        ),
+    ),
+    Group(
+        "scenarios",
+        "Hidden scenarios: your own checks, which only the proof runs and no agent sees. "
+        "Example: tightloop start ... --scenarios ~/hidden",
+        PROOF,
+        Command("scenarios new", "scenarios:new", "Write an example to a new folder."),
+        Command("scenarios pack", "scenarios:pack", "Store scenarios encrypted on this host, and print their digest."),
+        Command(
+            "scenarios check",
+            "scenarios:check",
+            "Run scenarios on the files of a workspace and show their output. Exits with code 1 if one fails.",
         ),
     ),
     Group(

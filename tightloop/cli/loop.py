@@ -16,7 +16,9 @@ from tightloop.cli.start import (
     Model,
     Planner,
     Result,
+    Scenarios,
     Workspace,
+    commit,
     drop_none,
     executor_values,
 )
@@ -46,6 +48,7 @@ def plan(
             help='Command that must pass at the end, for example "pytest -q". Repeatable. Default: the checks found.'
         ),
     ] = None,
+    scenarios: Scenarios = None,
     parallel: Annotated[int | None, Option(help="Maximum number of concurrent tasks. Default: 4.")] = None,
     planner: Planner = None,
     model: Annotated[str, Option(help="Model that divides the work into tasks.")] = "",
@@ -57,18 +60,19 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     choice = drop_none(name=executor, model=executor_model, options=executor_values(executor_option))
+    session, folder = session_of(context), str(Path(workspace or ".").absolute())
     request = LoopRequest(
-        workspace=str(Path(workspace or ".").absolute()),
+        workspace=folder,
         goal=goal,
         episode=episode,
         packet_id=packet,
         model=model,
         gates=tuple(Check(run=command) for command in gate or ()),
+        scenarios=commit(session, scenarios, folder),
         **drop_none(
             parallel=parallel, planner=planner, result=result, executor=ExecutorChoice(**choice) if choice else None
         ),
     )
-    session = session_of(context)
 
     async def start(client: TightloopClient) -> tuple[str, LoopStatus | None]:
         started = await client.plan_project(request, new_id=new_id)

@@ -25,7 +25,16 @@ from tightloop.cli.plan_file import (
     step_text,
 )
 from tightloop.cli.session import exit_with_status, session_of
-from tightloop.cli.start import Executor, ExecutorOptions, Result, drop_none, executor_values, start_and_wait
+from tightloop.cli.start import (
+    Executor,
+    ExecutorOptions,
+    Result,
+    Scenarios,
+    commit,
+    drop_none,
+    executor_values,
+    start_and_wait,
+)
 from tightloop.cli.terminal import on_terminal, plain, print_note, show, show_either, show_json
 from tightloop.cli.views import record_lines
 from tightloop.client import Kind, RunStatus, TightloopClient
@@ -157,6 +166,7 @@ def run(
         list[ProofRule] | None,
         Option(help="Proof finding to accept without asking (for example tests_changed). Repeatable."),
     ] = None,
+    scenarios: Scenarios = None,
     goal: Annotated[str, Option(help="Let a model write the plan. Requires plans.agent_planning.")] = "",
     plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a generated id.")] = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return immediately.")] = False,
@@ -173,6 +183,8 @@ def run(
     if wait is not None and detach:
         raise InvalidRequestError("--wait and --no-wait have no effect with --detach. Omit one of them")
     session = session_of(context)
+    if hidden := commit(session, scenarios, str(Path(workspace or ".").expanduser().resolve())):
+        arguments.options["scenarios"] = hidden
     # Before connecting: errors in the text need no server.
     text = load_valid_plan(file)[0] if file else None
     if text is not None:

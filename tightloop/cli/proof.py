@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 
@@ -15,8 +15,9 @@ from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal,
 from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement, statement_of
 from tightloop.client.proof.verify import Point, Rules, Verified, find_proof
 from tightloop.client.proof.verify import verify as verify_content
-from tightloop.episode.check import CheckStatus
+from tightloop.episode.check import Check, CheckStatus
 from tightloop.episode.proof import ProofVerdict, TestsFrom
+from tightloop.episode.scenarios import ScenarioResult, proof_level
 from tightloop.errors import InvalidRequestError
 from tightloop.run.outcome import FAILED, QUALIFIED
 from tightloop.wording import format_count
@@ -72,6 +73,10 @@ def verify(
         bool,
         Option("--strict", help="Refuse a proof with changes that a person asked for only after they were made."),
     ] = False,
+    require: Annotated[
+        list[Literal["scenarios"]] | None,
+        Option(help="Reject a proof that shows less: hidden scenarios that all passed. Repeatable."),
+    ] = None,
     run: Annotated[
         bool,
         Option("--run", help="If all other checks pass, run the commands again in a fresh checkout."),
@@ -85,14 +90,21 @@ def verify(
     session = session_of(context)
 
     def run_commands(root: Path, content: Path, commands: tuple[str, ...]) -> Iterator[Point]:
-        for result in run_again(session, root, content, commands):
+        for result in run_again(session, root, content, tuple(Check(run=command) for command in commands)):
             passed = result["status"] == CheckStatus.PASSED
             suffix = "" if passed or not result["tail"] else f": {result['tail']}"
             yield Point(
                 passed, f"run again in {result['sandbox'] or 'no sandbox'}: {result['run']} {result['status']}{suffix}"
             )
 
-    rules = Rules(None if alone else repo, allowed_signers, unsigned=unsigned, accepted=accepted, strict=strict)
+    rules = Rules(
+        None if alone else repo,
+        allowed_signers,
+        unsigned=unsigned,
+        accepted=accepted,
+        strict=strict,
+        scenarios="scenarios" in (require or ()),
+    )
     verification = verify_content(_content(file), rules, run_commands if run else None)
     _show(verification, as_json=as_json)
     if not verification.proven:
@@ -148,6 +160,13 @@ def proof_lines(statement: Statement) -> Iterator[str]:
     yield f"run in a fresh checkout of these files, {details.started_at:%Y-%m-%d %H:%M %Z}:"
     for run in details.runs:
         yield from _run_lines(run)
+    if scenarios := details.scenarios:
+        failed_before = f", {scenarios.failed_before} of them failed at the start" if scenarios.failed_before else ""
+        if scenarios.total:
+            yield f"  hidden scenarios {scenarios.sha256[:_DIGITS]}: {scenarios.passed} of {scenarios.total} passed" + (
+                failed_before
+            )
+        yield from (f"  hidden scenarios: {change}" for change in scenarios.changes)
     for finding in details.findings:
         how = f"asked for by {finding.asked_by}" if finding.asked_by else ""
         how = "announced beforehand" if finding.announced else how
@@ -172,12 +191,14 @@ def _verdict(result: Result, details: Details) -> str:
         return f"NOT PROVEN: {', '.join(details.doubts)}"
     if result is Result.FAILED:
         return "NOT PROVEN"
+    scenarios = details.scenarios
+    proven = proof_level(ScenarioResult.of(scenarios, digest=scenarios.sha256) if scenarios else None)
     if result is Result.PASSED:
-        return "PROVEN"
+        return proven
     return (
-        f"PROVEN; {'; '.join(details.asked)}"
+        f"{proven}; {'; '.join(details.asked)}"
         if details.asked
-        else "PROVEN, with changes that were announced beforehand"
+        else f"{proven}, with changes that were announced beforehand"
     )
 
 

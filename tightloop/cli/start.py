@@ -20,6 +20,7 @@ from tightloop.episode.check import ProofRule
 from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.episode.progress.classification import Preset, apply_preset_to_request
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
 from tightloop.plan.request import PlanRequest, PlanStatus
@@ -200,6 +201,10 @@ KeepGreen = Annotated[
     bool | None,
     Option("--keep-green", help="Start the work even if all checks pass already, as in a refactoring."),
 ]
+Scenarios = Annotated[
+    Path | None,
+    Option(help="Hidden scenarios: a folder, a YAML file or an encrypted bundle. See: tightloop scenarios"),
+]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
 Result = Annotated[
@@ -234,6 +239,7 @@ def start(
     preset: ChosenPreset = None,
     allow: Allow = None,
     keep_green: KeepGreen = None,
+    scenarios: Scenarios = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
     result: Result = None,
@@ -255,6 +261,7 @@ def start(
     options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
+    request = request.evolve(scenarios=commit(session, scenarios, request.workspace) or request.scenarios)
     start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
 
 
@@ -267,6 +274,7 @@ def code(
     model: Model = None,
     allow: Allow = None,
     keep_green: KeepGreen = None,
+    scenarios: Scenarios = None,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
     result: Result = None,
@@ -280,7 +288,22 @@ def code(
     options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
+    request = request.evolve(scenarios=commit(session, scenarios, request.workspace))
     start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)
+
+
+def commit(session: Session, scenarios: Path | None, workspace: str = "") -> HiddenScenarios | None:
+    """Store hidden scenarios on this host and return the commitment to them.
+
+    Raises:
+        InvalidRequestError: they cannot be read, are invalid, or can be seen by agents.
+    """
+    if scenarios is None:
+        return None
+    # Lazy import: it loads the code for YAML and encryption, which other starts do not need.
+    from tightloop.client.scenarios import ScenarioStore
+
+    return ScenarioStore(session.settings).commit(scenarios, workspace=Path(workspace) if workspace else None)
 
 
 def start_now(

@@ -3,21 +3,25 @@
 import shlex
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
 
 from tightloop.cli.parameters import Argument, AsJson, By, Id, Option
-from tightloop.cli.session import operator, session_of, wait_at_most
+from tightloop.cli.session import Session, operator, session_of, wait_at_most
 from tightloop.cli.terminal import show_either
 from tightloop.cli.views import todo_lines
-from tightloop.client import ExecutorAmendment, Kind, TightloopClient
+from tightloop.client import ExecutorAmendment, HiddenScenarios, Kind, TightloopClient
+from tightloop.client.scenarios import ScenarioStore
 from tightloop.episode.model import EpisodeStatus
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
 from tightloop.operations import BY_NAME, STARTS, Operation
 from tightloop.run.question import is_paused
 
 END_SECONDS = 10
+WITHDRAWN = "none"
+"""Value of `--scenarios` that withdraws all hidden scenarios."""
 LOOK_SECONDS = 3.0
 """Maximum time in seconds that a pause waits for the status of the running work."""
 Asked = dict[str, Any]
@@ -34,7 +38,8 @@ def send(
         TightloopError: any error raised by the client.
     """
     arguments = {name: value for name, value in asked.items() if value not in (None, ())}
-    arguments = PREPARE.get(operation.name, dict)(arguments) | dict(operation.fixed)
+    prepare = PREPARE.get(operation.name)
+    arguments = (prepare(arguments, session_of(context)) if prepare else arguments) | dict(operation.fixed)
     who = by or operator()
     # Operations of plans and project plans resolve to a plan; those that include episodes accept all kinds.
     kinds = list(operation.kinds)
@@ -78,7 +83,7 @@ def answer(
     send(context, BY_NAME["answer"], workflow, as_json=as_json, by=by, option=option, text=joined, question=question)
 
 
-def _amounts(arguments: Asked) -> Asked:
+def _amounts(arguments: Asked, _session: Session) -> Asked:
     if not any(arguments.values()):
         raise InvalidRequestError(
             "no amount was specified. Add one, for example --iterations 5, or --attempts 100 for a plan"
@@ -86,23 +91,27 @@ def _amounts(arguments: Asked) -> Asked:
     return arguments
 
 
-def _amendment(arguments: Asked) -> Asked:
+def _amendment(arguments: Asked, session: Session) -> Asked:
     names = {"executor": "name", "fallback": "fallback", "permissions": "permissions", "on_crash": "on_crash"}
     choice = ExecutorAmendment(**{name: arguments[option] for option, name in names.items() if option in arguments})
     rest = {name: value for name, value in arguments.items() if name not in names}
     checks = [command for command in arguments.get("definition_of_done", ()) if command.strip()]
-    if not (arguments.get("goal", "").strip() or checks or arguments.get("planner") or choice != ExecutorAmendment()):
+    if path := arguments.get("scenarios"):
+        # `_amend` stores them, because it knows the workspace, in which they must not be.
+        rest["scenarios"] = (ScenarioStore(session.settings), path)
+    others = (arguments.get("goal", "").strip(), checks, arguments.get("planner"), path)
+    if not any(others) and choice == ExecutorAmendment():
         raise InvalidRequestError('nothing to change. Specify --goal "...", --done "pytest -q" or --executor NAME')
     return rest if choice == ExecutorAmendment() else {**rest, "executor": choice}
 
 
-def _text_of_plan(arguments: Asked) -> Asked:
+def _text_of_plan(arguments: Asked, _session: Session) -> Asked:
     from tightloop.cli.plan_file import load_valid_plan
 
     return {**arguments, "source": load_valid_plan(arguments["source"])[0].text} if "source" in arguments else arguments
 
 
-def _new_id(arguments: Asked) -> Asked:
+def _new_id(arguments: Asked, _session: Session) -> Asked:
     return {"new_id" if name == "id" else name: value for name, value in arguments.items()}
 
 
@@ -121,6 +130,15 @@ async def _approve(client: TightloopClient, key: str, arguments: Asked, by: str)
                 f"{other.step} requires {expected}, not {role!r}. Ask a person with that role, or omit --role"
             )
     return await client.answer(key, arguments.pop("option", "approve"), **arguments, by=by)
+
+
+async def _amend(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
+    if "scenarios" in arguments:
+        store, path = arguments["scenarios"]
+        workspace = Path((await client.status(key)).workspace)
+        hidden = HiddenScenarios() if path == WITHDRAWN else store.commit(Path(path), workspace=workspace)
+        arguments = {**arguments, "scenarios": hidden}
+    return await client.amend(key, **arguments, by=by)
 
 
 async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
@@ -184,7 +202,7 @@ async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) 
     return f"{key} is {outcome}" + (f": {result.reason}" if result.reason not in ("", outcome) else "")
 
 
-PREPARE: dict[str, Callable[[Asked], Asked]] = {
+PREPARE: dict[str, Callable[[Asked, Session], Asked]] = {
     "top_up": _amounts,
     "amend": _amendment,
     "replan": _text_of_plan,
@@ -192,6 +210,7 @@ PREPARE: dict[str, Callable[[Asked], Asked]] = {
 }
 """Functions that convert command arguments to client arguments before connecting."""
 TELL: dict[str, Callable[[TightloopClient, str, Asked, str], Awaitable[str]]] = {
+    "amend": _amend,
     "approve": _approve,
     "pause": _pause,
     "resume": _resume,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tightloop.episode.checkpoint import CheckpointRecord
     from tightloop.episode.control import ExecutorAmendment
     from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeRequest, EpisodeResult, EpisodeStatus
+    from tightloop.episode.scenarios import HiddenScenarios
     from tightloop.executor.model import ExecutorChoice
     from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
     from tightloop.plan.request import PlanOutcome, PlanPhase, PlanRequest, PlanResult, PlanStatus, StepLine
@@ -58,6 +59,7 @@ __all__ = [
     "Event",
     "ExecutorAmendment",
     "ExecutorChoice",
+    "HiddenScenarios",
     "IdTakenError",
     "InvalidRequestError",
     "Kind",
@@ -104,6 +106,7 @@ _LATER = {
     "tightloop.episode.checkpoint": ("CheckpointRecord",),
     "tightloop.episode.control": ("ExecutorAmendment",),
     "tightloop.episode.model": ("EpisodeOutcome", "EpisodePhase", "EpisodeRequest", "EpisodeResult", "EpisodeStatus"),
+    "tightloop.episode.scenarios": ("HiddenScenarios",),
     "tightloop.executor.model": ("ExecutorChoice",),
     "tightloop.loop.model": ("LoopRequest", "LoopResult", "LoopState", "LoopStatus", "LoopTask", "TaskState"),
     "tightloop.plan.request": ("PlanOutcome", "PlanPhase", "PlanRequest", "PlanResult", "PlanStatus", "StepLine"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Check,
         EpisodeRequest,
         ExecutorAmendment,
+        HiddenScenarios,
         LoopRequest,
         PlanRequest,
         Settings,
@@ -349,12 +350,13 @@ class TightloopClient(Viewer):
         *,
         goal: str = "",
         definition_of_done: "Sequence[str | Check]" = (),
+        scenarios: "HiddenScenarios | None" = None,
         executor: "ExecutorAmendment | str | None" = None,
         planner: str = "",
         by: str = "operator",
         message_id: str = "",
     ) -> str:
-        """Change an episode's goal, definition of done, executor or planner, and return the workflow's reply.
+        """Change an episode's goal, checks, hidden scenarios, executor or planner, and return the workflow's reply.
 
         `message_id` is an idempotency key, as in `answer`.
 
@@ -364,7 +366,13 @@ class TightloopClient(Viewer):
         from tightloop.episode.control import read_amendment
         from tightloop.episode.exit_status import refuse_masked
 
-        arguments = {"goal": goal, "definition_of_done": definition_of_done, "planner": planner, "by": by}
+        arguments: dict[str, Any] = {
+            "goal": goal,
+            "definition_of_done": definition_of_done,
+            "planner": planner,
+            "by": by,
+        }
+        arguments |= {"scenarios": scenarios} if scenarios is not None else {}
         amendment = read_amendment(arguments | ({"executor": executor} if executor else {}))
         refuse_masked(amendment.definition_of_done)
         changes = amendment.model_dump(mode="json")

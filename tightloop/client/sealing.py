@@ -28,7 +28,7 @@ from temporalio.converter import (
 )
 
 from tightloop.client.keys import KeyRing
-from tightloop.errors import SettingsError
+from tightloop.errors import ArtifactCorruptError, SettingsError
 from tightloop.safety.seal import Seal, SealKind, read_seal
 
 ENCRYPTED = b"binary/encrypted"
@@ -160,6 +160,41 @@ class Keys:
                 "names"
             )
         return key
+
+
+def encrypt_file(keys: Keys, head: bytes, name: str, content: bytes) -> bytes:
+    """Encrypt a file (AES-256-GCM, NIST SP 800-38D) so that it opens only under this name.
+
+    `head` identifies the kind of file and starts the result. Raises as `Keys.cipher` does.
+    """
+    key, nonce = keys.current.encode(), os.urandom(NONCE_BYTES)
+    opening = head + bytes([len(key)]) + key
+    sealed: bytes = keys.cipher(key.decode()).encrypt(nonce, content, opening + name.encode())
+    return opening + nonce + sealed
+
+
+def decrypt_file(keys: Keys, head: bytes, name: str, sealed: bytes, *, what: str) -> bytes:
+    """Decrypt what `encrypt_file` returned. `what` describes the file in errors.
+
+    Raises:
+        ArtifactCorruptError: the file was changed, or it was encrypted for another purpose or name.
+        SettingsError: there is no such key.
+    """
+    from cryptography.exceptions import InvalidTag
+
+    rest = sealed.removeprefix(head)
+    end = 1 + rest[0] if rest != sealed and rest else 0
+    nonce, data = rest[end : end + NONCE_BYTES], rest[end + NONCE_BYTES :]
+    try:
+        if not end:
+            raise ValueError
+        key = rest[1:end].decode("utf-8", "replace")
+        return bytes(keys.cipher(key).decrypt(nonce, data, sealed[: len(head) + end] + name.encode()))
+    except (InvalidTag, ValueError):
+        raise ArtifactCorruptError(
+            f"{what} is not authentic: it was changed, or sealed with another key that has the same id. Compare the "
+            "key files: tightloop keys list"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,8 @@ class ProofRule(StrEnum):
     """A check fails without the suppressions that the work added."""
     COPIED = "copied"
     """A delivered file or part of one is in a later commit or in an installed package."""
+    SCENARIOS_FAILED = "scenarios_failed"
+    """Hidden scenarios fail."""
 
 
 class CheckReport(Value):

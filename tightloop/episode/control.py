@@ -10,6 +10,7 @@ from tightloop.episode.budget import TopUp
 from tightloop.episode.check import Check, FailedCheck
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget, checkpoint_id, checkpoint_number
 from tightloop.episode.model import RIGHT_INPUT, EpisodePhase, EpisodeRequest, EpisodeState, EpisodeStatus
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.run.commands import Remark, read_amounts, read_argument, read_text
@@ -45,10 +46,12 @@ class ExecutorAmendment(Document):
 
 
 class Amendment(Document):
-    """Changes to the goal, definition of done, executor or planner. Empty fields keep their current values."""
+    """Changes to the goal, checks, hidden scenarios, executor or planner. Empty fields keep their current values."""
 
     goal: str = ""
     definition_of_done: tuple[Check, ...] = ()
+    scenarios: HiddenScenarios | None = None
+    """New hidden scenarios. With a count of 0, all of them are withdrawn."""
     executor: ExecutorAmendment = ExecutorAmendment.model_construct()
     planner: str = ""
     by: str = "operator"
@@ -61,15 +64,18 @@ class Amendment(Document):
     @property
     def empty(self) -> bool:
         """True if the amendment changes nothing."""
-        return not (
-            self.goal.strip() or self.definition_of_done or self.planner.strip() or self.executor != ExecutorAmendment()
-        )
+        texts = (self.goal.strip(), self.planner.strip(), self.definition_of_done, self.scenarios)
+        return not any(texts) and self.executor == ExecutorAmendment()
 
     def apply_to(self, request: EpisodeRequest) -> EpisodeRequest:
         """Return the request with the changes applied."""
+        hidden = request.scenarios
+        if self.scenarios is not None:
+            hidden = (hidden or HiddenScenarios()).replace_by(self.scenarios, self.by)
         return request.evolve(
             goal=self.goal.strip() or request.goal,
             definition_of_done=self.definition_of_done or request.definition_of_done,
+            scenarios=hidden,
             executor=self.executor.apply_to(request.executor),
             planner=self.planner.strip() or request.planner,
         )

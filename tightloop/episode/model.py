@@ -14,6 +14,7 @@ from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTa
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
 from tightloop.episode.progress import classification
 from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
@@ -141,6 +142,8 @@ class EpisodeRequest(CallerInput):
     """The checks only guard what works now, as in a refactoring: start the work even if all of them pass."""
     attended: bool = False
     """A person starts the episode in a terminal, and is asked if all checks pass before the first plan."""
+    scenarios: HiddenScenarios | None = None
+    """Hidden scenarios that must pass in the proof, as printed by `tightloop scenarios pack`."""
     budget: Budget = Budget.model_construct()
     preset: classification.Preset = classification.Preset.NORMAL
     """Preset that provides the defaults for `thresholds` and for the two limits below."""
@@ -155,6 +158,8 @@ class EpisodeRequest(CallerInput):
 
     After the same number again, the episode pauses.
     """
+    scenario_reports: int = 3
+    """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
     # 1 550 events, 31 per iteration (docs/reference/figures.md). Temporal suggests a new run at 4 096, warns at 10 240.
     iterations_per_run: int = 50
     """Number of iterations after which the workflow continues as new."""
@@ -201,6 +206,8 @@ class EpisodeRequest(CallerInput):
                 'Add at least one command: "definition_of_done": ["pytest -q"]'
             )
         self._check_numbers()
+        if self.scenario_reports < 0:
+            raise InvalidRequestError(f"scenario_reports must be at least 0, got {self.scenario_reports}")
         if json_size(self) > REQUEST_CHARACTERS:
             raise InvalidRequestError(
                 f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material in workspace files "
@@ -208,6 +215,7 @@ class EpisodeRequest(CallerInput):
             )
         checks = (check.problem for check in self.definition_of_done)
         problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
+        problems = (*problems, self.scenarios.problem if self.scenarios else "")
         if problem := next(filter(None, problems), ""):
             raise InvalidRequestError(problem)
 
@@ -276,7 +284,9 @@ class EpisodeState(Value):
     proof: ArtifactRef | None = None
     """Latest proof of success."""
     refused_tree: str = ""
-    """Tree that a person refused even though its checks pass."""
+    """Tree that was not accepted even though its checks pass: a person refused it, or hidden scenarios fail."""
+    scenario_reports: int = 0
+    """Number of times that the planner was told how many hidden scenarios fail. It never decreases."""
     failed_before: tuple[str, ...] = ()
     """Names of the checks that have failed in this episode, and not only at random. A restore does not reset them."""
     worked: bool = False

@@ -381,6 +381,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         approvals=past.approvals,
         flaky=past.flaky,
         green_settled=past.green_settled,
+        scenario_reports=past.scenario_reports,
         runs=initial.runs + (newest.runs if newest else 0),
     )
 
@@ -411,6 +412,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         proof=None,
         evidence=None,
         refused_tree=current.refused_tree,
+        scenario_reports=current.scenario_reports,
         tree=record.tree,
         spent=current.spent,
         budget=current.budget,
@@ -436,10 +438,12 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
     )
 
 
-def with_beginning(state: EpisodeState, beginning: ArtifactRef, verification: Verification) -> EpisodeState:
-    """Record the initial check results and the stored baseline."""
-    is_first = not state.checked_tree
-    return with_verification(state, verification, baseline=is_first).evolve(beginning=beginning)
+def with_beginning(
+    state: EpisodeState, beginning: ArtifactRef, verification: Verification, scenario_failed: bool
+) -> EpisodeState:
+    """Record the initial check results and the stored baseline. A failed hidden scenario is a check that fails."""
+    checked = with_verification(state, verification, baseline=not state.checked_tree)
+    return checked.evolve(beginning=beginning, green_settled=state.green_settled or scenario_failed)
 
 
 def with_added_check(state: EpisodeState, tree: str) -> EpisodeState:
@@ -458,6 +462,11 @@ def _with_refused_checkpoints(state: EpisodeState) -> EpisodeState:
     """Mark the checkpoints whose files are the ones that a person has just refused."""
     records = (record.evolve(refused=record.refused or record.tree == state.tree) for record in state.checkpoints)
     return state.evolve(checkpoints=tuple(records))
+
+
+def with_failed_scenarios(state: EpisodeState, title: str) -> EpisodeState:
+    """Continue the work because hidden scenarios fail. The planner gets only the title, which contains counts."""
+    return with_refused_proof(state.evolve(scenario_reports=state.scenario_reports + 1), title, ())
 
 
 def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:

@@ -9,7 +9,9 @@ import hmac
 import json
 import os
 import secrets
+import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from tightloop.errors import SettingsError
@@ -53,8 +55,8 @@ def read_private(path: Path, what: str, fix: str) -> str:
     return text
 
 
-def write_private(path: Path, text: str, *, replace: bool = False) -> None:
-    """Atomically write a file that only this user can read.
+def write_private(path: Path, content: str | bytes, *, replace: bool = False) -> None:
+    """Atomically write a file that only this user can read. Text is written as UTF-8.
 
     Raises:
         FileExistsError: the file exists and `replace` is not set.
@@ -64,8 +66,8 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
     # In the same folder, because a rename is atomic only within one file system.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             # Before the rename: a power loss must not leave an empty file under the final name.
             os.fsync(file.fileno())
@@ -76,6 +78,24 @@ def write_private(path: Path, text: str, *, replace: bool = False) -> None:
             path.hardlink_to(temporary)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_over(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a checkout in which nothing runs. Whatever has their path or is in their way is removed."""
+    for path, content in files.items():
+        *parents, name = path.split("/")
+        target = folder
+        for parent in parents:
+            target /= parent
+            # A delivered link could lead out of the checkout.
+            if target.is_symlink() or target.is_file():
+                target.unlink()
+            target.mkdir(exist_ok=True)
+        target /= name
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        target.unlink(missing_ok=True)
+        target.write_bytes(content)
 
 
 def token_in(path: Path) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
 from tightloop.episode.model import check_run, planner_problem
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.executor.options import choice_problem
@@ -195,6 +196,8 @@ class LoopRequest(CallerInput):
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     gates: tuple[Check, ...] = ()
     """Gates of the project. If empty, the gates are taken from the settings or found in the project's files."""
+    scenarios: HiddenScenarios | None = None
+    """Hidden scenarios that must pass at the end, together with the gates, in the proof of the whole plan."""
     budget: Budget = Budget.model_construct()
     """Budget for each task."""
     parallel: int = 4
@@ -232,6 +235,10 @@ class LoopRequest(CallerInput):
             yield f"the planner heuristic uses no model, so it would ignore {self.model!r}. Omit one of them"
         problems = (planner_problem(self.planner), choice_problem(self.executor))
         yield from filter(None, (*problems, *(gate.problem for gate in self.gates)))
+        if self.scenarios is not None:
+            yield from filter(None, (self.scenarios.problem,))
+            if self.scenarios.count and not self.gates:
+                yield 'hidden scenarios need gates to be proven with. Add at least one: "gates": ["pytest -q"]'
 
 
 class LoopStatus(RunStatus):

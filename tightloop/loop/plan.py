@@ -132,6 +132,8 @@ def project_plan(request: LoopRequest) -> Plan:
         id="project",
         title=shorten(_literal(request.goal) or "open problems", TITLE_CHARACTERS),
         on_failure=OnPlanFailure.FAIL,
+        # Only with hidden scenarios the plan as a whole has a proof; its tasks have their own.
+        definition_of_done=request.gates if request.scenarios is not None else (),
         max_parallel=request.parallel,
         # One revision for the tasks, and one per conflict.
         budget=PlanBudget(max_revisions=2 * TASKS_LIMIT),
@@ -391,6 +393,7 @@ class ProjectInput(LoopInput):
             queues=self.queues,
             executor=self.executor,
             result=self.result,
+            scenarios=self.scenarios,
             progress=self.progress,
             **kernel,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tightloop.episode.scenarios import and_scenarios
 from tightloop.loop.model import (
     MESSAGE_CHARACTERS,
     PLAN_GENERATION,
@@ -160,7 +161,8 @@ def _gate_result(plan: PlanStatus, state: LoopState, facts: ProjectFacts, lines:
 
 def _reason(plan: PlanStatus, state: LoopState, tasks: tuple[LoopTask, ...], gates: GateResult | None) -> str:
     if state is LoopState.VERIFIED and gates is not None:
-        return f"{format_count(sum(not check.within for check in gates.checks), 'gate')} passed"
+        count = format_count(sum(not check.within for check in gates.checks), "gate")
+        return f"{count} passed{and_scenarios(plan.scenarios)}"
     if state is not LoopState.FAILED or gates is None or not gates.checks:
         return plan.reason
     if gates.checks[0].name == PLAN_GENERATION:

@@ -460,7 +460,7 @@ OPERATIONS = (
     ),
     Operation(
         "amend",
-        "Change an episode's goal, definition of done, executor or planner.",
+        "Change an episode's goal, definition of done, hidden scenarios, executor or planner.",
         **_CHANGES,
         kinds=EPISODE,
         request="models:Amend",

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from tightloop.episode.check import Check
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import GOAL_CHARACTERS, EpisodeRequest
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.loop.model import TASKS_LIMIT
 from tightloop.plan.request import PlanRequest
 
@@ -199,6 +200,8 @@ class Amend(Request):
     """New goal."""
     definition_of_done: Annotated[list[CheckBody], Field(max_length=50)] = Field(default_factory=list)
     """New definition of done."""
+    scenarios: body(HiddenScenarios, "HiddenScenariosInput") | None = None  # type: ignore[valid-type]
+    """New hidden scenarios; a count of 0 withdraws all of them."""
     executor: body(ExecutorAmendment, "ExecutorAmendmentInput") | None = None  # type: ignore[valid-type]
     """New executor."""
     planner: Literal["", "auto", "openai", "heuristic"] = ""
@@ -210,6 +213,7 @@ class Amend(Request):
         return {
             **dict(self),
             "definition_of_done": tuple(Check.model_validate(read_fields(check)) for check in self.definition_of_done),
+            "scenarios": None if self.scenarios is None else HiddenScenarios(**read_fields(self.scenarios)),
             "executor": None if executor == ExecutorAmendment() else executor,
         }
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tightloop.episode.check import ProofRule
 from tightloop.episode.model import check_run
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice, Usage
 from tightloop.executor.options import choice_problem
@@ -74,6 +75,8 @@ class PlanRequest(CallerInput):
     allow: tuple[ProofRule, ...] = ()
     """Proof findings to accept without asking, such as `tests_changed`. This also applies to nested episodes and plans.
     """
+    scenarios: HiddenScenarios | None = None
+    """Hidden scenarios that must pass in the proof, as printed by `tightloop scenarios pack`."""
     dry_run: bool = False
     """Show what each step would do, without changing anything."""
     pause_timeout: Duration = timedelta(days=30)
@@ -115,6 +118,8 @@ class PlanRequest(CallerInput):
             yield f"max_parallel must be between 1 and 100, got {self.max_parallel}"
         if self.executor is not None and (problem := choice_problem(self.executor)):
             yield problem
+        if self.scenarios is not None and self.scenarios.problem:
+            yield self.scenarios.problem
 
 
 class PlanSpent(Value):
@@ -209,6 +214,8 @@ class PlanStatus(RunStatus):
     """Files that changed outside the plan while it was running, how the plan reacted, and how to restore them."""
     proof: ArtifactRef | None = None
     """Latest proof of the plan."""
+    scenarios: int = 0
+    """Number of hidden scenarios that passed in the latest proof."""
     outcome: PlanOutcome | None = None
 
     @property

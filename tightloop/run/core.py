@@ -223,6 +223,8 @@ class Evidence(Value):
     """Checks that failed once and passed when they were repeated without a change."""
     asked: tuple[str, ...] = ()
     """Announcements after the fact: sentences that name the person, the change and the time."""
+    scenarios: int = 0
+    """Number of hidden scenarios that passed."""
     accepted_by: str = ""
     """Person who accepted the tree although the proof has findings."""
     finding: str = ""

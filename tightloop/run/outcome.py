@@ -33,6 +33,8 @@ class Facts(NamedTuple):
     """False if no executor changed a file."""
     files_changed: int | None = None
     """Number of files that differ from the initial tree; None if unknown."""
+    scenarios: int = 0
+    """Number of hidden scenarios that passed."""
     unproven: Sequence[str] = ()
     """Tasks whose episode succeeded without a proof."""
     asked: Sequence[str] = ()

@@ -465,6 +465,8 @@ class TrackingSettings(Thresholds, Section):
     repeat_error_limit: Count = 3
     """Number of consecutive iterations with the same error before an alert. After twice as many, the episode is paused.
     """
+    scenario_reports: int = Field(default=3, ge=0, le=100)
+    """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
 
     @model_validator(mode="before")
     @classmethod

@@ -392,4 +392,5 @@ def _defaults(settings: Settings) -> dict[str, Any]:
         "thresholds": tracking.as_thresholds().model_dump(),
         "repeat_error_limit": tracking.repeat_error_limit,
         "deviation_limit": tracking.deviation_limit,
+        "scenario_reports": tracking.scenario_reports,
     }

@@ -22,6 +22,7 @@ from tightloop.episode.decisions import ACCEPT, ALLOW, ASKED, make_question
 from tightloop.episode.model import HEURISTIC, EpisodeOutcome, EpisodePhase, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, WrittenCheck
 from tightloop.episode.proof import ProofVerdict
+from tightloop.episode.scenarios import and_scenarios
 from tightloop.executor.asking import (
     IN_A_WINDOW,
     RETRY,
@@ -64,8 +65,11 @@ class Proof:
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
-    async def begin(self) -> tuple[ArtifactRef, Verification]:
-        """Run the checks for the baseline, and store the initial tree with its untracked files."""
+    async def begin(self) -> tuple[ArtifactRef, Verification, bool]:
+        """Run the checks for the baseline, and store the initial tree with its untracked files.
+
+        The last part of the result tells whether a hidden scenario failed.
+        """
         record = self._record
         self._points.enter(EpisodePhase.VERIFYING)
         baseline = await self._points.do(
@@ -74,19 +78,20 @@ class Proof:
                 scope=record.scope,
                 expected_tree=record.state.tree,
                 inherited=record.state.inherited,
+                scenarios=record.request.scenarios,
                 compare_with=record.state.checks if record.state.checked_tree else None,
             ),
             ActivityOptions(
                 "checks before the first plan",
                 # Checks that fail are run twice.
-                2 * self._limit + OPEN_TIMEOUT,
+                2 * self._limit + self._hidden_limit + OPEN_TIMEOUT,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done),
             ),
         )
         record.log_drift(baseline.verification.drift)
         record.log_drift(baseline.verification.touched)
-        return baseline.beginning, baseline.verification
+        return baseline.beginning, baseline.verification, baseline.scenario_failed
 
     async def prove_success(self) -> None:
         """Prove the current tree. Returns only if more work is needed.
@@ -107,11 +112,12 @@ class Proof:
                 failed_before=record.state.failed_before,
                 worked=record.state.worked,
                 flaky=record.state.flaky,
+                scenarios=record.request.scenarios,
             ),
             ActivityOptions(
                 "prove it in a fresh checkout",
                 # The checks run twice: as delivered, and with the original tests put back.
-                2 * self._limit + OPEN_TIMEOUT,
+                2 * self._limit + self._hidden_limit + OPEN_TIMEOUT,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done, PROOF),
             ),
@@ -124,6 +130,11 @@ class Proof:
         record.replace(record.state.evolve(proof=proved.proof, evidence=facts))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise self._success()
+        if proved.only_scenarios and record.state.scenario_reports < record.request.scenario_reports:
+            record.apply(state_changes.with_failed_scenarios, proved.title)
+            told, limit = record.state.scenario_reports, record.request.scenario_reports
+            record.log("doubted", f"{proved.title}; the planner was told ({told} of {limit})")
+            return
         tree = record.state.tree
         # Checks may have seen changes that were undone after they ran; the fresh checkout never contains them.
         undone = (drift for drift in record.core.drifts if drift.cause is DriftCause.DURING_CHECKS)
@@ -154,7 +165,13 @@ class Proof:
     def _success(self) -> EpisodeOver:
         state = self._record.state
         facts = Facts(**dict(state.evidence or Evidence()))
-        return EpisodeOver(EpisodeOutcome.SUCCEEDED, with_announcements(f"all checks pass: {state.checks_text}", facts))
+        text = f"all checks pass: {state.checks_text}{and_scenarios(facts.scenarios)}"
+        return EpisodeOver(EpisodeOutcome.SUCCEEDED, with_announcements(text, facts))
+
+    @property
+    def _hidden_limit(self) -> timedelta:
+        hidden = self._record.request.scenarios
+        return timedelta(seconds=hidden.limit_s) if hidden is not None else timedelta()
 
     @property
     def _limit(self) -> timedelta:

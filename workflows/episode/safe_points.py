@@ -403,6 +403,7 @@ class TreeChanges:
                     scope=record.scope,
                     goal=record.request.goal,
                     definition_of_done=record.request.definition_of_done,
+                    scenarios=record.request.scenarios,
                     executor=record.request.executor,
                     planner=record.request.planner,
                 ),

@@ -254,7 +254,7 @@ class EpisodeCommands(Commands):
         return amendment
 
     def amend(self, change: Amendment) -> str:
-        """Change the goal, the definition of done, the executor or the planner, starting with the next step."""
+        """Change the goal, the checks, hidden scenarios, the executor or the planner, starting with the next step."""
         record = self._record
         self._intervene("amend")
         before, request = record.request, change.apply_to(record.request)
@@ -265,7 +265,13 @@ class EpisodeCommands(Commands):
             record.replace(record.state.evolve(checked_tree=""))
             record.log("amended", f"{change.by} changed the goal or the definition of done")
             record.note("The goal or the definition of done has changed. Read both again.")
-        else:
+        if change.scenarios is not None and request.scenarios is not None:
+            # The new scenarios may prove the same tree.
+            record.replace(record.state.evolve(checked_tree="", refused_tree=""))
+            record.log("amended", f"hidden scenarios: {request.scenarios.changes[-1]}")
+            for question in record.find(QuestionKind.PROOF):
+                record.settle_question(question)
+        if (request.executor, request.planner) != (before.executor, before.planner):
             who = f"executor {request.executor.name}, planner {request.planner}"
             record.log("amended", f"{who} (by {change.by})")
         return "the change takes effect with the next step"
@@ -455,7 +461,7 @@ class EpisodeWorkflow(RunWorkflow):
         '"definition_of_done": ["pytest -q"], "executor": {"name": "codex"}}'
     )
     async def amend_goal(self, amendment: Any = None) -> str:
-        """Change the goal, the definition of done, the executor or the planner, starting with the next step."""
+        """Change the goal, the checks, hidden scenarios, the executor or the planner, starting with the next step."""
         return self._orders.amend(self._take(self._orders.read_amendment, amendment))
 
     @amend_goal.validator

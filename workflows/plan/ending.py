@@ -10,6 +10,7 @@ from activities.plan.requests import ClosePlanRequest, LoadPlanRequest, VerifyPl
 from activities.proof.activity import ProofActivities
 from activities.proof.port import AcceptRequest, BeginRequest, ProveRequest
 from tightloop.episode.proof import ProofVerdict
+from tightloop.episode.scenarios import and_scenarios
 from tightloop.ledger.alert import AlertKind
 from tightloop.plan.child import StepStatus
 from tightloop.plan.document import OnPlanFailure
@@ -194,6 +195,7 @@ class PlanProof:
                 expected_tree=context.progress.tree,
                 plan=context.progress.plan,
                 base_tree=base_tree,
+                scenarios=context.request.scenarios,
             ),
             context.on_host("run the checks before the first step", CHECKS_TIMEOUT),
         )
@@ -236,7 +238,8 @@ class PlanProof:
         if not self.is_needed:
             return done
         is_proven = not doubts(context.outcome_facts)
-        done = f"{done}, and the definition of done {'is proven' if is_proven else 'passes'}"
+        also = and_scenarios(context.outcome_facts.scenarios)
+        done = f"{done}, and the definition of done {'is proven' if is_proven else 'passes'}{also}"
         return with_announcements(done, context.outcome_facts)
 
     @property
@@ -288,6 +291,7 @@ class PlanProof:
                 earlier=context.progress.proof_within,
                 failed_before=context.progress.failed_before,
                 flaky=context.progress.flaky,
+                scenarios=context.request.scenarios,
             ),
             # The checks run twice: as delivered, and with the original tests put back.
             context.on_host("prove the result in a fresh checkout", 2 * CHECKS_TIMEOUT),
@@ -298,7 +302,8 @@ class PlanProof:
         if proved.verdict is ProofVerdict.NOT_PROVEN:
             context.log("verified", f"the checks also pass in a fresh checkout of tree {tree[:12]}")
         else:
-            detail = f"in a fresh checkout of tree {tree[:12]}" if is_proven else proved.title
+            also = and_scenarios(proved.facts.scenarios)
+            detail = f"in a fresh checkout of tree {tree[:12]}{also}" if is_proven else proved.title
             context.log("proven" if is_proven else "doubted", detail)
         if not is_proven and self._context.is_nothing_left:
             context.progress = context.progress.evolve(doubted=Doubt(tree=tree, title=proved.title))

@@ -20,6 +20,7 @@ from tightloop.loop.model import (
     RIGHT_LOOP_INPUT,
     LoopRequest,
     LoopResult,
+    LoopState,
     LoopStatus,
     LoopTask,
     TaskState,
@@ -38,7 +39,7 @@ from tightloop.loop.plan import (
 from tightloop.loop.projection import event_name, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
-from tightloop.run.core import TimelineLine, with_line
+from tightloop.run.core import Evidence, TimelineLine, with_line
 from tightloop.run.outcome import Facts, label
 from tightloop.run.question import Answer, Question
 from tightloop.value import format_count, shorten
@@ -154,11 +155,15 @@ class ProjectContext(PlanContext):
         The gates replace a definition of done. The episodes of the tasks show whether a check was seen to fail.
         """
         tasks, qualifiers = [task.task_id for task in self.facts.tasks], self.progress.qualifiers
+        evidence = self.progress.evidence or Evidence()
         return Facts(
             has_checks=bool(self.facts.gate_names),
             worked=bool(tasks),
             unproven=[name for name in tasks if name in qualifiers],
             asked=[approval.sentence for approval in self.progress.approvals if approval.asked],
+            scenarios=evidence.scenarios,
+            accepted_by=evidence.accepted_by,
+            finding=evidence.finding,
         )
 
     def take_result(self, step: str, result: StepResult, qualifier: str = "") -> None:
@@ -526,7 +531,9 @@ class ProjectWorkflow(GraphWorkflow):
         status = self._view.loop_status()
         return LoopResult(
             outcome=status.status,
+            qualifier=status.qualifier,
             reason=status.reason,
+            proof=self._context.progress.proof if status.status is LoopState.VERIFIED else None,
             tasks=status.tasks,
             gate_result=status.gate_result,
             tree=status.tree,

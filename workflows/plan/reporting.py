@@ -246,6 +246,7 @@ class PlanView(View):
             worktree=context.core.worktree,
             tree=progress.tree,
             proof=progress.proof,
+            scenarios=progress.evidence.scenarios if progress.evidence else 0,
             qualifier=context.qualifier,
             reason=context.reason,
             files_changed=progress.evidence.files_changed if progress.evidence else None,

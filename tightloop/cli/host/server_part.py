@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from tightloop.cli.session import Session
 from tightloop.cli.start import drop_none
+from tightloop.episode.check import Check
 from tightloop.errors import ServiceUnavailableError
 from tightloop.host import module_arguments
 from tightloop.host.programs import own_environment, own_python
@@ -67,14 +68,17 @@ def describe_host(session: Session) -> dict[str, Any]:
     return answer
 
 
-def run_again(session: Session, root: Path, content: Path, commands: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Run commands in a checkout, in this host's sandbox, and return their results.
+def run_again(
+    session: Session, root: Path, content: Path, checks: tuple[Check, ...], *, isolated: bool = False
+) -> list[dict[str, Any]]:
+    """Run checks in a checkout, in this host's sandbox, and return their results. Isolated ones have no network.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or cannot run them.
     """
-    request = json.dumps({"root": str(root), "content": str(content), "commands": commands})
-    return _call_server_part(session, "rerun", request, "the commands were not run")
+    commands = [check.model_dump(mode="json") for check in checks]
+    request = {"root": str(root), "content": str(content), "commands": commands, "isolated": isolated}
+    return _call_server_part(session, "rerun", json.dumps(request), "the commands were not run")
 
 
 def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any]]:

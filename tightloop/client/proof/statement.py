@@ -113,6 +113,19 @@ class FindingDetails(_Part):
     asked_at: datetime | None = None
 
 
+class ScenarioDetails(_Part):
+    """Result of hidden scenarios."""
+
+    sha256: str = Field(pattern=r"^([0-9a-f]{64})?$")
+    """Digest of the scenarios and a salt, so that it does not reveal them."""
+    total: int = Field(ge=0)
+    passed: int = Field(ge=0)
+    failed_before: int = Field(default=0, ge=0)
+    """Number of passed scenarios that failed on the initial tree."""
+    changes: tuple[str, ...] = ()
+    """Amendments by their owner, oldest first."""
+
+
 class Details(_Part):
     """tightloop's extension of test-result v0.1."""
 
@@ -127,6 +140,7 @@ class Details(_Part):
     """Changed tests, test data and configuration. `changed_count` is the total number."""
     changed_count: int = 0
     findings: tuple[FindingDetails, ...] = ()
+    scenarios: ScenarioDetails | None = None
     files_changed: int | None = None
     """Number of files that differ from the initial tree."""
     seen_to_fail: bool = True
@@ -270,6 +284,8 @@ def _contradictions(statement: Statement) -> Iterator[str]:
             yield f"its result is {predicate.result.value}, but a command of the definition of done failed"
         if details.verdict is ProofVerdict.PROVEN and details.doubts:
             yield f"its verdict is {details.verdict.value}, but {', '.join(details.doubts)}"
+        if details.scenarios and details.scenarios.passed != details.scenarios.total and not details.findings:
+            yield f"its result is {predicate.result.value}, but hidden scenarios failed"
         if details.verdict is ProofVerdict.DOUBTED:
             yield f"its result is {predicate.result.value}, but its verdict is {details.verdict.value}"
     if predicate.result is Result.PASSED and (
@@ -308,6 +324,7 @@ def _details(proof: Proof) -> Details:
         changed=proof.changed,
         changed_count=proof.changed_count,
         findings=tuple(map(_finding, proof.findings)),
+        scenarios=ScenarioDetails.of(proof.scenarios, sha256=proof.scenarios.digest) if proof.scenarios else None,
         files_changed=proof.evidence.files_changed,
         seen_to_fail=proof.evidence.seen_to_fail,
         worked=proof.evidence.worked,

@@ -267,6 +267,8 @@ class Rules:
     """Accept a proof whose findings were accepted by a person."""
     strict: bool = False
     """Refuse a proof if a person said only after a change that they had asked for it."""
+    scenarios: bool = False
+    """Reject a proof unless hidden scenarios passed, all of them."""
 
 
 def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
@@ -290,6 +292,7 @@ def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
             verification.statement = read_statement(envelope.content)
             _check_signature(verification, envelope, rules, allowed)
             _check_result(verification, verification.statement, rules)
+            _check_scenarios(verification, verification.statement, rules)
             if repository is not None:
                 _check_tree(verification, verification.statement, repository)
                 if run is not None and verification.proven:
@@ -358,6 +361,20 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
             verification.add(False, f"it reports that the work is not proven ({predicate.result.value}): {failed}")
 
 
+def _check_scenarios(verification: Verified, statement: Statement, rules: Rules) -> None:
+    scenarios = statement.predicate.tightloop.scenarios
+    if scenarios is None or not scenarios.total:
+        if rules.scenarios:
+            verification.add(False, "it has no hidden scenarios, which --require scenarios demands")
+        return
+    total = format_count(scenarios.total, "hidden scenario")
+    # A finding reports those that failed. It may be allowed, but not if scenarios are required.
+    if scenarios.passed == scenarios.total:
+        verification.add(True, f"{total} passed in fresh checkouts ({scenarios.sha256[:12]})")
+    elif rules.scenarios:
+        verification.add(False, f"{scenarios.passed} of {total} passed, but --require scenarios demands all of them")
+
+
 def _check_tree(verification: Verified, statement: Statement, repository: Repository) -> None:
     tree = statement.tree
     # The commit first, because hashing all files on disk takes much longer.
@@ -414,7 +431,7 @@ async def find_proof(client: Viewer, workflow_id: str, of_run: str = "") -> Proo
             result = await client.result(workflow_id)
     except TimeoutError:
         raise ServiceUnavailableError(f"timed out waiting for the result of {workflow_id}. Try again") from None
-    if isinstance(result, LoopResult):
+    if isinstance(result, LoopResult) and result.proof is None:
         raise ProofError(_NO_PROOF.format(workflow_id))
     if result.proof is None:
         nothing = result.outcome is PlanOutcome.COMPLETED

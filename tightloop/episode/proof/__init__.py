@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from tightloop.episode.check import Check, CheckStatus, ProofRule
+from tightloop.episode.scenarios import ScenarioResult
 from tightloop.run.core import Evidence
 from tightloop.safety.approval import Approval
 from tightloop.value import ArtifactRef, Value
@@ -202,6 +203,8 @@ class Proof(Value):
     """Configuration files in the delivered tree, at most `FILES_LIMIT` of them."""
     verdict: ProofVerdict
     findings: tuple[ProofFinding, ...] = ()
+    scenarios: ScenarioResult | None = None
+    """Result of hidden scenarios, if there are any."""
     evidence: Evidence = Evidence.model_construct()
     """Facts that decide whether passing checks prove anything."""
     accepted_by: str = ""

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from tightloop.episode.proof import NAMES_LIMIT, TestReport
+from tightloop.episode.scenarios import ScenarioBaseline
 from tightloop.value import ArtifactRef, Value, shorten
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -280,6 +281,7 @@ class InitialState(Value):
     root: str = ""
     """Root of the working tree that `ignored` refers to."""
     checks: tuple[CheckBaseline, ...] = ()
+    scenarios: ScenarioBaseline | None = None
     ignored: ArtifactRef | None = None
     """Stored manifest of the files that are in the working tree but not in its git tree."""
     later_commits: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from tightloop.episode.proof import (
 from tightloop.episode.proof.files import DATA
 from tightloop.episode.proof.kept_tests import KeptTests
 from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing
+from tightloop.episode.scenarios import ScenarioResult
 from tightloop.run.outcome import Facts, doubts
 from tightloop.safety.announcement import RequestedChanges
 from tightloop.safety.approval import Approval
@@ -375,6 +376,22 @@ def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> Proo
     if any(finding.is_accepted for finding in findings):
         return ProofVerdict.ACCEPTED
     return ProofVerdict.PROVEN if proves else ProofVerdict.NOT_PROVEN
+
+
+def add_scenarios(proof: Proof, result: ScenarioResult, allowed: Sequence[ProofRule] = ()) -> Proof:
+    """Return the proof with the result of hidden scenarios, which may change its verdict."""
+    findings = proof.findings
+    if result.failed:
+        announced = ProofRule.SCENARIOS_FAILED in allowed
+        finding = ProofFinding(rule=ProofRule.SCENARIOS_FAILED, text=result.title, announced=announced)
+        findings = (*findings, finding)
+    seen_to_fail = proof.evidence.seen_to_fail or result.failed_before > 0
+    evidence = proof.evidence.evolve(seen_to_fail=seen_to_fail, scenarios=result.passed)
+    verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
+    not_held = proof.not_held
+    if result.total and any(check.sandbox == "unsafe-local" for run in proof.runs for check in run.checks):
+        not_held = (*not_held, "without a sandbox, agents could have read the hidden scenarios")
+    return proof.evolve(scenarios=result, findings=findings, evidence=evidence, verdict=verdict, not_held=not_held)
 
 
 def evidence_lines(proof: Proof) -> tuple[str, ...]:

@@ -1,0 +1,73 @@
+"""`tightloop scenarios`: write, pack and check hidden scenarios."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import click
+
+from tightloop.cli.host.server_part import run_again
+from tightloop.cli.parameters import Argument, AsJson, Option
+from tightloop.cli.session import session_of
+from tightloop.cli.start import Workspace
+from tightloop.cli.terminal import print_note, show, show_either, show_json
+from tightloop.client.proof.verify import open_repository
+from tightloop.client.scenarios import FILE, ScenarioStore, write_template
+from tightloop.episode.check import CheckStatus
+from tightloop.errors import InvalidRequestError
+from tightloop.host.access import write_over
+from tightloop.run.outcome import FAILED
+from tightloop.wording import format_count
+
+PathOrBundle = Annotated[Path, Argument(metavar="PATH", help="Folder, YAML file or encrypted bundle.")]
+
+
+def new(
+    _context: click.Context,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="New folder, outside all workspaces.")],
+) -> None:
+    write_template(folder)
+    show(f"wrote {folder}. Edit {folder / FILE}, then try it: tightloop scenarios check {folder}")
+
+
+def pack(
+    context: click.Context,
+    path: PathOrBundle,
+    output: Annotated[Path | None, Option(help="Also write an encrypted bundle, for another host.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    store = ScenarioStore(session_of(context).settings)
+    commitment = store.commit(path)
+    if output is not None:
+        try:
+            output.write_bytes(store.seal(store.load(commitment)))
+        except OSError as error:
+            raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from None
+        print_note(f"wrote {output}. Only hosts with your key file can open it")
+    request = commitment.model_dump(mode="json", exclude_defaults=True)
+    show_either(request, f"{format_count(commitment.count, 'scenario')}, sha256 {commitment.digest}", as_json=as_json)
+
+
+def check(context: click.Context, path: PathOrBundle, workspace: Workspace = None, as_json: AsJson = False) -> None:
+    session, root = session_of(context), Path(workspace or ".").resolve()
+    bundle = ScenarioStore(session.settings).read(path, workspace=root)
+    with open_repository(root) as repository, tempfile.TemporaryDirectory(prefix="tightloop-scenarios-") as temporary:
+        # On macOS the temporary folder is reached through a link.
+        content = Path(temporary).resolve() / "tree"
+        content.mkdir()
+        repository.check_out(repository.on_disk(), content)
+        write_over(content, bundle.file_contents)
+        results = run_again(session, repository.root, content, bundle.scenarios, isolated=True)
+    passed = [result["status"] == CheckStatus.PASSED for result in results]
+    if as_json:
+        show_json(
+            [{**result, "name": scenario.title} for scenario, result in zip(bundle.scenarios, results, strict=True)]
+        )
+    else:
+        for scenario, result, is_passed in zip(bundle.scenarios, results, passed, strict=True):
+            show(f"{result['status'].replace('_', ' ')}: {scenario.title}")
+            if not is_passed and result["tail"]:
+                show(*(f"  {line}" for line in result["tail"].splitlines()))
+        show(f"{sum(passed)} of {format_count(len(passed), 'scenario')} passed")
+    if not all(passed):
+        raise click.exceptions.Exit(FAILED)

@@ -1,0 +1,179 @@
+"""Files with hidden scenarios: an owner's folder, and encrypted bundles in the state home."""
+
+import secrets
+from base64 import b64encode
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import MAX_WBITS, compress, decompressobj
+
+import yaml
+from pydantic import ValidationError
+
+from tightloop.client.keys import present_ring, ring_of
+from tightloop.client.sealing import Keys, decrypt_file, encrypt_file
+from tightloop.episode.scenarios import CONTENT_CHARACTERS, HiddenScenarios, ScenarioBundle
+from tightloop.errors import ArtifactCorruptError, InvalidRequestError
+from tightloop.host import private_folder, state_home
+from tightloop.host.access import write_private
+from tightloop.value import first_problem
+from tightloop.value.documents import load_yaml
+
+if TYPE_CHECKING:
+    from tightloop.settings import Settings
+
+FILE = "scenarios.yaml"
+FILES = "files"
+BUNDLE_BYTES = 2 * CONTENT_CHARACTERS
+_HEAD = b"tightloop scenarios 1\0"
+_EXAMPLE = """\
+# Hidden scenarios: commands that must exit with 0 on the finished work. Only the proof runs them, each in a fresh
+# checkout without network. Keep this folder outside the workspace. Files below `files/` are copied into the checkout.
+scenarios:
+  - name: large amounts
+    run: python3 -m unittest -q hidden.test_large
+    timeout_s: 60
+  - python3 -c "from fees import fee; assert fee(1_000) == 20"
+"""
+_EXAMPLE_TEST = """\
+from unittest import TestCase
+
+from fees import fee
+
+
+class Large(TestCase):
+    def test_large_amount(self):
+        self.assertEqual(fee(10**6), 20_000)
+"""
+
+
+def write_template(folder: Path) -> None:
+    """Write an example to a new folder.
+
+    Raises:
+        InvalidRequestError: the folder exists or cannot be created.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / FILE).write_text(_EXAMPLE, encoding="utf-8")
+        (folder / FILES / "hidden").mkdir(parents=True)
+        (folder / FILES / "hidden" / "test_large.py").write_text(_EXAMPLE_TEST, encoding="utf-8")
+    except FileExistsError:
+        raise InvalidRequestError(f"{folder} already exists. Choose a new folder") from None
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {folder}: {error.strerror}") from None
+
+
+def read_scenarios(path: Path) -> ScenarioBundle:
+    """Read a folder or a YAML file with scenarios.
+
+    Raises:
+        InvalidRequestError: it cannot be read, or it is invalid.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        document = load_yaml(file.read_text(encoding="utf-8"))
+        files = dict(_read_files(path / FILES)) if path.is_dir() else {}
+    except OSError as error:
+        hint = "Write an example: tightloop scenarios new FOLDER"
+        raise InvalidRequestError(f"cannot read {error.filename or file}: {error.strerror}. {hint}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{file} is neither UTF-8 text nor an encrypted bundle") from None
+    except yaml.YAMLError as error:
+        raise InvalidRequestError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if isinstance(document, list):
+        document = {"scenarios": document}
+    if not isinstance(document, dict):
+        raise InvalidRequestError(f"{file} has no list of scenarios. Write an example: tightloop scenarios new FOLDER")
+    for name in document.keys() - {"scenarios"}:
+        raise InvalidRequestError(f"{file}: unknown field {name!r}. It may only contain the list `scenarios`")
+    try:
+        return ScenarioBundle.model_validate({**document, "files": files, "salt": secrets.token_hex(16)})
+    except ValidationError as error:
+        raise InvalidRequestError(f"{file}: {first_problem(error)}") from None
+
+
+def _read_files(folder: Path) -> "list[tuple[str, str]]":
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return [(file.relative_to(folder).as_posix(), b64encode(file.read_bytes()).decode()) for file in files]
+
+
+class ScenarioStore:
+    """Encrypted bundles in the state home, which no sandbox shows to agents, checks or planners."""
+
+    def __init__(self, settings: "Settings", home: Path | None = None) -> None:
+        self._folder = (home or state_home()) / "scenarios"
+        self._visible = (*settings.sandbox.read, *settings.sandbox.write)
+        self._keys = Keys(read=lambda: present_ring(settings, home), make=lambda: ring_of(settings, home))
+
+    def commit(self, path: Path, *, workspace: Path | None = None) -> HiddenScenarios:
+        """Store the scenarios of a folder, a YAML file or an encrypted bundle, and return the commitment.
+
+        Raises:
+            InvalidRequestError: they cannot be read, are invalid, or are inside the workspace in plain text.
+        """
+        bundle = self.read(path, workspace=workspace)
+        commitment = bundle.commitment
+        file = self._file(commitment.digest)
+        if not file.exists():
+            private_folder(self._folder)
+            write_private(file, self.seal(bundle), replace=True)
+        return commitment
+
+    def read(self, path: Path, *, workspace: Path | None = None) -> ScenarioBundle:
+        """Read a folder, a YAML file or an encrypted bundle. Raises as `commit` does."""
+        if path.is_file() and (sealed := _read_bundle(path)) is not None:
+            return self._open(sealed, f"the bundle {path}")
+        folders = [Path(folder).expanduser() for folder in self._visible] + ([workspace] if workspace else [])
+        visible = next((folder for folder in folders if path.resolve().is_relative_to(folder.resolve())), None)
+        if visible is not None:
+            raise InvalidRequestError(
+                f"the scenarios {path} are inside {visible}, where agents can read them. Move them to another folder, "
+                f"or encrypt them: tightloop scenarios pack {path} --output FILE"
+            )
+        return read_scenarios(path)
+
+    def seal(self, bundle: ScenarioBundle) -> bytes:
+        """Return the content of an encrypted bundle."""
+        return encrypt_file(self._keys, _HEAD, "bundle", compress(bundle.content))
+
+    def load(self, commitment: HiddenScenarios) -> ScenarioBundle:
+        """Return the committed scenarios.
+
+        Raises:
+            InvalidRequestError: this host does not have them.
+            ArtifactCorruptError: they are not the committed ones.
+        """
+        what = f"the hidden scenarios {commitment.digest[:12]}"
+        sealed = _read_bundle(self._file(commitment.digest))
+        if sealed is None:
+            raise InvalidRequestError(
+                f"{what} are not on this host. Copy the folder or an encrypted bundle to it, and store it there: "
+                "tightloop scenarios pack PATH"
+            )
+        bundle = self._open(sealed, what)
+        if bundle.commitment.evolve(changes=commitment.changes) != commitment:
+            raise ArtifactCorruptError(f"{what} on this host are not the ones that the request commits to")
+        return bundle
+
+    def find(self, digest: str) -> ScenarioBundle | None:
+        """Return earlier scenarios, or None if this host does not have them any more."""
+        sealed = _read_bundle(self._file(digest))
+        return None if sealed is None else self._open(sealed, f"the hidden scenarios {digest[:12]}")
+
+    def _file(self, digest: str) -> Path:
+        return self._folder / f"{digest}.bundle"
+
+    def _open(self, sealed: bytes, what: str) -> ScenarioBundle:
+        content = decrypt_file(self._keys, _HEAD, "bundle", sealed, what=what)
+        # Bounded, because authentic content may be too large by mistake.
+        return ScenarioBundle.model_validate_json(decompressobj(MAX_WBITS).decompress(content, BUNDLE_BYTES))
+
+
+def _read_bundle(file: Path) -> bytes | None:
+    """Return the content of an encrypted bundle, or None if it is no bundle or does not exist."""
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(BUNDLE_BYTES)
+    except OSError:
+        return None
+    return content if content.startswith(_HEAD) else None

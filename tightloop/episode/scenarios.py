@@ -1,0 +1,168 @@
+"""Hidden scenarios: an owner's checks that run only in the proof and that nobody else sees.
+
+Requests, histories and proofs contain a commitment to them (`HiddenScenarios`) and counts, but never their content.
+"""
+
+import hashlib
+import json
+import math
+import re
+from base64 import b64decode
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from tightloop.episode.check import Check
+from tightloop.value import CallerInput, Document, Value, format_count, shorten
+
+SCENARIOS_LIMIT = 100
+FILES_LIMIT = 1_000
+CONTENT_CHARACTERS = 16_000_000
+"""Maximum size of a bundle's files, base64."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHANGES_KEPT = 20
+_LONGEST_S = 86_400.0
+
+
+class HiddenScenarios(CallerInput):
+    """Commitment to hidden scenarios, as printed by `tightloop scenarios pack`."""
+
+    digest: str = ""
+    """SHA-256 of the scenarios and a random salt, hexadecimal. The salt prevents anyone from guessing the content."""
+    count: int = 0
+    """Number of scenarios. In an amendment, 0 withdraws all of them."""
+    limit_s: float = 600.0
+    """Sum of their time limits in seconds."""
+    changes: tuple[str, ...] = ()
+    """Earlier commitments, each with the person who replaced it, oldest first. Set by tightloop."""
+
+    @property
+    def problem(self) -> str:
+        """Error in the commitment, or "" if it is valid."""
+        if self.count and not _DIGEST.fullmatch(self.digest):
+            return f"scenarios.digest must be 64 hexadecimal digits, got {shorten(self.digest, 80)!r}. {_PACK}"
+        if not 0 <= self.count <= SCENARIOS_LIMIT:
+            return f"scenarios.count must be between 0 and {SCENARIOS_LIMIT}, got {self.count}. {_PACK}"
+        if not 0 < self.limit_s <= SCENARIOS_LIMIT * _LONGEST_S:
+            return f"scenarios.limit_s must be a positive number of seconds, got {self.limit_s}. {_PACK}"
+        return ""
+
+    def replace_by(self, new: Self, by: str) -> Self:
+        """Return the new commitment with a line about this one."""
+        was = f"{format_count(self.count, 'scenario')} ({self.digest[:12]})" if self.count else "no scenarios"
+        line = f"{shorten(by, 80)} replaced {was}" if new.count else f"{shorten(by, 80)} withdrew {was}"
+        return new.evolve(changes=(*self.changes, line)[-_CHANGES_KEPT:])
+
+
+_PACK = "Use the values that this command prints: tightloop scenarios pack FOLDER --json"
+
+
+class ScenarioBundle(Document):
+    """Hidden scenarios with their files. This is what a digest covers and an encrypted bundle contains."""
+
+    scenarios: Annotated[tuple[Check, ...], Field(min_length=1, max_length=SCENARIOS_LIMIT)]
+    files: Annotated[dict[str, str], Field(max_length=FILES_LIMIT)] = Field(default_factory=dict)
+    """Files to write into the checkout, base64, by relative path. They replace delivered files of the same path."""
+    salt: str = ""
+
+    @field_validator("scenarios")
+    @classmethod
+    def _check_scenarios(cls, scenarios: tuple[Check, ...]) -> tuple[Check, ...]:
+        for scenario in scenarios:
+            if scenario.problem:
+                raise ValueError(scenario.problem)
+            if scenario.known_failures:
+                raise ValueError("a scenario has no known_failures, because its output is not read")
+            # NaN fails this comparison too.
+            if not 0 < scenario.timeout_s <= _LONGEST_S:
+                raise ValueError(f"timeout_s must be between 0 and {_LONGEST_S:g}, got {scenario.timeout_s}")
+        return scenarios
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        for path in self.files:
+            parts = path.split("/")
+            if not path or "\0" in path or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
+                raise ValueError(f"files: {path!r} is not a relative path inside the checkout")
+            if any("/".join(parts[:end]) in self.files for end in range(1, len(parts))):
+                raise ValueError(f"files: {path!r} is below another file")
+        if sum(map(len, self.files.values())) > CONTENT_CHARACTERS:
+            raise ValueError(f"the files are larger than {CONTENT_CHARACTERS * 3 // 4_000_000} MB")
+        return self
+
+    @property
+    def content(self) -> bytes:
+        """Bytes that the digest covers. Equal bundles have equal bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()
+
+    @property
+    def commitment(self) -> HiddenScenarios:
+        """Commitment to this bundle."""
+        limit_s = math.fsum(scenario.timeout_s for scenario in self.scenarios)
+        digest = hashlib.sha256(self.content).hexdigest()
+        return HiddenScenarios(digest=digest, count=len(self.scenarios), limit_s=limit_s)
+
+    @property
+    def file_contents(self) -> dict[str, bytes]:
+        """Decoded files by path."""
+        return {path: b64decode(content) for path, content in self.files.items()}
+
+
+class ScenarioBaseline(Value):
+    """Results of hidden scenarios on the initial tree, by number from 0."""
+
+    digest: str = ""
+    failed: tuple[int, ...] = ()
+    odd: tuple[int, ...] = ()
+    """Scenarios in which a program ended early or a named test runner did not start, which then is normal for them."""
+
+
+def seen_before(
+    current: ScenarioBundle, initial: ScenarioBundle | None, baseline: ScenarioBaseline | None
+) -> ScenarioBaseline:
+    """Return the baseline of the current scenarios. Amended ones have none, and neither has any if files changed."""
+    if initial is None or baseline is None or initial.files != current.files:
+        return ScenarioBaseline()
+    old = {scenario: number for number, scenario in enumerate(initial.scenarios)}
+    numbers = [(number, old.get(scenario)) for number, scenario in enumerate(current.scenarios)]
+    return ScenarioBaseline(
+        failed=tuple(number for number, before in numbers if before in baseline.failed),
+        odd=tuple(number for number, before in numbers if before in baseline.odd),
+    )
+
+
+class ScenarioResult(Value):
+    """Result of hidden scenarios on the delivered tree."""
+
+    digest: str
+    total: int
+    passed: int = 0
+    failed_before: int = 0
+    """Number of scenarios that passed and had failed on the initial tree."""
+    changes: tuple[str, ...] = ()
+    """See `HiddenScenarios`."""
+
+    @property
+    def failed(self) -> int:
+        """Number of scenarios that did not pass."""
+        return self.total - self.passed
+
+    @property
+    def title(self) -> str:
+        """The only sentence about failed scenarios that others see."""
+        if self.total == 1:
+            return "the hidden scenario fails"
+        return f"{self.failed} of {self.total} hidden scenarios {'fails' if self.failed == 1 else 'fail'}"
+
+
+def and_scenarios(passed: int) -> str:
+    """Return the end of a sentence about passing checks, such as `, also 7 hidden scenarios`."""
+    return f", also {format_count(passed, 'hidden scenario')}" if passed else ""
+
+
+def proof_level(result: ScenarioResult | None) -> str:
+    """Return the level of a proof without findings, such as `PROVEN, also by 7 hidden scenarios`."""
+    if result is None or not result.passed:
+        return "PROVEN by visible checks"
+    of_all = f"{result.passed} of " if result.failed else ""
+    return f"PROVEN, also by {of_all}{format_count(result.total, 'hidden scenario')}"
