@@ -47,7 +47,9 @@ on_failure: compensate
 seed: 7
 steps:
   - {id: build, run: "make VERSION=${plan.version}", outputs: {text: stdout}}
-definition_of_done: [make lint, {run: make test, name: tests, timeout_s: 300}]""",
+definition_of_done:
+  - make lint
+  - {run: make test, name: tests, timeout_s: 300, known_failures: ["tests/test_net.py::test_dns"]}""",
     ),
     Section(
         "`budget` and `policy` of a plan",

@@ -41,7 +41,7 @@ from tightloop.executor.asking import (
     work_question,
 )
 from tightloop.executor.limit import LimitKind, LimitSource
-from tightloop.executor.model import ExecutorReport, ExecutorStatus, LimitHit
+from tightloop.executor.model import ExecutorChoice, ExecutorReport, ExecutorStatus, LimitHit
 from tightloop.plan.action import Option as PlanOption
 from tightloop.plan.child import StepFailure
 from tightloop.plan.document import Plan, PlanBudget
@@ -143,7 +143,7 @@ def of_proof(rule: ProofRule, patch: str, text: str, *evidence: str) -> Question
 def of_executor(status: ExecutorStatus, error: str, **fields: Any) -> Question:
     """Return the question after a delivery."""
     report = ExecutorReport(key="k", status=status, error=error, **fields)
-    question = after_execution(EpisodeState(limit_strikes=5), report).question
+    question = after_execution(EpisodeState(failed_deliveries=12), report, ExecutorChoice()).question
     assert question is not None
     return question
 

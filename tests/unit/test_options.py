@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from tightloop.cli.commands import ANSWER, START, STEER, Group, Verb
+from tightloop.cli.commands import ANSWER, START, STEER, Group
 from tightloop.cli.main import app
 from tightloop.cli.session import Session
 from tightloop.episode.model import EpisodeStatus
@@ -38,6 +38,8 @@ VALUES: dict[str, tuple[str, str]] = {
     "permissions": ("ask", "deny"),
     "planner": ("heuristic", "openai"),
     "preset": ("careful", "bold"),
+    "result": ("branch", "tree"),
+    "scenarios": ("../hidden1.yaml", "../hidden2.yaml"),
     "values": ("one=1", "one=2"),
     "wall_minutes": ("1", "2"),
 }
@@ -107,8 +109,11 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (tmp_path / name).write_text(PLAN.replace("title: g", f"title: {goal}"))
     (tmp_path / "one.json").write_text('{"preset": "careful"}')
     (tmp_path / "two.json").write_text('{"preset": "bold"}')
-    (tmp_path / "a").mkdir()
-    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"hidden{number}.yaml").write_text(f"scenarios: ['test {number} = 1']")
+    monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
 
     def run(name: str, parameter: str, value: str | None) -> Any:
         command = dict(commands(app))[name]
@@ -130,32 +135,34 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+NEEDS: dict[tuple[str, str], list[str]] = {
+    ("start", "replace"): ["--id", "ep-9"],
+    ("loop plan", "scenarios"): ["--gate", "true"],
+    **{("start", name): ["--executor", "claude"] for name in ("executor_option", "mode", "model", "permissions")},
+    **{(name, "check_timeout"): ["--done", "true"] for name in ("start", "code")},
+    **{("loop plan", name): ["--executor", "claude"] for name in ("executor_option", "executor_model")},
+    ("plan run", "executor_option"): ["--executor", "claude"],
+}
+"""Options that a command needs beside the asked one."""
+GIVEN = {"start": {"goal": "g"}, "code": {"goal": "g"}, "loop plan": {"goal": "g"}, "plan run": {"file": "../one.yaml"}}
+CHANGES = {"amend": ("goal", "g"), "top-up": ("tokens", "1")}
+"""Commands that refuse to change nothing."""
+
+
 def tokens(name: str, command: click.Command, asked: str, value: str | None) -> list[str]:
-    given: dict[str, str] = {"start": {"goal": "g"}, "code": {"goal": "g"}, "loop plan": {"goal": "g"}}.get(name, {})
-    options = ["--done", "true"] if name in {"start", "code"} and asked != "done" else []
-    if name == "plan run" and asked not in {"goal", "again"}:
-        given = {"file": "one.yaml"}
-    if asked == "replace":
-        options += ["--id", "ep-9"]
-    if asked == "executor_option":
-        options += ["--executor", "claude"]
-    if asked in {"mode", "permissions", "executor_model", *(("model",) if name == "start" else ())} and name != "amend":
-        options += ["--executor", "claude"]
-    positional = []
+    defaults = {} if (name, asked) in {("plan run", "goal"), ("plan run", "again")} else GIVEN.get(name, {})
+    options, positional = [*NEEDS.get((name, asked), [])], []
+    if name in CHANGES and asked != CHANGES[name][0]:
+        options += [f"--{CHANGES[name][0]}", CHANGES[name][1]]
     for parameter in command.get_params(click.Context(command)):
         if isinstance(parameter, click.Argument):
-            item = value if parameter.name == asked else given.get(str(parameter.name))
-            item = item if item is not None or not parameter.required else "x"
-            positional += [item] if item is not None else []
+            item = value if parameter.name == asked else defaults.get(str(parameter.name))
+            item = "x" if item is None and parameter.required else item
+            positional += [] if item is None else [item]
         elif parameter.name == asked and value is not None:
             options += [parameter.opts[0]] if getattr(parameter, "is_flag", False) else [parameter.opts[0], value]
         elif parameter.required:
             options += [parameter.opts[0], "x"]
-    # `amend` and `top-up` refuse to change nothing.
-    if isinstance(command, Verb) and command.operation.name in {"amend", "top_up"}:
-        options += {"amend": ["--goal", "g"], "top_up": ["--tokens", "1"]}[command.operation.name] * (
-            asked not in {"goal", "tokens"}
-        )
     return [*positional, *options]
 
 
@@ -164,7 +171,7 @@ def pair(name: str, parameter: click.Parameter) -> tuple[str | None, str | None]
         return None, ""
     if parameter.name in {"source", "file"}:
         kind = "json" if name == "start" else "yaml"
-        return f"one.{kind}", f"two.{kind}"
+        return f"../one.{kind}", f"../two.{kind}"
     if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
         return VALUES.get(str(parameter.name), ("2", "3"))
     return VALUES.get(str(parameter.name), ("a", "b"))
@@ -183,12 +190,13 @@ def test_two_values_of_an_option_give_two_requests(ask: Any, name: str, paramete
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (("start", "g", "--check-timeout", "5"), "only applies to the checks"),
         (("start", "g", "--done", "true", "--no-wait"), "only have an effect with --watch"),
-        (("plan", "run", "one.yaml", "--detach", "--wait"), "have no effect with --detach"),
+        (("plan", "run", "../one.yaml", "--detach", "--wait"), "have no effect with --detach"),
         (("start", "g", "--done", "true", "--executor", "scripted", "--model", "m"), "cannot select a model"),
         (("start", "g", "--done", "true", "--executor", "coder", "--mode", "read_only"), "only agents such as"),
         (("start", "g", "--done", "true", "--replace"), "--replace requires the id"),
-        (("plan", "run", "one.yaml", "--goal", "g"), "cannot be used together"),
+        (("plan", "run", "../one.yaml", "--goal", "g"), "cannot be used together"),
     ],
 )
 def test_option_that_would_have_no_effect_is_refused(ask: Any, arguments: tuple[str, ...], reason: str) -> None:

@@ -124,10 +124,14 @@ def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] |
     """Apply `--check-timeout` to the checks that do not have their own `timeout_s`.
 
     Raises:
-        InvalidRequestError: the value is out of range.
+        InvalidRequestError: the value is out of range, or there are no checks to apply it to.
     """
-    if seconds is None or checks is None:
+    if seconds is None:
         return checks
+    if not checks:
+        raise InvalidRequestError(
+            "--check-timeout only applies to the checks of --done or --file. Add them, or omit it"
+        )
     if not 0 < seconds <= LONGEST_LIMIT_S:
         raise InvalidRequestError(
             f"--check-timeout must be greater than 0 and at most {LONGEST_LIMIT_S} seconds, got {seconds:g}"
