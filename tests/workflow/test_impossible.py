@@ -89,7 +89,7 @@ async def test_the_named_way_asks_after_the_first_delivery(
     kind, _, reason = text.partition(":")
     assert (question.kind, question.by, status.iteration) == (QuestionKind.IMPOSSIBLE, "the executor", 1)
     assert question.title == f"the executor stopped: {kind.lower()}: {' '.join(reason.split())}"
-    assert question.evidence == ("last words of the executor: I stopped.",)
+    assert question.evidence[-1] == "last words of the executor: I stopped."
 
 
 @pytest.mark.parametrize("words", EXPLAINED)
@@ -109,7 +109,7 @@ async def test_the_planner_reads_the_last_words_and_ends_with_the_reason(
     [question] = status.questions
     assert (question.kind, question.by) == (QuestionKind.IMPOSSIBLE, "the planner")
     assert question.title == f"the planner stopped: impossible: {reason}"
-    assert question.evidence == (f"last words of the executor: {words}",)
+    assert question.evidence[-1] == f"last words of the executor: {words}"
     # One delivery was made, and the planner read its report for the second one.
     assert (status.iteration, len(server.requests)) == (2, 3)
     assert again.questions[0].kind is QuestionKind.IMPOSSIBLE

@@ -244,7 +244,7 @@ async def test_a_skipped_test_is_one_question_and_the_proof_knows_the_answer(
         assert proof.verdict is ProofVerdict.PROVEN
         assert result.headline.startswith(f"SUCCEEDED: PROVEN; {sentence}; all checks pass")
         assert told[-1].text.startswith(f"SUCCEEDED: PROVEN; {sentence}")
-        assert f"{episode_id}: PROVEN; {sentence}" in shown.output
+        assert f"{episode_id}: PROVEN by visible checks; {sentence}" in shown.output
     else:
         assert proof.verdict is ProofVerdict.ACCEPTED
         assert result.qualifier.startswith("not proven: ada accepted it despite this finding")

@@ -63,9 +63,9 @@ async def raw_status(client: TightloopClient, name: str, status: WorkflowExecuti
 
 
 def refs(workspace: Path, git: Git, name: str) -> set[str]:
-    """The checkpoints of an episode; `current` is what is on disk."""
+    """The checkpoints of an episode; `current` is what is on disk, `result` the newest result."""
     lines = git(store_folder(workspace), "for-each-ref", f"refs/tightloop/{name}").splitlines()
-    return {line for line in lines if not line.endswith("/current")}
+    return {line for line in lines if not line.endswith(("/current", "/result"))}
 
 
 async def finished(client: TightloopClient, request: EpisodeRequest) -> str:
