@@ -32,6 +32,13 @@ counter.
 NEEDS_RESPONSE = "NEEDS RESPONSE"
 _OF_EXECUTOR = frozenset({"permission", "work", "clarification"})
 """Kinds of questions that an executor asks."""
+ENDED_BY_MESSAGE = frozenset(
+    {"operator", "repeated_error", "deviation", "already_green", "planner_gave_up", "impossible", "proof"}
+)
+"""Kinds of questions after which the planner runs next, so that a message to it ends the wait.
+
+All other kinds need a decision about deliveries, files, money or permissions.
+"""
 PATHS_SHOWN = 5
 
 

@@ -19,6 +19,7 @@ from tightloop.cli.terminal import apply_colour, panel, plain, table
 from tightloop.host import diff_command
 from tightloop.run.outcome import headline, level
 from tightloop.wording import (
+    ENDED_BY_MESSAGE,
     budget_line,
     counts_line,
     diff_text,
@@ -82,7 +83,7 @@ def todo_lines(status: Any) -> list[str]:
     for question in questions[:QUESTIONS_SHOWN]:
         lines += question_lines(name, question, alone=len(questions) == 1)
         if question.kind == "budget" and (more := top_up_options(question.title)):
-            lines.append(f"  tightloop top-up {name} {more}")
+            lines.append(f"  tightloop top-up {name} {more}   # raise the limit by this amount, and go on working")
     if len(questions) > QUESTIONS_SHOWN:
         lines.append(f"... and {format_count(len(questions) - QUESTIONS_SHOWN, 'more question')}")
     commands: list[str] = []
@@ -95,18 +96,24 @@ def todo_lines(status: Any) -> list[str]:
             lines += [*(f"  {line}" for line in child_question.evidence), f"  tightloop status {wait.workflow_id}"]
         # Only these can be resolved by another text of the plan.
         if any(question.kind in ("failed_step", "unmet") for question in questions):
-            commands = [f"plan replan {name} FILE"]
+            commands = [f"plan replan {name} FILE   # replace the plan with the one in FILE"]
     elif any(question.options for question in questions):
         # Temporal's own pause has no options and accepts no messages.
         back = status.way_back or "CKPT"
         commands = [
-            f'respond {name} "message for the planner"   # the planner reads it before the next plan',
-            f"restore {name} {back}   # go back to the files and the state of this checkpoint",
+            f'respond {name} "message for the planner"   # {_effect_of_message(questions)}',
+            f"restore {name} {back}   # go back to this checkpoint and go on from there; later ones are kept",
         ]
         # Most questions offer it as an answer.
         if not any(option.name == "cancel" for question in questions for option in question.options):
             commands.append(f"cancel {name}   # end the episode; the files stay as they are")
     return [*lines, *(f"  tightloop {command}" for command in commands)]
+
+
+def _effect_of_message(questions: Iterable[Any]) -> str:
+    if all(question.kind in ENDED_BY_MESSAGE for question in questions):
+        return "the planner reads it and plans again, without any of the answers above"
+    return "the planner reads it before the next plan; the run still waits for an answer"
 
 
 def _result_lines(status: RunStatus) -> list[str]:

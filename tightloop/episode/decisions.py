@@ -16,7 +16,7 @@ from tightloop.safety.approval import ShownChange
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.safety.rubric import Finding, describe_findings, unanswered_findings
 from tightloop.value import Value, format_count, last_lines
-from tightloop.wording import span
+from tightloop.wording import ENDED_BY_MESSAGE, span
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
 WORK, ACCEPT, ASKED = "work", "accept", "asked"
@@ -28,13 +28,13 @@ THE_EPISODE = "the episode"
 _FIRST = {
     QuestionKind.OPERATOR: ("resume", "go on working; your edits to files are kept"),
     QuestionKind.BUDGET: (EXTEND, "raise each exhausted limit by its initial amount, and go on working"),
-    QuestionKind.REPEATED_ERROR: ("continue", "try again; the errors are counted from zero"),
+    QuestionKind.REPEATED_ERROR: ("continue", "try again; failures and iterations without progress are counted anew"),
     QuestionKind.LIMIT: ("retry", "continue the delivery now; if the limit still holds, it waits again"),
     QuestionKind.FATAL: ("retry", "try again; fix the cause first"),
     QuestionKind.DEVIATION: ("continue", "keep the work and continue; to undo it, restore a checkpoint instead"),
     QuestionKind.ALREADY_GREEN: ("continue", "start the work; the checks only guard what works now"),
-    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it reads your notes and edits"),
-    QuestionKind.PROOF: (WORK, "continue working; the planner gets the findings and your text"),
+    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it sees your messages and your edits of files"),
+    QuestionKind.PROOF: (WORK, "go on working; the planner gets the findings, and text that you add to this answer"),
     QuestionKind.ALIGNMENT: (REFUSE, "do not carry it out; the planner has to make a plan without it"),
 }
 _CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP)
@@ -182,23 +182,6 @@ def read_drift_answer(question: Question, answer: Answer) -> DriftAnswer:
     return DriftAnswer(tree=question.fingerprint, keep=answer.option != UNDO, words=answer.paths)
 
 
-_PLANNER_NEXT = frozenset(
-    {
-        QuestionKind.OPERATOR,
-        QuestionKind.REPEATED_ERROR,
-        QuestionKind.DEVIATION,
-        QuestionKind.ALREADY_GREEN,
-        QuestionKind.PLANNER_GAVE_UP,
-        QuestionKind.IMPOSSIBLE,
-        QuestionKind.PROOF,
-    }
-)
-"""Question kinds after which the planner runs next.
-
-All other kinds need a decision about deliveries, files, money or permissions.
-"""
-
-
 CHECKS_SHOWN = 2
 
 
@@ -223,7 +206,7 @@ def is_ended_by_message(question: Question) -> bool:
 
     The message does not select an option. The planner reads it and creates a plan.
     """
-    return question.kind in _PLANNER_NEXT
+    return question.kind in ENDED_BY_MESSAGE
 
 
 RETRY_UNANSWERED = timedelta(hours=1)

@@ -265,7 +265,7 @@ def test_a_failure_is_shown_with_its_answers() -> None:
     todo = todo_lines(status)
     assert any("build failed: exit code 3" in line for line in todo)
     assert [f"  tightloop answer p1 {word}" in todo for word in ("retry", "skip", "fail")] == [True] * 3
-    assert "  tightloop plan replan p1 FILE" in todo
+    assert "  tightloop plan replan p1 FILE   # replace the plan with the one in FILE" in todo
     panel = shown(status_panel(status))
     assert "exit code 3" in panel
     assert "paused" in panel
@@ -275,7 +275,7 @@ def test_a_reached_bound_is_shown_with_what_raises_it() -> None:
     title = "the plan has started 5 step attempts, and max_attempts is 5"
     asked = Question(id="q1", kind=QuestionKind.BUDGET, title=title, options=(Choice(name="extend"),))
     todo = todo_lines(PlanStatus(plan_id="p1", status="paused", questions=(asked,)))
-    assert "  tightloop top-up p1 --attempts 100" in todo
+    assert "  tightloop top-up p1 --attempts 100   # raise the limit by this amount, and go on working" in todo
     assert "  tightloop answer p1 extend" in todo
 
 
