@@ -107,7 +107,9 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
     # "Get the tests green" and "fix the lint errors", but not "fix the test of dates", which names a test.
     if tried.check.run.lower() in goal.lower():
         return None
-    if plain & {name.rstrip("s") for name in own} and not (words - _words(" ".join(own)) - _ABOUT_CHECKS):
+    if plain & {name.rstrip("s") for name in own} and not (
+        words - _words(" ".join(own)) - _words(" ".join(_ABOUT_CHECKS))
+    ):
         return None
     named = {test for test in tried.failed_tests if words & _words(test) or _shares_stem(words, _words(test))}
     files = {test.partition("::")[0] for test in named if "::" in test}
@@ -115,7 +117,9 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
 
 
 def _words(text: str) -> set[str]:
-    return {word.lower() for word in _WORD.findall(text)} - _COMMON
+    words = {word.lower() for word in _WORD.findall(text)} - _COMMON
+    # "fee" and "fees" are the same subject.
+    return {word[:-1] if word.endswith("s") and not word.endswith("ss") else word for word in words}
 
 
 def _shares_stem(left: set[str], right: set[str]) -> bool:

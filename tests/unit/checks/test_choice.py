@@ -39,6 +39,11 @@ def test_goal_decides_which_failures_have_to_go(goal: str, may_stay: tuple[str, 
     assert check.known_failures == may_stay
 
 
+def test_the_singular_of_a_word_names_the_same_test() -> None:
+    [check] = choose_checks([tried(PYTEST, "test_small (test_fees.T.test_small)")], "Correct the fee of 100").checks
+    assert check.known_failures == ()
+
+
 def test_failures_that_have_nothing_to_do_with_the_goal_may_stay_and_are_said() -> None:
     [sentence] = choose_checks([tried(PYTEST, *RED)], "Add an option for colours").sentences
     assert "pytest tests (12 s, red before: 3 tests, which may stay red)" in sentence
