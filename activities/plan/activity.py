@@ -488,8 +488,9 @@ class PlanActivities:
         self._ports.children.remove_leftovers(scope)
         # Last: once released, another plan may change the files that the archive describes.
         self._ports.workspaces.release(scope)
-        note_closing(self._ledger(scope), request, this_call())
-        return PlanClosed(archive=archive, drift=drift, delivered=delivered)
+        result = PlanClosed(archive=archive, drift=drift, delivered=delivered)
+        note_closing(self._ledger(scope), request, this_call(), result)
+        return result
 
     def _passes(self, loaded: LoadedPlan, request: RunStepRequest) -> bool:
         """Return whether the step is a plain milestone that the policy allows, which can be decided without I/O."""

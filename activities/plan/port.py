@@ -19,6 +19,7 @@ from activities.plan.requests import (
     CompensationResult,
     OpenedPlan,
     OpenPlanRequest,
+    PlanClosed,
     PlanScope,
     RevisedPlan,
     RevisePlanRequest,
@@ -31,7 +32,7 @@ from activities.workspace.port import WorkingTree
 from activities.workspace.scope import Call, Ledger
 from activities.workspace.store.entry import TreeMerge
 from tightloop.executor.model import Usage
-from tightloop.ledger.model import StepRow, TrailEvent
+from tightloop.ledger.model import StepRow, TrailEvent, with_delivered
 from tightloop.plan.action import ShellAction
 from tightloop.plan.child import EvidenceNote, StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.document import Plan
@@ -298,12 +299,12 @@ def note_compensation(ledger: Ledger, request: RunStepRequest, result: Compensat
         ledger.record_steps([_row(request, StepStatus.COMPENSATED, call)])
 
 
-def note_closing(ledger: Ledger, request: ClosePlanRequest, call: Call) -> None:
-    """Record a plan's outcome and the final statuses of its unfinished steps."""
+def note_closing(ledger: Ledger, request: ClosePlanRequest, call: Call, result: PlanClosed) -> None:
+    """Record a plan's outcome, where its result is, and the final statuses of its unfinished steps."""
     scope = request.scope
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
     if request.snapshot is not None:
-        ledger.record(request.snapshot)
+        ledger.record(with_delivered(request.snapshot, result.delivered))
     qualifier = request.snapshot.qualifier if request.snapshot is not None else ""
     line = headline(request.outcome.value, qualifier, request.reason)
     # Last: pages reload the row when they are notified of a timeline entry.

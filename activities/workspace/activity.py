@@ -264,8 +264,9 @@ class WorkspaceActivities:
                 part = ResultPart(checkpoints[0].tree, request.expected_tree, result_message(request.goal))
                 delivered = self.workspaces.deliver(request.scope, (part,))
         self.workspaces.release(request.scope)
-        note_closing(ledger, request, this_call())
-        return CloseResult(drift=drift, delivered=delivered)
+        result = CloseResult(drift=drift, delivered=delivered)
+        note_closing(ledger, request, this_call(), result)
+        return result
 
 
 def _id_taken_error(scope: EpisodeScope, checkpoints: tuple[CheckpointRecord, ...]) -> IdTakenError:

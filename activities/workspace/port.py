@@ -12,7 +12,7 @@ from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
 from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.executor.model import ExecutorChoice
-from tightloop.ledger.model import TrailEvent, WorkflowSnapshot
+from tightloop.ledger.model import TrailEvent, WorkflowSnapshot, with_delivered
 from tightloop.run.core import ResultMode
 from tightloop.run.outcome import headline
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
@@ -369,11 +369,11 @@ def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: 
     )
 
 
-def note_closing(ledger: Ledger, request: CloseRequest, call: Call) -> None:
-    """Record an episode's outcome."""
+def note_closing(ledger: Ledger, request: CloseRequest, call: Call, result: CloseResult | None) -> None:
+    """Record an episode's outcome, and where its result is."""
     # First, because the event makes pages read the row again.
     if request.snapshot is not None:
-        ledger.record(request.snapshot)
+        ledger.record(with_delivered(request.snapshot, result.delivered if result is not None else ""))
     qualifier = request.snapshot.qualifier if request.snapshot is not None else ""
     text = headline(request.outcome.value, qualifier, request.reason)
     _note(ledger, request.scope, call, "closed", text, key=f"closed/{call.run}")

@@ -156,6 +156,7 @@ def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
         ("Found checks", " ".join(status.chosen_checks)),
         ("Result", line.qualifier),
         ("Files changed", "" if line.files_changed is None else str(line.files_changed)),
+        ("Delivered", status.delivered),
         # A closed run does nothing any more.
         ("Doing", "" if line.closed else line.phase.lower().replace("_", " ")),
         ("Running", status.work.describe(datetime.now(UTC)) if status.work else ""),
@@ -261,6 +262,7 @@ def show_plan(ledger: Ledger, line: WorkflowLine, query: Mapping[str, str]) -> t
             ("Steps done", steps_done(status.counts)),
             ("Result", line.qualifier),
             ("Files changed", "" if line.files_changed is None else str(line.files_changed)),
+            ("Delivered", status.delivered),
             ("Doing", "" if line.closed else line.phase.lower()),
             ("Revision", str(status.revision) if status.revision > 1 else ""),
             ("Spent", _spent(line, status.spent.tokens)),
@@ -282,6 +284,7 @@ def show_loop(ledger: Ledger, line: WorkflowLine, _query: Mapping[str, str]) -> 
         "children": ledger.workflows(WorkflowFilter(parent=line.id), limit=CHILDREN_LINES).lines,
         "log": ledger.events(workflow_id=line.id, limit=LOG_LINES),
         "facts": [
+            ("Delivered", status.delivered),
             ("Packet", status.packet_id),
             ("Found checks", " ".join(status.chosen_checks)),
             ("Dispatched", moment(status.executed_at)),

@@ -10,6 +10,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
@@ -135,7 +136,7 @@ class Surfaces:
         self.differences: list[str] = []
 
     async def open(self) -> None:
-        token = self.served.token("anna", Role.OPERATOR)
+        token = self.served.token(f"anna-{uuid4().hex[:8]}", Role.OPERATOR)
         self.http = await self.stack.enter_async_context(self.served.http(token))
         self.mcp = await self.stack.enter_async_context(over_http(self.served, token))
         link = urlsplit(page_link(self.served.settings, "/episodes"))
@@ -321,3 +322,30 @@ async def test_page_of_a_run_in_its_first_check_says_what_it_does(
         assert await eventually(is_closed)
     assert "sleep 15" in running
     assert " of at most " in running
+
+
+async def test_a_result_on_a_branch_is_named_on_every_surface(
+    client: TightloopClient, temporal_client: Client, settings: Settings, working: Working, request_for: Any,
+    workspace: Path, tmp_path: Path, git: Any,
+) -> None:  # fmt: skip
+    file = tmp_path / "settings.yaml"
+    file.write_text(settings.as_yaml().replace("api_key: '**********'", "api_key: ''"))
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(gateway(tmp_path, client, settings, local_ledger()))
+        await stack.enter_async_context(working())
+        surfaces = Surfaces(stack, served, client, temporal_client, file, Receiver())
+        await surfaces.open()
+        run_id = await client.start(request_for(worktree=True))
+        await client.result(run_id)
+        [digest] = await surfaces.cli("digest", "--project", state_folder(workspace).name)
+        shown = {
+            (await client.status(run_id)).delivered,
+            (await surfaces.cli("status", run_id))["delivered"],
+            (await surfaces.http.get(f"/api/episodes/{run_id}")).json()["details"]["delivered"],
+            fact((await surfaces.page.get(f"/workflows/{run_id}")).text, "Delivered"),
+        }
+    [delivered] = shown
+    assert f"git merge tightloop/{run_id}" in delivered
+    assert digest["done"] == [f"{run_id}: write three lines ({delivered})"]
+    assert len(git(workspace, "show", f"tightloop/{run_id}:log.txt").splitlines()) == 3
+    assert git(workspace, "status", "--porcelain") == ""

@@ -257,9 +257,15 @@ class Ledger:
         return Digest(
             project=project,
             day=day,
-            done=tuple(f"{row.id}: {row.goal}" for row in ended if is_plain_success(row.status, row.qualifier)),
+            done=tuple(
+                f"{row.id}: {row.goal}{_delivered(row.details)}"
+                for row in ended
+                if is_plain_success(row.status, row.qualifier)
+            ),
             qualified=tuple(
-                f"{row.id}: {row.status}, {row.qualifier}" for row in ended if is_success(row.status) and row.qualifier
+                f"{row.id}: {row.status}, {row.qualifier}{_delivered(row.details)}"
+                for row in ended
+                if is_success(row.status) and row.qualifier
             ),
             blocked=tuple(
                 f"{row.id}: {_reason(row.details) or row.status}" for row in ended if not is_success(row.status)
@@ -303,6 +309,12 @@ def _conditions(filters: WorkflowFilter) -> list[ColumnElement[bool]]:
         columns = (workflows.c.id, workflows.c.goal)
         conditions.append(or_(*(column.icontains(filters.text, autoescape=True) for column in columns)))
     return conditions
+
+
+def _delivered(details: str) -> str:
+    """Return where the result is and how to take it, to append to a line, or ""."""
+    delivered = json.loads(details).get("delivered") if details else ""
+    return f" ({delivered})" if delivered else ""
 
 
 def _reason(details: str) -> str:

@@ -28,7 +28,10 @@ THE_EPISODE = "the episode"
 _FIRST = {
     QuestionKind.OPERATOR: ("resume", "go on working; your edits to files are kept"),
     QuestionKind.BUDGET: (EXTEND, "raise each exhausted limit by its initial amount, and go on working"),
-    QuestionKind.REPEATED_ERROR: ("continue", "try again; failures and iterations without progress are counted anew"),
+    QuestionKind.REPEATED_ERROR: (
+        "continue",
+        "try again; failures and iterations without progress are counted from zero",
+    ),
     QuestionKind.LIMIT: ("retry", "continue the delivery now; if the limit still holds, it waits again"),
     QuestionKind.FATAL: ("retry", "try again; fix the cause first"),
     QuestionKind.DEVIATION: ("continue", "keep the work and continue; to undo it, restore a checkpoint instead"),

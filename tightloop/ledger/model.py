@@ -94,6 +94,13 @@ class WorkflowSnapshot(Value):
         return label(self.status, self.qualifier)
 
 
+def with_delivered(snapshot: WorkflowSnapshot, delivered: str) -> WorkflowSnapshot:
+    """Return the snapshot of a closed run with the place of its result; see `RunStatus.delivered`."""
+    if not delivered:
+        return snapshot
+    return snapshot.evolve(details={**snapshot.details, "delivered": delivered})
+
+
 class WorkflowLine(WorkflowSnapshot):
     """Snapshot, as read from the ledger."""
 
@@ -175,7 +182,7 @@ class Digest(Value):
     project: str
     day: date
     done: tuple[str, ...] = ()
-    """Runs that ended with a plain success, as `id: goal`. Runs that belong to a plan count only as part of it."""
+    """Runs that ended with a plain success, as `id: goal (result)`. Runs in a plan count only as part of it."""
     qualified: tuple[str, ...] = ()
     """Runs that succeeded with a qualifier, as `id: succeeded, not proven: no check ever failed`."""
     blocked: tuple[str, ...] = ()

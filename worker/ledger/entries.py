@@ -130,7 +130,9 @@ MAKERS: dict[str, EntryMaker] = {
         lambda ledger, request, result, call: workspace.note_reset(ledger, request, len(result.discarded), call),
     ),
     "close_workspace": EntryMaker(
-        CloseRequest, CloseResult, lambda ledger, request, _, call: workspace.note_closing(ledger, request, call)
+        CloseRequest,
+        CloseResult,
+        lambda ledger, request, result, call: workspace.note_closing(ledger, request, call, result),
     ),
     "track_iteration": EntryMaker(TrackRequest, Tracked, _enter_tracking),
     "send_alerts": EntryMaker(SendAlertsRequest, AlertsSent, _enter_alerts),
@@ -145,7 +147,9 @@ MAKERS: dict[str, EntryMaker] = {
     ),
     "compensate_step": EntryMaker(RunStepRequest, CompensationResult, plans.note_compensation),
     "close_plan": EntryMaker(
-        ClosePlanRequest, PlanClosed, lambda ledger, request, _, call: plans.note_closing(ledger, request, call)
+        ClosePlanRequest,
+        PlanClosed,
+        lambda ledger, request, result, call: plans.note_closing(ledger, request, call, result),
     ),
     **{name: EntryMaker(RunStepRequest, StepResult, _enter_step) for name in STEPS},
 }
