@@ -36,7 +36,7 @@ def observe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observe:
                 ["sh", "-c", watched.check.run],
                 cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
-            return watched.observation(), done.stdout + done.stderr
+            return watched.observation(root), done.stdout + done.stderr
 
     return run
 

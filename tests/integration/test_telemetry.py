@@ -165,7 +165,7 @@ def check_exports(collector: Collector) -> None:
     assert collector.services == {"loop-of-the-house"}
     assert {export.headers.get("x-collector-key") for export in collector.exports} == {"letmein"}
     ended = [value for (name, _), value in collector.sums.items() if name == "tightloop_episodes"]
-    assert ended == [2], "what was counted last goes out before the worker ends"
+    assert sum(ended) == 2, "what was counted last goes out before the worker ends"
     assert any(name.startswith("temporal_") for name, _ in collector.sums)
     assert collector.exemplars["gen_ai.client.operation.duration"] <= turns
     assert collector.exemplars["gen_ai.client.operation.duration"]
