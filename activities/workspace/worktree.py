@@ -436,7 +436,7 @@ def _make_private_git(
 
     It has the workspace's branches and tags. Commits in it stay there.
     """
-    folder = private_folder(data / "git")
+    folder = private_folder(private_folder(data) / "git")
     (data / "link").write_text(f"gitdir: {GIT_INSIDE}\n")
     for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
         (folder / name).mkdir(parents=True)

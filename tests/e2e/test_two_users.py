@@ -251,7 +251,8 @@ async def test_nothing_that_one_user_keeps_is_readable_by_another(
     assert {"outbox.db", "artifacts", "worktrees"} <= {path.name for path in ours.iterdir()}
     assert (place / "home" / "ledger.db").is_file()
     # Behind a closed door, too; but modes of a checkout and of git's own files are git's.
-    theirs = (ours / "worktrees" / episode_id, ours / "trees")
+    theirs = (ours / "worktrees" / episode_id, ours / "worktree-data" / episode_id, ours / "trees")
+    assert stat.S_IMODE((ours / "worktree-data" / episode_id).stat().st_mode) == 0o700
     open_to_others = [
         f"{path} {stat.S_IMODE(path.lstat().st_mode):o}"
         for path in owner.kept_files()
