@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from activities.proof.port import UntrackedChanges
+from activities.workspace.folders import has_packages
 from activities.workspace.store.entry import folders_of
-from tightloop.episode.proof.files import is_cache, is_environment
+from tightloop.episode.proof.files import is_cache
 from tightloop.host.worktree import mounted_environments
 
 ENTRIES_LIMIT = 400_000
@@ -136,7 +137,7 @@ def _walk(
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     is_own = not installed and path not in holding
-                    if is_own := is_own and (path in mounted or _has_packages(entry)):
+                    if is_own := is_own and (path in mounted or has_packages(Path(entry.path))):
                         environments.append(path)
                     if installed or (is_own and enters) or not (is_own or is_cache(entry.name)):
                         waiting.append((path, entry.path, installed or is_own))
@@ -145,11 +146,6 @@ def _walk(
                     if count > ENTRIES_LIMIT:
                         return
                     yield path, entry
-
-
-def _has_packages(folder: "os.DirEntry[str]") -> bool:
-    # Every virtual environment has this file, whatever its folder is called.
-    return is_environment(folder.name) or Path(folder.path, "pyvenv.cfg").is_file()
 
 
 def _stat_of(entry: "os.DirEntry[str]") -> Stat:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from activities.workspace.scope import EpisodeScope
+from tightloop.episode.proof.files import is_environment
 from tightloop.errors import WorkspaceError
 from tightloop.host import state_folder, store_folder
 
@@ -37,3 +38,8 @@ def root_of(scope: EpisodeScope) -> Path:
             f"{scope.holder[:80]!r} is not a valid worktree name. Use letters, digits, '-', '_' and single '.'"
         )
     return state_folder_of(scope) / "worktrees" / scope.holder
+
+
+def has_packages(folder: Path) -> bool:
+    """Return whether a folder contains installed programs and libraries, by its name or as a virtual environment."""
+    return is_environment(folder.name) or (folder / "pyvenv.cfg").is_file()

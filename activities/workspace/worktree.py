@@ -14,11 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from activities.workspace.folders import has_packages
 from activities.workspace.git_command import Git, check_writable, filtered_paths, private_config, split_z, user_git
 from activities.workspace.store.rules import RULES_BYTES, RuleList, as_bytes_text
 from activities.workspace.store.walk import Coverage, Walk
 from activities.workspace.user_repository import UserRepository, read_config, read_pointer
-from tightloop.episode.proof.files import is_cache, is_environment
+from tightloop.episode.proof.files import is_cache
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceError
 from tightloop.host import private_folder
 from tightloop.host.programs import find_trusted_program
@@ -372,7 +373,7 @@ def _find_files(
         if path == name:
             if not is_cache(path):
                 yield path, _matches(wanted, path, folder=False)
-        elif _has_packages(workspace / name):
+        elif has_packages(workspace / name):
             contents.environments.append((name, str(workspace / name)))
         elif not is_cache(name):
             inner = list(_look_into(workspace, name, wanted, contents, budget))
@@ -394,7 +395,7 @@ def _look_into(
                 if not entry.is_dir(follow_symlinks=False):
                     if whole or _matches(wanted, path, folder=False):
                         yield path
-                elif _has_packages(Path(entry.path)):
+                elif has_packages(Path(entry.path)):
                     contents.environments.append((path, entry.path))
                 elif entry.name != ".git" and not is_cache(entry.name):
                     waiting.append((path, whole or _matches(wanted, path, folder=True)))
@@ -402,11 +403,6 @@ def _look_into(
 
 def _matches(wanted: RuleList, path: str, *, folder: bool) -> bool:
     return wanted.verdict(as_bytes_text(path), as_bytes_text(path.rpartition("/")[2]), folder=folder) is True
-
-
-def _has_packages(folder: Path) -> bool:
-    # Every virtual environment has this file, whatever its folder is called.
-    return is_environment(folder.name) or (folder / "pyvenv.cfg").is_file()
 
 
 def _copy(source: Path, target: Path, limit_bytes: int) -> int | None:

@@ -3,7 +3,6 @@
 import ast
 import doctest
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import DATA, is_program
 from tightloop.episode.proof.report import Observation
-from tightloop.episode.proof.same_code import CHARACTERS
+from tightloop.episode.proof.same_code import parse_python
 
 _ASSERTS = {ending: re.compile(pattern) for ending, pattern in DATA["asserts"].items()}
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
@@ -233,7 +232,7 @@ def _is_of_framework(path: str, text: str) -> bool:
 
 def asserts(path: str, text: str) -> bool:
     """Return whether a program makes assertions about something, as opposed to checking its own input."""
-    if path.endswith(".py") and (tree := _parse(text)) is not None:
+    if path.endswith(".py") and (tree := parse_python(text)) is not None:
         return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
             map(_is_failing_exit, _outside(tree))
         )
@@ -245,7 +244,7 @@ def checks_values(path: str, text: str) -> bool:
     """Return whether a module offers assertions to others: functions that raise an error or return nothing."""
     if not path.endswith(".py"):
         return asserts(path, text)
-    tree = _parse(text)
+    tree = parse_python(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, _Function)] if tree is not None else []
     return any(any(map(_fails, ast.walk(function))) and not _has_result(function) for function in functions)
 
@@ -284,7 +283,7 @@ def lost_inner_tests(path: str, old: str, new: str) -> tuple[str, ...]:
 
 
 def _inner_tests(path: str, text: str) -> Counter[str]:
-    tree = _parse(text) if path.endswith(".py") else None
+    tree = parse_python(text) if path.endswith(".py") else None
     texts = _docstrings(tree) if tree is not None else [text]
     parser, tests = doctest.DocTestParser(), Counter[str]()
     for documentation in texts if ">>>" in text else ():
@@ -301,14 +300,3 @@ def _inner_tests(path: str, text: str) -> Counter[str]:
 def _docstrings(tree: ast.Module) -> list[str]:
     documented = (node for node in ast.walk(tree) if isinstance(node, _Function | ast.ClassDef | ast.Module))
     return [text for node in documented if (text := ast.get_docstring(node))]
-
-
-def _parse(text: str) -> ast.Module | None:
-    if len(text) > CHARACTERS:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None

@@ -31,6 +31,18 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Import = ast.Import | ast.ImportFrom
 
 
+def parse_python(text: str) -> ast.Module | None:
+    """Return the syntax tree of a source, or None if it is too long or cannot be parsed."""
+    if len(text) > CHARACTERS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
 def is_same_code(old: bytes, new: bytes) -> bool:
     """Return whether both files have the same syntax tree.
 

@@ -2,14 +2,13 @@
 
 import ast
 import re
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tightloop.episode.proof.assertions import Claim, read_module
 from tightloop.episode.proof.files import DATA
-from tightloop.episode.proof.same_code import CHARACTERS
+from tightloop.episode.proof.same_code import CHARACTERS, parse_python
 
 _SUPPRESSIONS = {name: re.compile(text) for name, text in DATA["suppressions"].items()}
 _COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
@@ -43,9 +42,9 @@ def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weake
         old = before.get(path)
         if old is not None and (reason := _broken(path, old, text, defined)):
             broken.append(f"{path}: {reason}")
-        if not path.endswith(".py") or (tree := _parse(text)) is None:
+        if not path.endswith(".py") or (tree := parse_python(text)) is None:
             continue
-        old_tree = _parse(old or "") or ast.Module([], [])
+        old_tree = parse_python(old or "") or ast.Module([], [])
         lines = text.splitlines()
 
         def quote(number: int, path: str = path, lines: list[str] = lines) -> str:
@@ -56,24 +55,13 @@ def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weake
     return Weakening(tuple(operators), tuple(swallowed), tuple(broken))
 
 
-def _parse(text: str) -> ast.Module | None:
-    if len(text) > CHARACTERS:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
 def _broken(path: str, old: str, new: str, defined: Collection[str]) -> str:
     """Return how a source lost its content, or "". `defined` are the names that changed files define now."""
     if path.endswith((".py", ".pyi")):
-        tree = _parse(old)
+        tree = parse_python(old)
         if tree is None:
             return ""
-        if _parse(new) is None and len(new) <= CHARACTERS:
+        if parse_python(new) is None and len(new) <= CHARACTERS:
             return "" if _NEWER_SYNTAX.search(new) else "can no longer be parsed"
         names = {node.name for node in tree.body if isinstance(node, _Function | ast.ClassDef)}
         # What moved to another file is not lost.
