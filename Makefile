@@ -43,6 +43,7 @@ check: install ## format, lint, layers, types; warns about English
 	@$(BIN)/lint-imports
 	@$(BIN)/mypy
 	@$(BIN)/pyright
+	@$(BIN)/python -m pytest --collect-only -q tests/trials >/dev/null
 	@$(BIN)/python -m deploy.english $$(git merge-base HEAD origin/main 2>/dev/null || echo HEAD)
 
 format: install ## format and fix what the linter can fix

@@ -206,7 +206,7 @@ async def _give_back(report: Report, on: Stage, home: Path) -> None:
     known = merged_runs(await known_workflows(on.client))
     before = _sizes(home, on.folder)
     for folder in sorted((home / "projects").glob("*/")):
-        await asyncio.to_thread(collect, folder, known, older_than=timedelta(), dry_run=False, asked=later)
+        await asyncio.to_thread(collect, folder, known, older_than=timedelta(), dry_run=False, queried_at=later)
     after = _sizes(home, on.folder)
     report.figures["gc"] = {store: (size, after[store]) for store, size in before.items()}
     text = ", ".join(f"{store} {size / 1e6:.1f} -> {after[store] / 1e6:.1f}" for store, size in before.items())

@@ -25,7 +25,7 @@ from tightloop.settings import Settings
 from worker.server import free_port
 
 pytestmark = pytest.mark.timeout(600)
-PATIENCE_MS = 60_000
+PATIENCE_MS = 120_000
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -125,6 +125,7 @@ async def test_project_is_planned_dispatched_answered_and_verified_on_the_page(
     at_work: Callable[..., Any],
     workspace: Path,
 ) -> None:
+    (workspace / "ruff.toml").write_text("[format]\n")
     if formatted:
         (workspace / "app.py").write_text('print("hello")\n')
     base = page_settings.gateway.page(page_settings.temporal)
@@ -139,7 +140,7 @@ async def test_project_is_planned_dispatched_answered_and_verified_on_the_page(
         await page.get_by_role("button", name="Verify").click()
         state, gate = ("Verified", "Passed") if formatted else ("Failed", "Failed")
         await expect(page.locator("#main p.meta .badge", has_text=state)).to_be_visible()
-        await expect(page.get_by_role("listitem").filter(has_text="gate:format")).to_contain_text(gate)
+        await expect(page.get_by_role("listitem").filter(has_text="gate:ruff format")).to_contain_text(gate)
         last = "plan verified" if formatted else "plan failed"
         for kind in ("plan created", "plan dispatched", "plan completed", last):
             await expect(page.get_by_role("cell", name=kind, exact=True)).to_have_count(1)
