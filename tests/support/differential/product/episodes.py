@@ -11,7 +11,7 @@ from activities.checks.activity import VerifyRequest
 from activities.executor.activity import ConcludeRequest, Delivery, ExecuteRequest, HandOffRequest
 from activities.planner.activity import NextPlanRequest
 from activities.planner.reflection import ReflectRequest
-from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest, ProveResult
+from activities.proof.port import AcceptRequest, AcceptResult, BeginRequest, BeginResult, ProveRequest, ProveResult
 from activities.tracking.activity import TrackRequest
 from activities.workspace.port import (
     AdoptRequest,
@@ -36,6 +36,7 @@ from tightloop.episode.progress.tracking import ProbabilityClass, Reason, Reason
 from tightloop.episode.proof import ProofVerdict
 from tightloop.executor.asking import clarifying_question, hand_off_question, permission_question, work_question
 from tightloop.executor.model import ExecutorReport, ExecutorStatus, LimitHit, Usage
+from tightloop.run.core import Evidence
 from tightloop.safety.drift import Drift, DriftError
 from tightloop.safety.rubric import Topic, Verdict, Violation, make_finding
 from tightloop.value import ArtifactRef
@@ -58,6 +59,12 @@ def usage_of(step: Step) -> Usage | None:
     """Return what a call says it used; a third of them says nothing."""
     tokens = step.get("tokens")
     return None if tokens is None else Usage(input_tokens=tokens, output_tokens=tokens // 10, cost_usd=tokens / 1e5)
+
+
+def accepted(request: AcceptRequest) -> AcceptResult:
+    """Return a proof that a person has accepted."""
+    facts = Evidence(files_changed=1, accepted_by=request.by, finding="a test is gone")
+    return AcceptResult(proof=request.proof.evolve(name="accepted"), facts=facts)
 
 
 class EpisodeFolder:
@@ -213,10 +220,10 @@ class EpisodeFolder:
         self.proven_tree = request.expected_tree
         return ProveResult(proof=proof, verdict=ProofVerdict.PROVEN, attempt=attempt)
 
-    def accept(self, request: AcceptRequest) -> ArtifactRef:
+    def accept(self, request: AcceptRequest) -> AcceptResult:
         """Store who accepted the tree."""
         self.proven_tree = self.tree
-        return request.proof.evolve(name="accepted")
+        return accepted(request)
 
     def plan(self, step: Step, request: NextPlanRequest, attempt: int) -> PlanningOutcome:
         """Plan as the script says."""

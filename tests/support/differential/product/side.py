@@ -20,11 +20,11 @@ from temporalio.worker import Worker
 
 from activities.alerts.activity import AlertsSent, SendAlertsRequest
 from activities.plan.requests import SettleRequest
-from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest, ProveResult
+from activities.proof.port import AcceptRequest, AcceptResult, BeginRequest, BeginResult, ProveRequest, ProveResult
 from activities.tracking.activity import Recorded, RecordRequest
 from activities.workspace.port import AdoptRequest, AdoptResult
 from tests.support.differential.product.coders import ScriptedCoders
-from tests.support.differential.product.episodes import EpisodeActivities
+from tests.support.differential.product.episodes import EpisodeActivities, accepted
 from tests.support.differential.product.plans import PlanFolder, ScriptedPlans
 from tests.support.differential.product.projects import ScriptedProjects, gate_checks
 from tests.support.differential.product.world import NotSkippedError, StuckError, World, ask_again, cause_of
@@ -39,7 +39,6 @@ from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanStatus, StepPage
 from tightloop.run.core import TimelineLine
 from tightloop.run.question import Option, QuestionKind
-from tightloop.value import ArtifactRef
 from worker.build import PRODUCTION_RUNNER
 from worker.connect import DATA_CONVERTER
 from worker.server import temporal_binary, tuning_arguments
@@ -332,10 +331,10 @@ class Lane(EpisodeActivities, ScriptedProjects, ScriptedPlans, ScriptedCoders):
         return await self.world.call("prove", lambda step, n: self.folder().prove(step, request, n))
 
     @activity.defn
-    async def accept_proof(self, request: AcceptRequest) -> ArtifactRef:
-        def of_plan() -> ArtifactRef:
+    async def accept_proof(self, request: AcceptRequest) -> AcceptResult:
+        def of_plan() -> AcceptResult:
             self.tree.proven_tree = self.tree.disk
-            return request.proof.evolve(name="accepted")
+            return accepted(request)
 
         if self._is_plan:
             return await self.world.call("accept", lambda _step, _n: of_plan())
