@@ -154,6 +154,9 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     if question.change:
         lines += [f"  | {line}" for line in diff_text(question.change)]
     for option in question.options:
+        if question.command:
+            lines.append(f"  tightloop loop {question.command} {workflow_id}   # {option.effect}")
+            continue
         command = ["answer", workflow_id, option.name]
         text = option.needs_text or _TEXTS.get(option.name, "")
         command += [text] if text else []

@@ -24,7 +24,7 @@ from tightloop.database.schema import (
     workflows,
 )
 from tightloop.ledger.model import InboxItem, StepRow
-from tightloop.loop.model import LoopTask
+from tightloop.loop.model import LoopStatus, LoopTask
 from tightloop.plan.child import StepStatus
 from tightloop.run.question import Question
 
@@ -200,14 +200,18 @@ class Blocked(NamedTuple):
 
 
 def inbox_items(
-    waiting: Iterable[RowMapping], steps: Iterable[StepRow], ancestors: Mapping[str, Ancestor]
+    waiting: Iterable[RowMapping],
+    steps: Iterable[StepRow],
+    ancestors: Mapping[str, Ancestor],
+    plans: Iterable[RowMapping] = (),
 ) -> tuple[InboxItem, ...]:
-    """Return the open questions of workflows, oldest first.
+    """Return what waits for a person, oldest first.
 
     Args:
         waiting: rows of the workflows that have open questions.
         steps: steps of these workflows and their ancestors.
         ancestors: ancestor plans by id.
+        plans: rows of open project plans without questions. Those that wait for `dispatch` or `verify` are listed.
     """
     finder = _Ancestry(steps, ancestors)
     items = [
@@ -227,6 +231,21 @@ def inbox_items(
         for row in waiting
         for question in questions_of(row)
         for blocked in (finder.find_blocked_work(row["id"], row["parent"], question),)
+    ]
+    items += [
+        InboxItem(
+            project=row["project"],
+            workflow_id=row["id"],
+            kind=row["kind"],
+            goal=row["goal"],
+            question=command,
+            since=status.completed_at or status.created_at,
+        )
+        for row in plans
+        if row["details"]
+        for status in (LoopStatus.model_validate_json(row["details"]),)
+        for command in (status.next_command,)
+        if command is not None
     ]
     return tuple(
         sorted(

@@ -170,20 +170,23 @@ class Ledger:
         return workflow_line(row)
 
     def inbox(self, project: str = "") -> tuple[InboxItem, ...]:
-        """Return all open questions, oldest first.
+        """Return all open questions, and the project plans that wait for `dispatch` or `verify`, oldest first.
 
-        If `project` is empty, the questions of all projects are returned.
+        If `project` is empty, those of all projects are returned.
         """
-        query = select(*_LISTED).where(self._sees(workflows), workflows.c.waiting_since.is_not(None))
-        if project:
-            query = query.where(workflows.c.project == project)
+        visible = (self._sees(workflows), workflows.c.project == project if project else true())
+        query = select(*_LISTED).where(*visible, workflows.c.waiting_since.is_not(None))
+        open_plans = select(workflows).where(
+            *visible, workflows.c.kind == "loop", workflows.c.closed.is_(None), workflows.c.waiting_since.is_(None)
+        )
         with self._database.reading() as connection:
+            ready = connection.execute(open_plans).mappings().all()
             waiting = connection.execute(query.order_by(workflows.c.waiting_since, workflows.c.id)).mappings().all()
             ancestors = self._find_ancestors(connection, {row["parent"] for row in waiting if row["parent"]})
             plans = {row["id"] for row in waiting} | ancestors.keys()
             step_query = select(steps).where(self._sees(steps), steps.c.plan_id.in_(plans))
             rows = connection.execute(step_query).mappings().all() if plans else []
-        return inbox_items(waiting, [read_step(row) for row in rows], ancestors)
+        return inbox_items(waiting, [read_step(row) for row in rows], ancestors, ready)
 
     def _find_ancestors(self, connection: Connection, ids: set[str]) -> dict[str, Ancestor]:
         """Return the plans with these ids, and their ancestors."""

@@ -18,7 +18,7 @@ from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.executor.options import choice_problem
 from tightloop.run.core import ResultMode, RunInput, RunResult, RunStatus
-from tightloop.run.question import ChildWait
+from tightloop.run.question import ChildWait, Option, Question, QuestionKind
 from tightloop.run.routing import LOOP_WORKFLOW_TYPE, Queues
 from tightloop.value import ArtifactRef, CallerInput, Duration, Value, clip, format_count, shorten
 from tightloop.value.scrub import scrub
@@ -287,6 +287,20 @@ class LoopStatus(RunStatus):
         return ()
 
     @property
+    def next_command(self) -> Question | None:
+        """`dispatch` or `verify` as a question, if the plan waits for that command."""
+        command = next((name for name in ("dispatch", "verify") if name in self.possible), "")
+        if not command:
+            return None
+        count = format_count(len(self.tasks), "task")
+        title, effect = {
+            "dispatch": (f"The plan has {count}. Review and start the work", "start the tasks"),
+            "verify": (f"{count} of the plan ended. Run the gates", "run the gates"),
+        }[command]
+        option = Option(name=command, effect=effect)
+        return Question(id="", kind=QuestionKind.GATE, title=title, options=(option,), command=command)
+
+    @property
     def id(self) -> str:
         """Workflow ID."""
         return self.plan_id
@@ -304,8 +318,8 @@ class LoopStatus(RunStatus):
         """True if the run cannot continue until a person acts."""
         # A task that waits for an answer does not need a person at once while other tasks make progress.
         running = any(task.state is TaskState.RUNNING for task in self.tasks)
-        may_start = {"dispatch", "verify"}.intersection(self.possible)
-        return self.list_status == "paused" or bool(may_start) or bool(self.children and not running)
+        may_start = self.next_command is not None
+        return self.list_status == "paused" or may_start or bool(self.children and not running)
 
     def with_outcome(self, result: RunResult, status: str) -> Self:
         """Return this snapshot, completed with the outcome. Fields that are missing in `result` are kept."""

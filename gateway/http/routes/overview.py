@@ -78,7 +78,10 @@ def _read_day(text: str) -> date:
 
 def inbox(scope: InScope, project: ProjectFilter = "") -> Any:
     items = scope.ledger.inbox(project)
-    where = (f"/api/{_SEGMENTS.get(item.kind, 'plans')}/{item.workflow_id}/answer" for item in items)
+    where = (
+        f"/api/{_SEGMENTS.get(item.kind, 'plans')}/{item.workflow_id}/{item.question.command or 'answer'}"
+        for item in items
+    )
     return {"items": [{**dict(item), "answer_href": href} for item, href in zip(items, where, strict=True)]}
 
 

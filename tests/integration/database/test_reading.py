@@ -10,7 +10,7 @@ from tests.support.ledger import START, question, snapshot
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
 from tightloop.ledger.model import StepRow, TrailEvent, WorkflowFilter
-from tightloop.loop.model import LoopStatus, LoopTask, TaskState
+from tightloop.loop.model import LoopState, LoopStatus, LoopTask, TaskState
 
 DAY = date(2026, 3, 1)
 
@@ -69,6 +69,27 @@ def test_a_cursor_of_somebody_elses_making_is_refused(ledger: Ledger) -> None:
             ledger.workflows(cursor=cursor)
 
 
+def test_inbox_lists_project_plans_that_wait_for_a_command(ledger: Ledger) -> None:
+    project, task = (
+        ledger.of("orders-1"),
+        LoopTask(task_id="ptask_1", title="t", description="d", state=TaskState.COMPLETE),
+    )
+    plans = {
+        "planning": LoopStatus(),
+        "draft": LoopStatus(tasks=(task,), created_at=START),
+        "running": LoopStatus(tasks=(task,), status=LoopState.RUNNING),
+        "ended": LoopStatus(tasks=(task,), status=LoopState.RUNNING, completed_at=START + timedelta(hours=1)),
+        "verified": LoopStatus(tasks=(task,), status=LoopState.VERIFIED),
+    }
+    for name, status in plans.items():
+        closed = START if status.status is LoopState.VERIFIED else None
+        details = status.model_dump(mode="json")
+        project.record(snapshot(f"plan_{name}", kind="loop", details=details, closed=closed))
+    found = [(item.workflow_id, item.question.command, item.question.options[0].name) for item in ledger.inbox()]
+    assert found == [("plan_draft", "dispatch", "dispatch"), ("plan_ended", "verify", "verify")]
+    assert ledger.inbox("shop-2") == ledger.limit_to(["shop-2"]).inbox() == ()
+
+
 def test_lists_leave_out_the_details_and_a_single_line_has_them(ledger: Ledger) -> None:
     ledger.of("orders-1").record(snapshot("one", details={"goal": "g"}))
     assert ledger.workflows().lines[0].details == {}
@@ -123,7 +144,11 @@ def test_inbox_says_which_tasks_of_which_loop_wait(ledger: Ledger) -> None:
         )
         for name, before in needs.items()
     )
-    project.record(snapshot("plan_1", kind="loop", details=LoopStatus(tasks=tasks).model_dump(mode="json")))
+    project.record(
+        snapshot(
+            "plan_1", kind="loop", details=LoopStatus(status=LoopState.RUNNING, tasks=tasks).model_dump(mode="json")
+        )
+    )
     project.record(snapshot("plan_1.tasks", kind="plan", parent="plan_1"))
     project.record(snapshot("plan_1.tasks.ptask_1.1", 5, parent="plan_1.tasks", questions=(question("q1", 5),)))
     # The round knows only its own tasks; the rest is known to the loop.
