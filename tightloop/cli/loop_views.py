@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightloop.cli.terminal import apply_colour, plain, table
+from tightloop.cli.views import question_lines
 from tightloop.loop.control import counts_of
 from tightloop.loop.model import GateCheck, LoopStatus, LoopTask
 from tightloop.run.outcome import headline
@@ -17,7 +18,10 @@ TEXT_SHOWN = 200
 def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of the status panel."""
     return [
-        ("status", apply_colour(status.list_status)),
+        (
+            "status",
+            apply_colour(f"{status.list_status}, {status.qualifier}" if status.qualifier else status.list_status),
+        ),
         ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
         ("workspace", status.workspace),
         ("packet", status.packet_id),
@@ -57,8 +61,8 @@ def loop_todo_lines(status: LoopStatus) -> list[str]:
     # The workflow decides what is possible; repeating its rules here would let the two drift apart.
     possible, name = status.possible, status.plan_id
     if status.questions:
-        lines.append(f"The plan is paused: {status.questions[0].title}")
-        lines.append(f"  tightloop resume {name}")
+        for question in status.questions:
+            lines += question_lines(name, question, alone=len(status.questions) == 1)
     elif "dispatch" in possible:
         lines += ["The plan is a draft. Review its tasks, then start them:", f"  tightloop loop dispatch {name}"]
     elif "verify" in possible:

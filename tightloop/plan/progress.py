@@ -71,9 +71,11 @@ class PlanProgress(Value):
     runs: int = 1
     """Number of workflow runs so far, including this run."""
     failed_before: tuple[str, ...] = ()
-    """Names of the checks of the definition of done that have failed, and not only at random."""
+    """Keys of the checks of the definition of done that have failed, and not only at random."""
     flaky: tuple[str, ...] = ()
     """Checks that failed at first and passed when they were repeated without a change."""
+    worked: bool = False
+    """True if a step changed a file. Edits of people are no work of the plan."""
     evidence: Evidence | None = None
     """Facts from the latest proof."""
     qualifiers: dict[str, str] = Field(default_factory=dict)
