@@ -6,20 +6,21 @@ Rows of docs/reference/outcomes.md, and the test that produces each on a real se
 |---|---|
 | files changed, and a check failed before | `test_red_to_green_by_work_is_a_plain_success` |
 | all checks passed throughout, or found no tests | `test_checks_that_never_failed_prove_nothing` |
-| a check failed once and passed when repeated | `test_a_check_that_fails_at_random_...` (at the start, during the work, in a plan) |
+| a check failed once and passed when repeated | `test_a_check_that_fails_at_random_...` (two tests) |
 | the executor changed nothing | `test_a_success_without_a_changed_file_says_so` |
 | the planner claimed at once | `test_a_claim_without_any_work_is_named` |
 | only a person edited files | `test_edits_of_a_person_are_no_work_of_the_run` (episode, plan) |
-| a person answered `accept` | `test_a_person_accepts_or_cancels` (episode, plan); project plan: `test_loop.py`, hidden scenarios |
+| a person answered `accept` | `test_a_person_accepts_or_cancels`; of a project: `test_loop.py` |
 | all steps ran and are proven | `test_a_plan_whose_steps_make_its_checks_pass_is_completed` |
 | no definition of done; steps skipped, by `when`, or failed and tolerated | `test_outcome_cases.py` |
 | steps partly done | `test_a_nested_plan_says_what_it_left_out` |
 | dry run | `test_plan.py` |
-| verified; a task without a proof; undone work | `test_loop.py`; `test_loop_failures.py`, `test_verified_says_what_is_not_proven` |
+| verified | `test_loop.py` |
+| a task without a proof; undone work | `test_loop_failures.py`: `test_verified_says_what_is_not_proven` |
 | failed: checks, budget, killed | `test_checks_that_fail_or_are_killed_end_the_run` (episode, plan) |
-| failed: a task or a gate, also killed | `test_loop_failures.py`, `test_plan_with_a_...` |
+| failed: a task or a gate, also killed | `test_loop_failures.py`: `test_plan_with_a_...` |
 | compensated | `test_plan_recovery.py`, `test_plan_real.py` |
-| a person ended the run | `test_a_person_accepts_or_cancels`; project plan: `test_loop_failures.py` |
+| a person ended the run | `test_a_person_accepts_or_cancels`; of a project: `test_loop_failures.py` |
 """
 
 import asyncio
@@ -40,6 +41,7 @@ from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
+from tightloop.episode.check import Check
 from tightloop.episode.model import EpisodeOutcome, EpisodeResult, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
@@ -161,7 +163,7 @@ async def test_a_check_that_keeps_its_name_but_gets_another_command_has_not_fail
         request = request_for(definition_of_done=[named], executor=scripted(APPEND), budget={"max_iterations": 1})
         episode_id = await client.start(request)
         await asked(client, episode_id)
-        await client.amend(episode_id, definition_of_done=[{"name": "tests", "run": GREEN}])
+        await client.amend(episode_id, definition_of_done=[Check(name="tests", run=GREEN)])
         await client.top_up(episode_id, iterations=3)
         result = await client.result(episode_id)
     assert (result.outcome, result.qualifier) == (EpisodeOutcome.SUCCEEDED, "not proven: no check ever failed")
