@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
+from tests.support.doubles import ScriptedPlanner, claims_done
+from tests.support.doubles import planned as step
 from tests.support.episodes import Git, Working, eventually
 from tests.support.loops import (
     LOOP_SECONDS,
@@ -30,10 +32,10 @@ NEVER = "test -e never.txt"
 
 @pytest.fixture
 def looping(working: Working, registry: Callable[..., dict[str, Any]]) -> Looping:
-    def run(*tasks: LoopTask) -> Any:
-        planner = ScriptedTaskPlanner(*tasks)
-        parts = {**registry(command=ObedientExecutor()), "task_planners": lambda _kind, _model: planner}
-        return working(planner_of_goals(), **parts)
+    def run(*tasks: LoopTask, planner: ScriptedPlanner | None = None) -> Any:
+        of_tasks = ScriptedTaskPlanner(*tasks)
+        parts = {**registry(command=ObedientExecutor()), "task_planners": lambda _kind, _model: of_tasks}
+        return working(planner or planner_of_goals(), **parts)
 
     return run
 
@@ -217,7 +219,8 @@ async def test_verified_says_what_is_not_proven(
     tasks: tuple[LoopTask, ...],
     qualifier: str,
 ) -> None:
-    async with looping(*tasks):
+    once = ScriptedPlanner(lambda briefing: step(briefing.goal) if briefing.iteration == 1 else claims_done())
+    async with looping(*tasks, planner=once):
         plan_id = await planned(client, request_on(workspace, "test -e app.py"))
         await client.dispatch(plan_id)
         await ended(client, plan_id)

@@ -96,6 +96,16 @@ async def complete(client: TightloopClient, workspace: Path, *steps: str, done: 
     return result
 
 
+async def accepted(client: TightloopClient, run_id: str) -> EpisodeResult | PlanResult:
+    """Wait for a question about the proof, accept the files, and return the result."""
+    status = await asked(client, run_id)
+    assert [question.kind for question in status.questions] == [QuestionKind.PROOF]
+    await client.answer(run_id, "accept", by="ada")
+    result = await client.result(run_id)
+    assert "ada accepted it despite this finding: " in result.qualifier
+    return result
+
+
 async def test_red_to_green_by_work_is_a_plain_success(client: TightloopClient, working: Working, request_for) -> None:
     async with working():
         result = await run(client, request_for(definition_of_done=[RED], executor=scripted(APPEND)))
@@ -142,17 +152,19 @@ async def test_a_check_that_fails_at_random_was_not_seen_to_fail(
 
 @pytest.mark.parametrize("is_plan", [False, True])
 async def test_a_check_that_fails_at_random_during_the_work_was_not_seen_to_fail(
-    client: TightloopClient, working: Working, request_for, workspace: Path, tmp_path: Path, is_plan: bool
+    client: TightloopClient, working: Working, request_for, workspace: Path, files: Files, is_plan: bool
 ) -> None:
+    files({".gitignore": "ran\n"})
     # Green at the start, red at its first run after the work, and green from then on.
-    ran = tmp_path / "ran"
-    check = f"test ! -e log.txt || test -e {ran} || {{ touch {ran}; false; }}"
+    check = "test ! -e log.txt || test -e ran || { touch ran; false; }"
     async with working(ScriptedPlanner(once)):
         if is_plan:
-            result = await complete(client, workspace, "{id: work, run: 'echo 1 > log.txt'}", done=check)
+            source = plan("{id: work, run: 'echo 1 > log.txt'}", done=json.dumps(check))
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         else:
-            result = await run(client, request_for(definition_of_done=[check], executor=scripted(APPEND)))
-    assert result.qualifier.startswith("not proven: no check ever failed (flaky: ")
+            run_id = await client.start(request_for(definition_of_done=[check], executor=scripted(APPEND)))
+        result = await accepted(client, run_id)
+    assert result.qualifier.startswith("not proven: no check ever failed (flaky: test ! -e log.txt")
 
 
 async def test_a_check_that_keeps_its_name_but_gets_another_command_has_not_failed(
@@ -171,48 +183,49 @@ async def test_a_check_that_keeps_its_name_but_gets_another_command_has_not_fail
 
 @pytest.mark.parametrize("is_plan", [False, True])
 async def test_a_success_without_a_changed_file_says_so(
-    client: TightloopClient, working: Working, request_for, workspace: Path, tmp_path: Path, is_plan: bool
+    client: TightloopClient, working: Working, request_for, workspace: Path, files: Files, is_plan: bool
 ) -> None:
-    outside = tmp_path / "outside"
-    check = f"test -e {outside}"
+    # git ignores the only file that the work makes.
+    files({".gitignore": "made\n"})
     async with working():
         if is_plan:
-            result = await complete(client, workspace, f"{{id: a, run: 'touch {outside}', access: reads}}", done=check)
+            source = plan("{id: work, run: 'touch made'}", done="test -e made")
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         else:
-            idle = request_for(definition_of_done=[check], executor=scripted({"sleep": 0}))
-            episode_id = await client.start(idle)
-            await eventually(lambda: _iteration(client, episode_id, 1))
-            outside.touch()
-            result = await client.result(episode_id)
-    assert (result.qualifier, result.files_changed) == ("not proven: 0 files changed", 0)
+            step = {"write": [{"path": "made", "text": "x"}]}
+            run_id = await client.start(request_for(definition_of_done=["test -e made"], executor=scripted(step)))
+        result = await accepted(client, run_id)
+    assert result.qualifier.startswith("not proven: 0 files changed")
+    assert result.files_changed == 0
 
 
-@pytest.mark.parametrize("kind", ["episode", "plan", "restored episode"])
+@pytest.mark.parametrize("kind", ["episode", "restored episode", "plan"])
 async def test_edits_of_a_person_are_no_work_of_the_run(
     client: TightloopClient, working: Working, request_for, workspace: Path, kind: str
 ) -> None:
     red = "grep -q mine log.txt"
     async with working():
         if kind == "plan":
-            ask = "{id: ask, gate: {approval: {question: 'Go on?'}}}"
-            run_id = await client.start(PlanRequest(workspace=str(workspace), source=plan(ask, done=json.dumps(red))))
-            await client.pause(run_id, by="ada")
+            source = plan("{id: ask, gate: {approval: {question: 'Go on?'}}}", done=json.dumps(red))
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         else:
             step = APPEND if kind == "restored episode" else {"sleep": 0}
-            budget = {"max_iterations": 1}
-            run_id = await client.start(request_for(definition_of_done=[red], executor=scripted(step), budget=budget))
-        await asked(client, run_id)
+            fields = {"definition_of_done": [red], "budget": {"max_iterations": 1}}
+            run_id = await client.start(request_for(executor=scripted(step), **fields))
+        status = await asked(client, run_id)
         if kind == "restored episode":
-            await client.pause(run_id, by="ada")
             await client.restore(run_id, "ckpt-0")
-            await eventually(lambda: _on_branch(client, run_id))
+            await eventually(lambda: _on_branch(client, run_id), seconds=60)
+            await asked(client, run_id, since=status)
+        if kind == "plan":
+            await client.pause(run_id, by="ada")
+            await eventually(lambda: _is_paused(client, run_id), seconds=60)
         (workspace / "log.txt").write_text("mine\n")
         if kind == "plan":
             await client.resume(run_id)
-            await client.answer(run_id, "approve", question="q1", by="ada")
+            await client.answer(run_id, "approve", by="ada")
         else:
             await client.top_up(run_id, iterations=5)
-            await client.resume(run_id)
         result = await client.result(run_id)
     assert result.qualifier == "not proven: no executor changed a file"
 
@@ -440,6 +453,10 @@ async def test_a_message_that_is_too_long_is_refused_and_not_cut(
 
 async def _reaches(condition: Callable[[], bool]) -> bool:
     return condition()
+
+
+async def _is_paused(client: TightloopClient, run_id: str) -> bool:
+    return (await client.status(run_id)).list_status == "paused"
 
 
 async def _on_branch(client: TightloopClient, episode_id: str) -> bool:

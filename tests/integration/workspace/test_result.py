@@ -182,7 +182,11 @@ def test_message_has_the_goal_as_its_subject() -> None:
     ("status", "qualifier", "short"),
     [
         ("succeeded", "not proven: 0 files changed", "not proven"),
-        ("completed", "1 of 2 steps skipped: build; not proven: no definition of done", "1 of 2 steps skipped, not proven"),
+        (
+            "completed",
+            "1 of 2 steps skipped: build; not proven: no definition of done",
+            "1 of 2 steps skipped, not proven",
+        ),
         ("verified", "not proven: no proof of ptask_1", "not proven"),
     ],
 )

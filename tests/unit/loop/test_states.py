@@ -12,6 +12,7 @@ from tightloop.loop import control
 from tightloop.loop.control import loop_details
 from tightloop.loop.model import (
     CLOSED,
+    GateResult,
     LoopRequest,
     LoopState,
     LoopStatus,
@@ -22,6 +23,7 @@ from tightloop.loop.model import (
     packet_id_of,
     sealed_packet,
 )
+from tightloop.loop.projection import why_not_verified
 from tightloop.run.question import Option, Question, QuestionKind
 
 PAUSE = Question(id="q1", kind=QuestionKind.OPERATOR, title="lunch", options=(Option(name="resume", effect="go on"),))
@@ -48,6 +50,19 @@ def test_refusal_names_the_state_and_what_is_possible(status: LoopStatus, wanted
     said = refusal.value.message
     assert said.startswith(f"{wanted}: ")
     assert "paused" in said or all(each in said for each in (status.status.value, *status.possible))
+
+
+@given(
+    st.lists(st.sampled_from(TaskState), min_size=1, max_size=8),
+    st.none() | st.builds(GateResult, passed=st.booleans()),
+)
+def test_only_complete_tasks_and_passed_gates_are_verified(states: list[TaskState], gates: GateResult | None) -> None:
+    tasks = tuple(LoopTask(task_id=f"ptask_{n}", description="x", state=state) for n, state in enumerate(states, 1))
+    why = why_not_verified(tasks, gates)
+    left = [task.task_id for task in tasks if task.state is not TaskState.COMPLETE]
+    has_passed = gates is not None and gates.passed
+    assert (why == "") == (has_passed and not left)
+    assert all(name in why for name in left[:5])
 
 
 @given(statuses)
