@@ -103,14 +103,15 @@ _ABOUT_OUTCOMES = (
     "start. An episode ends as `SUCCEEDED`, a plan as `COMPLETED`, a project plan as `VERIFIED`."
 )
 _ABOUT_BASELINE = (
-    "The checks run once before the work begins. The first failure of a check, then or during the work, is repeated: if "
-    "the check passes the second time, it is flaky, and its failure does not count. Restored and forked runs keep the "
-    "results of their first run. If an amendment or a revision replaces the command of a check, only failures of the "
-    "new one count."
+    "The checks run once before the work begins. The first failure of a check, then or during the work, is repeated: "
+    "if the check passes the second time, it is flaky, and its failure does not count. Restored and forked runs keep "
+    "the results of their first run. If an amendment or a revision replaces the command of a check, only failures of "
+    "the new one count."
 )
 _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
     ("Files changed, and a check failed before it passed", "succeeded", Facts(files_changed=2)),
-    ("All checks passed from the start to the end, or found no tests", "succeeded", Facts(files_changed=2, seen_to_fail=False)),
+    ("All checks passed from the start to the end, or found no tests", "succeeded",
+     Facts(files_changed=2, seen_to_fail=False)),
     ("A check failed once and passed when it was repeated", "succeeded",
      Facts(files_changed=2, seen_to_fail=False, flaky=["pytest -q"])),
     ("The executor changed nothing", "succeeded", Facts(files_changed=0)),

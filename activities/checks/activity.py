@@ -234,8 +234,7 @@ def run_doubted_check(
 ) -> tuple[CheckResult, bool]:
     """Run one check, and repeat its first failure, which could be due to chance.
 
-    Args:
-        failed_before: keys of the checks whose failures have been repeated before.
+    `failed_before` are the keys of the checks that have failed before; they are not repeated again.
 
     Returns:
         The result, and whether the check is flaky: it failed and passed when it was repeated. It has passed then.

@@ -26,6 +26,7 @@ from activities.workspace.port import (
     ResultPart,
     WorkingTree,
     Workspaces,
+    closing_message,
     forked_key,
     note_adoption,
     note_closing,
@@ -33,7 +34,6 @@ from activities.workspace.port import (
     note_reset,
     note_restoration,
     opened_key,
-    closing_message,
 )
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord

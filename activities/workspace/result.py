@@ -221,7 +221,7 @@ class TakeRequest(Value):
     worktree: bool = False
     title: str = ""
     status: str = "succeeded"
-    """How the run ended."""
+    """Outcome of the run."""
     qualifier: str = ""
     reason: str = ""
     branch: str = ""

@@ -229,6 +229,7 @@ async def test_verified_says_what_is_not_proven(
         watched = await cli("watch", plan_id)
         shown = await cli("status", plan_id)
     assert (result.outcome, result.qualifier) == (LoopState.VERIFIED, qualifier)
+    assert result.files_changed == (0 if "0 files" in qualifier else None)
     assert watched[0] == 4
     assert f"VERIFIED, {qualifier} (1 gate passed)" in watched[1]
     assert f"verified, {qualifier}" in " ".join(shown[1].replace("│", " ").split())

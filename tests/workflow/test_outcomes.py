@@ -96,7 +96,7 @@ async def complete(client: TightloopClient, workspace: Path, *steps: str, done: 
     return result
 
 
-async def accepted(client: TightloopClient, run_id: str) -> EpisodeResult | PlanResult:
+async def accept_proof(client: TightloopClient, run_id: str) -> EpisodeResult | PlanResult:
     """Wait for a question about the proof, accept the files, and return the result."""
     status = await asked(client, run_id)
     assert [question.kind for question in status.questions] == [QuestionKind.PROOF]
@@ -163,7 +163,7 @@ async def test_a_check_that_fails_at_random_during_the_work_was_not_seen_to_fail
             run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
         else:
             run_id = await client.start(request_for(definition_of_done=[check], executor=scripted(APPEND)))
-        result = await accepted(client, run_id)
+        result = await accept_proof(client, run_id)
     assert result.qualifier.startswith("not proven: no check ever failed (flaky: test ! -e log.txt")
 
 
@@ -194,7 +194,7 @@ async def test_a_success_without_a_changed_file_says_so(
         else:
             step = {"write": [{"path": "made", "text": "x"}]}
             run_id = await client.start(request_for(definition_of_done=["test -e made"], executor=scripted(step)))
-        result = await accepted(client, run_id)
+        result = await accept_proof(client, run_id)
     assert result.qualifier.startswith("not proven: 0 files changed")
     assert result.files_changed == 0
 

@@ -1,12 +1,11 @@
 """Terminal views of project plans."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from tightloop.cli.terminal import apply_colour, plain, table
-from tightloop.cli.views import question_lines
 from tightloop.loop.control import counts_of
 from tightloop.loop.model import GateCheck, LoopStatus, LoopTask
 from tightloop.run.outcome import headline
@@ -52,17 +51,16 @@ def loop_end_lines(status: LoopStatus) -> list[str]:
     return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
 
 
-def loop_todo_lines(status: LoopStatus) -> list[str]:
-    """Return the actions that a person can take, with their commands."""
+def loop_todo_lines(status: LoopStatus, questions: Sequence[str]) -> list[str]:
+    """Return the actions that a person can take, with their commands. `questions` are the lines of open questions."""
     lines: list[str] = []
     for wait in status.children:
         lines.append(f"{wait.step}: {wait.where} is waiting for a person: {wait.what}")
         lines.append(f"  {wait.command}")
     # The workflow decides what is possible; repeating its rules here would let the two drift apart.
     possible, name = status.possible, status.plan_id
-    if status.questions:
-        for question in status.questions:
-            lines += question_lines(name, question, alone=len(status.questions) == 1)
+    if questions:
+        lines += questions
     elif "dispatch" in possible:
         lines += ["The plan is a draft. Review its tasks, then start them:", f"  tightloop loop dispatch {name}"]
     elif "verify" in possible:

@@ -76,7 +76,11 @@ def todo_lines(status: Any) -> list[str]:
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
 
-        return loop_todo_lines(status)
+        alone = len(status.questions) == 1
+        asked = [
+            line for question in status.questions for line in question_lines(status.plan_id, question, alone=alone)
+        ]
+        return loop_todo_lines(status, asked)
     name = status.episode_id if is_episode(status) else status.plan_id
     questions = status.questions
     lines: list[str] = []
@@ -188,7 +192,9 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
     result = table("CHECKPOINT", "ITERATION", "BRANCH", "CLASS", "CHECKS", "FILES' TREE", "RESET EVENT", "PLAN")
     for record in records:
         result.add_row(
-            record.id + (" (discarded)" if record.discarded else "") + (" (holds refused work)" if record.refused else ""),
+            record.id
+            + (" (discarded)" if record.discarded else "")
+            + (" (holds refused work)" if record.refused else ""),
             str(record.iteration),
             str(record.branch),
             apply_colour(record.probability_class or ""),

@@ -315,6 +315,7 @@ class LoopStatus(RunStatus):
             status=result.outcome,
             qualifier=result.qualifier,
             reason=result.reason,
+            files_changed=result.files_changed,
             questions=(),
             children=(),
             tasks=result.tasks or self.tasks,

@@ -80,6 +80,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         waits_for=plan.waits_for,
         as_of=plan.as_of,
         qualifier=plan.qualifier,
+        files_changed=plan.files_changed,
         reason=_reason(plan, state, tasks, gates),
         tree=plan.tree,
         created_at=facts.created_at,
@@ -167,10 +168,10 @@ def _reason(plan: PlanStatus, state: LoopState, tasks: tuple[LoopTask, ...], gat
         return plan.reason
     if gates.checks[0].name == PLAN_GENERATION:
         return gates.checks[0].message
-    return why_not_verified(tasks, gates) or plan.reason
+    return explain_unverified(tasks, gates) or plan.reason
 
 
-def why_not_verified(tasks: tuple[LoopTask, ...], gates: GateResult | None) -> str:
+def explain_unverified(tasks: tuple[LoopTask, ...], gates: GateResult | None) -> str:
     """Return the gates that did not pass and the tasks that are not complete, or "" if there are none."""
     left = [task.task_id for task in tasks if task.state is not TaskState.COMPLETE]
     more = f" and {len(left) - NAMES_SHOWN} more" if len(left) > NAMES_SHOWN else ""

@@ -101,7 +101,7 @@ class StepResult(Sparse):
     note: dict[str, Any] | None = None
     """`ProjectNote` with a step's findings, if the step belongs to a project plan."""
     qualifier: str = ""
-    """Why the success of the step's child workflow is not a plain success."""
+    """Reason why the success of the step's child workflow is not a plain success. Otherwise empty."""
     record: str = ""
     """SHA-256 of the stored `StepRecord`. It is empty for a milestone."""
 

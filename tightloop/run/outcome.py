@@ -61,8 +61,8 @@ def qualify(facts: Facts) -> str:
     if facts.dry_run:
         return f"{DRY_RUN}: nothing was changed"
     steps = "step" if facts.steps == 1 else "steps"
-    left = (("skipped", facts.skipped), ("failed", facts.failed), ("partly done", facts.partly))
-    parts = [f"{len(names)} of {facts.steps} {steps} {word}: {_names(names)}" for word, names in left if names]
+    incomplete = (("skipped", facts.skipped), ("failed", facts.failed), ("partly done", facts.partly))
+    parts = [f"{len(names)} of {facts.steps} {steps} {word}: {_names(names)}" for word, names in incomplete if names]
     if reasons := doubts(facts):
         parts.append(f"{NOT_PROVEN}: {', '.join(reasons)}")
     return "; ".join(parts)

@@ -378,6 +378,11 @@ class PlanContext(Run):
             **evidence,
         )
 
+    @property
+    def files_changed(self) -> int | None:
+        """Number of files that differ from the initial tree, or None if it is unknown."""
+        return self.progress.evidence.files_changed if self.progress.evidence else None
+
     def _list_partly_done(self) -> list[str]:
         """Return the completed steps whose nested plan left out some of its own steps."""
         numbers = {

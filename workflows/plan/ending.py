@@ -153,7 +153,7 @@ class Ending:
             outcome=outcome,
             qualifier=context.qualifier,
             reason=context.reason,
-            files_changed=context.progress.evidence.files_changed if context.progress.evidence else None,
+            files_changed=context.files_changed,
             counts=counts,
             tree=context.progress.tree,
             revision=context.progress.revision,

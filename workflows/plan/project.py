@@ -36,7 +36,7 @@ from tightloop.loop.plan import (
     ProjectInput,
     ProjectNote,
 )
-from tightloop.loop.projection import event_name, loop_status, why_not_verified
+from tightloop.loop.projection import event_name, explain_unverified, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
 from tightloop.run.core import Evidence, TimelineLine, with_line
@@ -159,13 +159,22 @@ class ProjectContext(PlanContext):
         return Facts(
             has_checks=bool(self.facts.gate_names),
             worked=self.progress.worked,
-            files_changed=evidence.files_changed if self.progress.tree != self.progress.base_tree else 0,
+            files_changed=0 if self._is_unchanged else evidence.files_changed,
             unproven=[name for name in tasks if name in qualifiers],
             asked=[approval.sentence for approval in self.progress.approvals if approval.asked],
             scenarios=evidence.scenarios,
             accepted_by=evidence.accepted_by,
             finding=evidence.finding,
         )
+
+    @property
+    def files_changed(self) -> int | None:
+        """See `PlanContext`. Without hidden scenarios, it is only known if nothing changed."""
+        return 0 if self._is_unchanged and not self.is_running else super().files_changed
+
+    @property
+    def _is_unchanged(self) -> bool:
+        return self.progress.tree == self.progress.base_tree
 
     def take_result(self, step: str, result: StepResult) -> None:
         """Record an attempt's usage and findings, and when a person can dispatch or verify."""
@@ -489,7 +498,7 @@ class ProjectWorkflow(GraphWorkflow):
         if not await super()._is_done():
             return False
         status = self._view.loop_status()
-        if problem := why_not_verified(status.tasks, status.gate_result):
+        if problem := explain_unverified(status.tasks, status.gate_result):
             raise PlanEnd(problem)
         return True
 
@@ -543,6 +552,7 @@ class ProjectWorkflow(GraphWorkflow):
             outcome=status.status,
             qualifier=status.qualifier,
             reason=status.reason,
+            files_changed=status.files_changed,
             proof=self._context.progress.proof if status.status is LoopState.VERIFIED else None,
             tasks=status.tasks,
             gate_result=status.gate_result,
