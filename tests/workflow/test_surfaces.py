@@ -257,8 +257,14 @@ class Surfaces:
         shown |= {"iterations": digest["iterations"], "cost_usd": round(digest["cost_usd"], 6)}
         self.same(status.id, "digest", shown, expected)
 
+        asking = [question for question in status.questions if question.id in asks]
+
         async def are_sent() -> bool:
-            return set(asks) <= {came.told.get("question", "") for came in self.receiver.of(status.id)}
+            ids, kinds = (
+                {came.told.get(name, "") for came in self.receiver.of(status.id)} for name in ("question", "kind")
+            )
+            # Questions of one window are answered together, so only the first of them has an alert.
+            return all(question.id in ids or (question.window and question.kind in kinds) for question in asking)
 
         assert await eventually(are_sent, seconds=REST_SECONDS), f"{status.id}: no alert for {asks}"
         if isinstance(status, EpisodeStatus):
