@@ -15,9 +15,10 @@ from pathlib import Path
 
 from activities.tracking.differ import GitDiffer
 from activities.workspace.folders import root_of, store_folder_of
-from activities.workspace.git_command import remove_worktree, user_git
+from activities.workspace.git_command import user_git
 from activities.workspace.user_repository import UserRepository
 from activities.workspace.working_tree import GitWorkspaces
+from activities.workspace.worktree import remove_worktree
 from tests.support.git_sample import git, make_repository, scope_of, write
 from tightloop.errors import TightloopError
 
