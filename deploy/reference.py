@@ -103,14 +103,15 @@ _ABOUT_OUTCOMES = (
     "start. An episode ends as `SUCCEEDED`, a plan as `COMPLETED`, a project plan as `VERIFIED`."
 )
 _ABOUT_BASELINE = (
-    "The checks run once before the work begins. A check that fails then is repeated: if it passes the second time, it "
-    "is flaky, and its failure does not count. Restored and forked runs keep the results of their first run. A failure "
-    "during the work also shows that a check can fail. If an amendment or a revision replaces the checks, only the new "
-    "ones count."
+    "The checks run once before the work begins. The first failure of a check, then or during the work, is repeated: "
+    "if the check passes the second time, it is flaky, and its failure does not count. Restored and forked runs keep "
+    "the results of their first run. If an amendment or a revision replaces the command of a check, only failures of "
+    "the new one count."
 )
 _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
     ("Files changed, and a check failed before it passed", "succeeded", Facts(files_changed=2)),
-    ("All checks passed from the start to the end", "succeeded", Facts(files_changed=2, seen_to_fail=False)),
+    ("All checks passed from the start to the end, or found no tests", "succeeded",
+     Facts(files_changed=2, seen_to_fail=False)),
     ("A check failed once and passed when it was repeated", "succeeded",
      Facts(files_changed=2, seen_to_fail=False, flaky=["pytest -q"])),
     ("The executor changed nothing", "succeeded", Facts(files_changed=0)),
@@ -125,10 +126,16 @@ _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
      Facts(files_changed=2, steps=3, skipped=["build", "publish"])),
     ("`when` was false, or `for_each` had no items", "completed", Facts(files_changed=2, steps=3, skipped=["deploy"])),
     ("A step failed and has `recover: continue`", "completed", Facts(files_changed=2, steps=3, failed=["lint"])),
+    ("A step with a plan of its own left out some of that plan's steps", "completed",
+     Facts(files_changed=2, steps=3, partly=["release"])),
+    ("Only a person edited files while the plan ran", "completed", Facts(files_changed=1, worked=False, steps=3)),
     ("A plan was started with `--dry-run`", "completed", Facts(dry_run=True, steps=3)),
     ("All tasks are complete and proven, and all gates passed", "verified", Facts()),
     ("A task's episode succeeded without a proof", "verified", Facts(unproven=["ptask_2"])),
+    ("Later tasks undid the changes of earlier ones", "verified", Facts(files_changed=0)),
     ("A check fails, or a budget was spent, and nobody continued the run", "failed", None),
+    ("A check was killed, by a signal or at its time limit, and nobody continued the run", "failed", None),
+    ("A task did not complete, or a gate did not pass", "failed", None),
     ("A step failed, and all changes were undone", "compensated", None),
     ("A person ended the run", "cancelled", None),
 )  # fmt: skip

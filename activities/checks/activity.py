@@ -1,6 +1,6 @@
 """Activities that run checks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +20,10 @@ from tightloop.episode.check import (
     Check,
     CheckReport,
     CheckResult,
+    CheckStatus,
     FailedCheck,
     Verification,
+    check_key,
     check_name,
     has_same_output,
     judge,
@@ -104,6 +106,8 @@ class VerifyRequest(Value):
     expected_tree: str
     previous: ArtifactRef | None = None
     """Previous report."""
+    failed_before: tuple[str, ...] = ()
+    """Keys of the checks that have failed before."""
 
 
 class VerificationActivities:
@@ -125,14 +129,21 @@ class VerificationActivities:
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
         with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
-            results = []
+            results, flaky = [], []
             try:
                 for number, check in enumerate(checks, start=1):
                     activity.heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
-                    expected, cancelled = request.expected_tree, should_stop
-                    results.append(
-                        run_check(self._runner, check, tree, together, expected_tree=expected, cancelled=cancelled)
+                    result, is_flaky = run_doubted_check(
+                        self._runner,
+                        check,
+                        tree,
+                        together,
+                        expected_tree=request.expected_tree,
+                        cancelled=should_stop,
+                        failed_before=request.failed_before,
                     )
+                    results.append(result)
+                    flaky += [check_name(result.name)] if is_flaky else []
             finally:
                 # Before the report, which must describe the delivered tree. Also if a person stops a check: its
                 # leftovers must not be mistaken for their edits.
@@ -142,7 +153,11 @@ class VerificationActivities:
             verification = verification_of(together, report, before)
         attempt = activity.info().attempt
         return verification.evolve(
-            drift=drift, touched=touched, checks_touched_tree=touched is not None, attempt=attempt
+            drift=drift,
+            touched=touched,
+            checks_touched_tree=touched is not None,
+            flaky=tuple(flaky[:FAILING_LIMIT]),
+            attempt=attempt,
         )
 
 
@@ -155,6 +170,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
         failed=tuple(
             FailedCheck(
                 name=check_name(result.name),
+                key=check_key(result.run),
                 status=result.status,
                 signature=result.signature,
                 # Scrub before shortening: a truncated secret no longer matches any pattern.
@@ -204,3 +220,31 @@ def run_check(
         artifact=store.put(result.output, name=f"output of {check_name(check.title)}", media_type="text/plain"),
     )
     return judged.evolve(sandbox=result.sandbox, not_enforced=result.not_enforced, cpu_s=result.cpu_s)
+
+
+def run_doubted_check(
+    runner: CheckRunner,
+    check: Check,
+    tree: WorkingTree,
+    store: ArtifactStore,
+    *,
+    expected_tree: str,
+    cancelled: Callable[[], bool],
+    failed_before: Collection[str],
+) -> tuple[CheckResult, bool]:
+    """Run one check, and repeat its first failure, which could be due to chance.
+
+    `failed_before` are the keys of the checks that have failed before; they are not repeated again.
+
+    Returns:
+        The result, and whether the check is flaky: it failed and passed when it was repeated. It has passed then.
+
+    Raises:
+        CancelledError: the activity was cancelled in the meantime.
+    """
+    result = run_check(runner, check, tree, store, expected_tree=expected_tree, cancelled=cancelled)
+    # A check that ran out of time would cost as much time again.
+    if result.status is not CheckStatus.FAILED or check_key(check.run) in failed_before:
+        return result, False
+    again = run_check(runner, check, tree, store, expected_tree=expected_tree, cancelled=cancelled)
+    return (again, True) if again.passed else (result, False)

@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.artifacts.port import put_model
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, run_check
+from activities.checks.activity import CheckRunner, run_doubted_check
 from activities.plan.attempts.context import AttemptPorts
 from activities.plan.attempts.runner import (
     AttemptRunner,
@@ -65,9 +65,9 @@ from activities.plan.requests import (
 )
 from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, WorkingTree, result_message
+from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, WorkingTree, closing_message
 from activities.workspace.scope import Ledger, Ledgers, this_call
-from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult, check_name
+from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult, check_key, check_name
 from tightloop.errors import ExpressionError, InvalidRequestError
 from tightloop.plan.action import ShellAction
 from tightloop.plan.child import StepRecord, StepResult, StepStatus
@@ -272,21 +272,30 @@ def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: Ve
     store, plan = ports.stores(workspace), ports.plans.load(scope).plan
     with ports.workspaces.hold(scope) as tree:
         drift = tree.expect(request.expected_tree)
-        expected = request.expected_tree
-        results = tuple(
-            run_check(runner, check, tree, store, expected_tree=expected, cancelled=should_stop)
+        outcomes = [
+            run_doubted_check(
+                runner,
+                check,
+                tree,
+                store,
+                expected_tree=request.expected_tree,
+                cancelled=should_stop,
+                failed_before=request.failed_before,
+            )
             for check in plan.definition_of_done
-        )
+        ]
         # Caches and reports that the checks leave behind must not become part of the plan's result.
         touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
-    report = CheckReport(tree=request.expected_tree, results=results)
+    report = CheckReport(tree=request.expected_tree, results=tuple(result for result, _ in outcomes))
+    flaky = [check_name(result.name) for result, is_flaky in outcomes if is_flaky]
     fact = ChecksFact(report=put_model(store, report, name="checks"))
     open_file_records(workspace).write_fact(scope.episode_id, CHECKS_FACT, fact)
     return PlanVerification(
         passed=not report.failed,
-        total=len(results),
+        total=len(outcomes),
         failed=tuple(_line(result) for result in report.failed[:FAILING_LIMIT]),
-        names=tuple(check_name(result.name) for result in report.failed[:FAILING_LIMIT]),
+        keys=tuple(check_key(result.run) for result in report.failed[:FAILING_LIMIT]),
+        flaky=tuple(flaky[:FAILING_LIMIT]),
         tree=request.expected_tree,
         drift=drift,
         touched=touched,
@@ -519,7 +528,7 @@ class PlanActivities:
 
 def _result_parts(request: ClosePlanRequest, plan: Plan, records: FileRecords) -> tuple[ResultPart, ...]:
     """Return a plan's changes as a whole, or in the order in which its steps changed the tree."""
-    scope, message = request.scope, result_message(request.title or plan.title)
+    scope, message = request.scope, closing_message(request.title or plan.title, request.snapshot, request.reason)
     if request.result != "commits":
         return (ResultPart(scope.base_tree, request.expected_tree, message),)
     titles = {step.id: step.title for step in plan.steps}
@@ -527,7 +536,8 @@ def _result_parts(request: ClosePlanRequest, plan: Plan, records: FileRecords) -
     for record in records.find_run_records(scope.episode_id):
         if record.tree_after and record.tree_after not in (record.tree_before, tree) and not record.undone:
             title = titles.get(record.step) or record.result.summary or record.step
-            parts.append(ResultPart(tree, record.tree_after, result_message(title)))
+            text = closing_message(title, request.snapshot, request.reason)
+            parts.append(ResultPart(tree, record.tree_after, text))
             tree = record.tree_after
     if tree != request.expected_tree:
         parts.append(ResultPart(tree, request.expected_tree, message))

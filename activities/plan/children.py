@@ -266,7 +266,12 @@ class BranchRunner:
             size = f"{format_count(best.files, 'file')}, {format_count(best.lines, 'line')}"
             summary = f"{best.name} won{score}: {size} changed"
             run_result = replace(
-                run_result, outputs={**left, **outputs}, evidence=evidence, summary=summary, tree=best.tree
+                run_result,
+                outputs={**left, **outputs},
+                evidence=evidence,
+                qualifier=request.qualifiers[best.order] if request.qualifiers else "",
+                summary=summary,
+                tree=best.tree,
             )
         # Last: a retried activity evaluates the alternatives in them again.
         for child in children:
@@ -526,6 +531,7 @@ class StepChildren:
                 command=f"start {child}",
                 failure=problem,
                 evidence=evidence,
+                qualifier=qualifier,
                 summary=shorten(f"{child} ended as {headline(outcome, qualifier, reason)}", 200),
             )
             if work.step.tree_access is Access.MERGES:

@@ -133,6 +133,8 @@ class RunnerResult:
     """Tree applied from a child workflow. If empty, the files on disk are used."""
     note: dict[str, Any] | None = None
     """See `StepResult.note`."""
+    qualifier: str = ""
+    """See `StepResult.qualifier`."""
 
 
 class Runner(Protocol):

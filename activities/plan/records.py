@@ -152,7 +152,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
     if archive.base_tree and archive.tree:
         places.append(f"the whole change: {diff_command(workspace, archive.base_tree, archive.tree)}")
     parts = [
-        f"# {archive.title}: {archive.outcome.value.lower()}" + (f", {archive.qualifier}" if archive.qualifier else ""),
+        f"# {archive.title}: {_outcome(archive)}",
         archive.reason,
         section("Steps", [f"{status}: {count}" for status, count in sorted(archive.counts.items())]),
         section("Done", [_line(record, titles) for record in completed]),
@@ -185,7 +185,7 @@ def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRe
     ]
     parts = [
         f"# Postmortem: {archive.title}",
-        f"Outcome: {archive.outcome.value.lower()}" + (f": {archive.reason}" if archive.reason else "."),
+        f"Outcome: {_outcome(archive)}" + (f": {archive.reason}" if archive.reason else "."),
         section("What failed", [_failure(record, titles) for record in failed]),
         section("What was undone", [_line(record, titles) for record in taken_back]),
         section("Evidence", evidence),
@@ -193,6 +193,10 @@ def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRe
         section("Left open", _steps(archive, titles, settled=False)),
     ]
     return scrub("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _outcome(archive: PlanArchive) -> str:
+    return archive.outcome.value.lower() + (f", {archive.qualifier}" if archive.qualifier else "")
 
 
 def _steps(archive: PlanArchive, titles: dict[str, str], *, settled: bool) -> list[str]:

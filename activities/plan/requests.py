@@ -146,6 +146,8 @@ class VerifyPlanRequest(Value):
 
     scope: PlanScope
     expected_tree: str
+    failed_before: tuple[str, ...] = ()
+    """Keys of the checks that have failed before."""
 
 
 class PlanVerification(Value):
@@ -155,8 +157,10 @@ class PlanVerification(Value):
     total: int = 0
     failed: tuple[str, ...] = ()
     """Failed checks. At most 10, with one line each."""
-    names: tuple[str, ...] = ()
-    """Names of these checks."""
+    keys: tuple[str, ...] = ()
+    """Keys of these checks."""
+    flaky: tuple[str, ...] = ()
+    """Checks that failed and then passed when they were repeated without a change. They count as passed."""
     tree: str = ""
     drift: Drift | None = None
     touched: Drift | None = None

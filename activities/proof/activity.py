@@ -28,7 +28,7 @@ from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope
 from tightloop.checks.choice import choose_checks
-from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_name
+from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_key, check_name
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import Proof
 from tightloop.episode.proof.report import CheckBaseline, InitialState
@@ -153,8 +153,8 @@ class ProofActivities:
                 approvals=request.approvals,
                 earlier=find_model(store, request.earlier, Proof),
                 evidence=Evidence(
-                    # By name, because an amendment or a revision may have replaced the checks that failed.
-                    seen_to_fail=any(check_name(check.title) in request.failed_before for check in subject.checks),
+                    # An amendment or a revision may have replaced the checks that failed.
+                    seen_to_fail=any(check_key(check.run) in request.failed_before for check in subject.checks),
                     worked=request.worked,
                     flaky=request.flaky,
                 ),

@@ -170,9 +170,9 @@ class ProveRequest(Value):
     earlier: ArtifactRef | None = None
     """Earlier proof that may be reused, from an episode within the plan."""
     failed_before: tuple[str, ...] = ()
-    """Names of the checks that have failed in this run, and not only at random."""
+    """Keys of the checks that have failed in this run, and not only at random."""
     worked: bool = True
-    """True if an executor changed a file, or if steps of a plan did the work."""
+    """True if an executor, or a step of a plan, changed a file."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     scenarios: HiddenScenarios | None = None

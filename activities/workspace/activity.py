@@ -26,6 +26,7 @@ from activities.workspace.port import (
     ResultPart,
     WorkingTree,
     Workspaces,
+    closing_message,
     forked_key,
     note_adoption,
     note_closing,
@@ -33,7 +34,6 @@ from activities.workspace.port import (
     note_reset,
     note_restoration,
     opened_key,
-    result_message,
 )
 from activities.workspace.scope import Differ, EpisodeScope, Ledgers, this_call
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord
@@ -160,10 +160,14 @@ class WorkspaceActivities:
         file = get_model(store, record.state, CheckpointFile)
         checkpoints: tuple[CheckpointRecord, ...] = ()
         newest: EpisodeState | None = None
-        if request.closed:
+        if request.closed or record.number == 0:
             checkpoints = self.ledgers(workspace).checkpoints(owner)[-RECENT_LIMIT:]
             worked = [r.state for r in checkpoints if r.state is not None and r.iteration > 0]
             newest = get_model(store, worked[-1], CheckpointFile).state if worked else None
+        if record.number == 0 and (added := request.added_tree or (newest.added_tree if newest else "")):
+            record = record.evolve(tree=added)
+        if not request.closed:
+            checkpoints, newest = (), None
         info = activity.info()
         if owner != request.scope.episode_id:
             record = self.ledgers(workspace).record_checkpoint(
@@ -261,7 +265,8 @@ class WorkspaceActivities:
                     tree.keep(BASE, checkpoints[0].tree)
                     tree.keep(RESULT, request.expected_tree)
             if checkpoints and request.result != "tree":
-                part = ResultPart(checkpoints[0].tree, request.expected_tree, result_message(request.goal))
+                message = closing_message(request.goal, request.snapshot, request.reason)
+                part = ResultPart(checkpoints[0].tree, request.expected_tree, message)
                 delivered = self.workspaces.deliver(request.scope, (part,))
         self.workspaces.release(request.scope)
         result = CloseResult(drift=drift, delivered=delivered)

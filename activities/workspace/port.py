@@ -14,7 +14,7 @@ from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.executor.model import ExecutorChoice
 from tightloop.ledger.model import TrailEvent, WorkflowSnapshot, with_delivered
 from tightloop.run.core import ResultMode
-from tightloop.run.outcome import headline
+from tightloop.run.outcome import headline, level
 from tightloop.safety.drift import Drift, DriftAnswer, DriftCause
 from tightloop.value import ArtifactRef, Value, format_count, shorten
 
@@ -79,6 +79,8 @@ class RestoreRequest(Value):
     """The checkpoint, if the run still has it. Otherwise it is looked up in the ledger."""
     closed: bool = False
     """Whether the episode had ended. If so, its cost and checkpoints are also loaded from the store."""
+    added_tree: str = ""
+    """See `EpisodeState`. Empty if the episode had ended or is a fork; then it is looked up."""
 
 
 class RestoredCheckpoint(Value):
@@ -166,11 +168,27 @@ class ResultPart(NamedTuple):
     message: str
 
 
-def result_message(goal: str) -> str:
-    """Return a commit message with the start of a goal as its subject."""
+def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> str:
+    """Return a commit message with the start of a goal as its subject, and the outcome of the run before all else.
+
+    Args:
+        goal: the run's goal, or the title of the step that made the changes.
+        status: how the run ended, such as `succeeded`.
+        qualifier: why that is not a plain success. Its short form begins the subject.
+        reason: reason for the outcome.
+    """
     first, _, rest = goal.strip().partition("\n")
-    subject = shorten(first, SUBJECT_CHARACTERS)
-    return f"{subject}\n\n{goal.strip()}" if rest.strip() or subject != first else subject
+    doubt = f"[{short}] " if (short := level(qualifier)) else ""
+    subject = shorten(f"{doubt}{first}", SUBJECT_CHARACTERS)
+    parts = [subject, headline(status, qualifier, reason)]
+    return "\n\n".join([*parts, goal.strip()] if rest.strip() or subject != f"{doubt}{first}" else parts)
+
+
+def closing_message(goal: str, snapshot: WorkflowSnapshot | None, reason: str) -> str:
+    """Return the commit message for the result of a run that closes with this ledger row."""
+    status, qualifier = (snapshot.status, snapshot.qualifier) if snapshot is not None else ("succeeded", "")
+    details = snapshot.details if snapshot is not None else {}
+    return result_message(goal, status, qualifier, str(details.get("reason") or reason))
 
 
 class WorkingTree(Protocol):

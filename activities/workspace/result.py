@@ -220,6 +220,10 @@ class TakeRequest(Value):
     workspace: str
     worktree: bool = False
     title: str = ""
+    status: str = "succeeded"
+    """Outcome of the run."""
+    qualifier: str = ""
+    reason: str = ""
     branch: str = ""
     """Name of the new branch. If empty, the files are written into the workspace."""
 
@@ -237,7 +241,9 @@ def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
     if not before or not after:
         raise WorkspaceError(f"{request.run} has no result on this host. Only a run that succeeded has one")
     if request.branch:
-        part = ResultPart(before, after, result_message(request.title or request.run))
+        title = request.title or request.run
+        message = result_message(title, request.status, request.qualifier, request.reason)
+        part = ResultPart(before, after, message)
         return commit_result(scope, (part,), request.branch).describe()
     workspace = scope.evolve(worktree=False)
     # Nobody to take over from: a run that ended has released its claim.

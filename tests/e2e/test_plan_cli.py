@@ -129,7 +129,7 @@ def test_a_plan_runs_in_one_shell_and_is_approved_from_another(shell: Shell, tmp
 
     assert first.returncode == 0, err
     assert "release is waiting for a person: Release 1.1?" in out
-    assert re.search(r"  tightloop answer two-shells ship   # .*\+ now", out)
+    assert re.search(r"  tightloop answer two-shells ship   # .*for: now", out)
     assert "COMPLETED: all steps are done" in out
     assert (shell.folder / "VERSION").read_text() == "1.1"
     assert "a + b" in (shell.folder / "calc.py").read_text()

@@ -34,10 +34,19 @@ FACTS = [
         steps=3,
         skipped=skipped,
         failed=failed,
+        partly=partly,
         unproven=unproven,
     )
-    for has_checks, seen, worked, files, accepted, skipped, failed, unproven in product(
-        (True, False), (True, False), (True, False), (None, 0, 2), ("", "ada"), ((), ("b",)), ((), ("a",)), ((), ("t",))
+    for has_checks, seen, worked, files, accepted, skipped, failed, partly, unproven in product(
+        (True, False),
+        (True, False),
+        (True, False),
+        (None, 0, 2),
+        ("", "ada"),
+        ((), ("b",)),
+        ((), ("a",)),
+        ((), ("c",)),
+        ((), ("t",)),
     )
 ]
 
@@ -47,7 +56,8 @@ def test_a_plain_success_needs_work_all_parts_and_a_check_that_failed(status: st
     for facts in FACTS:
         is_plain = is_plain_success(status, qualify(facts))
         proves = facts.has_checks and facts.seen_to_fail and facts.worked and facts.files_changed != 0
-        assert is_plain == (proves and not (facts.accepted_by or facts.skipped or facts.failed or facts.unproven))
+        left = facts.skipped or facts.failed or facts.partly
+        assert is_plain == (proves and not (facts.accepted_by or left or facts.unproven))
         assert exit_code(status, qualify(facts), is_closed=True) == (PLAIN if is_plain else QUALIFIED)
 
 
@@ -80,6 +90,7 @@ def test_other_ends_are_failures_and_open_runs_need_a_person(status: str) -> Non
             "2 of 3 steps skipped: build, publish",
             "2 of 3 steps skipped",
         ),
+        (Facts(steps=2, partly=["sub"]), "1 of 2 steps partly done: sub", "1 of 2 steps partly done"),
         (Facts(steps=1, failed=["lint"]), "1 of 1 step failed: lint", "1 of 1 step failed"),
         (
             Facts(steps=9, skipped=list("abcdefg"), has_checks=False),

@@ -243,6 +243,24 @@ async def test_a_test_that_fails_by_its_assertion_counts(
     assert status.spent.tokens > 0
 
 
+async def test_the_first_checkpoint_is_restored_with_the_test_of_the_planner(
+    client: TightloopClient, working: Working, fixing: Requests, workspace: Path
+) -> None:
+    with ModelServer(model(check(PYTEST, TEST))) as server:
+        async with working(**asks(server)):
+            episode_id = await client.start(fixing())
+            await client.result(episode_id)
+            await client.restore(episode_id, "ckpt-0")
+            restored = await client.result(episode_id)
+            fork = await client.fork(episode_id, "ckpt-0")
+            forked = await client.result(fork)
+            trees = {record.tree for record in await client.checkpoints(fork)}
+    assert (restored.outcome, restored.qualifier, restored.checks) == (EpisodeOutcome.SUCCEEDED, "", "2/2")
+    assert (forked.outcome, forked.qualifier, forked.checks) == (EpisodeOutcome.SUCCEEDED, "", "2/2")
+    assert (workspace / "tests/test_shout.py").read_text() == TEST
+    assert forked.tree in trees
+
+
 BROKEN = [
     (check(PYTEST, TEST.replace("import shout", "import yell as shout")), "could not be collected"),
     (check(PYTEST, "def test_shout(:\n"), "Your last check does not count"),

@@ -17,6 +17,7 @@ from tests.support.episodes import Working, asked, eventually
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
+from tightloop.errors import WrongStateError
 from tightloop.plan.request import PlanRequest
 from worker.connect import DATA_CONVERTER
 from worker.server import temporal_binary, tuning_arguments
@@ -204,6 +205,11 @@ async def test_resume_and_pause_claim_no_success_for_what_they_do_not_do(
         code, said = await cli("resume", episode_id)
         assert code == 2
         assert "cannot continue without a decision: q1" in said
+        # Also for programs: the API answers 409, and nothing is written into the timeline.
+        with pytest.raises(WrongStateError, match="without a decision: q1") as no:
+            await client.resume(episode_id)
+        assert (no.value.status, no.value.details) == (409, {"state": "paused", "possible": ["answer"]})
+        assert not [entry for entry in await client.timeline(episode_id) if entry.kind == "refused"]
         assert f"tightloop answer {episode_id} extend" in said
         code, said = await cli("top-up", episode_id)
         assert code == 2

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.client import Client
 
+from tests.support.doubles import ScriptedPlanner, claims_done
+from tests.support.doubles import planned as step
 from tests.support.episodes import Git, Working, eventually
 from tests.support.loops import (
     LOOP_SECONDS,
@@ -21,6 +24,7 @@ from tightloop.client import TightloopClient
 from tightloop.errors import InvalidRequestError
 from tightloop.host import store_folder
 from tightloop.loop.model import LoopRequest, LoopResult, LoopState, LoopStatus, LoopTask, TaskState
+from tightloop.run.outcome import FAILED, exit_code
 
 Looping = Callable[..., Any]
 NEVER = "test -e never.txt"
@@ -28,10 +32,10 @@ NEVER = "test -e never.txt"
 
 @pytest.fixture
 def looping(working: Working, registry: Callable[..., dict[str, Any]]) -> Looping:
-    def run(*tasks: LoopTask) -> Any:
-        planner = ScriptedTaskPlanner(*tasks)
-        parts = {**registry(command=ObedientExecutor()), "task_planners": lambda _kind, _model: planner}
-        return working(planner_of_goals(), **parts)
+    def run(*tasks: LoopTask, planner: ScriptedPlanner | None = None) -> Any:
+        of_tasks = ScriptedTaskPlanner(*tasks)
+        parts = {**registry(command=ObedientExecutor()), "task_planners": lambda _kind, _model: of_tasks}
+        return working(planner or planner_of_goals(), **parts)
 
     return run
 
@@ -105,6 +109,139 @@ def _asks_again(client: TightloopClient, plan_id: str, before: str) -> Callable[
         return next((wait for wait in children if wait.question.id != before), None)
 
     return asks
+
+
+@pytest.mark.parametrize("end", ["cancelled", "terminated"])
+async def test_plan_with_a_task_that_did_not_complete_is_never_verified(
+    client: TightloopClient, temporal_client: Client, looping: Looping, workspace: Path, end: str
+) -> None:
+    tasks = (task(1, "echo 1 > made1.txt", "test -s made1.txt"), task(2, "date +%N >> tried.txt", NEVER))
+    async with looping(*tasks):
+        plan_id = await planned(client, request_on(workspace, "test -s made1.txt", budget={"max_iterations": 1}))
+        await client.dispatch(plan_id)
+        wait = await run_wait(client, plan_id)
+        if end == "terminated":
+            await temporal_client.get_workflow_handle(wait.workflow_id).terminate("by an operator of Temporal")
+        else:
+            await client.cancel(wait.workflow_id, "give it up", by="ada")
+        await ended(client, plan_id)
+        # Nothing leads around the task: it is neither skipped nor retried, and the plan has no text to replace.
+        for ask in (
+            client.answer(plan_id, "skip", by="ada"),
+            client.run_step(plan_id, "ptask_2"),
+            client.replan(plan_id, "id: p\nsteps: []\n"),
+        ):
+            with pytest.raises(InvalidRequestError):
+                await ask
+        await client.verify(plan_id)
+        result = await result_of(client, plan_id)
+        status = await status_of(client, plan_id)
+    assert states(result.tasks) == ["COMPLETE", "ERROR"]
+    assert (result.outcome, result.reason, result.qualifier) == (LoopState.FAILED, "not complete: ptask_2", "")
+    assert exit_code(status.list_status, status.qualifier, is_closed=True) == FAILED
+
+
+@pytest.mark.parametrize("gate", ["kill -9 $$", "echo 'no tests ran in 0.01s'; exit 5", "no-such-program"])
+async def test_plan_with_a_gate_that_did_not_pass_is_never_verified(
+    client: TightloopClient, looping: Looping, workspace: Path, gate: str
+) -> None:
+    async with looping(task(1, "echo 1 > made1.txt", "test -s made1.txt")):
+        plan_id = await planned(client, request_on(workspace, {"run": gate, "name": "bad"}, "test -s made1.txt"))
+        await client.dispatch(plan_id)
+        await ended(client, plan_id)
+        await client.verify(plan_id)
+        result = await result_of(client, plan_id)
+    assert (result.outcome, result.reason) == (LoopState.FAILED, "gate:bad did not pass")
+
+
+async def test_plan_that_is_cancelled_while_its_gates_run_is_not_verified(
+    client: TightloopClient, looping: Looping, workspace: Path
+) -> None:
+    async with looping(task(1, "echo 1 > made1.txt", "test -s made1.txt")):
+        plan_id = await planned(client, request_on(workspace, "sleep 60", "test -s made1.txt"))
+        await client.dispatch(plan_id)
+        await ended(client, plan_id)
+        await client.verify(plan_id)
+
+        async def runs() -> bool:
+            gates = (await status_of(client, plan_id)).gate_result
+            return gates is not None and any(check.running for check in gates.checks)
+
+        await eventually(runs, seconds=LOOP_SECONDS)
+        await client.cancel(plan_id, "enough", by="ada")
+        result = await result_of(client, plan_id)
+    assert (result.outcome, result.reason) == (LoopState.CANCELLED, "enough (by ada)")
+    assert result.gate_result is None or not result.gate_result.passed
+
+
+async def test_conflict_that_nobody_resolves_fails_the_plan(
+    client: TightloopClient, looping: Looping, workspace: Path
+) -> None:
+    # Neither command removes the conflict markers, so the task that resolves the conflict cannot end.
+    tasks = (
+        task(1, "sed -i '1s/.*/one/' notes.txt", "grep -qx one notes.txt"),
+        task(2, "sed -i '1s/.*/two/' notes.txt", "grep -qx two notes.txt"),
+    )
+    async with looping(*tasks):
+        plan_id = await planned(client, request_on(workspace, budget={"max_iterations": 1}))
+        await client.dispatch(plan_id)
+        wait = await run_wait(client, plan_id)
+        await client.cancel(wait.workflow_id, "give it up", by="ada")
+        await ended(client, plan_id)
+        await client.verify(plan_id)
+        result = await result_of(client, plan_id)
+    assert sorted(states(result.tasks)) == ["COMPLETE", "ERROR", "ERROR"]
+    assert result.outcome is LoopState.FAILED
+    assert result.reason.startswith("not complete: ptask_")
+    assert "ptask_3" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("tasks", "qualifier"),
+    [
+        pytest.param(
+            (task(1, "echo 1 > made1.txt", "test -e app.py"), task(2, "echo 2 > made2.txt", "test -s made2.txt")),
+            "not proven: no proof of ptask_1",
+            id="a check that never failed",
+        ),
+        pytest.param(
+            (task(1, "echo 1 > made1.txt", "test -s made1.txt"), task(2, "rm made1.txt", "test ! -e made1.txt", 1)),
+            "not proven: 0 files changed",
+            id="undone work",
+        ),
+    ],
+)
+async def test_verified_says_what_is_not_proven(
+    client: TightloopClient,
+    looping: Looping,
+    workspace: Path,
+    cli: Callable[..., Any],
+    tasks: tuple[LoopTask, ...],
+    qualifier: str,
+) -> None:
+    once = ScriptedPlanner(lambda briefing: step(briefing.goal) if briefing.iteration == 1 else claims_done())
+    async with looping(*tasks, planner=once):
+        plan_id = await planned(client, request_on(workspace, "test -e app.py"))
+        await client.dispatch(plan_id)
+        await ended(client, plan_id)
+        await client.verify(plan_id)
+        result = await result_of(client, plan_id)
+        watched = await cli("watch", plan_id)
+        shown = await cli("status", plan_id)
+    assert (result.outcome, result.qualifier) == (LoopState.VERIFIED, qualifier)
+    assert result.files_changed == (0 if "0 files" in qualifier else None)
+    assert watched[0] == 4
+    assert f"VERIFIED, {qualifier} (1 gate passed)" in watched[1]
+    assert f"verified, {qualifier}" in " ".join(shown[1].replace("│", " ").split())
+
+
+async def test_planner_that_returns_no_tasks_fails_the_plan(
+    client: TightloopClient, looping: Looping, workspace: Path
+) -> None:
+    async with looping():
+        plan_id = await client.plan_project(request_on(workspace))
+        result = await result_of(client, plan_id)
+    assert (result.outcome, result.reason) == (LoopState.FAILED, "the planner returned no tasks")
 
 
 async def test_cancel_in_the_middle_of_dispatch_keeps_what_was_merged(

@@ -1,6 +1,30 @@
-"""An outcome never says more than what happened: work, proof, messages, and work that cannot be done."""
+"""An outcome never says more than what happened: work, proof, messages, and work that cannot be done.
+
+Rows of docs/reference/outcomes.md, and the test that produces each on a real server (here, if no file is named):
+
+| row | test |
+|---|---|
+| files changed, and a check failed before | `test_red_to_green_by_work_is_a_plain_success` |
+| all checks passed throughout, or found no tests | `test_checks_that_never_failed_prove_nothing` |
+| a check failed once and passed when repeated | `test_a_check_that_fails_at_random_...` (two tests) |
+| the executor changed nothing | `test_a_success_without_a_changed_file_says_so` |
+| the planner claimed at once | `test_a_claim_without_any_work_is_named` |
+| only a person edited files | `test_edits_of_a_person_are_no_work_of_the_run` (episode, plan) |
+| a person answered `accept` | `test_a_person_accepts_or_cancels`; of a project: `test_loop.py` |
+| all steps ran and are proven | `test_a_plan_whose_steps_make_its_checks_pass_is_completed` |
+| no definition of done; steps skipped, by `when`, or failed and tolerated | `test_outcome_cases.py` |
+| steps partly done | `test_a_nested_plan_says_what_it_left_out` |
+| dry run | `test_plan.py` |
+| verified | `test_loop.py` |
+| a task without a proof; undone work | `test_loop_failures.py`: `test_verified_says_what_is_not_proven` |
+| failed: checks, budget, killed | `test_checks_that_fail_or_are_killed_end_the_run` (episode, plan) |
+| failed: a task or a gate, also killed | `test_loop_failures.py`: `test_plan_with_a_...` |
+| compensated | `test_plan_recovery.py`, `test_plan_real.py` |
+| a person ended the run | `test_a_person_accepts_or_cancels`; of a project: `test_loop_failures.py` |
+"""
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +41,12 @@ from tests.support.model_server import ModelServer, says
 from tests.support.stack.stack import Stack, shared_state, wait_for_port
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
-from tightloop.episode.model import EpisodeOutcome, EpisodeResult
+from tightloop.episode.check import Check
+from tightloop.episode.model import EpisodeOutcome, EpisodeResult, EpisodeStatus
 from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.errors import InvalidRequestError, ServiceUnavailableError
+from tightloop.plan.request import PlanOutcome, PlanRequest, PlanResult
+from tightloop.run.outcome import exit_code
 from tightloop.run.question import QuestionKind
 
 RED = "grep -q 2 log.txt"
@@ -57,15 +84,40 @@ async def run(client: TightloopClient, request: Any) -> EpisodeResult:
     return result
 
 
+def plan(*steps: str, done: str, more: str = "") -> str:
+    return f"id: p\ntitle: p\n{more}definition_of_done: [{done}]\nsteps:\n" + "".join(f"- {step}\n" for step in steps)
+
+
+async def complete(client: TightloopClient, workspace: Path, *steps: str, done: str) -> PlanResult:
+    """Run a plan to its end."""
+    source = plan(*steps, done=json.dumps(done))
+    result = await client.result(await client.start(PlanRequest(workspace=str(workspace), source=source)))
+    assert isinstance(result, PlanResult)
+    return result
+
+
+async def accept_proof(client: TightloopClient, run_id: str) -> EpisodeResult | PlanResult:
+    """Wait for a question about the proof, accept the files, and return the result."""
+    status = await asked(client, run_id)
+    assert [question.kind for question in status.questions] == [QuestionKind.PROOF]
+    await client.answer(run_id, "accept", by="ada")
+    result = await client.result(run_id)
+    assert "ada accepted it despite this finding: " in result.qualifier
+    return result
+
+
 async def test_red_to_green_by_work_is_a_plain_success(client: TightloopClient, working: Working, request_for) -> None:
     async with working():
         result = await run(client, request_for(definition_of_done=[RED], executor=scripted(APPEND)))
     assert (result.outcome, result.qualifier, result.files_changed) == (EpisodeOutcome.SUCCEEDED, "", 1)
 
 
-async def test_checks_that_never_failed_prove_nothing(client: TightloopClient, working: Working, request_for) -> None:
+@pytest.mark.parametrize("check", [GREEN, "echo 'Ran 0 tests in 0.000s'"])
+async def test_checks_that_never_failed_prove_nothing(
+    client: TightloopClient, working: Working, request_for, check: str
+) -> None:
     async with working(ScriptedPlanner(once)):
-        result = await run(client, request_for(definition_of_done=[GREEN], executor=scripted(APPEND)))
+        result = await run(client, request_for(definition_of_done=[check], executor=scripted(APPEND)))
     assert (result.qualifier, result.files_changed) == ("not proven: no check ever failed", 1)
 
 
@@ -96,6 +148,156 @@ async def test_a_check_that_fails_at_random_was_not_seen_to_fail(
     assert status.questions[0].kind is QuestionKind.PROOF
     assert result.qualifier.startswith("not proven: no check ever failed (flaky: test -e ran ||")
     assert "ada accepted it despite this finding: " in result.qualifier
+
+
+@pytest.mark.parametrize("is_plan", [False, True])
+async def test_a_check_that_fails_at_random_during_the_work_was_not_seen_to_fail(
+    client: TightloopClient, working: Working, request_for, workspace: Path, files: Files, is_plan: bool
+) -> None:
+    files({".gitignore": "ran\n"})
+    # Green at the start, red at its first run after the work, and green from then on.
+    check = "test ! -e log.txt || test -e ran || { touch ran; false; }"
+    async with working(ScriptedPlanner(once)):
+        if is_plan:
+            source = plan("{id: work, run: 'echo 1 > log.txt'}", done=json.dumps(check))
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+        else:
+            run_id = await client.start(request_for(definition_of_done=[check], executor=scripted(APPEND)))
+        result = await accept_proof(client, run_id)
+    assert result.qualifier.startswith("not proven: no check ever failed (flaky: test ! -e log.txt")
+
+
+async def test_a_check_that_keeps_its_name_but_gets_another_command_has_not_failed(
+    client: TightloopClient, working: Working, request_for
+) -> None:
+    async with working():
+        named = {"name": "tests", "run": "test -f absent.txt"}
+        request = request_for(definition_of_done=[named], executor=scripted(APPEND), budget={"max_iterations": 1})
+        episode_id = await client.start(request)
+        await asked(client, episode_id)
+        await client.amend(episode_id, definition_of_done=[Check(name="tests", run=GREEN)])
+        await client.top_up(episode_id, iterations=3)
+        result = await client.result(episode_id)
+    assert (result.outcome, result.qualifier) == (EpisodeOutcome.SUCCEEDED, "not proven: no check ever failed")
+
+
+@pytest.mark.parametrize("is_plan", [False, True])
+async def test_a_success_without_a_changed_file_says_so(
+    client: TightloopClient, working: Working, request_for, workspace: Path, files: Files, is_plan: bool
+) -> None:
+    # git ignores the only file that the work makes.
+    files({".gitignore": "made\n"})
+    async with working():
+        if is_plan:
+            source = plan("{id: work, run: 'touch made'}", done="test -e made")
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+        else:
+            step = {"write": [{"path": "made", "text": "x"}]}
+            run_id = await client.start(request_for(definition_of_done=["test -e made"], executor=scripted(step)))
+        result = await accept_proof(client, run_id)
+    assert result.qualifier.startswith("not proven: 0 files changed")
+    assert result.files_changed == 0
+
+
+@pytest.mark.parametrize("kind", ["episode", "restored episode", "plan"])
+async def test_edits_of_a_person_are_no_work_of_the_run(
+    client: TightloopClient, working: Working, request_for, workspace: Path, kind: str
+) -> None:
+    red = "grep -q mine log.txt"
+    async with working():
+        if kind == "plan":
+            source = plan("{id: ask, gate: {approval: {question: 'Go on?'}}}", done=json.dumps(red))
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+        else:
+            step = APPEND if kind == "restored episode" else {"sleep": 0}
+            fields = {"definition_of_done": [red], "budget": {"max_iterations": 1}}
+            run_id = await client.start(request_for(executor=scripted(step), **fields))
+        status = await asked(client, run_id)
+        if kind == "restored episode":
+            await client.restore(run_id, "ckpt-0")
+            await eventually(lambda: _on_branch(client, run_id), seconds=60)
+            await asked(client, run_id, since=status)
+        if kind == "plan":
+            await client.pause(run_id, by="ada")
+            await eventually(lambda: _is_paused(client, run_id), seconds=60)
+        (workspace / "log.txt").write_text("mine\n")
+        if kind == "plan":
+            await client.resume(run_id)
+            await client.answer(run_id, "approve", by="ada")
+        else:
+            await client.top_up(run_id, iterations=5)
+        result = await client.result(run_id)
+    assert result.qualifier == "not proven: no executor changed a file"
+
+
+async def test_a_plan_whose_steps_make_its_checks_pass_is_completed(
+    client: TightloopClient, working: Working, workspace: Path
+) -> None:
+    async with working():
+        result = await complete(client, workspace, "{id: work, run: 'echo 2 > log.txt'}", done=RED)
+    assert (result.outcome, result.qualifier, result.files_changed) == (PlanOutcome.COMPLETED, "", 1)
+
+
+@pytest.mark.parametrize("left_out", ["when: '0'", "failure_modes: [{name: red, recover: continue}]"])
+async def test_a_nested_plan_says_what_it_left_out(
+    client: TightloopClient, working: Working, workspace: Path, left_out: str
+) -> None:
+    inner = f"[{{id: made, run: 'echo 2 > log.txt'}}, {{id: extra, run: 'false', {left_out}}}]"
+    async with working():
+        result = await complete(client, workspace, f"{{id: sub, subplan: {{steps: {inner}}}}}", done=RED)
+    assert result.qualifier == "1 of 1 step partly done: sub"
+
+
+KILLED = [
+    pytest.param({"run": "test -e absent.txt"}, id="red"),
+    pytest.param({"run": "test -e absent.txt || kill -9 $$"}, id="killed by a signal"),
+    pytest.param({"run": "test -e absent.txt || sleep 60", "timeout_s": 1}, id="killed at its time limit"),
+    pytest.param({"run": "echo 'no tests ran in 0.01s'; test -e absent.txt || exit 5"}, id="no tests"),
+]
+
+
+@pytest.mark.parametrize("is_plan", [False, True])
+@pytest.mark.parametrize("check", KILLED)
+async def test_checks_that_fail_or_are_killed_end_the_run(
+    client: TightloopClient, working: Working, request_for, workspace: Path, check: dict[str, Any], is_plan: bool
+) -> None:
+    async with working():
+        if is_plan:
+            source = plan("{id: work, run: 'echo 2 > log.txt'}", done=json.dumps(check), more="on_failure: fail\n")
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+        else:
+            fields = {"budget": {"max_iterations": 1}, "pause_timeout": 2}
+            run_id = await client.start(request_for(definition_of_done=[check], executor=scripted(APPEND), **fields))
+        result = await client.result(run_id)
+        status = await client.status(run_id)
+    assert (result.outcome, result.qualifier) == ("FAILED", "")
+    assert exit_code(status.list_status, status.qualifier, is_closed=True) == 1
+
+
+@pytest.mark.parametrize("answer", ["accept", "cancel"])
+@pytest.mark.parametrize("is_plan", [False, True])
+async def test_a_person_accepts_or_cancels(
+    client: TightloopClient, working: Working, request_for, workspace: Path, files: Files, answer: str, is_plan: bool
+) -> None:
+    # The check passes in the working tree only, because git ignores the file that it needs.
+    files({".gitignore": "*.log\n"})
+    made = "echo 2 > log.txt; echo 2 > only.log"
+    async with working():
+        if is_plan:
+            source = plan(f"{{id: work, run: '{made}'}}", done=json.dumps("grep -q 2 only.log"))
+            run_id = await client.start(PlanRequest(workspace=str(workspace), source=source))
+        else:
+            step = {"append": [{"path": "log.txt", "text": "2\n"}, {"path": "only.log", "text": "2\n"}]}
+            request = request_for(definition_of_done=["grep -q 2 only.log"], executor=scripted(step))
+            run_id = await client.start(request)
+        status = await asked(client, run_id)
+        await client.answer(run_id, answer, by="ada")
+        result = await client.result(run_id)
+    assert status.questions[0].kind is QuestionKind.PROOF
+    if answer == "cancel":
+        assert (result.outcome, result.qualifier) == ("CANCELLED", "")
+    else:
+        assert "ada accepted it despite this finding: " in result.qualifier
 
 
 async def test_a_restore_and_a_fork_keep_what_was_seen(client: TightloopClient, working: Working, request_for) -> None:
@@ -251,6 +453,15 @@ async def test_a_message_that_is_too_long_is_refused_and_not_cut(
 
 async def _reaches(condition: Callable[[], bool]) -> bool:
     return condition()
+
+
+async def _is_paused(client: TightloopClient, run_id: str) -> bool:
+    return (await client.status(run_id)).list_status == "paused"
+
+
+async def _on_branch(client: TightloopClient, episode_id: str) -> bool:
+    status = await client.status(episode_id)
+    return isinstance(status, EpisodeStatus) and status.branch > 0
 
 
 async def _iteration(client: TightloopClient, episode_id: str, number: int) -> bool:

@@ -310,5 +310,6 @@ def result(
     delivered = status.delivered or f"the changed files are in {status.worktree or status.workspace}"
     if apply or branch:
         how = {"run": status.id, "workspace": status.workspace, "title": goal, "branch": branch}
+        how |= {"status": status.list_status, "qualifier": status.qualifier, "reason": status.reason}
         delivered = take_result(session, {**how, "worktree": bool(status.worktree)})
     show_either({"id": status.id, "result": delivered}, delivered, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 import click
 
 from tightloop.cli.follow import follow
-from tightloop.cli.loop_views import gates_table, loop_todo_lines, tasks_table
+from tightloop.cli.loop_views import gates_table, tasks_table
 from tightloop.cli.parameters import Argument, AsJson, By, LoopId, Option
 from tightloop.cli.session import exit_with_status, session_of, wait_at_most
 from tightloop.cli.start import (
@@ -24,7 +24,7 @@ from tightloop.cli.start import (
 )
 from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
-from tightloop.cli.views import status_panel
+from tightloop.cli.views import status_panel, todo_lines
 from tightloop.client import Check, Kind, TightloopClient
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
@@ -133,4 +133,4 @@ async def _status(client: TightloopClient, plan_id: str) -> LoopStatus:
 def _show(status: LoopStatus) -> None:
     checks = status.gate_result.checks if status.gate_result is not None else ()
     parts = [tasks_table(status.tasks)] if status.tasks else []
-    show(status_panel(status), *parts, *([gates_table(checks)] if checks else []), *loop_todo_lines(status))
+    show(status_panel(status), *parts, *([gates_table(checks)] if checks else []), *todo_lines(status))

@@ -1,6 +1,6 @@
 """Terminal views of project plans."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,10 @@ TEXT_SHOWN = 200
 def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
     """Return the rows of the status panel."""
     return [
-        ("status", apply_colour(status.list_status)),
+        (
+            "status",
+            apply_colour(f"{status.list_status}, {status.qualifier}" if status.qualifier else status.list_status),
+        ),
         ("goal", shorten(" ".join(status.goal.split()), TEXT_SHOWN)),
         ("workspace", status.workspace),
         ("packet", status.packet_id),
@@ -48,17 +51,16 @@ def loop_end_lines(status: LoopStatus) -> list[str]:
     return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
 
 
-def loop_todo_lines(status: LoopStatus) -> list[str]:
-    """Return the actions that a person can take, with their commands."""
+def loop_todo_lines(status: LoopStatus, questions: Sequence[str]) -> list[str]:
+    """Return the actions that a person can take, with their commands. `questions` are the lines of open questions."""
     lines: list[str] = []
     for wait in status.children:
         lines.append(f"{wait.step}: {wait.where} is waiting for a person: {wait.what}")
         lines.append(f"  {wait.command}")
     # The workflow decides what is possible; repeating its rules here would let the two drift apart.
     possible, name = status.possible, status.plan_id
-    if status.questions:
-        lines.append(f"The plan is paused: {status.questions[0].title}")
-        lines.append(f"  tightloop resume {name}")
+    if questions:
+        lines += questions
     elif "dispatch" in possible:
         lines += ["The plan is a draft. Review its tasks, then start them:", f"  tightloop loop dispatch {name}"]
     elif "verify" in possible:

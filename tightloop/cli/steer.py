@@ -159,17 +159,20 @@ async def _pause(client: TightloopClient, key: str, arguments: Asked, by: str) -
 async def _resume(client: TightloopClient, key: str, arguments: Asked, by: str) -> str:
     # Read first: the message may end the pause that the reply is about.
     status = await wait_at_most(END_SECONDS, client.status(key))
-    await client.resume(key, **arguments, by=by)
     checkpoint = arguments.get("checkpoint_id", "")
     is_paused_now = status is not None and status.list_status == "paused"
-    # A bare resume takes the default of a question. Without one the workflow stays paused, and silence would look
-    # like success.
-    if (
+    is_undecided = (
         status is not None
         and is_paused_now
         and not checkpoint
         and not any(question.default for question in status.questions)
-    ):
+    )
+    # A note reaches the planner in any case.
+    if not is_undecided or arguments.get("note"):
+        await client.resume(key, **arguments, by=by)
+    # A bare resume takes the default of a question. Without one the workflow stays paused, and silence would look
+    # like success.
+    if status is not None and is_undecided:
         needed = (
             f"{key} cannot continue without a decision: "
             f"{', '.join(question.id or question.title for question in status.questions)}"

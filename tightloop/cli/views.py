@@ -6,7 +6,7 @@ This module does not load any models.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,11 @@ def todo_lines(status: Any) -> list[str]:
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
 
-        return loop_todo_lines(status)
+        alone = len(status.questions) == 1
+        asked = [
+            line for question in status.questions for line in question_lines(status.plan_id, question, alone=alone)
+        ]
+        return loop_todo_lines(status, asked)
     name = status.episode_id if is_episode(status) else status.plan_id
     questions = status.questions
     lines: list[str] = []
@@ -110,9 +114,11 @@ def todo_lines(status: Any) -> list[str]:
     return [*lines, *(f"  tightloop {command}" for command in commands)]
 
 
-def _effect_of_message(questions: Iterable[Any]) -> str:
+def _effect_of_message(questions: Sequence[Any]) -> str:
     if all(question.kind in ENDED_BY_MESSAGE for question in questions):
         return "the planner reads it and plans again, without any of the answers above"
+    if not any(question.blocks for question in questions):
+        return "the planner reads it before the next plan"
     return "the planner reads it before the next plan; the run still waits for an answer"
 
 
@@ -189,7 +195,9 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
     result = table("CHECKPOINT", "ITERATION", "BRANCH", "CLASS", "CHECKS", "FILES' TREE", "RESET EVENT", "PLAN")
     for record in records:
         result.add_row(
-            record.id + (" (discarded)" if record.discarded else ""),
+            record.id
+            + (" (discarded)" if record.discarded else "")
+            + (" (holds refused work)" if record.refused else ""),
             str(record.iteration),
             str(record.branch),
             apply_colour(record.probability_class or ""),

@@ -1,6 +1,7 @@
 """Typed client that starts, watches and steers episodes and plans."""
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from tightloop.client.execution import REQUEST, Kind, memo_of
 from tightloop.client.setup import refuse_other_keys, refuse_unreadable_start
 from tightloop.client.status import choose_id, describe_run
 from tightloop.client.viewer import Viewer
+from tightloop.errors import ServiceUnavailableError, WrongStateError
 from tightloop.host import load_settings
 from tightloop.host.identity import home_queue
 from tightloop.run.routing import EPISODE_WORKFLOW_TYPE, PLAN_WORKFLOW_TYPE
@@ -63,6 +65,8 @@ Address = Annotated[
 _MAKE_ONE = Hint(
     'Create one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
 )
+LOOK_SECONDS = 3.0
+"""Maximum time to wait for the status before a message that needs no worker is sent."""
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """Includes the time that a planner needs to write the revision."""
 
@@ -254,13 +258,32 @@ class TightloopClient(Viewer):
         """Resume a paused run, optionally with a note or (episodes only) from a checkpoint.
 
         Raises:
-            InvalidRequestError: the run is closed, or the checkpoint does not exist.
+            WrongStateError: the run is closed, or its questions need a decision. Only a worker knows these, so without
+                one the message is sent, and the timeline says why the run stays paused. A note is always sent.
+            InvalidRequestError: the checkpoint does not exist.
         """
         arguments = {"note": note, "by": by}
+        if checkpoint_id is None and not note:
+            await self._refuse_undecided(workflow_id)
         if checkpoint_id is not None:
             target = await self._target(workflow_id, checkpoint_id, note, by)
             arguments = {"checkpoint_id": target.checkpoint_id, "reason": note, "by": by}
         await self._calls.signal(workflow_id, "resume", arguments)
+
+    async def _refuse_undecided(self, workflow_id: str) -> None:
+        """Raise `WrongStateError` if a bare `resume` could answer none of the run's questions."""
+        with contextlib.suppress(TimeoutError, ServiceUnavailableError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                status = await self.status(workflow_id)
+            if status.list_status != "paused" or any(question.default for question in status.questions):
+                return
+            first = status.questions[0]
+            raise WrongStateError(
+                f"{workflow_id} cannot continue without a decision: {first.id or first.title}. "
+                f"Answer with one of: {', '.join(first.names)}",
+                "paused",
+                ("answer",),
+            )
 
     async def cancel(self, workflow_id: str, reason: str = "", *, by: str = "operator") -> None:
         """Permanently cancel an episode or a plan.

@@ -1,5 +1,6 @@
 """Checks: the commands of the definition of done, and their results."""
 
+import hashlib
 import re
 import shlex
 from enum import StrEnum
@@ -455,10 +456,20 @@ def check_name(title: str) -> str:
     return shorten(title, NAME_CHARACTERS)
 
 
+def check_key(run: str) -> str:
+    """Return a short digest of a check's command.
+
+    A check that keeps its name but gets another command is another check, and it has not failed yet.
+    """
+    return hashlib.sha256(run.encode()).hexdigest()[:12]
+
+
 class FailedCheck(Value):
     """A failing check as the workflow sees it, small enough for the history."""
 
     name: str
+    key: str = ""
+    """See `check_key`."""
     status: CheckStatus = CheckStatus.FAILED
     signature: str = ""
     tail: str = ""

@@ -279,6 +279,10 @@ class EpisodeState(Value):
     failed_checks: tuple[FailedCheck, ...] = ()
     beginning: ArtifactRef | None = None
     """Check results and installed software from before the first plan."""
+    added_tree: str = ""
+    """Tree of checkpoint 0 together with the test of the check that the planner added. It replaces that checkpoint's
+    tree in a restore, because the check stays in the definition of done.
+    """
     inherited: ArtifactRef | None = None
     """The `beginning` of the episode that this one was forked from."""
     proof: ArtifactRef | None = None
@@ -288,9 +292,11 @@ class EpisodeState(Value):
     scenario_reports: int = 0
     """Number of times that the planner was told how many hidden scenarios fail. It never decreases."""
     failed_before: tuple[str, ...] = ()
-    """Names of the checks that have failed in this episode, and not only at random. A restore does not reset them."""
+    """Keys of the checks that have failed in this episode, and not only at random. A restore does not reset them."""
     worked: bool = False
-    """True if an executor has changed a file in this episode, or in the one that it was forked from."""
+    """True if an executor has changed a file, here or in the episode that this one was forked from. A restore takes it
+    from the checkpoint, because later work is gone then.
+    """
     flaky: tuple[str, ...] = ()
     """Checks that failed at first and passed when they were repeated without a change."""
     evidence: Evidence | None = None

@@ -201,7 +201,7 @@ def with_verification(state: EpisodeState, verification: Verification, *, baseli
             checks_green=verification.green,
             checks_text=verification.passed_of_all,
             failed_checks=verification.failed[:FAILED_SHOWN],
-            failed_before=_with_names(state.failed_before, (check.name for check in verification.failed)),
+            failed_before=_with_names(state.failed_before, (check.key for check in verification.failed)),
             flaky=_with_names(state.flaky, verification.flaky),
             baseline_red=state.baseline_red or (baseline and not verification.green),
         ),
@@ -376,6 +376,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         branch=max(initial.branch, *(record.branch for record in records)),
         # A proof compares with the tree before the first plan, not with that of the checkpoint.
         beginning=past.beginning,
+        added_tree=past.added_tree,
         failed_before=past.failed_before,
         worked=past.worked,
         approvals=past.approvals,
@@ -403,8 +404,8 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         branch=current.branch + 1,
         request=current.request or stored.request,
         beginning=current.beginning or stored.beginning,
+        added_tree=current.added_tree or stored.added_tree,
         failed_before=_with_names(stored.failed_before, current.failed_before),
-        worked=current.worked or stored.worked,
         flaky=current.flaky or stored.flaky,
         green_settled=current.green_settled or stored.green_settled,
         approvals=with_approval(stored.approvals, *current.approvals),
@@ -448,7 +449,8 @@ def with_beginning(
 
 def with_added_check(state: EpisodeState, tree: str) -> EpisodeState:
     """Record that a check was added before the first plan. `tree` contains its files; a new baseline includes both."""
-    return state.evolve(tree=tree, checked_tree="", beginning=None, green_settled=True)
+    added = tree if tree != state.tree else ""
+    return state.evolve(tree=tree, added_tree=added, checked_tree="", beginning=None, green_settled=True)
 
 
 def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...]) -> EpisodeState:

@@ -329,6 +329,7 @@ class LoopStatus(RunStatus):
             status=result.outcome,
             qualifier=result.qualifier,
             reason=result.reason,
+            files_changed=result.files_changed,
             questions=(),
             children=(),
             tasks=result.tasks or self.tasks,

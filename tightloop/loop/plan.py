@@ -88,6 +88,8 @@ def _fix(state: CheckState, check: Check, failing: list[CheckState], ids: Mappin
 def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
     """Return the first problem with tasks that a planner wrote. The result is empty if the tasks are valid."""
     ids = [task.task_id for task in tasks]
+    if not tasks:
+        return "the planner returned no tasks"
     if len(tasks) > TASKS_LIMIT:
         return f"the plan has {len(tasks)} tasks, but the limit is {TASKS_LIMIT}"
     if len(set(ids)) < len(ids):

@@ -80,6 +80,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         waits_for=plan.waits_for,
         as_of=plan.as_of,
         qualifier=plan.qualifier,
+        files_changed=plan.files_changed,
         reason=_reason(plan, state, tasks, gates),
         tree=plan.tree,
         created_at=facts.created_at,
@@ -167,12 +168,15 @@ def _reason(plan: PlanStatus, state: LoopState, tasks: tuple[LoopTask, ...], gat
         return plan.reason
     if gates.checks[0].name == PLAN_GENERATION:
         return gates.checks[0].message
+    return explain_unverified(tasks, gates) or plan.reason
+
+
+def explain_unverified(tasks: tuple[LoopTask, ...], gates: GateResult | None) -> str:
+    """Return the gates that did not pass and the tasks that are not complete, or "" if there are none."""
     left = [task.task_id for task in tasks if task.state is not TaskState.COMPLETE]
-    open_tasks = ", ".join(left[:NAMES_SHOWN]) + (
-        f" and {len(left) - NAMES_SHOWN} more" if len(left) > NAMES_SHOWN else ""
-    )
-    problems = [failing_gates(gates)] if not gates.passed else []
-    return "; ".join([*problems, f"not complete: {open_tasks}"] if left else problems) or plan.reason
+    more = f" and {len(left) - NAMES_SHOWN} more" if len(left) > NAMES_SHOWN else ""
+    problems = [] if gates is not None and gates.passed else [failing_gates(gates or GateResult())]
+    return "; ".join([*problems, f"not complete: {', '.join(left[:NAMES_SHOWN])}{more}"] if left else problems)
 
 
 _EVENTS = {

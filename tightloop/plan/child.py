@@ -100,6 +100,8 @@ class StepResult(Sparse):
     """Summary for people: one line of at most 200 characters."""
     note: dict[str, Any] | None = None
     """`ProjectNote` with a step's findings, if the step belongs to a project plan."""
+    qualifier: str = ""
+    """Reason why the success of the step's child workflow is not a plain success. Otherwise empty."""
     record: str = ""
     """SHA-256 of the stored `StepRecord`. It is empty for a milestone."""
 

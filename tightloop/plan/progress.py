@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from tightloop.executor.model import Usage
-from tightloop.plan.child import Belief, StepFailure, StepResult
+from tightloop.plan.child import Belief, StepFailure, StepResult, StepStatus
 from tightloop.plan.document import Hypothesis, PlanBudget
 from tightloop.plan.engine.state import ScheduleState, UndoEntry, initial_beliefs, update_beliefs
 from tightloop.plan.request import RIGHT_PLAN_INPUT, PlanPhase, PlanRequest, PlanSpent
@@ -71,9 +71,11 @@ class PlanProgress(Value):
     runs: int = 1
     """Number of workflow runs so far, including this run."""
     failed_before: tuple[str, ...] = ()
-    """Names of the checks of the definition of done that have failed, and not only at random."""
+    """Keys of the checks of the definition of done that have failed, and not only at random."""
     flaky: tuple[str, ...] = ()
     """Checks that failed at first and passed when they were repeated without a change."""
+    worked: bool = False
+    """True if a step changed a file. Edits of people are no work of the plan."""
     evidence: Evidence | None = None
     """Facts from the latest proof."""
     qualifiers: dict[str, str] = Field(default_factory=dict)
@@ -116,9 +118,9 @@ class PlanProgress(Value):
         return self.evolve(beliefs=(*self.beliefs, *new))
 
     def count_attempt(self, result: StepResult) -> Self:
-        """Count an attempt, with its usage and evidence."""
+        """Count an attempt, with its usage and evidence. An attempt that waits for an answer counts when it ends."""
         spent = self.spent.with_usage(result.usage, result.api_calls)
-        spent = spent.evolve(attempts=spent.attempts + 1)
+        spent = spent.evolve(attempts=spent.attempts + (result.status is not StepStatus.WAITING))
         return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
     def count_usage(self, usage: Usage | None, api_calls: int) -> Self:

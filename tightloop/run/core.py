@@ -218,7 +218,7 @@ class Evidence(Value):
     seen_to_fail: bool = True
     """True if at least one check failed before it passed."""
     worked: bool = True
-    """True if an executor changed a file. It is also true for plans, whose steps do the work."""
+    """True if an executor, or a step of a plan, changed a file."""
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     asked: tuple[str, ...] = ()

@@ -16,8 +16,10 @@ PLAIN, FAILED, NEEDS_PERSON, QUALIFIED = 0, 1, 3, 4
 """Exit codes of commands that wait for a run: plain success, failure, open question, success with a qualifier."""
 DRY_RUN = "dry run"
 NOT_PROVEN = "not proven"
+NO_WORK = "no executor changed a file"
 # Only these words may appear in search attributes, which Temporal stores as plain text.
-_LEVEL = re.compile(rf"(?:^|[;,] )(\d+ of \d+ steps? (?:skipped|failed)|{NOT_PROVEN}|{DRY_RUN})(?=[:;,]|$)")
+_PARTS_LEFT = re.compile(r"\d+ of \d+ steps? ")
+_LEVEL = re.compile(rf"(?:^|[;,] )(\d+ of \d+ steps? (?:skipped|failed|partly done)|{NOT_PROVEN}|{DRY_RUN})(?=[:;,]|$)")
 
 
 class Facts(NamedTuple):
@@ -47,6 +49,8 @@ class Facts(NamedTuple):
     """Steps that did not run."""
     failed: Sequence[str] = ()
     """Steps that failed without ending the plan."""
+    partly: Sequence[str] = ()
+    """Steps with a plan of their own, some of whose steps were skipped or failed."""
     dry_run: bool = False
     is_part: bool = False
     """True for a plan within another one, whose changes are proven together with those of the outer plan."""
@@ -56,13 +60,9 @@ def qualify(facts: Facts) -> str:
     """Return why a success is not a plain success, or "" if it is one."""
     if facts.dry_run:
         return f"{DRY_RUN}: nothing was changed"
-    parts = []
-    if facts.skipped:
-        steps = "step" if facts.steps == 1 else "steps"
-        parts.append(f"{len(facts.skipped)} of {facts.steps} {steps} skipped: {_names(facts.skipped)}")
-    if facts.failed:
-        steps = "step" if facts.steps == 1 else "steps"
-        parts.append(f"{len(facts.failed)} of {facts.steps} {steps} failed: {_names(facts.failed)}")
+    steps = "step" if facts.steps == 1 else "steps"
+    incomplete = (("skipped", facts.skipped), ("failed", facts.failed), ("partly done", facts.partly))
+    parts = [f"{len(names)} of {facts.steps} {steps} {word}: {_names(names)}" for word, names in incomplete if names]
     if reasons := doubts(facts):
         parts.append(f"{NOT_PROVEN}: {', '.join(reasons)}")
     return "; ".join(parts)
@@ -83,7 +83,7 @@ def doubts(facts: Facts) -> tuple[str, ...]:
     if facts.files_changed == 0:
         reasons.append("0 files changed")
     elif not facts.worked:
-        reasons.append("no executor changed a file")
+        reasons.append(NO_WORK)
     if not facts.seen_to_fail:
         flaky = f" (flaky: {', '.join(facts.flaky[:NAMES_SHOWN])})" if facts.flaky else ""
         reasons.append(f"no check ever failed{flaky}")
@@ -103,6 +103,11 @@ def with_announcements(reason: str, facts: Facts) -> str:
         return reason
     proven = "" if qualify(facts) else "PROVEN; "
     return f"{proven}{'; '.join(facts.asked)}; {reason}"
+
+
+def is_partial(qualifier: str) -> bool:
+    """Return whether a success left out some of its steps."""
+    return bool(_PARTS_LEFT.match(qualifier))
 
 
 def level(qualifier: str) -> str:

@@ -338,10 +338,12 @@ class Iteration:
                 scope=record.scope,
                 expected_tree=record.state.tree,
                 previous=record.state.checks if compare else None,
+                failed_before=record.state.failed_before,
             ),
             ActivityOptions(
                 summary,
-                limit + GRACE,
+                # A check's first failure is repeated.
+                2 * limit + GRACE,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done),
             ),

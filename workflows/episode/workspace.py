@@ -232,6 +232,7 @@ class Workspace:
                         (checkpoint for checkpoint in checkpoints if checkpoint.id == target.checkpoint_id), None
                     ),
                     closed=record.state.restore is None and not target.episode_id,
+                    added_tree=record.state.added_tree,
                 ),
                 ActivityOptions(f"restore {target.checkpoint_id}", RESTORE_TIMEOUT, record.request.queues.workspace),
             )

@@ -142,7 +142,6 @@ async def _with_children(attempt: Attempt, activities: ActivityRunner, merging: 
     # Of several alternatives one is selected later, so none of their proofs covers the final tree for certain.
     attempt.proof = ended[0].proof if len(ended) == 1 else None
     attempt.approvals = tuple(approval for end in ended for approval in end.approvals)
-    attempt.qualifier = "; ".join(dict.fromkeys(end.qualifier for end in ended if end.qualifier))
     settle = attempt.options(f"{attempt.summary}: collect the results", SETTLE_TIMEOUT)
     base = attempt.request.expected_tree if attempt.merges else ""
     if attempt.merges:

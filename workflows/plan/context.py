@@ -14,7 +14,7 @@ from tightloop.episode.failure import signature
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
 from tightloop.loop.model import LoopTask
-from tightloop.plan.child import StepFailure, StepResult
+from tightloop.plan.child import StepFailure, StepResult, StepStatus
 from tightloop.plan.control import raise_exhausted_bounds
 from tightloop.plan.document import OnPlanFailure
 from tightloop.plan.engine.graph import Graph
@@ -25,7 +25,7 @@ from tightloop.plan.guard import carry_over_bounds, changed_bounds
 from tightloop.plan.progress import PlanInput, PlanProgress
 from tightloop.plan.request import PlanPhase, PlanRequest
 from tightloop.plan.step import Capability
-from tightloop.run.outcome import Facts
+from tightloop.run.outcome import Facts, is_partial
 from tightloop.run.question import ChildWait, Question
 from tightloop.run.routing import Queues, project_of
 from tightloop.safety.approval import Approval
@@ -80,8 +80,6 @@ class Attempt:
     """Proof of the tree that the only child left behind."""
     approvals: tuple[Approval, ...] = ()
     """People's answers about changes in the children."""
-    qualifier: str = ""
-    """Why a child's success is not a plain success."""
 
     @property
     def number(self) -> int:
@@ -359,9 +357,9 @@ class PlanContext(Run):
         del step
         self.attempts += 1
 
-    def take_result(self, step: str, result: StepResult, qualifier: str = "") -> None:
-        """Record an attempt's usage and findings. `qualifier` is that of the attempt's child."""
-        self.progress = self.progress.count_attempt(result).note_qualifier(step, qualifier)
+    def take_result(self, step: str, result: StepResult) -> None:
+        """Record an attempt's usage and findings."""
+        self.progress = self.progress.count_attempt(result).note_qualifier(step, result.qualifier)
 
     @property
     def outcome_facts(self) -> Facts:
@@ -373,11 +371,28 @@ class PlanContext(Run):
             steps=len(steps),
             skipped=skipped,
             failed=self.schedule.list_tolerated(),
+            partly=self._list_partly_done(),
             dry_run=self.request.dry_run,
             # A nested plan's changes are proven together with those of its parent.
             is_part=self.request.depth > 1,
             **evidence,
         )
+
+    @property
+    def files_changed(self) -> int | None:
+        """Number of files that differ from the initial tree, or None if it is unknown."""
+        return self.progress.evidence.files_changed if self.progress.evidence else None
+
+    def _list_partly_done(self) -> list[str]:
+        """Return the completed steps whose nested plan left out some of its own steps."""
+        numbers = {
+            name: self.schedule.find(name) for name, text in self.progress.qualifiers.items() if is_partial(text)
+        }
+        return [
+            name
+            for name, number in numbers.items()
+            if number is not None and self.schedule.status(number) is StepStatus.COMPLETED
+        ]
 
     def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
         """Return whether the plan revises itself after this step or its failure."""

@@ -15,6 +15,7 @@ from tightloop.plan.engine.state import UndoEntry, choices
 from tightloop.plan.failing import FailureClass, Watchdog
 from tightloop.plan.request import PlanSpent
 from tightloop.plan.step import CHILDREN, Access, Capability
+from tightloop.run.outcome import NO_WORK
 from tightloop.run.question import Question, QuestionKind
 from tightloop.safety.approval import with_approval
 from workflows.plan.attempts import MergeQueue, failed_result, run_attempt
@@ -348,11 +349,14 @@ class Dispatch:
     def _settle(self, attempt: Attempt, number: int, result: StepResult) -> None:
         context, schedule = self._context, self._context.schedule
         node, name = schedule.node(number), attempt.name
-        context.take_result(name, result, attempt.qualifier)
+        context.take_result(name, result)
         context.progress = context.progress.evolve(
             approvals=with_approval(context.progress.approvals, *attempt.approvals)
         )
         context.log_drift(result.drift, name)
+        is_changed = result.tree not in ("", attempt.request.expected_tree)
+        if (attempt.writes or attempt.merges) and is_changed and NO_WORK not in result.qualifier:
+            context.progress = context.progress.evolve(worked=True)
         if attempt.writes:
             context.set_tree(result.tree)
         if attempt.writes and result.tree:

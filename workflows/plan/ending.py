@@ -153,7 +153,7 @@ class Ending:
             outcome=outcome,
             qualifier=context.qualifier,
             reason=context.reason,
-            files_changed=context.progress.evidence.files_changed if context.progress.evidence else None,
+            files_changed=context.files_changed,
             counts=counts,
             tree=context.progress.tree,
             revision=context.progress.revision,
@@ -204,7 +204,7 @@ class PlanProof:
         context.log_drift(verification.touched)
         context.progress = context.progress.evolve(
             beginning=baseline.beginning,
-            failed_before=(*context.progress.failed_before, *(check.name for check in verification.failed)),
+            failed_before=(*context.progress.failed_before, *(check.key for check in verification.failed)),
             flaky=verification.flaky or context.progress.flaky,
         )
 
@@ -252,13 +252,20 @@ class PlanProof:
         self._reporting.enter(PlanPhase.VERIFYING)
         verification = await self._waiting.run(
             PlanActivities.verify_plan,
-            lambda: VerifyPlanRequest(scope=context.scope, expected_tree=context.progress.tree),
+            lambda: VerifyPlanRequest(
+                scope=context.scope,
+                expected_tree=context.progress.tree,
+                failed_before=context.progress.failed_before,
+            ),
             context.on_host("check the definition of done", CHECKS_TIMEOUT),
         )
         context.log_drift(verification.drift)
         context.log_drift(verification.touched)
-        names = dict.fromkeys((*context.progress.failed_before, *verification.names))
-        context.progress = context.progress.evolve(failed_before=tuple(names))
+        progress = context.progress
+        context.progress = progress.evolve(
+            failed_before=tuple(dict.fromkeys((*progress.failed_before, *verification.keys))),
+            flaky=tuple(dict.fromkeys((*progress.flaky, *verification.flaky))),
+        )
         context.log(
             "verified", f"{verification.total - len(verification.failed)} of {verification.total} checks passed"
         )
@@ -290,6 +297,7 @@ class PlanProof:
                 approvals=context.progress.approvals,
                 earlier=context.progress.proof_within,
                 failed_before=context.progress.failed_before,
+                worked=context.progress.worked,
                 flaky=context.progress.flaky,
                 scenarios=context.request.scenarios,
             ),

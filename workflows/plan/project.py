@@ -36,7 +36,7 @@ from tightloop.loop.plan import (
     ProjectInput,
     ProjectNote,
 )
-from tightloop.loop.projection import event_name, loop_status
+from tightloop.loop.projection import event_name, explain_unverified, loop_status
 from tightloop.plan.child import StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.engine.graph import Graph
 from tightloop.run.core import Evidence, TimelineLine, with_line
@@ -158,7 +158,8 @@ class ProjectContext(PlanContext):
         evidence = self.progress.evidence or Evidence()
         return Facts(
             has_checks=bool(self.facts.gate_names),
-            worked=bool(tasks),
+            worked=self.progress.worked,
+            files_changed=0 if self._is_unchanged else evidence.files_changed,
             unproven=[name for name in tasks if name in qualifiers],
             asked=[approval.sentence for approval in self.progress.approvals if approval.asked],
             scenarios=evidence.scenarios,
@@ -166,9 +167,18 @@ class ProjectContext(PlanContext):
             finding=evidence.finding,
         )
 
-    def take_result(self, step: str, result: StepResult, qualifier: str = "") -> None:
+    @property
+    def files_changed(self) -> int | None:
+        """See `PlanContext`. Without hidden scenarios, it is only known if nothing changed."""
+        return 0 if self._is_unchanged and not self.is_running else super().files_changed
+
+    @property
+    def _is_unchanged(self) -> bool:
+        return self.progress.tree == self.progress.base_tree
+
+    def take_result(self, step: str, result: StepResult) -> None:
         """Record an attempt's usage and findings, and when a person can dispatch or verify."""
-        super().take_result(step, result, qualifier)
+        super().take_result(step, result)
         if result.note is not None:
             self.facts = self.facts.with_note(step, ProjectNote.model_validate(result.note))
         if result.status is not StepStatus.WAITING or step not in COMMANDS:
@@ -483,6 +493,15 @@ class ProjectWorkflow(GraphWorkflow):
             heard=context.inbox.heard,
         )
 
+    async def _is_done(self) -> bool:
+        """See `GraphWorkflow`. A plan is verified only if all tasks are complete and all gates passed."""
+        if not await super()._is_done():
+            return False
+        status = self._view.loop_status()
+        if problem := explain_unverified(status.tasks, status.gate_result):
+            raise PlanEnd(problem)
+        return True
+
     async def _before_waiting(self) -> None:
         """Release the workspace if the plan is only waiting for `dispatch` or `verify`."""
         context = self._context
@@ -533,6 +552,7 @@ class ProjectWorkflow(GraphWorkflow):
             outcome=status.status,
             qualifier=status.qualifier,
             reason=status.reason,
+            files_changed=status.files_changed,
             proof=self._context.progress.proof if status.status is LoopState.VERIFIED else None,
             tasks=status.tasks,
             gate_result=status.gate_result,

@@ -249,7 +249,7 @@ class PlanView(View):
             scenarios=progress.evidence.scenarios if progress.evidence else 0,
             qualifier=context.qualifier,
             reason=context.reason,
-            files_changed=progress.evidence.files_changed if progress.evidence else None,
+            files_changed=context.files_changed,
             waits_for=self._activities.waits_for,
         )
 

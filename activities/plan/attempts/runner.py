@@ -272,6 +272,7 @@ def write_record(
         api_calls=run_result.api_calls,
         drift=work.drift,
         note=run_result.note,
+        qualifier=run_result.qualifier,
         summary=shorten(scrub(_summary(work.step, run_result)), SUMMARY_CHARACTERS),
     )
     request = work.request

@@ -1,7 +1,7 @@
 """Git steps, which create a branch, a commit and a pull request text."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,21 @@ PATHS_SHOWN = 50
 STEPS_SHOWN = 100
 
 
-def pull_request_text(title: str, plan: Plan, records: Iterable[StepRecord], paths: tuple[str, ...]) -> str:
-    """Return Markdown with the summary, rationale, step results, decisions, risks and files."""
+def pull_request_text(
+    title: str, plan: Plan, records: Sequence[StepRecord], paths: tuple[str, ...], plan_id: str
+) -> str:
+    """Return Markdown with the level of proof, rationale, step results, decisions, risks and files.
+
+    A step writes it while the plan runs, so nothing is proven yet.
+    """
     steps = {step.id: step for step in plan.steps}
+    last = {r.step: r.result for r in records}
+    left = [
+        f"{steps[name].title or name if name in steps else name}: {result.status.value}"
+        for name, result in last.items()
+        if result.status in (StepStatus.SKIPPED, StepStatus.FAILED)
+    ]
+    left += [f"{name}: {result.qualifier}" for name, result in last.items() if result.qualifier]
     completed = [r for r in records if r.result.status is StepStatus.COMPLETED and not r.undone]
     # Milestones do nothing. Steps missing from the plan come from a template, or compensated another step.
     step_records = [r for r in completed if r.step not in steps or steps[r.step].capability is not Capability.NONE]
@@ -34,6 +46,8 @@ def pull_request_text(title: str, plan: Plan, records: Iterable[StepRecord], pat
     lines = [f"{titles.get(r.step, r.step)}: {r.result.summary}".removesuffix(": ") for r in step_records]
     parts = [
         f"# {title}",
+        f"**Not proven yet**: the plan had not ended when this was written. Its outcome: `tightloop status {plan_id}`",
+        section("Not done or not proven", left, STEPS_SHOWN),
         plan.description or plan.title,
         section("What was done", lines, STEPS_SHOWN),
         section("Checks", [f"`{check.run}`" for check in plan.definition_of_done]),
@@ -86,7 +100,7 @@ class GitRunner:
             tree = work.tree.snapshot() if work.tree is not None else base
             paths = GitTrees().changed_paths(store_folder_of(work.scope), base, tree) if base and tree else ()
             records = work.records.find_run_records(work.scope.episode_id)
-            text = pull_request_text(action.pull_request, work.plan, records, paths)
+            text = pull_request_text(action.pull_request, work.plan, records, paths, work.scope.episode_id)
             outputs["pull_request"] = text
             artifacts["pull_request"] = work.store.put(text.encode(), name="pull request", media_type="text/markdown")
         parts = [f"on branch {outputs['branch']}"] if outputs["branch"] else []

@@ -126,7 +126,8 @@ def test_pull_request_tells_what_the_steps_did(root: Path) -> None:
     plan.check_done("work")
     plan.check_done("pr")
     text = str(plan.record("pr").outputs["pull_request"])
-    assert text.startswith("# Say more in ${p}\n\nThe file was too short.")
+    assert text.startswith("# Say more in ${p}\n\n**Not proven yet**: ")
+    assert f"`tightloop status {PLAN_ID}`\n\nThe file was too short." in text
     assert "- Say more: exit code 0" in text
     assert "- `test -s a.txt`" in text
     assert "- `a.txt`" in text

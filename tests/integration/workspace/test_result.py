@@ -171,8 +171,26 @@ def test_files_of_submodules_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_message_has_the_goal_as_its_subject() -> None:
-    assert result_message("Fix it") == "Fix it"
+    assert result_message("Fix it", "succeeded", "", "2/2 pass") == "Fix it\n\nSUCCEEDED: 2/2 pass"
     long = "Fix the alignment of decimal columns, which are one character off since the last release of it"
-    subject, _, body = result_message(long).partition("\n\n")
+    subject, outcome, body = result_message(long, "completed", "", "done").split("\n\n")
     assert len(subject) <= 72
-    assert body == long
+    assert (outcome, body) == ("COMPLETED: done", long)
+
+
+@pytest.mark.parametrize(
+    ("status", "qualifier", "short"),
+    [
+        ("succeeded", "not proven: 0 files changed", "not proven"),
+        (
+            "completed",
+            "1 of 2 steps skipped: build; not proven: no definition of done",
+            "1 of 2 steps skipped, not proven",
+        ),
+        ("verified", "not proven: no proof of ptask_1", "not proven"),
+    ],
+)
+def test_message_of_a_qualified_success_begins_with_what_is_missing(status: str, qualifier: str, short: str) -> None:
+    subject, outcome = result_message("Fix it", status, qualifier, "2/2 pass").split("\n\n")
+    assert subject == f"[{short}] Fix it"
+    assert outcome == f"{status.upper()}, {qualifier} (2/2 pass)"

@@ -555,6 +555,13 @@ def test_restore_to_a_checkpoint_older_than_the_list_keeps_it() -> None:
     assert [kept.number for kept in state.checkpoints if not kept.discarded] == [3]
 
 
+@pytest.mark.parametrize("worked", [True, False])
+def test_work_after_the_checkpoint_is_gone_with_a_restore_but_not_what_was_seen(worked: bool) -> None:
+    stored, current = EpisodeState(worked=worked), EpisodeState(worked=True, failed_before=("k",), added_tree="t")
+    state = restore_state(current, stored, record(1))
+    assert (state.worked, state.failed_before, state.added_tree) == (worked, ("k",), "t")
+
+
 def test_plan_and_checks_go_back_with_the_checkpoint() -> None:
     stored = EpisodeState(plan_title="old plan", checks_text="1/3", baseline_red=True, diagnosis="old")
     current = EpisodeState(plan_title="new plan", checks_text="2/3", diagnosis="new")

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tightloop.cli.views import todo_lines
 from tightloop.client.execution import CLOSED_STATUSES, OPEN_STATUSES
 from tightloop.errors import InvalidRequestError
 from tightloop.loop import control
 from tightloop.loop.control import loop_details
 from tightloop.loop.model import (
     CLOSED,
+    GateResult,
     LoopRequest,
     LoopState,
     LoopStatus,
@@ -22,6 +24,7 @@ from tightloop.loop.model import (
     packet_id_of,
     sealed_packet,
 )
+from tightloop.loop.projection import explain_unverified
 from tightloop.run.question import Option, Question, QuestionKind
 
 PAUSE = Question(id="q1", kind=QuestionKind.OPERATOR, title="lunch", options=(Option(name="resume", effect="go on"),))
@@ -48,6 +51,30 @@ def test_refusal_names_the_state_and_what_is_possible(status: LoopStatus, wanted
     said = refusal.value.message
     assert said.startswith(f"{wanted}: ")
     assert "paused" in said or all(each in said for each in (status.status.value, *status.possible))
+
+
+@given(
+    st.lists(st.sampled_from(TaskState), min_size=1, max_size=8),
+    st.none() | st.builds(GateResult, passed=st.booleans()),
+)
+def test_only_complete_tasks_and_passed_gates_are_verified(states: list[TaskState], gates: GateResult | None) -> None:
+    tasks = tuple(LoopTask(task_id=f"ptask_{n}", description="x", state=state) for n, state in enumerate(states, 1))
+    why = explain_unverified(tasks, gates)
+    left = [task.task_id for task in tasks if task.state is not TaskState.COMPLETE]
+    has_passed = gates is not None and gates.passed
+    assert (why == "") == (has_passed and not left)
+    assert all(name in why for name in left[:5])
+
+
+def test_questions_of_a_plan_show_all_of_their_options() -> None:
+    options = (Option(name="work", effect="go on"), Option(name="accept", effect="accept the files"))
+    question = Question(id="q1", kind=QuestionKind.PROOF, title="a doubt", options=options, blocks="the plan")
+    lines = todo_lines(LoopStatus(plan_id="plan_1", status=LoopState.VERIFYING, questions=(question,)))
+    assert lines == [
+        "The run is waiting for a person: a doubt",
+        "  tightloop answer plan_1 work   # go on",
+        "  tightloop answer plan_1 accept   # accept the files",
+    ]
 
 
 @given(statuses)

@@ -3,7 +3,7 @@
 import pytest
 
 from tightloop.errors import InvalidRequestError
-from tightloop.plan.child import CHILD_NAME_CHARACTERS, EvidenceNote, StepFailure, StepResult, child_id
+from tightloop.plan.child import CHILD_NAME_CHARACTERS, EvidenceNote, StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.control import (
     plan_details,
     raise_exhausted_bounds,
@@ -57,6 +57,12 @@ def test_progress_of_a_plan_goes_round_as_json():
         spent=PlanSpent(attempts=3),
     )
     assert PlanProgress.model_validate_json(progress.model_dump_json()) == progress
+
+
+def test_an_attempt_that_waits_for_an_answer_counts_once() -> None:
+    progress = PlanProgress().count_attempt(StepResult(status=StepStatus.WAITING))
+    assert progress.spent.attempts == 0
+    assert progress.count_attempt(StepResult(status=StepStatus.COMPLETED)).spent.attempts == 1
 
 
 def test_evidence_for_a_hypothesis_starts_from_its_prior():
