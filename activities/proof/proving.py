@@ -47,8 +47,10 @@ from tightloop.episode.proof.files import (
     programs_of,
     suspicious_lines,
 )
+from tightloop.episode.proof.inner_tests import lost_inner_tests
 from tightloop.episode.proof.kept_tests import KeptTests, Sources, compare_tests
-from tightloop.episode.proof.loaded import LoadedFiles, lost_inner_tests
+from tightloop.episode.proof.loaded import LoadedFiles
+from tightloop.episode.proof.output import add_printed_reports
 from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing, names_text
 from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
@@ -249,6 +251,9 @@ class Runs:
         # A container may run in another kernel, such as that of a virtual machine.
         if result.sandbox == "docker" and not observation.opened:
             observation = observation.evolve(is_watched=False)
+        if result.output is not None:
+            printed = self.store.get(result.output).decode("utf-8", "replace")
+            observation = add_printed_reports(observation, printed)
         # Recorded under the command of the definition of done, not the observed variant.
         return result.evolve(run=check.run, name=check.title), observation
 
@@ -375,8 +380,8 @@ class Difference:
 
     def _lost_inner_tests(self, loaded: LoadedFiles, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
         paths = [path for path in sources if path in self.before and loaded.has_inner_tests(path)]
-        old, new = self._texts(self.before, paths), self._texts(self.after, paths)
-        lost = {path: lost_inner_tests(path, text, new.get(path, "")) for path, text in old.items()}
+        old, new = self._texts(self.before, paths), self._texts(self.after, [*self._changed] if paths else [])
+        lost = {path: lost_inner_tests(path, text, new.get(path, ""), new) for path, text in old.items()}
         return {path: tests for path, tests in lost.items() if tests}
 
     def versions(self, paths: Iterable[str]) -> tuple[FileVersion, ...]:

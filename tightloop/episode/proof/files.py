@@ -255,7 +255,7 @@ _LINES = {
 }
 _HEAD, _VALUE = re.compile(_SUSPICIOUS["equal_head"]), re.compile(_SUSPICIOUS["equal_value"])
 # `#` begins an instruction for the preprocessor of C.
-_COMMENTS = dict.fromkeys(_SUSPICIOUS["endings"]["c"], ("//",))
+_COMMENTS = dict.fromkeys((*_SUSPICIOUS["endings"]["c"], *_SUSPICIOUS["endings"]["rust"]), ("//",))
 _LINE_CHARACTERS = 400
 
 
