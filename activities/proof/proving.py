@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -40,11 +41,13 @@ from tightloop.episode.proof import (
 from tightloop.episode.proof.files import (
     ENVIRONMENTS,
     Guards,
+    can_redefine,
     data_named_in,
     is_cache,
     is_environment,
     is_same_setup,
     programs_of,
+    redefinitions,
     suspicious_lines,
 )
 from tightloop.episode.proof.inner_tests import lost_inner_tests
@@ -406,7 +409,20 @@ class Difference:
         guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
-        return tuple(line for path in new for line in suspicious_lines(escape_path(path), old.get(path, ""), new[path]))
+        lines = [line for path in new for line in suspicious_lines(escape_path(path), old.get(path, ""), new[path])]
+        tests = self._tests_with_helpers(frozenset(new)) if any(map(can_redefine, new)) else {}
+        for path, text in new.items() if tests else ():
+            lines += redefinitions(escape_path(path), old.get(path, ""), text, tests)
+        return tuple(lines)
+
+    def _tests_with_helpers(self, changed: frozenset[str]) -> dict[str, str]:
+        """Return the initial texts of the tests, and of the programs in the folders that these name."""
+        programs = [path for path in self.before if can_redefine(path) and path not in changed]
+        tests = [path for path in programs if self._guards.kind_of(path) is FileKind.TEST]
+        texts = self._texts(self.before, tests)
+        words = {word for text in texts.values() for word in re.findall(r"[\w-]+", text)}
+        helpers = (path for path in programs if path.rpartition("/")[2].partition(".")[0] in words)
+        return texts | self._texts(self.before, helpers)
 
     def compare_tests(self, requested: RequestedChanges, beginning: InitialState) -> KeptTests:
         """Compare the tests by what they assert, and with the requested changes."""

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tightloop.episode.proof import FileChange, FileKind
@@ -281,3 +281,46 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
         is_before = head is line or code.startswith(('"""', "'''", "del ", "_ ="))
         head = head if is_before else None
     return tuple(suspicious)
+
+
+# In these languages, a later definition takes the place of an earlier one of the same name.
+_DEFINITION = {
+    ending: re.compile(pattern)
+    for endings, pattern in (
+        (("sh", "bash", "bats"), r"(?m)^[ \t]*(?:function[ \t]+(?P<a>[\w-]+)|(?P<b>[\w-]+)[ \t]*\(\))"),
+        (_SUSPICIOUS["endings"]["c"], r"(?m)^[ \t]*#[ \t]*define[ \t]+(?P<a>\w+)"),
+    )
+    for ending in endings
+}
+
+
+def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the functions and macros of tests that a source file newly defines itself, one line each.
+
+    Args:
+        path: path of the file.
+        old: initial text.
+        new: text now.
+        tests: initial texts of the tests and their helpers by path.
+    """
+    definition = _DEFINITION.get(path.rpartition(".")[2].lower())
+    if definition is None:
+        return ()
+    added = _defined(definition, new) - _defined(definition, old)
+    lines = []
+    for other, text in tests.items() if added else ():
+        for name in sorted(added & _defined(definition, text)) if other != path else ():
+            word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+            # Beyond its own definition.
+            if sum(len(word.findall(used)) for used in tests.values()) > 1:
+                lines.append(f"{path}: {name} takes the place of the one in {other}")
+    return tuple(lines)
+
+
+def can_redefine(path: str) -> bool:
+    """Return whether a program in this language can take the place of functions or macros of another one."""
+    return path.rpartition(".")[2].lower() in _DEFINITION
+
+
+def _defined(pattern: re.Pattern[str], text: str) -> frozenset[str]:
+    return frozenset(next(filter(None, match.groups())) for match in pattern.finditer(text))

@@ -22,7 +22,7 @@ OPENS_ALL = 0.9
 """Share of a tree's files from which on a check counts as one that opens everything."""
 _SETTINGS = re.compile(
     r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf(?:ig)?|neon|dist|properties|cmake|opts|options|env)$"
-    r"|(?:^|/)\.[\w-]+$|rc$"
+    r"|(?:^|/)\.[\w-]+$|rc$|(?:^|/)META-INF/services/"
 )
 _LOCK = re.compile(r"(?i)lock|shrinkwrap|\.sum$|(?:^|/)\.git")
 _PARTS = re.compile(r"[;&\n]+|\|\|")
@@ -90,6 +90,8 @@ class LoadedFiles(NamedTuple):
             return self._kind_of_unobserved(path, text)
         if not all(self._is_test(loader) or loader in deciding for loader in others):
             return None
+        if is_code and all(self._is_configuration(loader, deciding) for loader in others):
+            return FileKind.CONFIGURATION
         if not is_code:
             return None if self._subject_of(path) else FileKind.TEST_DATA
         is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
@@ -144,6 +146,9 @@ class LoadedFiles(NamedTuple):
         if self._opens_all(seen):
             return False
         return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
+
+    def _is_configuration(self, path: str, deciding: Mapping[str, FileKind]) -> bool:
+        return FileKind.CONFIGURATION in (self.kind_of(path), deciding.get(path))
 
     def _is_test(self, path: str) -> bool:
         return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)

@@ -114,9 +114,7 @@ def _is_whole_ctest(text: str, count: int) -> bool:
 
 # -- Surefire, of Maven -------------------------------------------------------------------------------------
 
-_SUREFIRE = re.compile(
-    r"^\[\w+\] Tests run: (\d+), Failures: (\d+), Errors: (\d+), Skipped: (\d+).*? --? in ([\w.$]+)"
-)
+_SUREFIRE = re.compile(r"^\[\w+\] Tests run: (\d+), Failures: (\d+), Errors: (\d+), Skipped: (\d+).*? --? in ([\w.$]+)")
 
 
 def _read_surefire(lines: list[str]) -> _Results:
@@ -166,7 +164,9 @@ def _read_gtest(lines: list[str]) -> _Results:
 
 
 def _is_whole_gtest(text: str, _count: int) -> bool:
-    starts, ends = (len(re.findall(rf"(?m)^\[={{10}}\] {word}", text)) for word in (r"Running \d", r"\d+ tests? .*ran\."))
+    starts, ends = (
+        len(re.findall(rf"(?m)^\[={{10}}\] {word}", text)) for word in (r"Running \d", r"\d+ tests? .*ran\.")
+    )
     return starts == ends
 
 

@@ -21,7 +21,7 @@ from tightloop.episode.proof import (
 )
 from tightloop.episode.proof.files import DATA
 from tightloop.episode.proof.kept_tests import KeptTests
-from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing
+from tightloop.episode.proof.report import FAILED, PASSED, CheckBaseline, InitialState, Observation, missing
 from tightloop.episode.scenarios import ScenarioResult
 from tightloop.run.outcome import Facts, doubts
 from tightloop.safety.announcement import RequestedChanges
@@ -33,6 +33,7 @@ TAIL_LINES = 4
 _KNOWN = {name: re.compile(pattern) for name, pattern in DATA["known_checkers"].items()}
 # The observer is loaded as sitecustomize from PYTHONPATH, which -I, -E and -S turn off.
 _UNOBSERVED = re.compile(r"python[\d.]*\s+(?:-\w+\s+)*-[a-zA-Z]*[IES]")
+_RUN_BY_TESTS = (FileKind.TEST, FileKind.TEST_DATA, FileKind.START_UP)
 _NO_TESTS = frozenset({4, 5})
 """Exit statuses that pytest uses if it finds no tests or cannot find the given folder."""
 
@@ -307,17 +308,23 @@ def _of_sources(
 
 
 def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
-    """Return whether all original tests passed, so that a check only fails because new tests or their fixtures lack."""
-    return (
-        before is not None
-        and bool(before.observation.checkers)
-        and all(file.change is FileChange.ADDED and file.kind is FileKind.TEST for file in changes.restored)
-        and all(
-            observation.complete.get(checker)
-            and any(result == PASSED for result in observation.results[checker].values())
-            and not missing(before.observation.results.get(checker, {}), observation.results[checker])
-            for checker in before.observation.checkers
-        )
+    """Return whether all original tests passed, so that a check only fails because of new tests.
+
+    The second run lacks them or their fixtures, or the start-up file that loads what they are about.
+    """
+    if before is None or not before.observation.checkers:
+        return False
+    results = [(name, result) for tests in observation.results.values() for name, result in tests.items()]
+    old_names = {name for tests in before.observation.results.values() for name in tests}
+    failed = [name for name, result in results if result == FAILED]
+    lacks_tests = all(file.change is FileChange.ADDED and file.kind is FileKind.TEST for file in changes.restored)
+    # Not with other configuration: it may hold what else the check demands, such as a coverage.
+    lacks_start_up = bool(failed) and all(file.kind in _RUN_BY_TESTS for file in changes.restored)
+    return (lacks_tests or (lacks_start_up and old_names.isdisjoint(failed))) and all(
+        observation.complete.get(checker)
+        and any(result == PASSED for result in observation.results[checker].values())
+        and not missing(before.observation.results.get(checker, {}), observation.results[checker])
+        for checker in before.observation.checkers
     )
 
 
