@@ -71,7 +71,7 @@ _RUST_DOC_TEST = re.compile(r"(?m)^\s*//[/!] ?(.*)$")
 _RUST_ASSERTION = re.compile(r"\b\w*(?:assert|panic|unreachable)\w*!\s*(?=[(\[{])")
 _RUST_WAY_OUT = re.compile(r"\b(?:return|if|match|loop|while|macro_rules|catch_unwind|cfg|exit|forget|shadow)\b")
 _RUST_DISABLED = re.compile(r"#\[(?:ignore|cfg|cfg_attr|should_panic)\b")
-_TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\"(?:[^\"\\]|\\.)*\"|\S")
+_TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\"(?:[^\"\\]|\\.)*\"|[=!<>&|:+*/-]{2}|\S")
 
 
 class _RustTest(NamedTuple):
@@ -151,7 +151,7 @@ def _tokens(text: str) -> tuple[str, ...]:
     return tuple(
         token
         for token, following in zip(tokens, [*tokens[1:], ""], strict=True)
-        if not (token == "," and following in (")", "]", "}"))
+        if token != "," or following not in (")", "]", "}")
     )
 
 

@@ -109,7 +109,9 @@ def _read_ctest(lines: list[str]) -> _Results:
 
 
 def _is_whole_ctest(text: str, count: int) -> bool:
-    return sum(map(int, _CTEST_END.findall(text))) <= count
+    # Tests that are disabled do not count in the summary.
+    counts = _CTEST_END.findall(text)
+    return bool(counts) and sum(map(int, counts)) <= count
 
 
 # -- Surefire, of Maven -------------------------------------------------------------------------------------
