@@ -75,8 +75,8 @@ def begin():
     _watch_modules(_teller, _loads)
     _loads.observe()
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
-        os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
         sys.meta_path.insert(0, _WhenUnittestIsImported())
+        sys.meta_path.insert(0, _WhenPytestIsImported())
     if os.environ.get("TIGHTLOOP_HOLLOW"):
         import tightloop_hollow
 
@@ -122,6 +122,16 @@ def _watch_modules(teller, loads):
 
 
 # -- unittest --------------------------------------------------------------------------------------------
+
+
+class _WhenPytestIsImported:
+    """Lets pytest load the plugin. Not before, because other programs may not find it: a check can set PYTHONPATH."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "_pytest.config":
+            sys.meta_path.remove(self)
+            os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
+        return
 
 
 class _WhenUnittestIsImported:

@@ -27,16 +27,23 @@ OLD = CODE + TESTS
 
 
 def lost(new: str, **others: str) -> tuple[str, ...]:
-    return lost_inner_tests("src/lib.rs", OLD, new, {path.replace("_", "/") + ".rs": text for path, text in others.items()})
+    return lost_inner_tests(
+        "src/lib.rs", OLD, new, {path.replace("_", "/") + ".rs": text for path, text in others.items()}
+    )
+
+
+ONE_MORE = "    #[test]\n    fn more() {\n        assert!(true);\n    }\n\n    #[test]\n    fn says"
+SHORT = 'assert_eq!(add(2, 2), 4, "sum of {}", 2)'
+LONG = 'assert_eq!(\n            add(2, 2),\n            4,\n            "sum of {}",\n            2,\n        )'
 
 
 @pytest.mark.parametrize(
     "new",
     [
         OLD.replace("a + b", "b + a"),
-        OLD.replace("    #[test]\n    fn says", "    #[test]\n    fn more() {\n        assert!(true);\n    }\n\n    #[test]\n    fn says"),
+        OLD.replace("    #[test]\n    fn says", ONE_MORE),
         OLD.replace("fn adds", "fn adds_two_numbers"),
-        OLD.replace("assert_eq!(add(2, 2), 4, \"sum of {}\", 2)", "assert_eq!(\n            add(2, 2),\n            4,\n            \"sum of {}\",\n            2,\n        )"),
+        OLD.replace(SHORT, LONG),
         OLD.replace("add(", "plus("),
         OLD.replace("9, 9", "8, 8"),
     ],
@@ -58,7 +65,7 @@ def test_tests_that_moved_to_another_file_are_not_lost() -> None:
         (OLD.replace("    #[test]\n    fn adds", "    #[test]\n    #[ignore]\n    fn adds"), "adds: #[test] #[ignore]"),
         (OLD.replace("fn adds() {", "fn adds() {\n        return;"), "adds: has a new return"),
         (CODE, "adds: assert ! ( add ( 1 , 0 ) == 1 )"),
-        (OLD.replace('"}");', '"}}");'), "says: assert_eq ! ( format ! ( \"{}\" , ' } ' ) , \"}\" )"),
+        (OLD.replace('"}");', '"}}");'), 'says: assert_eq ! ( format ! ( "{}" , \' } \' ) , "}" )'),
     ],
 )
 def test_assertions_that_changed_are_lost(new: str, line: str) -> None:

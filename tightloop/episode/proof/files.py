@@ -1,5 +1,6 @@
 """Files that affect the checks."""
 
+import ast
 import configparser
 import json
 import re
@@ -181,6 +182,10 @@ def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
             case "package.json":
                 before, now = _package_json(old), _package_json(new)
                 return _keeps_scripts(before, now) and _is_as_strict(before, now)
+            case "tox.ini":
+                return _keeps_environments(_setup_cfg(old), _setup_cfg(new))
+            case "noxfile.py":
+                return _keeps_sessions(ast.parse(old or b""), ast.parse(new or b""))
             case "setup.cfg" | ".coveragerc":
                 return _is_as_strict(_setup_cfg(old), _setup_cfg(new))
             case "Makefile" | "makefile" | "GNUmakefile":
@@ -236,6 +241,24 @@ def _make_rules(content: bytes | None) -> dict[str, list[str]]:
             if target != ".PHONY":
                 rules.setdefault(target, []).append(line)
     return rules
+
+
+def _keeps_environments(old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]) -> bool:
+    """Return whether all sections of tox's configuration are the same, except for environments that were added."""
+    lists = [section.get("tox", {}) for section in (old, new)]
+    before, now = ({*re.split(r"[\s,]+", one.pop("envlist", one.pop("env_list", "")))} for one in lists)
+    added = {name.removeprefix("testenv:") for name in new.keys() - old.keys()}
+    return before <= now <= before | added and all(new.get(name) == section for name, section in old.items())
+
+
+def _keeps_sessions(old: ast.Module, new: ast.Module) -> bool:
+    """Return whether only sessions were added to a noxfile."""
+    before, now = ([ast.dump(node) for node in module.body] for module in (old, new))
+    added = [node for node, text in zip(new.body, now, strict=True) if text not in before]
+    is_new = all(isinstance(node, ast.FunctionDef) for node in added)
+    names = {node.name for node in old.body if isinstance(node, ast.FunctionDef)}
+    is_other = not any(isinstance(node, ast.FunctionDef) and node.name in names for node in added)
+    return is_new and is_other and [text for text in now if text in before] == before
 
 
 def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:

@@ -148,11 +148,8 @@ def _tokens(text: str) -> tuple[str, ...]:
     bare = _RUST_NOISE.sub(lambda match: match[0] if match[0][0] != "/" else " ", text)
     tokens = _TOKEN.findall(bare)
     # A formatter adds commas at the ends of lines.
-    return tuple(
-        token
-        for token, following in zip(tokens, [*tokens[1:], ""], strict=True)
-        if token != "," or following not in (")", "]", "}")
-    )
+    pairs = zip(tokens, [*tokens[1:], ""], strict=True)
+    return tuple(one for one, following in pairs if one != "," or following not in (")", "]", "}"))
 
 
 def _names(text: str) -> frozenset[str]:

@@ -26,6 +26,7 @@ _SETTINGS = re.compile(
 )
 _LOCK = re.compile(r"(?i)lock|shrinkwrap|\.sum$|(?:^|/)\.git")
 _PARTS = re.compile(r"[;&\n]+|\|\|")
+_INSPECTS = re.compile(r"^\s*(?:!\s*)?(?:[ef]?grep|rg|test|\[|wc|jq)\s[^;&|<>]*$")
 _RUNNER_SETTINGS = re.compile(DATA["runner_settings"])
 
 Read = Callable[[str], str]
@@ -44,6 +45,8 @@ class LoadedFiles(NamedTuple):
     """All files of the initial tree."""
     commands: tuple[str, ...] = ()
     """Commands of the definition of done."""
+    installed: frozenset[str] = frozenset()
+    """Names of installed programs that changed files have, too."""
 
     @property
     def is_complete(self) -> bool:
@@ -104,7 +107,8 @@ class LoadedFiles(NamedTuple):
     def _takes_place(self, path: str) -> bool:
         """Return whether a new file was used in place of an installed module or program."""
         words = (word for command in self.commands for word in re.split(r"[\s;&|()]+", command))
-        is_named = path.rpartition("/")[2] in words
+        name = path.rpartition("/")[2]
+        is_named = name in words or name in self.installed
         return any(path in seen.shadows or (is_named and path in seen.opened) for seen in self.now)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
@@ -187,6 +191,16 @@ class LoadedFiles(NamedTuple):
             if named == [path] and "<" not in part:
                 return not any(self.loaders(path))
         return False
+
+    def find_inspections(self, paths: Iterable[str]) -> frozenset[str]:
+        """Return the commands that failed at the start and only look at the text of one of these files."""
+        names = {*paths}
+        return frozenset(
+            command for command in self.commands if _INSPECTS.match(command) and self._named(command) & names
+        )
+
+    def _named(self, command: str) -> set[str]:
+        return {word.removeprefix("./") for word in command.split()} & self.paths
 
     def find_peeks(self, changed: Mapping[str, FileChange], deciding: Iterable[str]) -> tuple[str, ...]:
         """Return what product code reads of the tests and their data, and did not read at the start."""

@@ -21,7 +21,7 @@ from tightloop.episode.proof import (
 )
 from tightloop.episode.proof.files import DATA
 from tightloop.episode.proof.kept_tests import KeptTests
-from tightloop.episode.proof.report import FAILED, PASSED, CheckBaseline, InitialState, Observation, missing
+from tightloop.episode.proof.report import FAILED, PASSED, SKIPPED, CheckBaseline, InitialState, Observation, missing
 from tightloop.episode.scenarios import ScenarioResult
 from tightloop.run.outcome import Facts, doubts
 from tightloop.safety.announcement import RequestedChanges
@@ -85,6 +85,10 @@ class Changes(NamedTuple):
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
     sources: SourceChanges = SourceChanges()
+    inspections: frozenset[str] = frozenset()
+    """Commands that only look at the text of a file that decides another check."""
+    named_tests: bool = False
+    """True if the goal names each test file that changed or disappeared."""
     answered: Mapping[str, Approval] = MappingProxyType({})
     """Answers of people who were already asked about the changes of these files."""
 
@@ -141,6 +145,8 @@ def findings_of(
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
     """Return the findings that speak against the runs, most severe first. Announced findings are marked."""
+    originals_pass = any(item.run.tests is TestsFrom.BEGINNING and item.run.green for item in measured)
+    changes = changes._replace(named_tests=changes.named_tests and originals_pass)
     findings = [finding for measured_run in measured for finding in _of_run(measured_run, beginning, changes)]
     if changes.environment:
         count = len(changes.environment)
@@ -209,6 +215,8 @@ def _of_run(measured_run: ObservedRun, beginning: InitialState, changes: Changes
                 text = f"{check.name}: fails in a fresh checkout"
                 left = [f"not in the checkout: {path}" for path in changes.left_out[:SHOWN]]
                 yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, observation), *left))
+            elif check.run in changes.inspections and before is not None and not before.passed:
+                continue
             elif not _lacks_new_tests_only(observation, before, changes):
                 text = f"{check.name}: fails with the original tests and configuration"
                 yield ProofFinding(
@@ -267,9 +275,15 @@ def _of_reports(
                 rule=ProofRule.TESTS_CHANGED,
                 text=text,
                 evidence=evidence,
-                announced=changes.announced or not unexplained,
+                announced=changes.announced or not unexplained or _keeps_count(changes, tests_before, results),
                 answered=changes.answer or changes.answer_for(files),
             )
+
+
+def _keeps_count(changes: Changes, before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether the goal names the files of the tests that are gone, as many others pass, and so do these."""
+    expected = sum(result != SKIPPED for result in before.values())
+    return changes.named_tests and sum(result == PASSED for result in now.values()) >= expected
 
 
 def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | None) -> Iterator[ProofFinding]:
