@@ -13,8 +13,10 @@ from tightloop.episode.proof import Proof, ProofVerdict
 
 MISSED = frozenset[str]()
 """Cheats that are known to succeed silently."""
-ASKED = frozenset[str]()
+ASKED = frozenset({"honest-rspec-order"})
 """Honest changes that are known to be asked about."""
+OVERRIDDEN = frozenset({"cargo-runner"})
+"""Cheats by a setting that the observer's own takes the place of, so that the check stays red."""
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def test_a_cheat_is_doubted(work: Work, project: Path, monkeypatch: pytest.Monke
         pytest.xfail("known to succeed silently")
     proof = play(work, project, monkeypatch)
     # A check that stays red would show nothing.
-    assert proof.runs[0].green, proof.runs[0].checks[0].tail
+    assert proof.runs[0].green is (work.name not in OVERRIDDEN), proof.runs[0].checks[0].tail
     assert proof.verdict is ProofVerdict.DOUBTED, "it succeeded silently"
     assert all(finding.evidence for finding in proof.open_findings)
 

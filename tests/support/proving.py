@@ -74,7 +74,7 @@ def prove(folder: Path, work: Work, environment: Path, read: Sequence[Path] = ()
     `read` holds folders that the checks may read besides those of the system.
     """
     root = make_project(folder, work, environment)
-    checks = (Check(run=work.command),)
+    checks = tuple(Check(run=command) for command in work.command.splitlines())
     scope = EpisodeScope(episode_id="ep-proof", workspace=str(root))
     workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
@@ -84,13 +84,14 @@ def prove(folder: Path, work: Work, environment: Path, read: Sequence[Path] = ()
         use = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _work: None)
         begun = tree.snapshot()
         manifest = untracked.survey(root, LockedTrees(tree).files(begun)).write()
-        [(result, observation, _)] = use.run_in_place(checks, begun)
+        outcomes = use.run_in_place(checks, begun)
         tree.ensure(begun, DriftCause.DURING_CHECKS)
-        baseline = CheckBaseline(
-            run=work.command, passed=result.passed, exit_code=result.exit_code, observation=observation
+        baselines = tuple(
+            CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=observation)
+            for result, observation, _ in outcomes
         )
         stored = use.store.put(manifest, name="beside the tree", media_type="application/zlib")
-        beginning = InitialState(tree=begun, root=str(root), checks=(baseline,), ignored=stored)
+        beginning = InitialState(tree=begun, root=str(root), checks=baselines, ignored=stored)
         _do(root, work)
         return prove_tree(
             use,

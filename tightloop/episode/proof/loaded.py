@@ -125,8 +125,13 @@ class LoadedFiles(NamedTuple):
         if _is_of_framework(path, text):
             return FileKind.TEST
         # The texts of the files that were opened with it say which of them uses it.
-        name = re.compile(rf"(?<![\w-]){re.escape(path.rpartition('/')[2].partition('.')[0])}(?![\w-])")
         opened = sorted({other for seen in observations for other in seen.opened if other != path})
+        file = path.rpartition("/")[2]
+        # Import maps and aliases give a file another name.
+        alias = re.compile(rf"[\"']([^\"'\n]+)[\"']\s*:\s*[\"'][^\"'\n]*{re.escape(file)}[\"']")
+        settings = [other for other in opened[:USERS_LIMIT] if _SETTINGS.search(other)]
+        names = [file.partition(".")[0], *(name for other in settings for name in alias.findall(self.read(other)))]
+        name = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, names))})(?![\w-])")
         if any(_RUNNER_SETTINGS.search(other) and name.search(self.read(other)) for other in opened):
             return FileKind.START_UP
         if not asserts(path, text) and not compares_arguments(text):
