@@ -72,7 +72,7 @@ def link_modules(project: Path) -> None:
     """Give a project the packages of Node that its runner needs."""
     modules = project / "node_modules"
     modules.mkdir()
-    for package in (FOLDER / "node_modules").iterdir():
+    for package in (FOLDER / "node_modules").resolve().iterdir():
         (modules / package.name).symlink_to(package)
 
 
