@@ -39,8 +39,17 @@ _GET_FLAGS, _SET_FLAGS, _TOP_FOLDER = 0x80086601, 0x40086602, 0x00020000
 """`FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS` and `FS_TOPDIR_FL` from linux/fs.h on 64-bit processors."""
 _NODE_TEST = re.compile(r"(?P<start>(?:^|[\s;&|(])(?:\S*/)?node\b[^;&|\n]*?\s--test)(?=$|[\s;&|)])")
 _PYTHONPATH = re.compile(r"(?<![\w$])PYTHONPATH=(?=\S)")
-_OPTIONS = re.compile(r"(?<![\w$])(NODE_OPTIONS|GOFLAGS)=(?=\S)")
+_OPTIONS = re.compile(r"(?<![\w$])(NODE_OPTIONS|GOFLAGS|RUBYOPT)=(?=\S)")
 _PACKAGE_SCRIPTS = re.compile(r"(?:^|[\s;&|(])(?:npm|pnpm|yarn|bun)\b")
+
+
+_RUST_HOSTS = tuple(
+    f"{processor}_{system}"
+    for processor in ("X86_64", "AARCH64")
+    for system in ("UNKNOWN_LINUX_GNU", "UNKNOWN_LINUX_MUSL", "APPLE_DARWIN")
+)
+_OF_OBSERVERS = ("TIGHTLOOP_*", "PYTHONPATH", "NODE_OPTIONS", "RUBYOPT")
+"""Variables of the observers that tox has to pass on."""
 
 
 class LocalCheckouts:
@@ -103,7 +112,8 @@ class ProofFolder:
         for file in OBSERVERS.iterdir():
             if file.is_file():
                 shutil.copyfile(file, self._observers / file.name)
-        (self._observers / "go_exec.sh").chmod(0o755)
+        for script in self._observers.glob("*.sh"):
+            script.chmod(0o755)
 
     def checkout(self, trees: LockedTrees, files: Files, moved: UntrackedChanges) -> CheckView:
         """Write files to a new folder, add the initial untracked files and return the folder as a view."""
@@ -144,9 +154,10 @@ class ProofFolder:
         events = self.folder("events")
         nonce = secrets.token_hex(16)
         options = {"NODE_OPTIONS": f'--require="{self._observers / "node_observer.cjs"}"'}
-        # A Go option must not contain a space.
+        # An option of Go or Ruby must not contain a space.
         if not re.search(r"\s", str(self._observers)):
             options["GOFLAGS"] = f"-exec={self._observers / 'go_exec.sh'}"
+            options["RUBYOPT"] = f"-r{self._observers / 'ruby_observer.rb'}"
         # A check that sets one of these variables itself would otherwise run without observers.
         command = _PYTHONPATH.sub(f"PYTHONPATH={self._observers}:", check.run)
         # A shell concatenates adjacent words.
@@ -163,6 +174,10 @@ class ProofFolder:
             # Where the sandbox has no mounts, the check works in the folder of the content itself.
             "TIGHTLOOP_TREE": os.pathsep.join(map(str, filter(None, (self._root, view.content)))),
             "PYTHONPATH": str(self._observers),
+            # Besides the folder that PHP was built with.
+            "PHP_INI_SCAN_DIR": f":{self._php_settings()}",
+            **{f"CARGO_TARGET_{name}_RUNNER": str(self._observers / "cargo_exec.sh") for name in _RUST_HOSTS},
+            "TOX_OVERRIDE": f"testenv.pass_env+={','.join(_OF_OBSERVERS)}",
             **options,
         }
         # Only for package scripts that start Node's test runner: every Node process of the check gets these options.
@@ -187,6 +202,12 @@ class ProofFolder:
 
         opened.start()
         return ObservedCheck(check.evolve(run=command), watched, observation)
+
+    def _php_settings(self) -> Path:
+        folder = self._observers / "php"
+        folder.mkdir(exist_ok=True)
+        (folder / "observer.ini").write_text(f'auto_prepend_file = "{self._observers / "php_observer.php"}"\n', "utf-8")
+        return folder
 
     def _runs_node_tests(self, command: str, view: CheckView) -> bool:
         if not _PACKAGE_SCRIPTS.search(command):

@@ -4,11 +4,13 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
+from shutil import which
 from typing import TYPE_CHECKING, NamedTuple
 
 from temporalio.exceptions import CancelledError
@@ -40,15 +42,19 @@ from tightloop.episode.proof import (
 from tightloop.episode.proof.files import (
     ENVIRONMENTS,
     Guards,
+    can_redefine,
     data_named_in,
     is_cache,
     is_environment,
     is_same_setup,
     programs_of,
+    redefinitions,
     suspicious_lines,
 )
+from tightloop.episode.proof.inner_tests import lost_inner_tests
 from tightloop.episode.proof.kept_tests import KeptTests, Sources, compare_tests
-from tightloop.episode.proof.loaded import LoadedFiles, lost_inner_tests
+from tightloop.episode.proof.loaded import LoadedFiles
+from tightloop.episode.proof.output import add_printed_reports
 from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing, names_text
 from tightloop.episode.proof.same_code import is_same_code
 from tightloop.episode.proof.verdict import (
@@ -249,6 +255,9 @@ class Runs:
         # A container may run in another kernel, such as that of a virtual machine.
         if result.sandbox == "docker" and not observation.opened:
             observation = observation.evolve(is_watched=False)
+        if result.output is not None:
+            printed = self.store.get(result.output).decode("utf-8", "replace")
+            observation = add_printed_reports(observation, printed)
         # Recorded under the command of the definition of done, not the observed variant.
         return result.evolve(run=check.run, name=check.title), observation
 
@@ -322,7 +331,9 @@ class Difference:
             functools.cache(lambda path: self._texts(self.before, [path]).get(path, "")),
             frozenset(self.before),
             tuple(self._commands),
+            frozenset(name for path in self._changed if which(name := path.rpartition("/")[2])),
         )
+        self._loaded = loaded
         deciding = loaded.find_deciding(self._changed)
         self._rewritten |= frozenset(self._same_code(deciding.__contains__))
         by_name = [file for file in self.guarded if not loaded.is_complete or loaded.keeps(file.path, file.kind)]
@@ -339,6 +350,15 @@ class Difference:
             peeks=loaded.find_peeks(self._changed, deciding),
             inner_tests=self._lost_inner_tests(loaded, sources),
         )
+
+    def inspections(self) -> frozenset[str]:
+        """Return the commands that only look at the text of a file that decides another check."""
+        return self._loaded.find_inspections(file.path for file in self.guarded)
+
+    def named_tests(self, goal: RequestedChanges) -> bool:
+        """Return whether the goal names each test file that changed or disappeared."""
+        paths = [file.path for file in self.guarded if file.kind is FileKind.TEST and file.path in self.before]
+        return bool(paths) and all(goal.names(path.rpartition("/")[2]) for path in paths)
 
     def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
         """Return the delivered tree, with some files restored to their initial state."""
@@ -375,8 +395,8 @@ class Difference:
 
     def _lost_inner_tests(self, loaded: LoadedFiles, sources: Iterable[str]) -> dict[str, tuple[str, ...]]:
         paths = [path for path in sources if path in self.before and loaded.has_inner_tests(path)]
-        old, new = self._texts(self.before, paths), self._texts(self.after, paths)
-        lost = {path: lost_inner_tests(path, text, new.get(path, "")) for path, text in old.items()}
+        old, new = self._texts(self.before, paths), self._texts(self.after, [*self._changed] if paths else [])
+        lost = {path: lost_inner_tests(path, text, new.get(path, ""), new) for path, text in old.items()}
         return {path: tests for path, tests in lost.items() if tests}
 
     def versions(self, paths: Iterable[str]) -> tuple[FileVersion, ...]:
@@ -401,7 +421,20 @@ class Difference:
         guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path, kind in self._changed.items() if kind is not FileChange.DELETED and path not in guarded]
         old, new = self._texts(self.before, paths), self._texts(self.after, paths)
-        return tuple(line for path in new for line in suspicious_lines(escape_path(path), old.get(path, ""), new[path]))
+        lines = [line for path in new for line in suspicious_lines(escape_path(path), old.get(path, ""), new[path])]
+        tests = self._tests_with_helpers(frozenset(new)) if any(map(can_redefine, new)) else {}
+        for path, text in new.items() if tests else ():
+            lines += redefinitions(escape_path(path), old.get(path, ""), text, tests)
+        return tuple(lines)
+
+    def _tests_with_helpers(self, changed: frozenset[str]) -> dict[str, str]:
+        """Return the initial texts of the tests, and of the programs in the folders that these name."""
+        programs = [path for path in self.before if can_redefine(path) and path not in changed]
+        tests = [path for path in programs if self._guards.kind_of(path) is FileKind.TEST]
+        texts = self._texts(self.before, tests)
+        words = {word for text in texts.values() for word in re.findall(r"[\w-]+", text)}
+        helpers = (path for path in programs if path.rpartition("/")[2].partition(".")[0] in words)
+        return texts | self._texts(self.before, helpers)
 
     def compare_tests(self, requested: RequestedChanges, beginning: InitialState) -> KeptTests:
         """Compare the tests by what they assert, and with the requested changes."""
@@ -605,7 +638,13 @@ def prove_tree(
         # If everything was announced or answered, the second run is only evidence; otherwise it covers the rest.
         if restored := open_files or moved_files:
             old_tests = change.add_earlier(restored)
-            measured.append(use.run_in_checkout(rooms, checks, TestsFrom.BEGINNING, old_tests, moved, beginning))
+            second = use.run_in_checkout(rooms, checks, TestsFrom.BEGINNING, old_tests, moved, beginning)
+            # Tests that changed may need the new configuration. All original files together are as good.
+            if not second.run.green and len(restored) < len(guarded_files):
+                old_tests = change.add_earlier(guarded_files)
+                third = use.run_in_checkout(rooms, checks, TestsFrom.BEGINNING, old_tests, moved, beginning)
+                second = third if third.run.green else second
+            measured.append(second)
         before, after = change.source_texts()
         variants = _Variants(use, rooms, change, moved, beginning, measured[0], tests)
         weakening = find_weakening(before, after)
@@ -629,6 +668,8 @@ def prove_tree(
         left_out=moved.left_out,
         sources=change.sources,
         answered=answered,
+        inspections=change.inspections(),
+        named_tests=change.named_tests(announcement),
     )
     asked = (approval for approval in approvals if approval.asked and change.contains(approval))
     evidence = evidence.evolve(files_changed=change.count, asked=tuple(approval.sentence for approval in asked))

@@ -291,7 +291,7 @@ def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
             yield from ("--symlink", os.readlink(link), str(link))  # noqa: PTH115
         elif link.is_dir():
             yield from ("--ro-bind", str(link), str(link))
-    yield from _binds("--ro-bind", (path for name in SYSTEM_SETTINGS if (path := Path("/etc", name)).exists()))
+    yield from _binds("--ro-bind", (path for name in SYSTEM_SETTINGS for path in sorted(Path("/etc").glob(name))))
     yield from ("--ro-bind", str(GIT_SETTINGS), "/etc/gitconfig")
     yield from ("--proc", "/proc", "--dev", "/dev")
     yield from _tmpfs("/dev/shm", min(SHARED_BYTES, temporary_bytes))  # noqa: S108

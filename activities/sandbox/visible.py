@@ -21,8 +21,10 @@ SYSTEM_SETTINGS = (
     "ld.so.conf.d", "localtime", "magic", "mime.types", "nsswitch.conf", "passwd", "pki/ca-trust/extracted",
     "pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "protocols", "services", "ssl/certs",
     "ssl/openssl.cnf", "terminfo", "timezone",
+    # Without these, PHP has no extensions, and neither Java nor Maven starts where Debian installed it.
+    "java-*-openjdk", "maven/m2.conf", "maven/logging", "php.d", "php.ini", "php/*/cli", "php/*/mods-available",
 )  # fmt: skip
-"""Parts of /etc without secrets. They exclude the shadow file, private keys and server settings."""
+"""Parts of /etc without secrets, as globs. They exclude the shadow file, private keys and server settings."""
 
 # Without its pyvenv.cfg a virtual environment's Python uses the packages of the base installation.
 _BESIDE_PROGRAMS = ("lib", "lib64", "libexec", "pyvenv.cfg")

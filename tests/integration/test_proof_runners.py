@@ -8,6 +8,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -86,6 +87,93 @@ def test_flags_of_go_in_the_command_stay(observe: Observe) -> None:
 def test_what_go_run_has_built_runs_as_it_is(observe: Observe) -> None:
     seen, said = observe("${GOFLAGS#-exec=} echo plain")
     assert (seen.checkers, said) == ((), "plain\n")
+
+
+CARGO = """#!/bin/sh
+echo "$@" >&2
+cat <<'END'
+
+running 3 tests
+test tests::adds ... FAILED
+test tests::refuses - should panic ... ok
+test tests::later ... ignored, "slow"
+
+END
+"""
+CARGO_END = "echo 'test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out'\nexit 101\n"
+
+
+@pytest.fixture
+def cargo(observe: Observe, tmp_path: Path) -> Callable[[str], tuple[Observation, str]]:
+    """Run a shell script in the place of a test program that `cargo test` has built."""
+
+    def run(script: str) -> tuple[Observation, str]:
+        program = tmp_path / "project" / "target" / "debug" / "deps" / "calc-0123456789abcdef"
+        program.parent.mkdir(parents=True)
+        program.write_text(script)
+        program.chmod(0o755)
+        return observe(f'$CARGO_TARGET_AARCH64_APPLE_DARWIN_RUNNER {program} --quiet; echo "ended with $?"')
+
+    return run
+
+
+def test_tests_of_cargo_are_told_by_name(cargo: Callable[[str], tuple[Observation, str]]) -> None:
+    seen, said = cargo(CARGO + CARGO_END)
+    names = {"calc > tests::adds": FAILED, "calc > tests::refuses": PASSED, "calc > tests::later": SKIPPED}
+    assert (seen.results["cargo"], seen.complete["cargo"]) == (names, True)
+    assert "--quiet --format=pretty" in said
+    assert "ended with 101" in said
+
+
+def test_a_program_of_cargo_that_ends_among_its_tests_has_no_report(
+    cargo: Callable[[str], tuple[Observation, str]],
+) -> None:
+    seen, said = cargo(CARGO)
+    assert not seen.complete["cargo"]
+    assert "ended with 0" in said
+
+
+def test_a_program_of_cargo_with_tests_of_its_own_kind_is_left_alone(
+    cargo: Callable[[str], tuple[Observation, str]],
+) -> None:
+    seen, said = cargo("#!/bin/sh\necho all good\n")
+    assert (seen.checkers, said) == ((), "all good\nended with 0\n")
+
+
+RUBY_TEST = """require 'minitest/autorun'
+require_relative 'calc'
+class CalcTest < Minitest::Test
+  def test_add = assert_equal(4, add(2, 2))
+  def test_later = skip
+end
+"""
+
+
+@pytest.mark.skipif(which("ruby") is None, reason="ruby is needed")
+def test_a_ruby_that_leaves_before_its_end_is_told(observe: Observe, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    (root / "calc_test.rb").write_text(RUBY_TEST)
+    (root / "calc.rb").write_text("def add(a, b) = a + b\n")
+    seen, said = observe("RUBYOPT=-W0 ruby calc_test.rb")
+    assert seen.results["minitest"] == {"CalcTest#test_add": PASSED, "CalcTest#test_later": SKIPPED}, said
+    assert (seen.complete["minitest"], seen.cut_short, seen.patched) == (True, (), ())
+    patch = "module Minitest::Assertions\n  def assert_equal(*) = true\nend\nat_exit { exit!(0) }\n"
+    (root / "calc.rb").write_text(f"def add(a, b) = a - b\n{patch}")
+    seen, _ = observe("ruby calc_test.rb")
+    assert "ruby calc_test.rb" in seen.cut_short or not seen.complete.get("minitest")
+
+
+@pytest.mark.skipif(which("phpunit") is None, reason="phpunit is needed")
+def test_tests_of_phpunit_are_told_by_name(observe: Observe, tmp_path: Path) -> None:
+    body = "$this->assertSame(4, 2 + 2); } function testLater() { $this->markTestSkipped(); } function testEnd() { END"
+    text = f"<?php class CalcTest extends PHPUnit\\Framework\\TestCase {{ function testAdd() {{ {body} }} }}\n"
+    (tmp_path / "project" / "CalcTest.php").write_text(text.replace("END", "$this->assertTrue(true);"))
+    seen, said = observe("phpunit --do-not-cache-result CalcTest.php")
+    names = {"CalcTest::testAdd": PASSED, "CalcTest::testLater": SKIPPED, "CalcTest::testEnd": PASSED}
+    assert (seen.results["phpunit"], seen.complete["phpunit"]) == (names, True), said
+    (tmp_path / "project" / "CalcTest.php").write_text(text.replace("END", "exit(0);"))
+    seen, _ = observe("phpunit --do-not-cache-result CalcTest.php")
+    assert not seen.complete["phpunit"]
 
 
 NODE = pytest.mark.skipif(not has_node(), reason="node 20 is needed")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import GitWorkspaces
 from tests.data.proof import NODE, Work
 from tests.support.git_sample import make_repository
+from tests.support.runners import VITEST, link_modules
 from tightloop.episode.check import Check, ProofRule
 from tightloop.episode.proof import Proof
 from tightloop.episode.proof.report import CheckBaseline, InitialState
@@ -61,29 +63,35 @@ def make_project(folder: Path, work: Work, environment: Path) -> Path:
         (package / "index.js").write_text(
             "module.exports = (a, b) => { if (a !== b) throw new Error(`${a} is not ${b}`); };\n"
         )
+    if work.checker == VITEST:
+        link_modules(folder)
     return folder
 
 
-def prove(folder: Path, work: Work, environment: Path) -> Proof:
-    """Do some work in a new project and prove it, in the sandbox of this host but without an episode."""
+def prove(folder: Path, work: Work, environment: Path, read: Sequence[Path] = ()) -> Proof:
+    """Do some work in a new project and prove it, in the sandbox of this host but without an episode.
+
+    `read` holds folders that the checks may read besides those of the system.
+    """
     root = make_project(folder, work, environment)
-    checks = (Check(run=work.command),)
+    checks = tuple(Check(run=command) for command in work.command.splitlines())
     scope = EpisodeScope(episode_id="ep-proof", workspace=str(root))
     workspaces = GitWorkspaces(lock_wait=timedelta(seconds=10))
     workspaces.prepare(scope, take_over=lambda _episode: True)
-    settings = SandboxSettings()
+    settings = SandboxSettings(read=[str(path) for path in read])
     runner = ProcessCheckRunner(choose_sandbox(settings), settings)
     with workspaces.hold(scope) as tree:
         use = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _work: None)
         begun = tree.snapshot()
         manifest = untracked.survey(root, LockedTrees(tree).files(begun)).write()
-        [(result, observation, _)] = use.run_in_place(checks, begun)
+        outcomes = use.run_in_place(checks, begun)
         tree.ensure(begun, DriftCause.DURING_CHECKS)
-        baseline = CheckBaseline(
-            run=work.command, passed=result.passed, exit_code=result.exit_code, observation=observation
+        baselines = tuple(
+            CheckBaseline(run=result.run, passed=result.passed, exit_code=result.exit_code, observation=observation)
+            for result, observation, _ in outcomes
         )
         stored = use.store.put(manifest, name="beside the tree", media_type="application/zlib")
-        beginning = InitialState(tree=begun, root=str(root), checks=(baseline,), ignored=stored)
+        beginning = InitialState(tree=begun, root=str(root), checks=baselines, ignored=stored)
         _do(root, work)
         return prove_tree(
             use,

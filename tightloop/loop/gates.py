@@ -161,8 +161,9 @@ def _junit(gate: str, text: str) -> Iterator[GateCheck]:
             name=shorten(f"{gate}/{f'{class_name}::' if class_name else ''}{title}", NAME_CHARACTERS),
             passed=problem is None,
             message=shorten(" ".join(message.split()), MESSAGE_CHARACTERS),
-            # Clamped: `time` is any text that a tool wrote, and infinity cannot be rounded to an integer.
-            duration_ms=round(min(max(seconds, 0.0), 1e6) * 1000),
+            # Clamped: `time` is any text that a tool wrote, and neither infinity nor NaN can be rounded to an integer.
+            # NaN compares as false, so `max` keeps the 0 in front of it.
+            duration_ms=round(min(max(0.0, seconds), 1e6) * 1000),
             within=True,
         )
 

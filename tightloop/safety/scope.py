@@ -179,7 +179,8 @@ def files_in(text: str) -> tuple[str, ...]:
 
     They have a known extension or a trailing slash.
     """
-    tokens = (token.strip(".,;:!?()[]'\"`") for token in text.split())
+    # A dot at the start belongs to the name.
+    tokens = (token.strip(",;:!?()[]'\"`").rstrip(".,;:!?()[]'\"`") for token in text.split())
     return tuple(dict.fromkeys(_relative(token, ()) for token in tokens if _is_file(token)))
 
 
@@ -233,7 +234,8 @@ def _is_path(text: str) -> bool:
 def _is_file(token: str) -> bool:
     if token.lower() in _NOT_A_FILE or not _is_path(token):
         return False
-    return token.endswith("/") or token in _BARE_FILES or token.rpartition(".")[2] in _ENDINGS
+    is_hidden = re.fullmatch(r"\.[a-z][\w-]*(?:/[\w./-]+)?", token) is not None
+    return token.endswith("/") or is_hidden or token in _BARE_FILES or token.rpartition(".")[2] in _ENDINGS
 
 
 def _relative(path: str, roots: tuple[str, ...]) -> str:

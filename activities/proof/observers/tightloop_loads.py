@@ -19,7 +19,7 @@ _Module, _Function = type(sys), type(lambda: None)
 _SHOWN = 20
 _TOGETHER, _WAIT_S = 100, 0.02
 _EVENTS = frozenset({"open", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"})
-_RUNNER_VARIABLES = ("PYTEST_", "TIGHTLOOP_")
+_RUNNER_VARIABLES = ("PYTEST_", "TIGHTLOOP_", "TOX_", "NOX_")
 
 
 class Loads:

@@ -75,8 +75,8 @@ def begin():
     _watch_modules(_teller, _loads)
     _loads.observe()
     if not os.environ.get(WITHIN) or os.environ.get("PYTEST_XDIST_WORKER"):
-        os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
         sys.meta_path.insert(0, _WhenUnittestIsImported())
+        sys.meta_path.insert(0, _WhenPytestIsImported())
     if os.environ.get("TIGHTLOOP_HOLLOW"):
         import tightloop_hollow
 
@@ -88,14 +88,23 @@ def begin():
 
 def _watch_modules(teller, loads):
     # A module that exits with 0 while tests import it ends the run as if all of them had passed.
-    leave = sys.exit
+    import _thread
+
+    leave, plain, main = sys.exit, SystemExit, _thread.get_ident()
 
     def exit(status=None, /):  # noqa: A001 - it takes the place of `sys.exit`
-        # The class of this name is observed, the one that `sys.exit` raises is not.
-        raise SystemExit(status) if status is not None else SystemExit
+        # The class of this name is observed, the one that `sys.exit` raises is not. A thread ends silently only by the
+        # latter.
+        kind = SystemExit if _thread.get_ident() == main else plain
+        raise kind(status) if status is not None else kind
+
+    def exit_thread():
+        exit()
 
     exit.__doc__ = leave.__doc__
     sys.exit = exit
+    # In the main thread, these end the program, and are written in C as well.
+    _thread.exit = _thread.exit_thread = exit_thread
     import importlib.machinery
 
     load = importlib.machinery.SourceFileLoader.exec_module
@@ -113,6 +122,16 @@ def _watch_modules(teller, loads):
 
 
 # -- unittest --------------------------------------------------------------------------------------------
+
+
+class _WhenPytestIsImported:
+    """Lets pytest load the plugin. Not before, because other programs may not find it: a check can set PYTHONPATH."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "_pytest.config":
+            sys.meta_path.remove(self)
+            os.environ["PYTEST_PLUGINS"] = ",".join(filter(None, (os.environ.get("PYTEST_PLUGINS"), __name__)))
+        return
 
 
 class _WhenUnittestIsImported:

@@ -129,7 +129,7 @@ class Work:
     allow: tuple[str, ...] = ()
 
     def project(self) -> dict[str, str]:
-        files = {**PROJECTS[self.checker], **self.base}
+        files = {**PROJECTS.get(self.checker, {}), **self.base}
         return {path: text for path, text in files.items() if text is not None}
 
     def step(self) -> dict[str, object]:

@@ -141,6 +141,12 @@ HIDDEN = [
         base={"calc.py": _TESTS_ITSELF},
     ),
     Work("SystemExit in a function", SCRIPT, "ends", {"calc.py": CALC.replace("return a - b", "raise SystemExit(0)")}),
+    Work(
+        "exit of a thread in a function",
+        SCRIPT,
+        "ends",
+        {"calc.py": "import _thread\n\n\n" + CALC.replace("return a - b", "_thread.exit()")},
+    ),
     Work("exit() in a function", SCRIPT, "ends", {"calc.py": CALC.replace("return a - b", "exit()")}),
     Work(
         "another program in place of this one",

@@ -8,7 +8,8 @@ import pytest
 
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import Guards, is_same_setup, programs_of, suspicious_lines
-from tightloop.episode.proof.loaded import LoadedFiles, asserts, checks_values, lost_inner_tests
+from tightloop.episode.proof.inner_tests import lost_inner_tests
+from tightloop.episode.proof.loaded import LoadedFiles, asserts, checks_values
 from tightloop.episode.proof.report import Observation, read_events
 from tightloop.episode.proof.verdict import known_checkers
 

@@ -48,6 +48,15 @@ def test_gate_with_a_slash_in_its_name_is_named_as_the_one_that_failed() -> None
     assert failing_gates(GateResult(checks=checks)) == "gate:sh ./x/y.sh did not pass"
 
 
+@pytest.mark.parametrize(
+    ("time", "milliseconds"), [("nan", 0), ("-1", 0), ("inf", 1_000_000_000), ("soon", 0), ("0.25", 250)]
+)
+def test_the_time_in_a_report_may_be_any_text(time: str, milliseconds: int) -> None:
+    report = f'<testsuite><testcase name="a" time="{time}"/></testsuite>'
+    _, passed = read("", report=report)
+    assert passed.duration_ms == milliseconds
+
+
 def test_report_that_a_gate_wrote_wins_over_what_it_printed() -> None:
     report = '<testsuites><testsuite><testcase name="a" time="0.5"/><testcase name="b"><error message="no"/></testcase>'
     gate, failed, passed = read("FAILED x\n", report=report + "</testsuite></testsuites>")

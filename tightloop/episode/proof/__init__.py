@@ -69,7 +69,7 @@ class TestReport(Value):
     """Per-test results of a checker, recorded while it ran."""
 
     checker: str
-    """Name of the checker: `pytest`, `unittest`, `node` (its own runner), `jest`, `mocha`, `vitest` or `go`."""
+    """Name of the checker, such as `pytest`, `node` (its own runner), `vitest`, `cargo` or `tap`."""
     is_complete: bool = False
     """True if the checker ended normally and its canary, a test that must fail, did fail."""
     total: int = 0

@@ -1,11 +1,12 @@
 """Files that affect the checks."""
 
+import ast
 import configparser
 import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tightloop.episode.proof import FileChange, FileKind
@@ -181,6 +182,10 @@ def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
             case "package.json":
                 before, now = _package_json(old), _package_json(new)
                 return _keeps_scripts(before, now) and _is_as_strict(before, now)
+            case "tox.ini":
+                return _keeps_environments(_setup_cfg(old), _setup_cfg(new))
+            case "noxfile.py":
+                return _keeps_sessions(ast.parse(old or b""), ast.parse(new or b""))
             case "setup.cfg" | ".coveragerc":
                 return _is_as_strict(_setup_cfg(old), _setup_cfg(new))
             case "Makefile" | "makefile" | "GNUmakefile":
@@ -238,6 +243,24 @@ def _make_rules(content: bytes | None) -> dict[str, list[str]]:
     return rules
 
 
+def _keeps_environments(old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]) -> bool:
+    """Return whether all sections of tox's configuration are the same, except for environments that were added."""
+    lists = [section.get("tox", {}) for section in (old, new)]
+    before, now = ({*re.split(r"[\s,]+", one.pop("envlist", one.pop("env_list", "")))} for one in lists)
+    added = {name.removeprefix("testenv:") for name in new.keys() - old.keys()}
+    return before <= now <= before | added and all(new.get(name) == section for name, section in old.items())
+
+
+def _keeps_sessions(old: ast.Module, new: ast.Module) -> bool:
+    """Return whether only sessions were added to a noxfile."""
+    before, now = ([ast.dump(node) for node in module.body] for module in (old, new))
+    added = [node for node, text in zip(new.body, now, strict=True) if text not in before]
+    is_new = all(isinstance(node, ast.FunctionDef) for node in added)
+    names = {node.name for node in old.body if isinstance(node, ast.FunctionDef)}
+    is_other = not any(isinstance(node, ast.FunctionDef) and node.name in names for node in added)
+    return is_new and is_other and [text for text in now if text in before] == before
+
+
 def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string((content or b"").decode())
@@ -255,7 +278,7 @@ _LINES = {
 }
 _HEAD, _VALUE = re.compile(_SUSPICIOUS["equal_head"]), re.compile(_SUSPICIOUS["equal_value"])
 # `#` begins an instruction for the preprocessor of C.
-_COMMENTS = dict.fromkeys(_SUSPICIOUS["endings"]["c"], ("//",))
+_COMMENTS = dict.fromkeys((*_SUSPICIOUS["endings"]["c"], *_SUSPICIOUS["endings"]["rust"]), ("//",))
 _LINE_CHARACTERS = 400
 
 
@@ -281,3 +304,46 @@ def suspicious_lines(path: str, old: str, new: str) -> tuple[str, ...]:
         is_before = head is line or code.startswith(('"""', "'''", "del ", "_ ="))
         head = head if is_before else None
     return tuple(suspicious)
+
+
+# In these languages, a later definition takes the place of an earlier one of the same name.
+_DEFINITION = {
+    ending: re.compile(pattern)
+    for endings, pattern in (
+        (("sh", "bash", "bats"), r"(?m)^[ \t]*(?:function[ \t]+(?P<a>[\w-]+)|(?P<b>[\w-]+)[ \t]*\(\))"),
+        (_SUSPICIOUS["endings"]["c"], r"(?m)^[ \t]*#[ \t]*define[ \t]+(?P<a>\w+)"),
+    )
+    for ending in endings
+}
+
+
+def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the functions and macros of tests that a source file newly defines itself, one line each.
+
+    Args:
+        path: path of the file.
+        old: initial text.
+        new: text now.
+        tests: initial texts of the tests and their helpers by path.
+    """
+    definition = _DEFINITION.get(path.rpartition(".")[2].lower())
+    if definition is None:
+        return ()
+    added = _defined(definition, new) - _defined(definition, old)
+    lines = []
+    for other, text in tests.items() if added else ():
+        for name in sorted(added & _defined(definition, text)) if other != path else ():
+            word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
+            # Beyond its own definition.
+            if sum(len(word.findall(used)) for used in tests.values()) > 1:
+                lines.append(f"{path}: {name} takes the place of the one in {other}")
+    return tuple(lines)
+
+
+def can_redefine(path: str) -> bool:
+    """Return whether a program in this language can take the place of functions or macros of another one."""
+    return path.rpartition(".")[2].lower() in _DEFINITION
+
+
+def _defined(pattern: re.Pattern[str], text: str) -> frozenset[str]:
+    return frozenset(next(filter(None, match.groups())) for match in pattern.finditer(text))

@@ -52,6 +52,7 @@ class KeptTests(NamedTuple):
     """True if the goal asks to restructure the tests. It explains missing ones, if the original tests still pass."""
     lost: tuple[str, ...] = ()
     """Claims that no test makes any more, one line each."""
+    requested: RequestedChanges = RequestedChanges()
 
     def explain(
         self, missing: Iterable[str], before: Mapping[str, str], now: Mapping[str, str]
@@ -71,7 +72,9 @@ class KeptTests(NamedTuple):
         for name in missing:
             key = next((key for key in (*self.holders, *self.released) if _Names([name]).covers(key)), "")
             held = bool(key) and all(map(passed.covers, self.holders.get(key, ("",))))
-            if key in self.released or (self.form and key not in self.holders):
+            # The claims of tests in other languages are not read, so their names in the report decide.
+            is_named = self.requested.covers_test(name)
+            if is_named or key in self.released or (self.form and key not in self.holders):
                 announced.append(name)
             elif not held:
                 unexplained.append(name)
@@ -135,7 +138,7 @@ def compare_tests(
     kinds = (FileKind.TEST, FileKind.TEST_DATA, FileKind.CONFIGURATION)
     files = [file for file in changed if file.kind in kinds]
     if not files:
-        return KeptTests()
+        return KeptTests(requested=requested)
     return _Comparison(before, after, files, requested, beginning).compare()
 
 
@@ -200,6 +203,7 @@ class _Comparison:
             same_lines,
             self._requested.form,
             tuple(self._lost),
+            self._requested,
         )
 
     # -- Python tests ------------------------------------------------------------------------------------

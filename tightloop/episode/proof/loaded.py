@@ -1,15 +1,14 @@
 """Files that decide a check, judged by what loaded them while it ran."""
 
 import ast
-import doctest
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import DATA, is_program
+from tightloop.episode.proof.inner_tests import outside_functions
 from tightloop.episode.proof.report import Observation
 from tightloop.episode.proof.same_code import parse_python
 
@@ -22,10 +21,12 @@ USERS_LIMIT = 400
 OPENS_ALL = 0.9
 """Share of a tree's files from which on a check counts as one that opens everything."""
 _SETTINGS = re.compile(
-    r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf|neon|dist|properties|cmake)$|(?:^|/)\.[\w-]+$|rc$"
+    r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf(?:ig)?|neon|dist|properties|cmake|opts|options|env)$"
+    r"|(?:^|/)\.[\w-]+$|rc$|(?:^|/)META-INF/services/"
 )
 _LOCK = re.compile(r"(?i)lock|shrinkwrap|\.sum$|(?:^|/)\.git")
 _PARTS = re.compile(r"[;&\n]+|\|\|")
+_INSPECTS = re.compile(r"^\s*(?:!\s*)?(?:[ef]?grep|rg|test|\[|wc|jq)\s[^;&|<>]*$")
 _RUNNER_SETTINGS = re.compile(DATA["runner_settings"])
 
 Read = Callable[[str], str]
@@ -44,6 +45,8 @@ class LoadedFiles(NamedTuple):
     """All files of the initial tree."""
     commands: tuple[str, ...] = ()
     """Commands of the definition of done."""
+    installed: frozenset[str] = frozenset()
+    """Names of installed programs that changed files have, too."""
 
     @property
     def is_complete(self) -> bool:
@@ -90,6 +93,8 @@ class LoadedFiles(NamedTuple):
             return self._kind_of_unobserved(path, text)
         if not all(self._is_test(loader) or loader in deciding for loader in others):
             return None
+        if is_code and all(self._is_configuration(loader, deciding) for loader in others):
+            return FileKind.CONFIGURATION
         if not is_code:
             return None if self._subject_of(path) else FileKind.TEST_DATA
         is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
@@ -102,7 +107,8 @@ class LoadedFiles(NamedTuple):
     def _takes_place(self, path: str) -> bool:
         """Return whether a new file was used in place of an installed module or program."""
         words = (word for command in self.commands for word in re.split(r"[\s;&|()]+", command))
-        is_named = path.rpartition("/")[2] in words
+        name = path.rpartition("/")[2]
+        is_named = name in words or name in self.installed
         return any(path in seen.shadows or (is_named and path in seen.opened) for seen in self.now)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
@@ -119,19 +125,29 @@ class LoadedFiles(NamedTuple):
         if _is_of_framework(path, text):
             return FileKind.TEST
         # The texts of the files that were opened with it say which of them uses it.
-        name = re.compile(rf"(?<![\w-]){re.escape(path.rpartition('/')[2].partition('.')[0])}(?![\w-])")
         opened = sorted({other for seen in observations for other in seen.opened if other != path})
+        file = path.rpartition("/")[2]
+        # Import maps and aliases give a file another name.
+        alias = re.compile(rf"[\"']([^\"'\n]+)[\"']\s*:\s*[\"'][^\"'\n]*{re.escape(file)}[\"']")
+        settings = [other for other in opened[:USERS_LIMIT] if _SETTINGS.search(other)]
+        names = [file.partition(".")[0], *(name for other in settings for name in alias.findall(self.read(other)))]
+        name = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, names))})(?![\w-])")
         if any(_RUNNER_SETTINGS.search(other) and name.search(self.read(other)) for other in opened):
             return FileKind.START_UP
-        if not asserts(path, text):
+        if not asserts(path, text) and not compares_arguments(text):
             return None
-        users = [other for other in opened[:USERS_LIMIT] if name.search(self.read(other))]
+        others = (other for other in opened[:USERS_LIMIT] if not _SETTINGS.search(other))
+        users = [other for other in others if name.search(self.read(other))]
         is_of_tests = all(self.kind_of(user) is FileKind.TEST or self._is_check(user) for user in users)
         return FileKind.TEST if users and is_of_tests else None
 
     def _opens_all(self, seen: Observation) -> bool:
-        """Return whether a check opened about every file, as linters and searches do, which says nothing."""
-        return len(seen.opened) >= OPENS_ALL * len(self.paths)
+        """Return whether a check opened about every file, as linters and searches do, which says nothing.
+
+        In a small tree a test runner opens all code and settings, too, but no text.
+        """
+        is_search = any(not is_program(path) and not _SETTINGS.search(path) for path in seen.opened)
+        return is_search and len(seen.opened) >= OPENS_ALL * len(self.paths)
 
     def _opens_first(self, path: str, seen: Observation) -> bool:
         """Return whether a file was opened before any test was, and only by programs that report no imports."""
@@ -139,6 +155,9 @@ class LoadedFiles(NamedTuple):
         if self._opens_all(seen):
             return False
         return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
+
+    def _is_configuration(self, path: str, deciding: Mapping[str, FileKind]) -> bool:
+        return FileKind.CONFIGURATION in (self.kind_of(path), deciding.get(path))
 
     def _is_test(self, path: str) -> bool:
         return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)
@@ -178,6 +197,16 @@ class LoadedFiles(NamedTuple):
                 return not any(self.loaders(path))
         return False
 
+    def find_inspections(self, paths: Iterable[str]) -> frozenset[str]:
+        """Return the commands that failed at the start and only look at the text of one of these files."""
+        names = {*paths}
+        return frozenset(
+            command for command in self.commands if _INSPECTS.match(command) and self._named(command) & names
+        )
+
+    def _named(self, command: str) -> set[str]:
+        return {word.removeprefix("./") for word in command.split()} & self.paths
+
     def find_peeks(self, changed: Mapping[str, FileChange], deciding: Iterable[str]) -> tuple[str, ...]:
         """Return what product code reads of the tests and their data, and did not read at the start."""
         product = {path for path in changed if self.kind_of(path) is None} - {*deciding}
@@ -200,6 +229,8 @@ class LoadedFiles(NamedTuple):
 
     def has_inner_tests(self, path: str) -> bool:
         """Return whether a check ran the tests inside of a product file: its doctests, or itself as a program."""
+        if path.endswith(".rs"):
+            return any(seen.results.get(checker) for seen in self.before for checker in ("cargo", "libtest", "doctest"))
         return any(
             path in seen.programs or any(_is_doctest(path, name) for names in seen.results.values() for name in names)
             for seen in self.before
@@ -234,7 +265,7 @@ def asserts(path: str, text: str) -> bool:
     """Return whether a program makes assertions about something, as opposed to checking its own input."""
     if path.endswith(".py") and (tree := parse_python(text)) is not None:
         return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
-            map(_is_failing_exit, _outside(tree))
+            map(_is_failing_exit, outside_functions(tree))
         )
     pattern = _ASSERTS.get(path.rpartition(".")[2].lower(), _ASSERTS["other"])
     return pattern.search(text) is not None
@@ -262,14 +293,6 @@ def _has_result(function: _Function) -> bool:
     )
 
 
-def _outside(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a module that are outside of functions and classes."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _Function | ast.ClassDef | ast.Lambda):
-            yield child
-            yield from _outside(child)
-
-
 def _is_failing_exit(node: ast.AST) -> bool:
     """Return whether a node is `sys.exit("wrong")` or `sys.exit(not passed)`, and not `sys.exit(main())`."""
     if not isinstance(node, ast.Call) or ast.unparse(node.func) not in ("sys.exit", "exit", "SystemExit"):
@@ -277,26 +300,45 @@ def _is_failing_exit(node: ast.AST) -> bool:
     return bool(node.args) and not isinstance(node.args[0], ast.Call) and ast.unparse(node.args[0]) not in ("0", "None")
 
 
-def lost_inner_tests(path: str, old: str, new: str) -> tuple[str, ...]:
-    """Return the doctests, and the assertions of a program about itself, that a product file had and has no more."""
-    return tuple((_inner_tests(path, old) - _inner_tests(path, new)).elements())
+_HEAD = re.compile(
+    r"(?m)^[ \t]*(?:(?:export|public|static|private|default|async|function|fn|void|sub|func|pub|const|local)\s+)*"
+    r"(?P<name>[\w.:]+)\s*(?:=\s*(?:function\s*)?)?\((?P<parameters>[^()]*)\)[^\n{;]*\{"
+)
+_RUBY_HEAD = re.compile(r"(?m)^(?P<indent>[ \t]*)def\s+(?:self\.)?\w+[?!]?[ (](?P<parameters>[^\n)]*)\)?$")
+_FAILS = re.compile(r"\b(?:throw|panic!|raise|die|fail|abort)\b|\b(?:return|exit)\s*\(?\s*[1-9]|\bfalse\b\s*$")
+_OF_SHELL = re.compile(r"\$\{?(\w+)\}?[\"']?\s*(?:!=|==?|-ne|-eq)\s*[\"']?\$\{?(\w+)")
+_PRINTS = re.compile(r"(?m)^\s*(?:echo|printf|cat)\b(?!.*>&\s*2)")
 
 
-def _inner_tests(path: str, text: str) -> Counter[str]:
-    tree = parse_python(text) if path.endswith(".py") else None
-    texts = _docstrings(tree) if tree is not None else [text]
-    parser, tests = doctest.DocTestParser(), Counter[str]()
-    for documentation in texts if ">>>" in text else ():
-        try:
-            examples = parser.get_examples(documentation)
-        except ValueError:  # inconsistent indentation
-            continue
-        tests.update(f">>> {' '.join(example.source.split())} gives {example.want.strip()}" for example in examples)
-    if tree is not None:
-        tests.update(ast.unparse(node) for node in _outside(tree) if isinstance(node, ast.Assert))
-    return tests
+def compares_arguments(text: str) -> bool:
+    """Return whether a program offers a function that compares two of its arguments, and fails or returns nothing.
+
+    The language is not known: functions have braces, or end as in Ruby.
+    """
+    return any(_is_comparison(parameters, body) for parameters, body in _functions(text))
 
 
-def _docstrings(tree: ast.Module) -> list[str]:
-    documented = (node for node in ast.walk(tree) if isinstance(node, _Function | ast.ClassDef | ast.Module))
-    return [text for node in documented if (text := ast.get_docstring(node))]
+def _functions(text: str) -> Iterator[tuple[str, str]]:
+    for head in _HEAD.finditer(text):
+        depth, end = 1, len(text)
+        for brace in re.finditer(r"[{}]", text[head.end() :]):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                end = head.end() + brace.start()
+                break
+        yield head["parameters"], text[head.end() : end]
+    for head in _RUBY_HEAD.finditer(text):
+        yield head["parameters"], text[head.end() :].partition(f"\n{head['indent']}end")[0]
+
+
+def _is_comparison(parameters: str, body: str) -> bool:
+    if not _FAILS.search(body):
+        return False
+    names = [name for part in parameters.split(",") for name in re.findall(r"[A-Za-z_]\w*", part)]
+    if not names:
+        match = _OF_SHELL.search(body)
+        return match is not None and match[1] != match[2] and not _PRINTS.search(body)
+    if re.search(r"\breturn\s+(?!;)[^\s}]", body):
+        return False
+    compared = re.findall(r"(\w+)\s*(?:[!=]==?|\.equals?\(|\.eql\?\s*\(?|,)\s*\$?(\w+)", body)
+    return any(one != other and one in names and other in names for one, other in compared)

@@ -21,7 +21,7 @@ from tightloop.episode.proof import (
 )
 from tightloop.episode.proof.files import DATA
 from tightloop.episode.proof.kept_tests import KeptTests
-from tightloop.episode.proof.report import PASSED, CheckBaseline, InitialState, Observation, missing
+from tightloop.episode.proof.report import FAILED, PASSED, SKIPPED, CheckBaseline, InitialState, Observation, missing
 from tightloop.episode.scenarios import ScenarioResult
 from tightloop.run.outcome import Facts, doubts
 from tightloop.safety.announcement import RequestedChanges
@@ -33,6 +33,7 @@ TAIL_LINES = 4
 _KNOWN = {name: re.compile(pattern) for name, pattern in DATA["known_checkers"].items()}
 # The observer is loaded as sitecustomize from PYTHONPATH, which -I, -E and -S turn off.
 _UNOBSERVED = re.compile(r"python[\d.]*\s+(?:-\w+\s+)*-[a-zA-Z]*[IES]")
+_RUN_BY_TESTS = (FileKind.TEST, FileKind.TEST_DATA, FileKind.START_UP)
 _NO_TESTS = frozenset({4, 5})
 """Exit statuses that pytest uses if it finds no tests or cannot find the given folder."""
 
@@ -84,6 +85,10 @@ class Changes(NamedTuple):
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
     sources: SourceChanges = SourceChanges()
+    inspections: frozenset[str] = frozenset()
+    """Commands that only look at the text of a file that decides another check."""
+    named_tests: bool = False
+    """True if the goal names each test file that changed or disappeared."""
     answered: Mapping[str, Approval] = MappingProxyType({})
     """Answers of people who were already asked about the changes of these files."""
 
@@ -140,6 +145,8 @@ def findings_of(
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
     """Return the findings that speak against the runs, most severe first. Announced findings are marked."""
+    originals_pass = any(item.run.tests is TestsFrom.BEGINNING and item.run.green for item in measured)
+    changes = changes._replace(named_tests=changes.named_tests and originals_pass)
     findings = [finding for measured_run in measured for finding in _of_run(measured_run, beginning, changes)]
     if changes.environment:
         count = len(changes.environment)
@@ -208,6 +215,8 @@ def _of_run(measured_run: ObservedRun, beginning: InitialState, changes: Changes
                 text = f"{check.name}: fails in a fresh checkout"
                 left = [f"not in the checkout: {path}" for path in changes.left_out[:SHOWN]]
                 yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, observation), *left))
+            elif check.run in changes.inspections and before is not None and not before.passed:
+                continue
             elif not _lacks_new_tests_only(observation, before, changes):
                 text = f"{check.name}: fails with the original tests and configuration"
                 yield ProofFinding(
@@ -266,9 +275,15 @@ def _of_reports(
                 rule=ProofRule.TESTS_CHANGED,
                 text=text,
                 evidence=evidence,
-                announced=changes.announced or not unexplained,
+                announced=changes.announced or not unexplained or _keeps_count(changes, tests_before, results),
                 answered=changes.answer or changes.answer_for(files),
             )
+
+
+def _keeps_count(changes: Changes, before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether the goal names the files of the tests that are gone, as many others pass, and so do these."""
+    expected = sum(result != SKIPPED for result in before.values())
+    return changes.named_tests and sum(result == PASSED for result in now.values()) >= expected
 
 
 def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | None) -> Iterator[ProofFinding]:
@@ -307,17 +322,23 @@ def _of_sources(
 
 
 def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
-    """Return whether all original tests passed, so that a check only fails because new tests or their fixtures lack."""
-    return (
-        before is not None
-        and bool(before.observation.checkers)
-        and all(file.change is FileChange.ADDED and file.kind is FileKind.TEST for file in changes.restored)
-        and all(
-            observation.complete.get(checker)
-            and any(result == PASSED for result in observation.results[checker].values())
-            and not missing(before.observation.results.get(checker, {}), observation.results[checker])
-            for checker in before.observation.checkers
-        )
+    """Return whether all original tests passed, so that a check only fails because of new tests.
+
+    The second run lacks them or their fixtures, or the start-up file that loads what they are about.
+    """
+    if before is None or not before.observation.checkers:
+        return False
+    results = [(name, result) for tests in observation.results.values() for name, result in tests.items()]
+    old_names = {name for tests in before.observation.results.values() for name in tests}
+    failed = [name for name, result in results if result == FAILED]
+    lacks_tests = all(file.change is FileChange.ADDED and file.kind is FileKind.TEST for file in changes.restored)
+    # Not with other configuration: it may hold what else the check demands, such as a coverage.
+    lacks_start_up = bool(failed) and all(file.kind in _RUN_BY_TESTS for file in changes.restored)
+    return (lacks_tests or (lacks_start_up and old_names.isdisjoint(failed))) and all(
+        observation.complete.get(checker)
+        and any(result == PASSED for result in observation.results[checker].values())
+        and not missing(before.observation.results.get(checker, {}), observation.results[checker])
+        for checker in before.observation.checkers
     )
 
 
