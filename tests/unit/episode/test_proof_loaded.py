@@ -59,6 +59,12 @@ def test_plugins_and_modules_in_place_of_others_decide() -> None:
     assert deciding(loaded(texts, shadow), "yaml.py") == {}, "it was there from the start"
 
 
+def test_a_new_file_with_the_name_of_a_command_decides_and_one_that_a_check_names_does_not() -> None:
+    texts = {"bin/lint": "", "calc.py": ""}
+    files = loaded(texts)._replace(commands=("lint .", "test -f calc.py && python -m pytest"))
+    assert deciding(files, *texts, change=ADDED) == {"bin/lint": FileKind.START_UP}
+
+
 def test_a_program_that_asserts_about_other_code_is_a_check() -> None:
     texts = {"run_all.py": CHECK, "calc.py": PRODUCT, "main.py": "from calc import add\nprint(add(1, 1))\n"}
     loads = {"calc.py": ("run_all.py", "main.py")}

@@ -101,8 +101,9 @@ class LoadedFiles(NamedTuple):
 
     def _takes_place(self, path: str) -> bool:
         """Return whether a new file was used in place of an installed module or program."""
-        words = (word for command in self.commands for word in re.split(r"[\s;&|()]+", command))
-        is_named = path.rpartition("/")[2] in words
+        words = {word for command in self.commands for word in re.split(r"[\s;&|()]+", command)}
+        # `test -f calc.py` names the new file itself, while `pytest` is found on PATH.
+        is_named = path.rpartition("/")[2] in words and path not in words
         return any(path in seen.shadows or (is_named and path in seen.opened) for seen in self.now)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
