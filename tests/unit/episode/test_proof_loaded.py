@@ -210,7 +210,8 @@ def test_lines_that_deceive_checks_in_other_languages_are_found(path: str, line:
 
 def test_edges_of_several_processes_become_one_graph() -> None:
     events: list[dict[str, object]] = [
-        {"e": "start", "pid": 1, "ppid": 0, "cwd": "/w", "argv": ["python", "-m", "doctest", "calc.py"]},
+        {"e": "start", "pid": 1, "ppid": 0, "cwd": "/w", "argv": ["python", "-m", "pytest", "test_a.py"]},
+        {"e": "start", "pid": 3, "ppid": 0, "cwd": "/w", "argv": ["python", "-m", "doctest", "calc.py"]},
         {"e": "session", "pid": 1, "s": "1", "k": "pytest"},
         {"e": "load", "pid": 1, "by": "", "file": "setup.txt", "tested": False},
         {"e": "load", "pid": 1, "by": "", "file": "late.txt", "tested": True},

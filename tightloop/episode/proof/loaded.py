@@ -199,6 +199,14 @@ class LoadedFiles(NamedTuple):
         readers = [reader for reader in _merge(self.before, path) if reader]
         return bool(readers) and all(map(self._is_test, readers)) and not is_program(path)
 
+    def has_tests(self, path: str) -> bool:
+        """Return whether pytest reported tests of a file at the start, and the file did not run as a program."""
+        return not any(path in seen.programs for seen in self.before) and any(
+            name.startswith(f"{path}::") and not _is_doctest(path, name)
+            for seen in self.before
+            for name in seen.results.get("pytest", ())
+        )
+
     def has_inner_tests(self, path: str) -> bool:
         """Return whether a check ran the tests inside of a product file: its doctests, or itself as a program."""
         return any(
