@@ -36,6 +36,23 @@ def test_assertions_that_only_tests_load_decide_and_the_product_does_not() -> No
     assert deciding(loaded(texts, loads=by_both), "help/same.py") == {}, "the product loads it as well"
 
 
+def test_a_module_that_the_project_publishes_is_no_helper() -> None:
+    module = "const assert = require('assert')\nmodule.exports = (a) => { assert(a); return a + 1 }\n"
+    texts = {"test/a.test.js": "", "index.js": module, "lib/same.js": module}
+    loads = {"index.js": ("test/a.test.js",), "lib/same.js": ("test/a.test.js",)}
+    assert deciding(loaded(texts, loads=loads), "index.js", "lib/same.js") == {"lib/same.js": FileKind.TEST}
+    manifest = {"package.json": '{"main": "./lib/same"}'}
+    assert deciding(loaded({**texts, **manifest}, loads=loads), *texts).keys() == {"index.js"}
+
+
+def test_a_named_file_is_a_test_if_a_runner_reported_tests_of_it() -> None:
+    texts = {"tests/test_a.py": "", "test/a.js": "", "calc.py": ""}
+    names = ("tests/test_a.py::test_a", "test/a.js > adds", "calc.py::calc.add")
+    files = loaded(texts, results={"pytest": dict.fromkeys(names, "passed")})
+    assert [path for path in texts if files.has_tests(path)] == ["tests/test_a.py", "test/a.js"]
+    assert not loaded(texts, results={}, programs=("tests/test_a.py",)).has_tests("tests/test_a.py")
+
+
 def test_helpers_of_helpers_decide_too() -> None:
     texts = {"tests/test_a.py": "", "help/same.py": HELPER, "help/deep.py": HELPER}
     loads = {"help/same.py": ("tests/test_a.py",), "help/deep.py": ("help/same.py",)}

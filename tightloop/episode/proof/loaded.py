@@ -2,6 +2,8 @@
 
 import ast
 import doctest
+import json
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,7 +95,20 @@ class LoadedFiles(NamedTuple):
         if not is_code:
             return None if self._subject_of(path) else FileKind.TEST_DATA
         is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
+        if path in self._published():
+            return None
         return FileKind.TEST if is_beside or checks_values(path, text) else None
+
+    def _published(self) -> frozenset[str]:
+        """Return the modules that the project publishes. One that checks its arguments with `assert` is no helper."""
+        try:
+            manifest = json.loads(self.read("package.json") or "{}")
+        except ValueError:
+            return frozenset()
+        if not isinstance(manifest, dict):
+            return frozenset()
+        entry = posixpath.normpath(str(manifest.get("main") or "index.js"))
+        return frozenset({entry, f"{entry}.js", f"{entry}/index.js"})
 
     def _is_plugin_project(self) -> bool:
         """Return whether the project is a plugin of pytest itself, which is then its subject."""
@@ -200,11 +215,12 @@ class LoadedFiles(NamedTuple):
         return bool(readers) and all(map(self._is_test, readers)) and not is_program(path)
 
     def has_tests(self, path: str) -> bool:
-        """Return whether pytest reported tests of a file at the start, and the file did not run as a program."""
+        """Return whether a runner reported tests of a file at the start, and the file did not run as a program."""
         return not any(path in seen.programs for seen in self.before) and any(
-            name.startswith(f"{path}::") and not _is_doctest(path, name)
+            name.startswith((f"{path}::", f"{path} > ")) and not _is_doctest(path, name)
             for seen in self.before
-            for name in seen.results.get("pytest", ())
+            for results in seen.results.values()
+            for name in results
         )
 
     def has_inner_tests(self, path: str) -> bool:
@@ -222,8 +238,9 @@ def _merge(observations: Sequence[Observation], path: str) -> tuple[str, ...]:
 def _is_doctest(path: str, name: str) -> bool:
     file, _, item = name.partition("::")
     stem = path.rpartition("/")[2].partition(".")[0]
-    # `pkg/calc.py::pkg.calc.add`, unlike `pkg/test_calc.py::test_add`.
-    return file == path and stem in item.split(".")
+    # `pkg/calc.py::pkg.calc.add`, unlike `pkg/test_calc.py::test_add` and `pkg/test_add.py::test_add`.
+    is_function = item == stem and item.startswith("test")
+    return file == path and stem in item.split(".") and not is_function
 
 
 def _is_below(path: str, program: str) -> bool:
