@@ -325,12 +325,10 @@ class Difference:
         )
         deciding = loaded.find_deciding(self._changed)
         self._rewritten |= frozenset(self._same_code(deciding.__contains__))
-        by_name = [
-            # A command may name a file of tests that a runner runs, as in `pytest tests/test_a.py`.
-            file.evolve(kind=FileKind.TEST) if file.path in self._guards.programs and loaded.has_tests(file.path) else file
-            for file in self.guarded
-            if not loaded.is_complete or loaded.keeps(file.path, file.kind)
-        ]
+        by_name = [file for file in self.guarded if not loaded.is_complete or loaded.keeps(file.path, file.kind)]
+        # A command may name a file of tests that a runner runs, as in `pytest tests/test_a.py`.
+        named_tests = set(filter(loaded.has_tests, self._guards.programs))
+        by_name = [file.evolve(kind=FileKind.TEST) if file.path in named_tests else file for file in by_name]
         by_load = [
             ChangedFile(path=path, kind=kind, change=self._changed[path])
             for path, kind in deciding.items()
@@ -662,7 +660,10 @@ def prove_tree(
             finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
             for finding in findings
         ),
-        not_held=(*not_held(measured, beginning, moved.left_out, checks), *(f"{shorten(run, 100)}: {NO_TESTS}" for run in without_tests)),
+        not_held=(
+            *not_held(measured, beginning, moved.left_out, checks),
+            *(f"{shorten(run, 100)}: {NO_TESTS}" for run in without_tests),
+        ),
         started=started,
         ended=datetime.now(UTC),
     )

@@ -193,8 +193,7 @@ def test_a_check_whose_tests_came_with_the_work_has_nothing_to_say_about_the_ori
     def both(tests: From, suite: CheckStatus, new: CheckStatus, *seen: Observation) -> ObservedRun:
         codes = [0 if status is CheckStatus.PASSED else code for status, code in ((suite, 1), (new, 4))]
         checks = [
-            check_run(status, code).evolve(run=run)
-            for run, status, code in zip(runs, (suite, new), codes, strict=True)
+            check_run(status, code).evolve(run=run) for run, status, code in zip(runs, (suite, new), codes, strict=True)
         ]
         single = measured(seen[0], checks[0], tests)
         return ObservedRun(single.run.evolve(checks=tuple(checks)), seen)
