@@ -82,6 +82,8 @@ def test_a_lost_claim_is_quoted() -> None:
         ("Round results to tens", TEST.replace("== 6", "== 10"), (), True),
         ("mul() rounds its result to tens", TEST.replace("add(2, 2) == 4", "add(2, 2) == 5"), (), True),
         ("mul() rounds its result to tens", TEST.replace("mul(2, 3) == 6", "mul(2, 3)"), (), True),
+        ("mul() rounds its result to tens", TEST.replace("== 6", "== mul(3, 2)"), (), True),
+        ("mul() rounds its result to tens", TEST.replace("== 6", "is not None"), (), True),
         ("mul() rounds its result to tens", TEST.replace("mul(2, 3) == 6", "mul(2, 5) == 10"), (), True),
         ("Fix mul() so that the tests pass", TEST.replace("== 6", "== 10"), (), True),
         ("Fix mul(). Do not change any tests", TEST.replace("== 6", "== 10"), (), True),
