@@ -636,7 +636,7 @@ def prove_tree(
     asked = (approval for approval in approvals if approval.asked and change.contains(approval))
     evidence = evidence.evolve(files_changed=change.count, asked=tuple(approval.sentence for approval in asked))
     without_tests = checks_without_tests(measured[-1], beginning, changes)
-    if len(without_tests) == len(checks):
+    if without_tests and len(without_tests) == len(checks):
         measured.pop()
     findings = findings_of(measured, beginning, changes, allowed)
     verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
