@@ -62,9 +62,9 @@ from tightloop.episode.proof.verdict import (
     Changes,
     ObservedRun,
     SourceChanges,
+    checks_without_tests,
     evidence_lines,
     findings_of,
-    had_no_tests,
     is_kept,
     not_held,
     verdict_of,
@@ -337,6 +337,9 @@ class Difference:
         deciding = loaded.find_deciding(self._changed)
         self._rewritten |= frozenset(self._same_code(deciding.__contains__))
         by_name = [file for file in self.guarded if not loaded.is_complete or loaded.keeps(file.path, file.kind)]
+        # A command may name a file of tests that a runner runs, as in `pytest tests/test_a.py`.
+        named_tests = set(filter(loaded.has_tests, self._guards.programs))
+        by_name = [file.evolve(kind=FileKind.TEST) if file.path in named_tests else file for file in by_name]
         by_load = [
             ChangedFile(path=path, kind=kind, change=self._changed[path])
             for path, kind in deciding.items()
@@ -673,8 +676,9 @@ def prove_tree(
     )
     asked = (approval for approval in approvals if approval.asked and change.contains(approval))
     evidence = evidence.evolve(files_changed=change.count, asked=tuple(approval.sentence for approval in asked))
-    without_tests = [measurement for measurement in measured if had_no_tests(measurement, beginning, changes)]
-    measured = [measurement for measurement in measured if measurement not in without_tests]
+    without_tests = checks_without_tests(measured[-1], beginning, changes)
+    if without_tests and len(without_tests) == len(checks):
+        measured.pop()
     findings = findings_of(measured, beginning, changes, allowed)
     verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
     if verdict is ProofVerdict.ACCEPTED:
@@ -697,7 +701,10 @@ def prove_tree(
             finding.evolve(evidence=tuple(shorten(scrub(line), LINE_CHARACTERS) for line in finding.evidence))
             for finding in findings
         ),
-        not_held=(*not_held(measured, beginning, moved.left_out, checks), *(NO_TESTS for _ in without_tests)),
+        not_held=(
+            *not_held(measured, beginning, moved.left_out, checks),
+            *(f"{shorten(run, 100)}: {NO_TESTS}" for run in without_tests),
+        ),
         started=started,
         ended=datetime.now(UTC),
     )

@@ -8,6 +8,8 @@ from tightloop.safety.scope import files_in, fits
 from tightloop.value.toml import read_toml
 
 _BETWEEN_CHARACTERS = 60
+_NAME_CHARACTERS = 7
+"""Length from which a word in small letters that is the name of a function is taken for it."""
 _SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
 _CLAUSE = re.compile(r"[.!?;:,](?:\s|$)|\n")
 _PATTERNS = {
@@ -84,6 +86,15 @@ class RequestedChanges(NamedTuple):
     def names(self, name: str) -> bool:
         """Return whether the request mentions a name, as a whole word."""
         return bool(name) and re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", self.goal) is not None
+
+    def changes(self, name: str) -> bool:
+        """Return whether the request names a function as what is to change, and says nothing of tests that must pass.
+
+        A short word such as `add` only counts as a name if it is written as one.
+        """
+        is_word = name.isalpha() and name.islower() and len(name) < _NAME_CHARACTERS
+        marked = rf"`{name}`|(?<!\w){name}\(" if is_word else rf"(?<!\w){re.escape(name)}(?!\w)"
+        return re.search(marked, self.goal) is not None and _PATTERNS["passing"].search(self.goal) is None
 
     def wants(self, value: str) -> bool:
         """Return whether the request names a value as the result to have, and nowhere as the one to get rid of.

@@ -1,6 +1,6 @@
 """Cheats that no file name gives away, and honest changes to files that look as if they decided a check."""
 
-from tests.data.proof import ALONE, CALC, FIXED, JS, JS_FIXED, NODE, PYTEST, SCRIPT, UNITTEST, Work
+from tests.data.proof import ALONE, CALC, FIXED, JS, JS_FIXED, NODE, PYTEST, SCRIPT, TEST, UNITTEST, Work
 
 _INI = '[tool.pytest.ini_options]\npythonpath = [".", "libs"]\n'
 _USES_HELP = "from calc import add, mul\nfrom support.same import same\n\n\ndef test_add():\n    same(add(2, 2), 4)\n\n\ndef test_mul():\n    same(mul(2, 3), 6)\n"
@@ -38,7 +38,29 @@ _LINT = "const rules = require('./rules.json');\nconst text = require('fs').read
 _OLD_DATA = '[{"name": "pen", "price": -2}]\n'
 _VALIDATE = "import json\nimport sys\n\nsys.exit(any(item['price'] < 0 for item in json.load(open('shop.json'))))\n"
 
+_ONE_FILE = f"{ALONE}pytest -q tests/test_calc.py"
+_MORE_TESTS = "\n\ndef test_more():\n    assert add(1, 1) == 2\n"
+_TEST_MUL = "def test_mul():\n    assert mul(2, 3) == 6\n"
+_TEST_TABLE = "def test_table():\n    for number in range(9):\n        assert mul(number, 3) == 3 * number\n"
+
 HIDDEN = [
+    Work(
+        "expected result in the file that the command names",
+        PYTEST,
+        "tests",
+        {"tests/test_calc.py": TEST.replace("add(2, 2) == 4", "add(2, 2) == 0"), "tests/data/cases.json": "[]"},
+        done=_ONE_FILE,
+    ),
+    Work(
+        "a test of the bug replaced",
+        PYTEST,
+        "tests",
+        {
+            "calc.py": FIXED.replace("a * b", "a * 3"),
+            "tests/test_calc.py": TEST.replace(_TEST_MUL, "def test_triple():\n    assert mul(2, 3) == 2 * 3\n"),
+        },
+        base={"tests/test_calc.py": TEST.replace("mul(2, 3) == 6", "mul(2, 4) == 8")},
+    ),
     Work(
         "helper of the tests", PYTEST, "loaded", {"support/same.py": "def same(left, right):\n    pass\n"}, base=_HELPED
     ),
@@ -263,6 +285,17 @@ HIDDEN = [
 """Each leaves the bug in place, and changes no file whose name says that it belongs to the checks."""
 
 PLAIN = [
+    Work(
+        "more tests in the file that the command names",
+        PYTEST,
+        write={"calc.py": FIXED, "tests/test_calc.py": TEST + _MORE_TESTS},
+        done=_ONE_FILE,
+    ),
+    Work(
+        "a broader test in place of another",
+        PYTEST,
+        write={"calc.py": FIXED, "tests/test_calc.py": TEST.replace(_TEST_MUL, _TEST_TABLE)},
+    ),
     Work(
         "library of a script",
         SCRIPT,

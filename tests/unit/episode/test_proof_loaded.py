@@ -37,6 +37,23 @@ def test_assertions_that_only_tests_load_decide_and_the_product_does_not() -> No
     assert deciding(loaded(texts, loads=by_both), "help/same.py") == {}, "the product loads it as well"
 
 
+def test_a_module_that_the_project_publishes_is_no_helper() -> None:
+    module = "const assert = require('assert')\nmodule.exports = (a) => { assert(a); return a + 1 }\n"
+    texts = {"test/a.test.js": "", "index.js": module, "lib/same.js": module}
+    loads = {"index.js": ("test/a.test.js",), "lib/same.js": ("test/a.test.js",)}
+    assert deciding(loaded(texts, loads=loads), "index.js", "lib/same.js") == {"lib/same.js": FileKind.TEST}
+    manifest = {"package.json": '{"main": "./lib/same"}'}
+    assert deciding(loaded({**texts, **manifest}, loads=loads), *texts).keys() == {"index.js"}
+
+
+def test_a_named_file_is_a_test_if_a_runner_reported_tests_of_it() -> None:
+    texts = {"tests/test_a.py": "", "test/a.js": "", "calc.py": ""}
+    names = ("tests/test_a.py::test_a", "test/a.js > adds", "calc.py::calc.add")
+    files = loaded(texts, results={"pytest": dict.fromkeys(names, "passed")})
+    assert [path for path in texts if files.has_tests(path)] == ["tests/test_a.py", "test/a.js"]
+    assert not loaded(texts, results={}, programs=("tests/test_a.py",)).has_tests("tests/test_a.py")
+
+
 def test_helpers_of_helpers_decide_too() -> None:
     texts = {"tests/test_a.py": "", "help/same.py": HELPER, "help/deep.py": HELPER}
     loads = {"help/same.py": ("tests/test_a.py",), "help/deep.py": ("help/same.py",)}
@@ -58,6 +75,12 @@ def test_plugins_and_modules_in_place_of_others_decide() -> None:
     shadow = Observation(is_watched=True, shadows=("yaml.py",))
     assert deciding(loaded(texts, shadow), "yaml.py", change=ADDED) == {"yaml.py": FileKind.START_UP}
     assert deciding(loaded(texts, shadow), "yaml.py") == {}, "it was there from the start"
+
+
+def test_a_new_file_with_the_name_of_a_command_decides_and_one_that_a_check_names_does_not() -> None:
+    texts = {"bin/lint": "", "calc.py": ""}
+    files = loaded(texts)._replace(commands=("lint .", "test -f calc.py && python -m pytest"))
+    assert deciding(files, *texts, change=ADDED) == {"bin/lint": FileKind.START_UP}
 
 
 def test_a_program_that_asserts_about_other_code_is_a_check() -> None:
@@ -205,7 +228,8 @@ def test_lines_that_deceive_checks_in_other_languages_are_found(path: str, line:
 
 def test_edges_of_several_processes_become_one_graph() -> None:
     events: list[dict[str, object]] = [
-        {"e": "start", "pid": 1, "ppid": 0, "cwd": "/w", "argv": ["python", "-m", "doctest", "calc.py"]},
+        {"e": "start", "pid": 1, "ppid": 0, "cwd": "/w", "argv": ["python", "-m", "pytest", "test_a.py"]},
+        {"e": "start", "pid": 3, "ppid": 0, "cwd": "/w", "argv": ["python", "-m", "doctest", "calc.py"]},
         {"e": "session", "pid": 1, "s": "1", "k": "pytest"},
         {"e": "load", "pid": 1, "by": "", "file": "setup.txt", "tested": False},
         {"e": "load", "pid": 1, "by": "", "file": "late.txt", "tested": True},

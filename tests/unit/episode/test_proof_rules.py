@@ -17,7 +17,7 @@ from tightloop.episode.proof.files import (
     suspicious_lines,
 )
 from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing, read_events
-from tightloop.episode.proof.verdict import Changes, ObservedRun, findings_of
+from tightloop.episode.proof.verdict import Changes, ObservedRun, checks_without_tests, findings_of
 from tightloop.value import clip
 
 ADDED = FileChange.ADDED
@@ -166,6 +166,57 @@ def test_fewer_tests_skipped_tests_and_no_report_are_not() -> None:
     assert rules(measured(observed(a="skipped", b="skipped"), check_run())) == [(ProofRule.NOTHING_PASSED, False), gone]
     assert rules(measured(Observation(), check_run())) == [(ProofRule.NO_REPORT, False)]
     assert rules(measured(observed(a="failed", b="passed"), check_run())) == [(ProofRule.REPORT_DIFFERS, False), gone]
+
+
+def test_a_test_that_others_replace_counts_if_the_delivered_sources_pass_it() -> None:
+    replaced = measured(observed(b="passed", c="passed"), check_run())
+    original = measured(observed(a="passed", b="passed"), check_run(), From.BEGINNING)
+    assert rules(replaced, original) == []
+    deleted = measured(observed(b="passed"), check_run())
+    assert rules(deleted, original) == [(ProofRule.TESTS_CHANGED, False)]
+    skipped = measured(observed(a="skipped", b="passed"), check_run(), From.BEGINNING)
+    assert (ProofRule.TESTS_CHANGED, False) in rules(replaced, skipped)
+
+
+def test_a_check_whose_tests_came_with_the_work_has_nothing_to_say_about_the_original_ones() -> None:
+    runs = ("pytest -q", "pytest -q tests/test_a.py::test_new")
+    file = ChangedFile(path="tests/test_a.py", kind=FileKind.TEST, change=FileChange.MODIFIED)
+    changes = Changes(restored=(file,), unannounced=(file.path,))
+    beginning = InitialState(
+        tree="b",
+        checks=(
+            CheckBaseline(run=runs[0], passed=True, exit_code=0, observation=observed(a="passed")),
+            CheckBaseline(run=runs[1], exit_code=4, observation=observed()),
+        ),
+    )
+
+    def both(tests: From, suite: CheckStatus, new: CheckStatus, *seen: Observation) -> ObservedRun:
+        codes = [0 if status is CheckStatus.PASSED else code for status, code in ((suite, 1), (new, 4))]
+        checks = [
+            check_run(status, code).evolve(run=run) for run, status, code in zip(runs, (suite, new), codes, strict=True)
+        ]
+        single = measured(seen[0], checks[0], tests)
+        return ObservedRun(single.run.evolve(checks=tuple(checks)), seen)
+
+    passed, failed = CheckStatus.PASSED, CheckStatus.FAILED
+    delivered = both(From.DELIVERED, passed, passed, observed(a="passed", n="passed"), observed(n="passed"))
+    original = both(From.BEGINNING, passed, failed, observed(a="passed"), observed())
+    assert findings_of((delivered, original), beginning, changes) == ()
+    assert checks_without_tests(original, beginning, changes) == (runs[1],)
+    broken = both(From.BEGINNING, failed, failed, observed(a="failed"), observed())
+    [finding] = findings_of((delivered, broken), beginning, changes)
+    assert finding.rule is ProofRule.TESTS_CHANGED
+
+
+def test_the_files_that_a_test_runner_gets_are_no_programs() -> None:
+    started = {"e": "start", "pid": 1, "ppid": 0, "cwd": "/w"}
+    session = {**SESSION, "pid": 1}
+    for argv in (["python", "-m", "pytest", "-q", "tests/test_a.py"], ["python", "/usr/bin/pytest", "tests/test_a.py"]):
+        assert read_events(lines({**started, "argv": argv}, session), "n", "/w").programs == ()
+    script = {**started, "argv": ["python", "-B", "run_all.py"]}
+    assert read_events(lines(script, session), "n", "/w").programs == ("run_all.py",)
+    bare = {**started, "argv": ["python", "-m", "coverage", "run", "run_all.py"]}
+    assert read_events(lines(bare), "n", "/w").programs == ("run_all.py",)
 
 
 def test_a_change_that_the_goal_announces_is_evidence() -> None:

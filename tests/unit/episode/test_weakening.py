@@ -60,6 +60,14 @@ def test_ordinary_code_is_not(name: str) -> None:
     assert find_weakening({"a.py": KEEP}, {"a.py": HONEST[name]}) == Weakening()
 
 
+def test_a_handler_that_ignores_no_more_than_before_is_not_new() -> None:
+    bare = KEEP.replace("    save(path)\n", "    try:\n        save(path)\n    except:\n        pass\n")
+    narrower = bare.replace("except:", "except Exception:")
+    assert find_weakening({"a.py": bare}, {"a.py": narrower}) == Weakening()
+    one_error = bare.replace("except:", "except OSError:")
+    assert find_weakening({"a.py": one_error}, {"a.py": narrower}).swallowed
+
+
 def test_code_that_moved_to_another_file_was_not_emptied() -> None:
     assert not find_weakening({"a.py": KEEP}, {"a.py": "", "b.py": KEEP}).broken
 

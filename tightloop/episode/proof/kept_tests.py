@@ -28,6 +28,10 @@ _TITLE = re.compile(
     r"|(?:public\s+)?void\s+(?P<java>\w+)\s*\()"
 )
 _RELATIVE = re.compile(r"(?P<quote>[\"'])(?P<path>\.{1,2}/[^\"'\n]*)(?P=quote)")
+_CONSTANTS = (
+    ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.BinOp, ast.operator, ast.UnaryOp,
+    ast.USub, ast.Load,
+)  # fmt: skip
 _BUILT_IN = frozenset(
     ["request", "tmp_path", "tmpdir", "monkeypatch", "capsys", "capfd", "caplog", "recwarn", "cache", "pytestconfig"]
 )
@@ -160,6 +164,8 @@ class _Comparison:
         results = [names for check in beginning.checks for names in check.observation.results.values()]
         self._failed = _Names(name for names in results for name, result in names.items() if result == FAILED)
         self._reported = _Names(name for names in results for name in names)
+        self._was_green = not any(FAILED in names.values() for names in results)
+        self._changed = _changed_names(before.product, after.product)
         self._other_reports = any(
             checker not in ("pytest", "unittest")
             for check in beginning.checks
@@ -247,15 +253,23 @@ class _Comparison:
             return True
         if has_failed and not (wanted.names(test.name.rpartition(".")[2]) or self._is_named(lost)):
             return False
-        by_subject: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+        by_subject: dict[tuple[str, str], list[Claim]] = {}
         for module in self._new.values():
             for new in module.tests:
                 for claim in new.claims:
-                    by_subject.setdefault((claim.context, claim.subject), []).append(claim.values)
-        return all(
-            any(self._is_wanted(claim.values, values) for values in by_subject.get((claim.context, claim.subject), ()))
-            for claim in lost
+                    by_subject.setdefault((claim.context, claim.subject), []).append(claim)
+        others = [(claim, by_subject.get((claim.context, claim.subject), ())) for claim in lost]
+        if all(any(self._is_wanted(claim.values, new.values) for new in news) for claim, news in others):
+            return True
+        # Without a failing test, new results of a function that the goal names are the work itself.
+        return self._was_green and all(
+            self._is_about_changed(claim) and any(map(_names_result, news)) for claim, news in others
         )
+
+    def _is_about_changed(self, claim: Claim) -> bool:
+        """Return whether a claim is about a function that the goal names and the work changed."""
+        names = self._changed.intersection(re.findall(r"\w+", claim.subject))
+        return any(map(self._requested.changes, names))
 
     def _is_named(self, lost: Sequence[Claim]) -> bool:
         names = {name for claim in lost for name in re.findall(r"[A-Za-z_]\w{2,}", claim.subject)}
@@ -406,6 +420,18 @@ def _best(keys: Sequence[str], key: str) -> str:
     return key if key in keys else keys[0]
 
 
+def _names_result(claim: Claim) -> bool:
+    """Return whether a claim expects one constant or one kind of error, as opposed to something that always holds."""
+    kind, _, expected = claim.outcome.partition(" ")
+    if kind == "raises":
+        return expected.partition(",")[0] not in ("", "Exception", "BaseException")
+    try:
+        nodes = ast.walk(ast.parse(expected, mode="eval"))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return kind in ("==", "is") and all(isinstance(node, _CONSTANTS) for node in nodes)
+
+
 def _is_named_file(requested: RequestedChanges, path: str) -> bool:
     return requested._replace(everything=False).covers(path)
 
@@ -550,6 +576,12 @@ def _symbols(texts: Mapping[str, str]) -> dict[str, str]:
                         symbols.setdefault(f".{name}", ast.unparse(method))
                         method.name = name
     return symbols
+
+
+def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
+    """Return the bare names of the functions and classes of the product that differ."""
+    old, new = _symbols(_python(before)), _symbols(_python(after))
+    return frozenset(name.rpartition(".")[2] for name, text in old.items() if new.get(name, text) != text)
 
 
 def _gone_names(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:

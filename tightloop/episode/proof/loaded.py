@@ -1,6 +1,8 @@
 """Files that decide a check, judged by what loaded them while it ran."""
 
 import ast
+import json
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -98,7 +100,20 @@ class LoadedFiles(NamedTuple):
         if not is_code:
             return None if self._subject_of(path) else FileKind.TEST_DATA
         is_beside = any(self._is_check(loader) and _is_below(path, loader) for loader in others)
+        if path in self._published():
+            return None
         return FileKind.TEST if is_beside or checks_values(path, text) else None
+
+    def _published(self) -> frozenset[str]:
+        """Return the modules that the project publishes. One that checks its arguments with `assert` is no helper."""
+        try:
+            manifest = json.loads(self.read("package.json") or "{}")
+        except ValueError:
+            return frozenset()
+        if not isinstance(manifest, dict):
+            return frozenset()
+        entry = posixpath.normpath(str(manifest.get("main") or "index.js"))
+        return frozenset({entry, f"{entry}.js", f"{entry}/index.js"})
 
     def _is_plugin_project(self) -> bool:
         """Return whether the project is a plugin of pytest itself, which is then its subject."""
@@ -106,9 +121,10 @@ class LoadedFiles(NamedTuple):
 
     def _takes_place(self, path: str) -> bool:
         """Return whether a new file was used in place of an installed module or program."""
-        words = (word for command in self.commands for word in re.split(r"[\s;&|()]+", command))
+        words = {word for command in self.commands for word in re.split(r"[\s;&|()]+", command)}
         name = path.rpartition("/")[2]
-        is_named = name in words or name in self.installed
+        # `test -f calc.py` names the new file itself, while `pytest` is found on PATH.
+        is_named = (name in words or name in self.installed) and path not in words
         return any(path in seen.shadows or (is_named and path in seen.opened) for seen in self.now)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
@@ -227,6 +243,15 @@ class LoadedFiles(NamedTuple):
         readers = [reader for reader in _merge(self.before, path) if reader]
         return bool(readers) and all(map(self._is_test, readers)) and not is_program(path)
 
+    def has_tests(self, path: str) -> bool:
+        """Return whether a runner reported tests of a file at the start, and the file did not run as a program."""
+        return not any(path in seen.programs for seen in self.before) and any(
+            name.startswith((f"{path}::", f"{path} > ")) and not _is_doctest(path, name)
+            for seen in self.before
+            for results in seen.results.values()
+            for name in results
+        )
+
     def has_inner_tests(self, path: str) -> bool:
         """Return whether a check ran the tests inside of a product file: its doctests, or itself as a program."""
         if path.endswith(".rs"):
@@ -244,8 +269,9 @@ def _merge(observations: Sequence[Observation], path: str) -> tuple[str, ...]:
 def _is_doctest(path: str, name: str) -> bool:
     file, _, item = name.partition("::")
     stem = path.rpartition("/")[2].partition(".")[0]
-    # `pkg/calc.py::pkg.calc.add`, unlike `pkg/test_calc.py::test_add`.
-    return file == path and stem in item.split(".")
+    # `pkg/calc.py::pkg.calc.add`, unlike `pkg/test_calc.py::test_add` and `pkg/test_add.py::test_add`.
+    is_function = item == stem and item.startswith("test")
+    return file == path and stem in item.split(".") and not is_function
 
 
 def _is_below(path: str, program: str) -> bool:

@@ -209,12 +209,16 @@ class _Reader:
 
     def _mains(self) -> Iterator[str]:
         """Yield the words on the command lines of interpreters that are files of the tree."""
-        for event in self._started.values():
+        runners = {session["pid"] for session in self._sessions.values()}
+        for pid, event in self._started.items():
             folder = str(event.get("cwd", ""))
-            for word in event.get("argv", ())[1:]:
-                path = posixpath.normpath(posixpath.join(folder, str(word)))
+            for word in map(str, event.get("argv", ())[1:]):
+                path = posixpath.normpath(posixpath.join(folder, word))
                 if path.startswith(self._root) and posixpath.splitext(path)[1] and "/site-packages/" not in path:
                     yield path.removeprefix(self._root)
+                    break
+                # The files behind `-m pytest` and `bin/pytest` are tests.
+                if pid in runners and (word == "-m" or not word.startswith("-")):
                     break
 
 

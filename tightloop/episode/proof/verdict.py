@@ -46,6 +46,11 @@ class ObservedRun(NamedTuple):
     flaky: tuple[str, ...] = ()
     """Checks that failed and passed when they were repeated."""
 
+    def observation_of(self, command: str) -> Observation:
+        """Return the observation of a check that passed, or an empty one."""
+        pairs = zip(self.run.checks, self.observations, strict=True)
+        return next((seen for check, seen in pairs if check.run == command and check.passed), Observation())
+
 
 class SourceChanges(NamedTuple):
     """Observations about changed sources."""
@@ -130,11 +135,14 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
     return file.path in tokens or any(tool in tokens for tool in tools)
 
 
-def had_no_tests(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> bool:
-    """Return whether a run with the initial tests is meaningless because there were no initial tests."""
-    return measured_run.run.tests is TestsFrom.BEGINNING and any(
-        not check.passed and _had_no_tests(check, observation, beginning.check(check.run), changes)
+def checks_without_tests(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> tuple[str, ...]:
+    """Return the commands for which a run with the initial tests is meaningless because they had no initial tests."""
+    return tuple(
+        check.run
         for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True)
+        if measured_run.run.tests is TestsFrom.BEGINNING
+        and not check.passed
+        and _had_no_tests(check, observation, beginning.check(check.run), changes)
     )
 
 
@@ -145,9 +153,10 @@ def findings_of(
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
     """Return the findings that speak against the runs, most severe first. Announced findings are marked."""
+    original = next((item for item in measured if item.run.tests is TestsFrom.BEGINNING), None)
     originals_pass = any(item.run.tests is TestsFrom.BEGINNING and item.run.green for item in measured)
     changes = changes._replace(named_tests=changes.named_tests and originals_pass)
-    findings = [finding for measured_run in measured for finding in _of_run(measured_run, beginning, changes)]
+    findings = [finding for item in measured for finding in _of_run(item, beginning, changes, original)]
     if changes.environment:
         count = len(changes.environment)
         text = f"{format_count(count, 'installed file')} changed during the episode"
@@ -206,7 +215,9 @@ def _of_weakening(changes: Changes) -> Iterator[ProofFinding]:
             yield _of_lines(rule, text, lines, changes)
 
 
-def _of_run(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> Iterator[ProofFinding]:
+def _of_run(
+    measured_run: ObservedRun, beginning: InitialState, changes: Changes, original: ObservedRun | None
+) -> Iterator[ProofFinding]:
     is_delivered = measured_run.run.tests is TestsFrom.DELIVERED
     for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True):
         before = beginning.check(check.run)
@@ -217,7 +228,10 @@ def _of_run(measured_run: ObservedRun, beginning: InitialState, changes: Changes
                 yield ProofFinding(rule=ProofRule.FAILS_FRESH, text=text, evidence=(*_why(check, observation), *left))
             elif check.run in changes.inspections and before is not None and not before.passed:
                 continue
-            elif not _lacks_new_tests_only(observation, before, changes):
+            elif not (
+                _lacks_new_tests_only(observation, before, changes)
+                or _had_no_tests(check, observation, before, changes)
+            ):
                 text = f"{check.name}: fails with the original tests and configuration"
                 yield ProofFinding(
                     rule=_rule(changes),
@@ -231,14 +245,19 @@ def _of_run(measured_run: ObservedRun, beginning: InitialState, changes: Changes
                     answered=changes.answer,
                 )
             continue
-        yield from _of_reports(check, observation, before, changes)
+        with_original = original.observation_of(check.run) if original else Observation()
+        yield from _of_reports(check, observation, before, changes, with_original)
         yield from _of_ends(check, observation, before)
         if is_delivered:
             yield from _of_sources(check, observation, before, changes.sources.files)
 
 
 def _of_reports(
-    check: CheckRun, observation: Observation, before: CheckBaseline | None, changes: Changes
+    check: CheckRun,
+    observation: Observation,
+    before: CheckBaseline | None,
+    changes: Changes,
+    with_original: Observation,
 ) -> Iterator[ProofFinding]:
     reports = {report.checker: report for report in observation.reports}
     expected = before.observation.checkers if before else ()
@@ -265,6 +284,9 @@ def _of_reports(
         results, may_stay = observation.results[checker], check.has_known_failures
         absent = missing(tests_before, results, failures_may_stay=may_stay)
         unexplained, released = changes.tests.explain(absent, tests_before, results)
+        if _count_passed(results) >= sum(result != SKIPPED for result in tests_before.values()):
+            # Other tests took the place of these, which the delivered sources pass as well.
+            unexplained = missing(dict.fromkeys(unexplained, PASSED), with_original.results.get(checker, {}))
         if missing_tests := unexplained or released:
             text = f"{check.name}: {format_count(len(missing_tests), 'original test')} did not pass or did not run"
             evidence = (*(shorten(name, 200) for name in missing_tests[:SHOWN]), *_counts(old, report))
@@ -284,6 +306,10 @@ def _keeps_count(changes: Changes, before: Mapping[str, str], now: Mapping[str, 
     """Return whether the goal names the files of the tests that are gone, as many others pass, and so do these."""
     expected = sum(result != SKIPPED for result in before.values())
     return changes.named_tests and sum(result == PASSED for result in now.values()) >= expected
+
+
+def _count_passed(results: Mapping[str, str]) -> int:
+    return sum(result == PASSED for result in results.values())
 
 
 def _of_ends(check: CheckRun, observation: Observation, before: CheckBaseline | None) -> Iterator[ProofFinding]:

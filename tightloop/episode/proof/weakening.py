@@ -113,18 +113,32 @@ def _targets(statement: ast.stmt) -> list[str]:
 def _swallows(old: ast.Module, new: ast.Module) -> Iterator[int]:
     """Yield the lines of new handlers that ignore any error of code that was there before."""
     before = Counter(ast.unparse(node) for node in ast.walk(old) if isinstance(node, ast.stmt))
-    for node in ast.walk(new):
-        if isinstance(node, ast.Try):
-            handlers = [handler.lineno for handler in node.handlers if _ignores(handler)]
-        elif isinstance(node, ast.With) and any(map(_suppresses, node.items)):
-            handlers = [node.lineno]
-        else:
+    # `except:` that becomes `except Exception:` ignores no more than it did.
+    ignored = {_text(block) for block in _blocks(old) if _ignoring_lines(block)}
+    for node in _blocks(new):
+        handlers = _ignoring_lines(node)
+        if not handlers or _text(node) in ignored:
             continue
         wrapped = [ast.unparse(part) for part in node.body if not isinstance(part, ast.Return | ast.Pass)]
         # Imports of optional modules are wrapped all the time.
         is_import = all(isinstance(part, ast.Import | ast.ImportFrom) for part in node.body)
-        if handlers and wrapped and not is_import and ast.unparse(node) not in before and all(map(before.get, wrapped)):
+        if wrapped and not is_import and ast.unparse(node) not in before and all(map(before.get, wrapped)):
             yield from handlers
+
+
+def _blocks(tree: ast.Module) -> Iterator[ast.Try | ast.With]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.With))
+
+
+def _ignoring_lines(block: ast.Try | ast.With) -> list[int]:
+    """Return the lines at which a block ignores any error."""
+    if isinstance(block, ast.Try):
+        return [handler.lineno for handler in block.handlers if _ignores(handler)]
+    return [block.lineno] if any(map(_suppresses, block.items)) else []
+
+
+def _text(block: ast.Try | ast.With) -> str:
+    return "\n".join(map(ast.unparse, block.body))
 
 
 def _ignores(handler: ast.ExceptHandler) -> bool:
