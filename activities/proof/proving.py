@@ -294,11 +294,11 @@ class Difference:
         self._trees, self._commands = trees, commands
         self.before, self.after = trees.files(base), trees.files(delivered)
         self._changed: dict[str, FileChange] = {}
-        for path in sorted({*self.before, *self.after}):
-            old, new = self.before.get(path), self.after.get(path)
-            if old != new and not is_cache(path):
-                kind = FileChange.ADDED if old is None else FileChange.DELETED if new is None else FileChange.MODIFIED
-                self._changed[path] = kind
+        for path in sorted({path for path, _ in self.before.items() ^ self.after.items() if not is_cache(path)}):
+            was, is_there = path in self.before, path in self.after
+            self._changed[path] = (
+                FileChange.ADDED if not was else FileChange.MODIFIED if is_there else FileChange.DELETED
+            )
         # Initial files that the definition of done refers to, and the files that these refer to.
         programs, texts = frozenset[str](), commands
         # Until nothing new is found: a Makefile may call a script that calls another one.
