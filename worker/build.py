@@ -337,7 +337,15 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         _refusal_by(use, scenarios, has_bash=bool(settings.sandbox.image) or Path(BASH).exists()),
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
-    proof = ProofActivities(use.workspaces, use.stores, use.checks, use.bench, use.differ, scenarios)
+    proof = ProofActivities(
+        use.workspaces,
+        use.stores,
+        use.checks,
+        use.bench,
+        use.differ,
+        scenarios,
+        twice_limit_s=settings.tracking.tests_twice_s,
+    )
     tracking = TrackingActivities(use.workspaces, use.stores, use.ledgers, use.differ, use.gate, use.memories)
     execution = ExecutionActivities(use.workspaces, use.stores, use.outboxes, use.executors)
     planning = PlanningActivities(

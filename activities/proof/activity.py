@@ -22,7 +22,8 @@ from activities.proof.port import (
     ProveResult,
     ScenarioSource,
 )
-from activities.proof.proving import Runs, prove_tree, store_proof, subject_of
+from activities.proof.proving import prove_tree, store_proof, subject_of
+from activities.proof.runs import Runs
 from activities.proof.scenarios import baseline_of, result_of
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
@@ -54,9 +55,11 @@ class ProofActivities:
         bench: "LocalCheckouts",
         differ: Differ,
         scenarios: ScenarioSource,
+        *,
+        twice_limit_s: float = 0.0,
     ) -> None:
         self._workspaces, self._stores, self._runner, self._checkouts = workspaces, stores, runner, bench
-        self._differ, self._scenarios = differ, scenarios
+        self._differ, self._scenarios, self._twice_limit_s = differ, scenarios, twice_limit_s
 
     @activity.defn(no_thread_cancel_exception=True)
     def find_checks(self, request: FindChecksRequest) -> FoundDefinition:
@@ -182,4 +185,5 @@ class ProofActivities:
         return show_change(diff.patch.decode("utf-8", "replace"), changed_paths(proof), command)
 
     def _runs(self, tree: WorkingTree, store: ArtifactStore) -> Runs:
-        return Runs(tree, store, self._runner, self._checkouts, should_stop, activity.heartbeat)
+        limit = self._twice_limit_s
+        return Runs(tree, store, self._runner, self._checkouts, should_stop, activity.heartbeat, twice_limit_s=limit)

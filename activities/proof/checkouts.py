@@ -256,8 +256,11 @@ def _write_files(folder: Path, trees: LockedTrees, files: Files) -> None:
         try:
             for path in paths:
                 name, mode = path.rpartition("/")[2], 0o755 if files[path].mode & 0o100 else 0o644
-                with os.fdopen(os.open(name, _NEW_FILE, mode, dir_fd=descriptor), "wb") as file:
-                    file.writelines(trees.pieces(files[path].blob))
+                with os.fdopen(os.open(name, _NEW_FILE, mode, dir_fd=descriptor), "wb", buffering=0) as file:
+                    for piece in trees.pieces(files[path].blob):
+                        # A raw file may take only a part.
+                        while piece:
+                            piece = piece[file.write(piece) :]
         finally:
             os.close(descriptor)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, ScenarioSource, UntrackedChanges
-from activities.proof.proving import Runs, compare_untracked_files
+from activities.proof.runs import Runs
 from tightloop.episode.check import Check, CheckStatus, ProofRule
 from tightloop.episode.proof import CheckRun, ProofRun, TestsFrom
 from tightloop.episode.proof.report import InitialState, Observation
@@ -59,7 +59,7 @@ def result_of(
     initial = source.find(baseline.digest) if baseline is not None else None
     seen = seen_before(bundle, initial, baseline)
     files = LockedTrees(use.tree).files(delivered)
-    outcomes = _run(use, bundle, files, compare_untracked_files(use, beginning, files), seen.odd)
+    outcomes = _run(use, bundle, files, use.compare_untracked(beginning, files), seen.odd)
     return ScenarioResult(
         digest=hidden.digest,
         total=len(outcomes),

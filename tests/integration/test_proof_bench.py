@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from activities.proof.checkouts import REMOVAL, LocalCheckouts
+from activities.proof.difference import Difference
 from activities.proof.port import LockedTrees, TreeFile, UntrackedChanges
-from activities.proof.proving import Difference
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import GitWorkspaces
 from tests.support.git_sample import make_repository

@@ -13,7 +13,8 @@ from activities.checks.activity import CommandResult
 from activities.checks.runner import ProcessCheckRunner
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.copies import list_later_commits
-from activities.proof.proving import Runs, Subject, prove_tree
+from activities.proof.proving import Subject, prove_tree
+from activities.proof.runs import Runs
 from activities.sandbox.choose import choose_sandbox
 from activities.sandbox.port import Sandbox
 from activities.workspace.working_tree import GitWorkspaces
@@ -29,6 +30,37 @@ PYTEST = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -q -p no:
 LINT = "! grep -n 'str(a)' calc.py | grep -v 'type: ignore'"
 TYPED = "def add(a, b):\n    return str(a) + b\n"
 TEST = "from calc import add\n\n\ndef test_add():\n    assert add(2, 2) == 4\n"
+COUNTING = """_calls = 0
+
+
+def add(a, b):
+    global _calls
+    _calls += 1
+    return a + b if _calls == 1 else a - b
+"""
+LEAVING = """from pathlib import Path
+
+from calc import add
+
+
+def test_add():
+    assert add(2, 2) == 4
+    assert not Path("left").exists()
+    Path("left").touch()
+"""
+REGISTERING = """from calc import add
+
+_seen = []
+
+
+def test_once():
+    assert not _seen
+    _seen.append(add)
+
+
+def test_add():
+    assert add(2, 2) == 4
+"""
 Prove = Callable[..., Proof]
 
 
@@ -56,6 +88,7 @@ def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
         command: str,
         later: dict[str, str] | None = None,
         fails_at: int = 0,
+        twice_limit_s: float = 60.0,
     ) -> Proof:
         root = make_repository(tmp_path / "project", {".gitignore": "__pycache__/\n", **base})
         if later:
@@ -68,7 +101,15 @@ def prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prove:
         workspaces.prepare(scope, take_over=lambda _: True)
         with workspaces.hold(scope) as tree:
             runner = FailingOnce(choose_sandbox(settings), settings, fails_at)
-            use = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _: None)
+            use = Runs(
+                tree,
+                open_local_store(root),
+                runner,
+                LocalCheckouts(),
+                lambda: False,
+                lambda _: None,
+                twice_limit_s=twice_limit_s,
+            )
             begun, checks = tree.snapshot(), (Check(run=command),)
             baselines = tuple(
                 CheckBaseline(run=command, passed=outcome.result.passed, observation=outcome.observation)
@@ -127,3 +168,21 @@ def test_a_flaky_check_is_repeated_and_named(prove: Prove) -> None:
     proof = prove({"calc.py": CALC}, {"calc.py": FIXED}, "grep -q 'a + b' calc.py", fails_at=3)
     assert rules(proof) == []
     assert any("flaky" in line for line in proof.not_held)
+
+
+def test_a_product_that_counts_its_calls_is_doubted(prove: Prove) -> None:
+    base = {"calc.py": CALC, "tests/test_calc.py": TEST, "pytest.ini": "[pytest]\npythonpath = .\n"}
+    proof = prove(base, {"calc.py": COUNTING}, PYTEST)
+    assert rules(proof) == [ProofRule.SUSPICIOUS]
+    assert proof.open_findings[0].evidence == ("tests/test_calc.py::test_add",)
+
+
+def test_a_product_that_counts_its_calls_is_not_seen_where_the_second_run_is_off(prove: Prove) -> None:
+    base = {"calc.py": CALC, "tests/test_calc.py": TEST, "pytest.ini": "[pytest]\npythonpath = .\n"}
+    assert rules(prove(base, {"calc.py": COUNTING}, PYTEST, twice_limit_s=0)) == []
+
+
+@pytest.mark.parametrize("test", [LEAVING, REGISTERING], ids=["leaves a file", "never ran twice"])
+def test_a_test_that_cannot_run_twice_is_not_doubted(prove: Prove, test: str) -> None:
+    base = {"calc.py": CALC, "tests/test_calc.py": test, "pytest.ini": "[pytest]\npythonpath = .\n"}
+    assert rules(prove(base, {"calc.py": FIXED}, PYTEST)) == []

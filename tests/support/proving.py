@@ -15,7 +15,8 @@ from activities.checks.runner import ProcessCheckRunner
 from activities.proof import untracked
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.port import LockedTrees
-from activities.proof.proving import Runs, Subject, prove_tree
+from activities.proof.proving import Subject, prove_tree
+from activities.proof.runs import Runs
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.working_tree import GitWorkspaces

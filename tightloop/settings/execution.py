@@ -467,6 +467,8 @@ class TrackingSettings(Thresholds, Section):
     """
     scenario_reports: int = Field(default=3, ge=0, le=100)
     """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
+    tests_twice_s: float = Field(default=60.0, ge=0, le=3_600)
+    """Time in seconds that a pytest check may take for the proof to run its tests twice in one process. 0 is off."""
 
     @model_validator(mode="before")
     @classmethod

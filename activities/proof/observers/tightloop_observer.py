@@ -12,6 +12,7 @@ import atexit
 import json
 import os
 import sys
+import time
 
 import tightloop_loads
 
@@ -20,6 +21,9 @@ PLACE = "TIGHTLOOP_OBSERVE"
 CANARY = "tightloop-canary"
 WITHIN = "TIGHTLOOP_WITHIN"
 """Environment variable for processes started by a test session. Sessions within tests do not belong to the check."""
+
+TWICE = "TIGHTLOOP_TWICE"
+"""Environment variable that asks for a second run of all tests that passed."""
 
 
 class _Teller:
@@ -253,7 +257,8 @@ def _make_session(pytest, teller, is_part):
 
         def __init__(self):
             self.name = teller.session("pytest") if not is_part else ""
-            self.raised = {}
+            self.passed = set()
+            self.is_second_run = False
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
@@ -267,20 +272,46 @@ def _make_session(pytest, teller, is_part):
             outcome = yield
             error = outcome.excinfo
             skips = (pytest.skip.Exception, pytest.xfail.Exception)
-            if error is None or issubclass(error[0], skips) or is_part:
+            if error is None or issubclass(error[0], skips) or is_part or self.is_second_run:
                 return
             if item.name != CANARY and item.get_closest_marker("xfail") is None:
                 teller.tell("raw", s=self.name, id=item.nodeid)
 
         def pytest_runtest_logreport(self, report):
             """Report a test result."""
-            if is_part:
+            if is_part or self.is_second_run:
                 return
             result = report.outcome
+            if report.when == "call" and report.passed:
+                self.passed.add(report.nodeid)
             if hasattr(report, "wasxfail") and result == "skipped":
                 result = "passed"
             if report.when == "call" or result != "passed":
                 teller.tell("test", s=self.name, id=report.nodeid, r=result)
+
+        @hook(hookwrapper=True, tryfirst=True)
+        def pytest_runtestloop(self, session):
+            """Run the tests that passed once more, if the check asks for it. It takes as long as the first run."""
+            begun = time.monotonic()
+            yield
+            if os.environ.get(TWICE) and not is_part:
+                # Other kinds of items may not be made for a second run.
+                functions = [item for item in getattr(session, "items", ()) if isinstance(item, pytest.Function)]
+                items = [item for item in functions if item.nodeid in self.passed]
+                self.is_second_run = True
+                try:
+                    _run_all(items, time.monotonic() * 2 - begun + 1)
+                finally:
+                    self.is_second_run = False
+
+        @hook(hookwrapper=True)
+        def pytest_runtest_makereport(self, item, call):
+            """Report a test that fails an assertion in its second run."""
+            outcome = yield
+            if not self.is_second_run or call.when != "call" or call.excinfo is None:
+                return
+            if outcome.get_result().failed and isinstance(call.excinfo.value, (AssertionError, pytest.fail.Exception)):
+                teller.tell("again", s=self.name, id=item.nodeid)
 
         def pytest_deselected(self, items):
             """Report the number of deselected tests."""
@@ -301,6 +332,15 @@ def _make_session(pytest, teller, is_part):
             teller.tell("finish", s=self.name, status=int(exitstatus))
 
     return Session()
+
+
+def _run_all(items, until):
+    from _pytest.runner import runtestprotocol
+
+    for item, following in zip(items, [*items[1:], None]):
+        # Not logged, so that neither the exit status nor a report counts it.
+        if time.monotonic() < until:
+            runtestprotocol(item, log=False, nextitem=following)
 
 
 def _file_of(plugin):

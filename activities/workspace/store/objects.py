@@ -180,9 +180,8 @@ class TreeStore:
 
     def pieces(self, blob: str) -> Iterator[bytes]:
         """Yield a file's content. A large loose file is read in chunks."""
-        path = self.folder / "objects" / blob[:2] / blob[2:]
-        # The loose file may be small because it is compressed.
-        if not path.exists() or self.size(blob) <= STREAMED_BYTES:
+        path = self.folder / "objects" / blob[:2] / blob[2:] if self.size(blob) > STREAMED_BYTES else None
+        if path is None or not path.exists():
             yield self.read(blob)
             return
         reader = zlib.decompressobj()

@@ -110,6 +110,16 @@ def test_an_error_that_was_reported_as_passed_is_seen() -> None:
     assert read_events(lines(SESSION, raised, {**told, "r": "failed"}, *ENDS), "n", "/w").denied == ()
 
 
+def test_a_test_that_fails_in_its_second_run_is_doubted() -> None:
+    told, again = {"e": "test", "s": "1", "id": "t", "r": "passed"}, {"e": "again", "s": "1", "id": "t"}
+    seen = read_events(lines(SESSION, told, again, *ENDS), "n", "/w")
+    assert (seen.unrepeatable, seen.results["pytest"]) == (("t",), {"t": "passed"})
+    found = findings_of([], InitialState(tree="a"), Changes(unrepeatable=seen.unrepeatable))
+    assert [(finding.rule, finding.evidence, finding.is_open) for finding in found] == [
+        (ProofRule.SUSPICIOUS, ("t",), True)
+    ]
+
+
 def test_an_interpreter_without_a_regular_end_is_seen_where_no_other_started_it() -> None:
     start = {"e": "start", "pid": 5, "ppid": 1, "argv": ["python", "check.py"]}
     assert read_events(lines(start), "n", "/w").cut_short == ("python check.py",)

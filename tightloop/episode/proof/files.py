@@ -59,9 +59,10 @@ class _Patterns:
         return bool(self._chains) and any(chain in f"/{path}/" for chain in self._chains)
 
 
-_TESTS, _TEST_DATA, _CONFIGURATION, _START_UP = (
-    _Patterns(DATA[name]) for name in ("tests", "test_data", "configuration", "start_up")
-)
+_KINDS = ("tests", "test_data", "configuration", "start_up")
+_TESTS, _TEST_DATA, _CONFIGURATION, _START_UP = (_Patterns(DATA[name]) for name in _KINDS)
+# Searched first, because most paths are covered by none of them.
+_ALL = _Patterns([pattern for name in _KINDS for pattern in DATA[name]])
 
 
 class Guards(NamedTuple):
@@ -80,13 +81,14 @@ class Guards(NamedTuple):
         # The most dangerous role decides: `tests/.env` is a start-up file, not a test.
         if is_environment(path):
             return FileKind.ENVIRONMENT
-        if _START_UP.cover(path):
+        is_named = _ALL.cover(path)
+        if is_named and _START_UP.cover(path):
             return FileKind.START_UP
-        if path in self.programs or _CONFIGURATION.cover(path):
+        if path in self.programs or (is_named and _CONFIGURATION.cover(path)):
             return FileKind.CONFIGURATION
-        if path in self.named_data or _TEST_DATA.cover(path):
+        if path in self.named_data or (is_named and _TEST_DATA.cover(path)):
             return FileKind.TEST_DATA
-        if _TESTS.cover(path):
+        if is_named and _TESTS.cover(path):
             is_code = bool(_PROGRAM.search(name)) or "." not in name or name.startswith(".")
             return FileKind.TEST if is_code else FileKind.TEST_DATA
         # A file that was there from the start shadowed the module in the baseline too.

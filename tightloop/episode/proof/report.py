@@ -42,6 +42,8 @@ class Observation(Value):
     """Tests that raised an exception but were reported as passed, and canaries that passed."""
     cut_short: tuple[str, ...] = ()
     """Interpreter commands that ended early."""
+    unrepeatable: tuple[str, ...] = ()
+    """Tests that passed and then failed an assertion when they ran again in the same process."""
     early_exits: tuple[str, ...] = ()
     """Files of the tree that ended the program that loaded or called them, with a success status."""
     is_watched: bool = False
@@ -119,6 +121,7 @@ class _Reader:
         self._edges: dict[str, dict[tuple[str, str], None]] = {kind: {} for kind in _EDGES}
         self._read_first: dict[tuple[int, str], None] = {}
         self._replaced: dict[str, str] = {}
+        self._unrepeatable: dict[str, None] = {}
 
     def take(self, event: dict[str, Any]) -> None:
         match event.get("e"):
@@ -165,6 +168,8 @@ class _Reader:
                 session["told"][name] += result != PASSED
             case "deselected":
                 session["deselected"] += int(event.get("count", 0))
+            case "again":
+                self._unrepeatable[name] = None
             case "canary":
                 session["canary"] = bool(event.get("failed"))
             case "finish":
@@ -195,6 +200,7 @@ class _Reader:
             complete=complete,
             denied=tuple(denied[:NAMES_LIMIT]),
             cut_short=tuple(cut[:NAMES_LIMIT]),
+            unrepeatable=tuple(self._unrepeatable)[:NAMES_LIMIT],
             early_exits=tuple(dict.fromkeys(self._exits))[:NAMES_LIMIT],
             loads=_by_file(self._edges["load"]),
             programs=tuple(dict.fromkeys((*self._mains(), *(file for _, file in self._edges["run"])))),

@@ -87,6 +87,8 @@ class Changes(NamedTuple):
     """Files and hunks that are in a later commit or in an installed package."""
     empty_tests: tuple[str, ...] = ()
     """New tests that also pass while the product does nothing."""
+    unrepeatable: tuple[str, ...] = ()
+    """Original tests that pass, and fail when they run again in the same process."""
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
     sources: SourceChanges = SourceChanges()
@@ -169,6 +171,10 @@ def findings_of(
     if changes.sources.peeks:
         text = "the product reads what the tests compare with"
         findings.append(_of_lines(ProofRule.SUSPICIOUS, text, changes.sources.peeks, changes))
+    if changes.unrepeatable:
+        again = format_count(len(changes.unrepeatable), "test")
+        text = f"{again} passed once, and failed when the tests ran again in the same process"
+        findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.unrepeatable[:SHOWN]))
     findings += [
         ProofFinding(
             rule=ProofRule.TESTS_CHANGED,
