@@ -17,7 +17,7 @@ from activities.artifacts.port import ArtifactStore, find_model, get_model, put_
 from activities.checks.activity import CheckRunner, CheckView, run_check
 from activities.proof import untracked
 from activities.proof.port import DeliveredFile, Files, LockedTrees, ProveResult, TreeFile, UntrackedChanges
-from activities.workspace.port import WorkingTree
+from activities.workspace.port import CheckedTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult, CheckStatus, ProofRule
@@ -94,7 +94,7 @@ class Runs:
 
     def __init__(
         self,
-        tree: WorkingTree,
+        tree: CheckedTree,
         store: ArtifactStore,
         runner: CheckRunner,
         checkouts: "LocalCheckouts",
@@ -648,6 +648,7 @@ def prove_tree(
         runs=tuple(measurement.run for measurement in measured),
         changed=change.guarded[:FILES_LIMIT],
         changed_count=len(change.guarded),
+        announced=tuple(file.path for file in moved_files if file not in open_files)[:FILES_LIMIT],
         configuration=change.configuration(),
         evidence=evidence,
         verdict=verdict,

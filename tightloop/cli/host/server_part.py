@@ -81,6 +81,15 @@ def run_again(
     return _call_server_part(session, "rerun", json.dumps(request), "the commands were not run")
 
 
+def reproduce_proof(session: Session, request: dict[str, Any]) -> dict[str, Any]:
+    """Make a proof again in this host's sandbox, and return its statement.
+
+    Raises:
+        ServiceUnavailableError: the server part is not installed, or cannot run the checks.
+    """
+    return _call_server_part(session, "reproduce", json.dumps(request), "the proof was not reproduced")[0]
+
+
 def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any]]:
     """Search the memory with the configured embedder.
 
