@@ -22,7 +22,7 @@ from activities.proof.scenarios import baseline_of, result_of
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.store.entry import Entry
 from activities.workspace.store.objects import TreeStore
-from tightloop.client.proof.statement import Statement, statement_of
+from tightloop.client.proof.statement import statement_of
 from tightloop.episode.check import Check, CheckStatus, failed_tests, judge
 from tightloop.episode.proof import Proof, TestsFrom
 from tightloop.episode.proof.files import ENVIRONMENTS
@@ -139,12 +139,14 @@ def print_reproduction(settings: Settings) -> None:
     except ValidationError as error:
         raise InvalidRequestError(f"reproduce: {first_problem(error)}") from None
     with tempfile.TemporaryDirectory(prefix="tightloop-reproduction-") as folder:
-        statement = reproduce(request, settings, Path(folder).resolve())
-    print(json.dumps([statement.model_dump(mode="json", by_alias=True)]))
+        proof = reproduce(request, settings, Path(folder).resolve())
+    failed = [check for run in proof.runs for check in run.checks if not check.passed]
+    tails = {check.run: clip(check.tail, TAIL_CHARACTERS) for check in failed}
+    print(json.dumps([statement_of(proof).model_dump(mode="json", by_alias=True), tails]))
 
 
-def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) -> Statement:
-    """Run the checks on the initial and on the delivered tree, and return the statement about it.
+def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) -> Proof:
+    """Run the checks on the initial and on the delivered tree, and return the proof.
 
     The goal is not part of a proof. Changes that it announced are taken as answered, so that the same files are put
     back. Nothing is looked up in other commits.
@@ -191,15 +193,9 @@ def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) ->
         approvals=_approvals(trees, request),
         evidence=Evidence(seen_to_fail=any(not baseline.passed for baseline in baselines), worked=True),
     )
-    return statement_of(_with_scenarios(proof, use, source, hidden, beginning))
-
-
-def _with_scenarios(
-    proof: Proof, use: Runs, source: "_Scenarios", hidden: HiddenScenarios | None, beginning: InitialState
-) -> Proof:
     if hidden is None:
         return proof
-    return add_scenarios(proof, result_of(use, source, hidden, beginning, proof.delivered_tree), ())
+    return add_scenarios(proof, result_of(use, source, hidden, beginning, request.tree), ())
 
 
 def _approvals(trees: LockedTrees, request: ReproductionRequest) -> tuple[Approval, ...]:

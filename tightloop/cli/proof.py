@@ -7,17 +7,18 @@ from typing import Annotated, Literal
 
 import click
 
-from tightloop.cli.host.server_part import reproduce_proof
+from tightloop.cli.host.server_part import reproduce_proof, take_result
 from tightloop.cli.parameters import Argument, AsJson, Id, Option
 from tightloop.cli.session import session_of
 from tightloop.cli.terminal import print_note, show, show_json
+from tightloop.client.client import TightloopClient
 from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal, sign, signing_key, to_json
 from tightloop.client.proof.reproduction import compare, countersign, countersigning_key, request_of
 from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement, statement_of
 from tightloop.client.proof.verify import Point, Repository, Rules, Verified, find_proof
 from tightloop.client.proof.verify import verify as verify_content
 from tightloop.client.scenarios import ScenarioStore
-from tightloop.episode.proof import ProofVerdict, TestsFrom
+from tightloop.episode.proof import Proof, ProofVerdict, TestsFrom
 from tightloop.episode.scenarios import ScenarioResult, proof_level
 from tightloop.errors import InvalidRequestError
 from tightloop.run.outcome import FAILED, QUALIFIED
@@ -30,21 +31,33 @@ def proof(
     context: click.Context,
     workflow: Id,
     output: Annotated[Path | None, Option(help="Write the signed proof to this file.")] = None,
+    attach: Annotated[
+        bool,
+        Option("--attach", help="Write the signed proof to a git ref named by the proven files, which CI can fetch."),
+    ] = False,
     unsigned: Annotated[bool, Option("--unsigned", help="Do not sign the proof.")] = False,
     of_run: Annotated[
         str, Option("--run", metavar="RUN", help="Id of an earlier run. List runs with: tightloop export ID")
     ] = "",
     as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
-    proof_record = session_of(context).on(workflow, lambda client, key: find_proof(client, key, of_run))
+    session = session_of(context)
+
+    async def find(client: TightloopClient, key: str) -> tuple[Proof, str]:
+        return await find_proof(client, key, of_run), (await client.summary(key)).workspace
+
+    proof_record, workspace = session.on(workflow, find)
     statement = statement_of(proof_record)
-    if output is not None or as_json:
+    if output is not None or as_json or attach:
         text = _seal_content(statement.content, unsigned=unsigned)
         if as_json:
             click.echo(text, nl=False)
         if output is not None:
             _write(output, text)
             print_note(f"wrote {output}. Verify it: tightloop verify {output}")
+        if attach:
+            what = {"proof": text, "base": proof_record.base_tree, "tree": proof_record.delivered_tree}
+            print_note(take_result(session, {"run": proof_record.episode_id, "workspace": workspace, **what}))
     if not as_json:
         show("\n".join(proof_lines(statement)))
     # After the output, because a failed proof is evidence, too.
@@ -106,9 +119,9 @@ def verify(
     made_again: list[Statement] = []
 
     def reproduce(repository: Repository, statement: Statement) -> Iterable[Point]:
-        document = reproduce_proof(session, request_of(repository, statement, bundle))
+        document, tails = reproduce_proof(session, request_of(repository, statement, bundle))
         made_again.append(Statement.model_validate(document))
-        return compare(statement, made_again[0])
+        return compare(statement, made_again[0], tails)
 
     rules = Rules(
         None if alone else repo,

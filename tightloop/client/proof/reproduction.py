@@ -1,6 +1,6 @@
 """Comparison of a proof with the same proof made again, and the second signature."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,15 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
     }
 
 
-def compare(claimed: Statement, reproduced: Statement) -> Iterator[Point]:
+def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str]) -> Iterator[Point]:
     """Yield a point for each part of a proof. If the reproduction differs, it does not hold and names both results.
 
     Durations, the sandbox, and the limits that the sandbox did not enforce may differ.
+
+    Args:
+        claimed: statement of the proof.
+        reproduced: statement of the reproduction.
+        tails: end of the output of commands that failed in the reproduction.
     """
     old, new = claimed.predicate.tightloop, reproduced.predicate.tightloop
     trees = (claimed.tree, old.base_tree), (reproduced.tree, new.base_tree)
@@ -70,7 +75,7 @@ def compare(claimed: Statement, reproduced: Statement) -> Iterator[Point]:
         return
     runs = {run.tests: run for run in new.runs}
     for run in old.runs:
-        yield from _compare_runs(run, runs.pop(run.tests, None))
+        yield from _compare_runs(run, runs.pop(run.tests, None), tails)
     for run in runs.values():
         yield Point(False, f"the checks also have to run{_RUNS[run.tests]}, which the proof does not contain")
     changed = {(file.path, file.change) for file in old.changed}, {(file.path, file.change) for file in new.changed}
@@ -88,7 +93,7 @@ def compare(claimed: Statement, reproduced: Statement) -> Iterator[Point]:
         yield _compare_scenarios(claimed, reproduced)
 
 
-def _compare_runs(old: RunDetails, new: RunDetails | None) -> Iterator[Point]:
+def _compare_runs(old: RunDetails, new: RunDetails | None, tails: Mapping[str, str]) -> Iterator[Point]:
     suffix = _RUNS[old.tests]
     if new is None:
         yield Point(False, f"it contains a run of the checks{suffix}, for which there is no reason here")
@@ -102,7 +107,8 @@ def _compare_runs(old: RunDetails, new: RunDetails | None) -> Iterator[Point]:
         before, now = _result(one), _result(other)
         title = f"{one.run}{suffix}"
         if before != now:
-            yield Point(False, _difference(title, before, now))
+            tail = f": {tails[other.run]}" if other.run in tails else ""
+            yield Point(False, _difference(title, before, now) + tail)
         elif names := [a.checker for a, b in zip(_reports(one), _reports(other), strict=True) if a != b]:
             yield Point(False, f"{title}: the names of the {names[0]} tests differ, although their number is the same")
         else:
