@@ -228,6 +228,22 @@ def test_proof_of_another_tree_is_refused_before_anything_runs(side: Side) -> No
     assert "tightloop proof ID --attach" in out
 
 
+def test_initial_files_have_to_be_in_the_history_of_the_base_on_request(tmp_path: Path) -> None:
+    """Otherwise, an author could begin with tests that ask for nothing."""
+    weak = UNIT.replace("self.assertEqual(add(2, 2), 4)", "pass")
+    side = Side(tmp_path, replace(FIX, base={"tests/test_calc.py": weak}))
+    code, out = side.verify(side.signed(), "--base", "HEAD^")
+    assert (code, "are those of a commit in the history of HEAD^" in out) == (0, True), out
+    assert side.verify(side.signed(), "--base", "missing")[0] == 2
+    assert side.verify(side.signed(), "--base", "HEAD", "--alone")[0] == 2
+    git(side.project, "checkout", "-q", "HEAD^")
+    (side.project / "tests" / "test_calc.py").write_text(UNIT)
+    git(side.project, "commit", "-q", "-a", "-m", "real tests", "--amend")
+    git(side.clone, "fetch", "-q", str(side.project), "HEAD")
+    code, out = side.verify(side.signed(), "--base", "FETCH_HEAD")
+    assert (code, "are not those of a commit in the history of FETCH_HEAD" in out) == (1, True), out
+
+
 def test_proof_that_is_not_signed_by_a_trusted_key_is_not_made_again(side: Side, tmp_path: Path) -> None:
     stranger = make_key(tmp_path, "stranger")
     assert "reproduced" not in side.refuses(signed(side.proof, stranger), "a key that is not among the allowed signers")

@@ -144,6 +144,7 @@ class Origin:
         git(project, "commit", "-q", "-m", "work")
         self.author, self.second = make_key(self.folder, "author"), make_key(self.folder, "second")
         self.allowed = allow(self.author, self.folder / "allowed")
+        self.base = git(project, "rev-parse", "HEAD^").decode().strip()
         self.ref = f"{PROOFS}/{self.proof.delivered_tree}"
         self.attach(self.proof)
         git(self.folder, "init", "-q", "--bare", "origin.git")
@@ -192,7 +193,11 @@ class Action:
 
     def run(self, origin: Origin, **inputs: str) -> tuple[int, str, dict[str, str]]:
         """Run the shell steps until one fails; return its exit status, all output, and the outputs of the last one."""
-        given = {**self._inputs, **{name.replace("_", "-"): value for name, value in inputs.items()}}
+        given = {
+            **self._inputs,
+            "base": origin.base,
+            **{name.replace("_", "-"): value for name, value in inputs.items()},
+        }
         temporary = f"/w/{origin.name}/runner"
         self._container.host(temporary).mkdir(exist_ok=True)
         outputs = self._container.host(temporary, "outputs")
@@ -280,6 +285,7 @@ def test_job_of_gitlab_countersigns_too(container: Container, fixed: Origin) -> 
         **job["variables"],
         "TIGHTLOOP_PACKAGES": "--constraint /w/source/constraints.txt /w/source /w/source/deploy/server",
         "TIGHTLOOP_ALLOWED_SIGNERS": "/w/fixed/allowed",
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": fixed.base,
         "TIGHTLOOP_COUNTERSIGNING_KEY": "/w/fixed/file-variable",
     }
     # The runner lets everybody read its files.

@@ -158,6 +158,7 @@ async def has_ended(client: TightloopClient, episode_id: str) -> bool:
     return (await client.status(episode_id)).status == "cancelled"
 
 
+@pytest.mark.timeout(400)
 async def test_proof_of_an_episode_is_written_signed_and_verified_and_its_commands_run_again(
     client: TightloopClient, working: Working, request_for, settings, project: Path, tmp_path: Path, monkeypatch, git
 ) -> None:

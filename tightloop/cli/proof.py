@@ -95,6 +95,10 @@ def verify(
         bool,
         Option("--run", help="If all other checks pass, make the proof again in a fresh checkout and compare it."),
     ] = False,
+    base: Annotated[
+        str,
+        Option(help="Branch or commit. Reject a proof unless its initial files are those of a commit in this history."),
+    ] = "",
     scenarios: Annotated[
         Path | None, Option(help="Encrypted bundle with the hidden scenarios of the proof. For --run.")
     ] = None,
@@ -108,6 +112,8 @@ def verify(
         raise InvalidRequestError("--strict cannot be used with --accepted, which allows more")
     if alone and run:
         raise InvalidRequestError("--run cannot be used with --alone, because it needs the files")
+    if alone and base:
+        raise InvalidRequestError("--base cannot be used with --alone, because it needs the repository")
     if not run and (scenarios or output):
         raise InvalidRequestError(f"{'--scenarios' if scenarios else '--output'} requires --run")
     session = session_of(context)
@@ -130,6 +136,7 @@ def verify(
         accepted=accepted,
         strict=strict,
         scenarios="scenarios" in (require or ()),
+        base=base,
         countersigned="countersigned" in (require or ()),
     )
     verification = verify_content(_content(file), rules, reproduce if run else None)

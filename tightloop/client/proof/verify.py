@@ -111,6 +111,20 @@ class Repository:
         kind = self._git("cat-file", "-t", tree)
         return kind.returncode == 0 and kind.stdout.strip() == b"tree"
 
+    def trees_before(self, name: str) -> frozenset[str]:
+        """Return the trees of all commits in the history of a branch or commit.
+
+        Raises:
+            InvalidRequestError: the repository does not contain it.
+        """
+        # Only reads names, as in `head`.
+        asked = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        commit = self._git(*asked, git_dir=self.root / ".git").stdout.decode("ascii", "replace").strip()
+        if not commit:
+            raise InvalidRequestError(f"--base {name} is not a branch or commit of {self.root}. Fetch it")
+        lines = self._must("rev-list", "--format=%T", commit).decode("ascii", "replace").splitlines()
+        return frozenset(line for line in lines if not line.startswith("commit "))
+
     def sha256_of(self, tree: str, path: str) -> str:
         """Return the sha256 of a file in a tree; empty if the file does not exist."""
         # The path comes from the proof; as an argument, a zero byte would raise ValueError.
@@ -208,6 +222,9 @@ def open_repository(root: Path) -> Iterator[Repository]:
         (git_folder / "HEAD").write_text("ref: refs/heads/none\n")
         (git_folder / "config").write_text("[core]\nrepositoryFormatVersion = 0\n")
         (git_folder / "info" / "attributes").write_text(_ATTRIBUTES)
+        # The commits whose parents are missing.
+        if (common / "shallow").is_file():
+            (git_folder / "shallow").write_bytes((common / "shallow").read_bytes())
         excludes = common / "info" / "exclude"
         (git_folder / "info" / "exclude").write_bytes(excludes.read_bytes() if excludes.is_file() else b"")
         yield Repository(root, git_folder, common / "objects", ignored)
@@ -279,6 +296,8 @@ class Rules:
     """Refuse a proof if a person said only after a change that they had asked for it."""
     scenarios: bool = False
     """Reject a proof unless hidden scenarios passed, all of them."""
+    base: str = ""
+    """Branch or commit. Reject a proof unless its initial files are those of a commit in the history of it."""
     countersigned: bool = False
     """Reject a proof unless a second party reproduced it and added its signature."""
 
@@ -307,6 +326,8 @@ def verify(content: bytes, rules: Rules, reproduce: Reproduce | None = None) -> 
             _check_scenarios(verification, verification.statement, rules)
             if repository is not None:
                 _check_tree(verification, verification.statement, repository)
+                if rules.base:
+                    _check_base(verification, verification.statement, repository, rules.base)
                 if reproduce is not None and verification.proven:
                     verification.points.extend(reproduce(repository, verification.statement))
         except ProofError as error:
@@ -421,6 +442,14 @@ def _check_scenarios(verification: Verified, statement: Statement, rules: Rules)
         verification.add(True, f"{total} passed in fresh checkouts ({scenarios.sha256[:12]})")
     elif rules.scenarios:
         verification.add(False, f"{scenarios.passed} of {total} passed, but --require scenarios demands all of them")
+
+
+def _check_base(verification: Verified, statement: Statement, repository: Repository, base: str) -> None:
+    tree = statement.predicate.tightloop.base_tree
+    holds = tree in repository.trees_before(base)
+    text = f"its initial files ({tree[:12]}) are {'' if holds else 'not '}those of a commit in the history of {base}"
+    hint = ". Start the run without uncommitted changes, and fetch the whole history"
+    verification.add(holds, text if holds else f"{text}{hint}")
 
 
 def _check_tree(verification: Verified, statement: Statement, repository: Repository) -> None:
