@@ -1,6 +1,7 @@
 """The shell steps of deploy/ci in a container of Debian's packages: no hosted runner, but the steps as they are.
 
 Needs root on Debian for the container, and the package indexes of Debian and Python. It takes about ten minutes.
+`TIGHTLOOP_TEST_DEBIAN` names the folder of a small Debian that is used instead of a new one.
 """
 
 import os
@@ -115,11 +116,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     folder = tmp_path_factory.mktemp("debian")
-    if ready := os.environ.get("TIGHTLOOP_TEST_DEBIAN"):
-        subprocess.run(["cp", "-a", ready, str(folder / "system")], check=True)
-    else:
-        small_system(folder, RELEASE, PACKAGES)
-    yield Container(folder / "system")
+    ready = os.environ.get("TIGHTLOOP_TEST_DEBIAN")
+    container = Container(Path(ready) if ready else small_system(folder, RELEASE, PACKAGES))
+    yield container
+    shutil.rmtree(container.host("/w"))
     shutil.rmtree(folder)
 
 
