@@ -147,7 +147,7 @@ class Origin:
         self.base = git(project, "rev-parse", "HEAD^").decode().strip()
         self.ref = f"{PROOFS}/{self.proof.delivered_tree}"
         self.attach(self.proof)
-        git(self.folder, "init", "-q", "--bare", "origin.git")
+        git(self.folder, "init", "-q", "--bare", "-b", "main", "origin.git")
         git(project, "push", "-q", str(self.folder / "origin.git"), "main", self.ref)
         # As the services do: without history, and without other refs.
         git(self.folder, "clone", "-q", "--depth", "1", f"file://{self.folder}/origin.git", "checkout")
