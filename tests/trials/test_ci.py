@@ -37,7 +37,7 @@ from tightloop.episode.scenarios import ScenarioResult
 from tightloop.settings import Settings
 
 pytestmark = [
-    pytest.mark.timeout(2_400),
+    pytest.mark.timeout(3_600),
     pytest.mark.skipif(
         sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, ("apt-get", "dpkg", "unshare"))),
         reason="a container of Debian's packages needs root on Debian",

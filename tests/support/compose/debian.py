@@ -8,7 +8,7 @@ from pathlib import Path
 
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-LIMIT_S = 900.0
+LIMIT_S = 1_800.0
 
 
 def mirror() -> str:
@@ -46,10 +46,6 @@ def small_system(folder: Path, release: str, packages: Sequence[str]) -> Path:
     root, tools = folder / "system", folder / "tools"
     unpack(download(folder / "packages", ("debootstrap",)), tools)
     place = tools / "usr/share/debootstrap"
-    # Waiting for the disk after each file takes most of the time, and the files are only needed once.
-    quick = root / "etc/dpkg/dpkg.cfg.d/quick"
-    quick.parent.mkdir(parents=True)
-    quick.write_text("force-unsafe-io\n")
     command = [str(tools / "usr/sbin/debootstrap"), "--variant=minbase", f"--include={','.join(packages)}"]
     _run([*command, release, str(root), mirror()], environment={"DEBOOTSTRAP_DIR": str(place)})
     shutil.rmtree(root / "var/cache/apt/archives")
