@@ -32,7 +32,8 @@ from worker.composition import host_executors, need_bucket, print_recollections
 from worker.connect import connect, turn_on
 from worker.deployment import failed_outcomes, find_runs, format_outcomes, query_of, replay_runs, write_junit
 from worker.ledger.stores import rebuild
-from worker.replay import fetch_history, format_replay, print_rerun, read_history, replay
+from worker.replay import fetch_history, format_replay, read_history, replay
+from worker.rerun import print_reproduction, print_rerun
 from worker.retention import forget_failures, free
 from worker.retention import format_freed_items as freed_account
 from worker.up import collect_less_often, run_demo, run_up, run_worker
@@ -115,7 +116,7 @@ async def _dispatch(arguments: argparse.Namespace, settings: Settings) -> int:
         await run_worker(settings, Role(arguments.role))
     elif arguments.command == "describe":
         await asyncio.to_thread(print_description, settings)
-    elif arguments.command in ("rerun", "recall", "take"):
+    elif arguments.command in ("rerun", "reproduce", "recall", "take"):
         return await asyncio.to_thread(_answer, arguments.command, settings)
     elif arguments.command == "gc":
         await _collect(arguments, settings)
@@ -153,6 +154,9 @@ def _answer(command: str, settings: Settings) -> int:
     """Handle a JSON request from standard input."""
     if command == "rerun":
         return 0 if print_rerun(settings) else 1
+    if command == "reproduce":
+        print_reproduction(settings)
+        return 0
     if command == "take":
         request = TakeRequest.model_validate_json(sys.stdin.buffer.read())
         print(json.dumps([{"result": take_result(GitWorkspaces(settings=settings.workspace), request)}]))
@@ -226,7 +230,8 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("what", choices=("rebuild", "upgrade"))
     hooks = commands.add_parser("hooks", help="show, install or remove the Cursor hooks that report deliveries")
     hooks.add_argument("what", choices=("show", "install", "remove"))
-    commands.add_parser("rerun", help="run the commands of a proof again; reads JSON from standard input")
+    commands.add_parser("rerun", help="run commands on a checkout; reads JSON from standard input")
+    commands.add_parser("reproduce", help="make a proof again; reads JSON from standard input")
     commands.add_parser("take", help="take the result of a run; reads JSON from standard input")
     commands.add_parser("recall", help="search the memory of a project; reads JSON from standard input")
     commands.add_parser("demo", help="start everything and run one real episode on a sample repository")

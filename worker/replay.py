@@ -1,14 +1,12 @@
-"""Replays histories, and reruns a proof's commands."""
+"""Replays histories."""
 
 import json
 import re
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, ValidationError
 from temporalio import workflow
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
@@ -23,19 +21,11 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
-from activities.checks.activity import CheckView
-from activities.checks.runner import ProcessCheckRunner
-from activities.sandbox.choose import choose_sandbox
 from tightloop.client import TightloopClient
 from tightloop.client.encryption import CheckedFailures, ScrubbedFailures, has_seals, key_ids, open_all
 from tightloop.client.sealing import REFUSED, ReadingCodec, SealingCodec
-from tightloop.episode.check import Check, CheckStatus, judge
-from tightloop.episode.proof.files import ENVIRONMENTS
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, SettingsError
 from tightloop.run.core import TimelineLine
-from tightloop.settings import Settings
-from tightloop.value import Document, Value, clip, first_problem
-from tightloop.value.scrub import scrub
 from worker.build import WORKFLOW_TYPES, WORKFLOWS, workflow_runner
 from worker.connect import DATA_CONVERTER
 
@@ -280,76 +270,3 @@ def format_replay(replayed: ReplayResult) -> str:
             "the current code is compatible with the history"
         )
     return "\n".join(lines)
-
-
-TAIL_CHARACTERS = 600
-MOST_COMMANDS = 100
-
-
-class RerunRequest(Document):
-    """Request to rerun a proof's commands."""
-
-    root: Path
-    """Working tree whose installed environments are mounted read-only. The checkout is mounted at the working tree's
-    path."""
-    content: Path
-    """Checkout folder."""
-    commands: Annotated[tuple[Check, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
-    isolated: bool = False
-    """Run them as hidden scenarios, without network."""
-
-
-class RerunResult(Value):
-    """Result of one command."""
-
-    run: str
-    status: CheckStatus
-    sandbox: str = ""
-    tail: str = ""
-
-
-def print_rerun(settings: Settings) -> bool:
-    """Read a `RerunRequest` as JSON from standard input and print the results as JSON.
-
-    Return whether all commands passed.
-
-    Raises:
-        InvalidRequestError: the input is invalid.
-        SandboxUnavailableError: no sandbox works on this host.
-    """
-    try:
-        request = RerunRequest.model_validate_json(sys.stdin.buffer.read())
-    except ValidationError as error:
-        raise InvalidRequestError(f"rerun: {first_problem(error)}") from None
-    results = rerun(request, settings)
-    print(json.dumps([result.model_dump(mode="json") for result in results]))
-    return all(result.status is CheckStatus.PASSED for result in results)
-
-
-def rerun(request: RerunRequest, settings: Settings) -> list[RerunResult]:
-    """Run all commands and return their results."""
-    present = [name for name in sorted(ENVIRONMENTS) if (request.root / name).is_dir()]
-    for name in present:
-        # Mount points of the installed environments, which a checkout does not contain.
-        (request.content / name).mkdir(exist_ok=True)
-    view = CheckView(
-        content=request.content,
-        mounts=tuple((request.root / name, request.root / name) for name in present),
-        network=not request.isolated,
-        shared_folders=not request.isolated,
-    )
-    runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
-    results = []
-    for check in request.commands:
-        result = runner.run(check, request.root, cancelled=lambda: False, started=lambda _pid: None, view=view)
-        judged = judge(
-            check,
-            tree="",
-            exit_code=result.exit_code,
-            timed_out=result.timed_out,
-            duration_s=result.duration_s,
-            output=result.output.decode("utf-8", "replace"),
-        )
-        tail = clip(scrub(judged.tail), TAIL_CHARACTERS)
-        results.append(RerunResult(run=check.run, status=judged.status, sandbox=result.sandbox, tail=tail))
-    return results

@@ -12,7 +12,7 @@ from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
 from activities.attempt import should_stop
-from activities.workspace.port import WorkingTree, Workspaces
+from activities.workspace.port import CheckedTree, Workspaces
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import (
@@ -194,7 +194,7 @@ def verification_of(store: ArtifactStore, report: CheckReport, before: CheckRepo
 def run_check(
     runner: CheckRunner,
     check: Check,
-    tree: WorkingTree,
+    tree: CheckedTree,
     store: ArtifactStore,
     *,
     expected_tree: str,

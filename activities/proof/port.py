@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from activities.checks.activity import CheckView
-from activities.workspace.port import WorkingTree
+from activities.workspace.port import CheckedTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, ProofRule, Verification
 from tightloop.episode.proof import ProofVerdict
@@ -33,7 +33,7 @@ Files = Mapping[str, TreeFile]
 class LockedTrees:
     """Reads trees and file contents through a locked working tree."""
 
-    def __init__(self, tree: WorkingTree) -> None:
+    def __init__(self, tree: CheckedTree) -> None:
         self._tree = tree
 
     def files(self, tree: str) -> dict[str, TreeFile]:

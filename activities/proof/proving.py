@@ -154,6 +154,7 @@ def prove_tree(
         runs=tuple(measurement.run for measurement in measured),
         changed=change.guarded[:FILES_LIMIT],
         changed_count=len(change.guarded),
+        announced=changes.covered[:FILES_LIMIT],
         configuration=change.configuration(),
         evidence=evidence,
         verdict=verdict,
@@ -191,8 +192,9 @@ def _measure(
         tests = change.compare_tests(requested, beginning)
         moved_files = tuple(file for file in guarded if file.path not in tests.kept)
         unannounced = tuple(file for file in moved_files if not _is_announced(file, requested, tests))
+        open_files = tuple(file for file in unannounced if file.path not in answered)
         # If everything was announced or answered, the second run is only evidence; otherwise it covers the rest.
-        if restored := tuple(file for file in unannounced if file.path not in answered) or moved_files:
+        if restored := open_files or moved_files:
             old_tests = change.add_earlier(restored)
             second = use.run_in_checkout(rooms, checks, TestsFrom.BEGINNING, old_tests, moved, beginning)
             # Tests that changed may need the new configuration. All original files together are as good.
@@ -210,6 +212,7 @@ def _measure(
     changes = Changes(
         restored=restored,
         unannounced=tuple(file.path for file in restored if file in unannounced),
+        covered=tuple(file.path for file in moved_files if file not in open_files),
         requested=requested,
         tests=tests,
         environment=(*moved.changed, *installed),

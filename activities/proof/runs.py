@@ -13,7 +13,7 @@ from activities.artifacts.port import ArtifactStore
 from activities.checks.activity import CheckRunner, CheckView, run_check
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, UntrackedChanges
-from activities.workspace.port import WorkingTree
+from activities.workspace.port import CheckedTree
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult, CheckStatus
 from tightloop.episode.exit_status import check_argv
@@ -45,7 +45,7 @@ class Runs:
 
     def __init__(
         self,
-        tree: WorkingTree,
+        tree: CheckedTree,
         store: ArtifactStore,
         runner: CheckRunner,
         checkouts: "LocalCheckouts",

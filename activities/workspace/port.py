@@ -191,13 +191,52 @@ def closing_message(goal: str, snapshot: WorkflowSnapshot | None, reason: str) -
     return result_message(goal, status, qualifier, str(details.get("reason") or reason))
 
 
-class WorkingTree(Protocol):
-    """An exclusively locked working tree. Trees are git tree ids of all files that are not ignored."""
+class CheckedTree(Protocol):
+    """A working tree that can be checked out elsewhere. Trees are git tree ids of all files that are not ignored."""
 
     @property
     def root(self) -> Path:
         """The tree's top folder."""
         ...
+
+    def entries(self, tree: str) -> Mapping[bytes, Entry]:
+        """Return the mode and blob id of all files and symlinks in a tree, by path (bytes as on disk).
+
+        Raises:
+            GitError: the store does not contain the tree.
+        """
+        ...
+
+    def content(self, blob: str) -> bytes:
+        """Return a file's content or a symlink's target by blob id.
+
+        Raises:
+            GitError: the store does not contain it.
+        """
+        ...
+
+    def pieces(self, blob: str) -> Iterator[bytes]:
+        """Yield a file's content in chunks. Decompressing a large file in one go would block the process.
+
+        Raises:
+            GitError: the store does not contain it.
+        """
+        ...
+
+    def size(self, blob: str) -> int:
+        """Return a file's size in bytes without reading the file.
+
+        Raises:
+            GitError: the store does not contain it.
+        """
+        ...
+
+    def own_process(self, pid: int) -> None:
+        """Record a child process, so that the next holder kills it if this worker dies."""
+
+
+class WorkingTree(CheckedTree, Protocol):
+    """An exclusively locked working tree."""
 
     @property
     def processes_ended(self) -> int:
@@ -259,41 +298,6 @@ class WorkingTree(Protocol):
             WorkspaceError: the folder is not empty.
             GitError: the tree is not in the store, or a file cannot be written. Retryable.
         """
-
-    def entries(self, tree: str) -> Mapping[bytes, Entry]:
-        """Return the mode and blob id of all files and symlinks in a tree, by path (bytes as on disk).
-
-        Raises:
-            GitError: the store does not contain the tree.
-        """
-        ...
-
-    def content(self, blob: str) -> bytes:
-        """Return a file's content or a symlink's target by blob id.
-
-        Raises:
-            GitError: the store does not contain it.
-        """
-        ...
-
-    def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield a file's content in chunks. Decompressing a large file in one go would block the process.
-
-        Raises:
-            GitError: the store does not contain it.
-        """
-        ...
-
-    def size(self, blob: str) -> int:
-        """Return a file's size in bytes without reading the file.
-
-        Raises:
-            GitError: the store does not contain it.
-        """
-        ...
-
-    def own_process(self, pid: int) -> None:
-        """Record a child process, so that the next holder kills it if this worker dies."""
 
 
 class Workspaces(Protocol):

@@ -1,4 +1,4 @@
-"""A run's result as commits on a new branch of the user's repository, or as files in its working tree."""
+"""A run's result as commits on a new branch of the user's repository, as files in its working tree, or as a proof."""
 
 import hashlib
 import os
@@ -21,6 +21,8 @@ from tightloop.host.worktree import read_worktree
 from tightloop.value import Value, format_count
 
 TRAILER = "Tightloop-Run"
+PROOFS = "refs/tightloop-proofs"
+"""Each ref below it is named by a proven tree. Its commit contains `proof.json` and, in `base`, the initial files."""
 NAMES = 100
 """Number of branch names to try."""
 SHOWN = 5
@@ -225,11 +227,19 @@ class TakeRequest(Value):
     qualifier: str = ""
     reason: str = ""
     branch: str = ""
-    """Name of the new branch. If empty, the files are written into the workspace."""
+    """Name of the new branch. If it and `proof` are empty, the files are written into the workspace."""
+    proof: str = ""
+    """Signed proof to attach to the proven files."""
+    base: str = ""
+    """Initial tree of the proof."""
+    tree: str = ""
+    """Proven tree."""
 
 
 def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
-    """Commit a run's result on a branch, or write its files into the workspace. Return a sentence for a person.
+    """Commit a run's result on a branch, write its files into the workspace, or attach its proof to them.
+
+    Return a sentence for a person.
 
     Raises:
         WorkspaceError: the run has no result, the branch exists, or files differ.
@@ -237,6 +247,8 @@ def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
     """
     scope = EpisodeScope(episode_id=request.run, workspace=request.workspace, worktree=request.worktree)
     store = TreeStore(store_folder_of(scope))
+    if request.proof:
+        return _attach_proof(store, request)
     before, after = (store.reference(f"refs/tightloop/{request.run}/{name}") for name in (BASE, RESULT))
     if not before or not after:
         raise WorkspaceError(f"{request.run} has no result on this host. Only a run that succeeded has one")
@@ -254,3 +266,26 @@ def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
     finally:
         workspaces.release(workspace)
     return f"{format_count(len(paths), 'file')} changed in {request.workspace}"
+
+
+def _attach_proof(store: TreeStore, request: TakeRequest) -> str:
+    """Write a proof and its initial files to a ref in the workspace's repository, which can be pushed."""
+    repository, reference = UserRepository(Path(request.workspace)), f"{PROOFS}/{request.tree}"
+    with user_git(repository) as git, tempfile.TemporaryDirectory() as folder:
+        git = git.with_variables({"GIT_INDEX_FILE": f"{folder}/index"})
+        files = store.files(request.base)
+        ids = "".join(f"{entry.id}\n" for entry in files.values()).encode()
+        answers = git.run("cat-file", "--batch-check=%(objectname) %(objecttype)", stdin=ids).decode().splitlines()
+        for entry, answer in zip(files.values(), answers, strict=True):
+            # Most are in a commit. The others were not committed when the run began.
+            if answer.endswith(" missing"):
+                git.run("hash-object", "-w", "--no-filters", "--stdin", stdin=store.read(entry.id))
+        lines = (f"{entry.mode:o} {entry.id}".encode() + b"\tbase/" + path for path, entry in files.items())
+        proof = git.run("hash-object", "-w", "--no-filters", "--stdin", stdin=request.proof.encode()).decode().strip()
+        rows = (*lines, f"100644 {proof}\tproof.json".encode())
+        git.run("update-index", "-z", "--index-info", stdin=b"".join(row + b"\0" for row in rows))
+        tree = git.run("write-tree").decode().strip()
+        message = f"Proof of {request.run}\n\n{TRAILER}: {request.run}\n"
+        commit = git.run("commit-tree", tree, stdin=message.encode()).decode().strip()
+        git.run("update-ref", reference, commit)
+    return f"the proof is attached to its files. Push both: git push origin BRANCH {reference}"

@@ -160,7 +160,9 @@ def make_worktree(
     # Left by an interrupted attempt.
     shutil.rmtree(data, ignore_errors=True)
     private_folder(data)
-    mounts = _make_private_git(workspace, registration, data, contents)
+    mounts = _make_private_git(
+        workspace, registration, data, contents, timeout, only=commit if settings.history == "past" else ""
+    )
     if contents.large_files:
         # The copied index has the sizes of the pointers. Without any, git compares these files through their filter.
         with user_git(workspace) as git:
@@ -426,18 +428,26 @@ def _copy(source: Path, target: Path, limit_bytes: int) -> int | None:
 
 
 def _make_private_git(
-    workspace: UserRepository, registration: Path, data: Path, contents: _Contents
+    workspace: UserRepository, registration: Path, data: Path, contents: _Contents, timeout: timedelta, *, only: str
 ) -> tuple[tuple[str, str], ...]:
     """Create the git folder that commands in the worktree use, and return the mounts of the user's objects.
 
-    It has the workspace's branches and tags. Commits in it stay there.
+    It has the workspace's branches and tags. Commits in it stay there. If `only` is a commit, it has only this commit's
+    history, and nothing is mounted: objects without a ref could be found in the user's.
     """
     folder = private_folder(private_folder(data) / "git")
     (data / "link").write_text(f"gitdir: {GIT_INSIDE}\n")
     for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
         (folder / name).mkdir(parents=True)
     with user_git(workspace) as git:
-        refs = git.run("for-each-ref", "--format=%(objectname) %(refname)", "refs/heads", "refs/tags", "refs/remotes")
+        merged = (f"--merged={only}",) if only else ()
+        kinds = ("refs/heads", "refs/tags", "refs/remotes")
+        refs = git.run("for-each-ref", "--format=%(objectname) %(refname)", *merged, *kinds)
+        if only:
+            tips = b"".join(line.partition(b" ")[0] + b"\n" for line in refs.splitlines())
+            history = f"{only}\n".encode() + tips
+            pack = str(folder / "objects/pack/pack")
+            git.run("pack-objects", "--quiet", "--revs", pack, stdin=history, timeout=timeout)
     (folder / "packed-refs").write_bytes(refs)
     (folder / "HEAD").write_bytes((workspace.folder / "HEAD").read_bytes())
     (folder / "config").write_text(private_config(workspace) + _large_file_config())
@@ -450,7 +460,7 @@ def _make_private_git(
     (folder / "info/exclude").write_bytes(
         excluded + b"\n" + b"".join(b"/" + os.fsencode(path) + b"\n" for path in contents.copies)
     )
-    stores = list(dict.fromkeys(_object_stores(workspace.common / "objects", SUBMODULE_DEPTH)))
+    stores = [] if only else list(dict.fromkeys(_object_stores(workspace.common / "objects", SUBMODULE_DEPTH)))
     mounts = tuple((str(store), f"{GIT_INSIDE}/store-{number}") for number, store in enumerate(stores))
     (folder / "objects/info/alternates").write_text("".join(f"{target}\n" for _, target in mounts))
     for number in range(len(stores)):

@@ -158,8 +158,9 @@ async def has_ended(client: TightloopClient, episode_id: str) -> bool:
     return (await client.status(episode_id)).status == "cancelled"
 
 
+@pytest.mark.timeout(400)
 async def test_proof_of_an_episode_is_written_signed_and_verified_and_its_commands_run_again(
-    client: TightloopClient, working: Working, request_for, settings, project: Path, tmp_path: Path, monkeypatch
+    client: TightloopClient, working: Working, request_for, settings, project: Path, tmp_path: Path, monkeypatch, git
 ) -> None:
     key, file = make_key(tmp_path), tmp_path / "proof.json"
     (tmp_path / "gitconfig").write_text(f"[gpg]\nformat = ssh\n[user]\nsigningkey = {key}\n")
@@ -173,14 +174,18 @@ async def test_proof_of_an_episode_is_written_signed_and_verified_and_its_comman
     async with working():
         episode_id = await client.start(request_for(definition_of_done=["sh check.sh"], executor=fix))
         await client.result(episode_id)
-        code, out = await asyncio.to_thread(command, "proof", episode_id, "--output", file)
+        code, out = await asyncio.to_thread(command, "proof", episode_id, "--output", file, "--attach")
     assert code == 0, out
+    [attached, _, name] = git(project, "for-each-ref", "refs/tightloop-proofs").split()
+    assert f"git push origin BRANCH {name}" in out
+    assert git(project, "cat-file", "blob", f"{attached}:proof.json").strip() == file.read_text().strip()
+    assert "app.py" in git(project, "ls-tree", "-r", "--name-only", f"{attached}:base").split()
     assert f"{episode_id}: PROVEN" in out
     code, out = await asyncio.to_thread(command, "verify", file, "--repo", project, "--run")
     assert code == 0, out
     assert "signed by your-own-key" in out
     assert "the files in" in out
-    assert "run again in bubblewrap: sh check.sh passed" in out
+    assert "reproduced in bubblewrap: sh check.sh passed" in out
     (project / "app.py").write_text("right = 2\n")
     assert (await asyncio.to_thread(command, "verify", file, "--repo", project))[0] == 1
 

@@ -1,22 +1,24 @@
 """Commands to show and export a proof and to verify a proof file."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import click
 
-from tightloop.cli.host.server_part import run_again
+from tightloop.cli.host.server_part import reproduce_proof, take_result
 from tightloop.cli.parameters import Argument, AsJson, Id, Option
 from tightloop.cli.session import session_of
 from tightloop.cli.terminal import print_note, show, show_json
+from tightloop.client.client import TightloopClient
 from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal, sign, signing_key, to_json
+from tightloop.client.proof.reproduction import compare, countersign, countersigning_key, request_of
 from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement, statement_of
-from tightloop.client.proof.verify import Point, Rules, Verified, find_proof
+from tightloop.client.proof.verify import Point, Repository, Rules, Verified, find_proof
 from tightloop.client.proof.verify import verify as verify_content
-from tightloop.episode.check import Check, CheckStatus
-from tightloop.episode.proof import ProofVerdict, TestsFrom
+from tightloop.client.scenarios import ScenarioStore
+from tightloop.episode.proof import Proof, ProofVerdict, TestsFrom
 from tightloop.episode.scenarios import ScenarioResult, proof_level
 from tightloop.errors import InvalidRequestError
 from tightloop.run.outcome import FAILED, QUALIFIED
@@ -29,24 +31,33 @@ def proof(
     context: click.Context,
     workflow: Id,
     output: Annotated[Path | None, Option(help="Write the signed proof to this file.")] = None,
+    attach: Annotated[
+        bool,
+        Option("--attach", help="Write the signed proof to a git ref named by the proven files, which CI can fetch."),
+    ] = False,
     unsigned: Annotated[bool, Option("--unsigned", help="Do not sign the proof.")] = False,
     of_run: Annotated[
         str, Option("--run", metavar="RUN", help="Id of an earlier run. List runs with: tightloop export ID")
     ] = "",
     as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
-    proof_record = session_of(context).on(workflow, lambda client, key: find_proof(client, key, of_run))
+    session = session_of(context)
+
+    async def find(client: TightloopClient, key: str) -> tuple[Proof, str]:
+        return await find_proof(client, key, of_run), (await client.summary(key)).workspace
+
+    proof_record, workspace = session.on(workflow, find)
     statement = statement_of(proof_record)
-    if output is not None or as_json:
+    if output is not None or as_json or attach:
         text = _seal_content(statement.content, unsigned=unsigned)
         if as_json:
             click.echo(text, nl=False)
         if output is not None:
-            try:
-                output.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from None
+            _write(output, text)
             print_note(f"wrote {output}. Verify it: tightloop verify {output}")
+        if attach:
+            what = {"proof": text, "base": proof_record.base_tree, "tree": proof_record.delivered_tree}
+            print_note(take_result(session, {"run": proof_record.episode_id, "workspace": workspace, **what}))
     if not as_json:
         show("\n".join(proof_lines(statement)))
     # After the output, because a failed proof is evidence, too.
@@ -74,28 +85,49 @@ def verify(
         Option("--strict", help="Refuse a proof with changes that a person asked for only after they were made."),
     ] = False,
     require: Annotated[
-        list[Literal["scenarios"]] | None,
-        Option(help="Reject a proof that shows less: hidden scenarios that all passed. Repeatable."),
+        list[Literal["scenarios", "countersigned"]] | None,
+        Option(
+            help="Reject a proof that shows less: hidden scenarios that all passed, or a second party's signature. "
+            "Repeatable."
+        ),
     ] = None,
     run: Annotated[
         bool,
-        Option("--run", help="If all other checks pass, run the commands again in a fresh checkout."),
+        Option("--run", help="If all other checks pass, make the proof again in a fresh checkout and compare it."),
     ] = False,
+    base: Annotated[
+        str,
+        Option(help="Branch or commit. Reject a proof unless its initial files are those of a commit in this history."),
+    ] = "",
+    scenarios: Annotated[
+        Path | None, Option(help="Encrypted bundle with the hidden scenarios of the proof. For --run.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option(help="Write the proof with a second signature to this file if --run succeeds. See docs/trust/ci.md."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     if strict and accepted:
         raise InvalidRequestError("--strict cannot be used with --accepted, which allows more")
     if alone and run:
         raise InvalidRequestError("--run cannot be used with --alone, because it needs the files")
+    if alone and base:
+        raise InvalidRequestError("--base cannot be used with --alone, because it needs the repository")
+    if not run and (scenarios or output):
+        raise InvalidRequestError(f"{'--scenarios' if scenarios else '--output'} requires --run")
     session = session_of(context)
+    bundle = None if scenarios is None else ScenarioStore(session.settings).read(scenarios, workspace=repo)
+    sandbox = session.settings.sandbox
+    visible = (repo, *(Path(folder).expanduser() for folder in (*sandbox.read, *sandbox.write)))
+    # First, because the checks may take long.
+    key = None if output is None else countersigning_key(session.settings.proof.countersigning_key, visible)
+    made_again: list[Statement] = []
 
-    def run_commands(root: Path, content: Path, commands: tuple[str, ...]) -> Iterator[Point]:
-        for result in run_again(session, root, content, tuple(Check(run=command) for command in commands)):
-            passed = result["status"] == CheckStatus.PASSED
-            suffix = "" if passed or not result["tail"] else f": {result['tail']}"
-            yield Point(
-                passed, f"run again in {result['sandbox'] or 'no sandbox'}: {result['run']} {result['status']}{suffix}"
-            )
+    def reproduce(repository: Repository, statement: Statement) -> Iterable[Point]:
+        document, tails = reproduce_proof(session, request_of(repository, statement, bundle))
+        made_again.append(Statement.model_validate(document))
+        return compare(statement, made_again[0], tails)
 
     rules = Rules(
         None if alone else repo,
@@ -104,11 +136,17 @@ def verify(
         accepted=accepted,
         strict=strict,
         scenarios="scenarios" in (require or ()),
+        base=base,
+        countersigned="countersigned" in (require or ()),
     )
-    verification = verify_content(_content(file), rules, run_commands if run else None)
+    verification = verify_content(_content(file), rules, reproduce if run else None)
     _show(verification, as_json=as_json)
     if not verification.proven:
         raise click.exceptions.Exit(FAILED)
+    if output is not None and key is not None and verification.envelope is not None:
+        envelope = countersign(verification.envelope, made_again[0], key)
+        _write(output, to_json(envelope))
+        print_note(f"wrote {output}, countersigned with the key {envelope.signatures[-1].keyid}")
 
 
 def _seal_content(content: bytes, *, unsigned: bool) -> str:
@@ -132,14 +170,22 @@ def _content(file: Path) -> bytes:
         raise InvalidRequestError(f"cannot read the proof {file}: {error.strerror}. Check the path") from None
 
 
+def _write(output: Path, text: str) -> None:
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from None
+
+
 def _show(verification: Verified, *, as_json: bool) -> None:
     if as_json:
         statement = verification.statement and json.loads(verification.statement.model_dump_json(by_alias=True))
         points = [{"holds": point.holds, "text": point.text} for point in verification.points]
-        show_json({"proven": verification.proven, "points": points, "statement": statement})
+        by = verification.countersigned_by
+        show_json({"proven": verification.proven, "countersigned_by": by, "points": points, "statement": statement})
         return
     if verification.statement is not None:
-        show("\n".join(proof_lines(verification.statement)), "")
+        show("\n".join(proof_lines(verification.statement, verification.countersigned_by)), "")
     show("\n".join(f"{'yes' if point.holds else 'NO '}  {point.text}" for point in verification.points))
     show("proven" if verification.proven else "not proven")
 
@@ -152,10 +198,11 @@ _RUNS = {
 }
 
 
-def proof_lines(statement: Statement) -> Iterator[str]:
-    """Yield the lines of a proof."""
+def proof_lines(statement: Statement, countersigned_by: str = "") -> Iterator[str]:
+    """Yield the lines of a proof. Its signatures are not checked."""
     predicate, details = statement.predicate, statement.predicate.tightloop
-    yield f"{details.episode}: {_verdict(predicate.result, details)}"
+    second = f", countersigned by {countersigned_by}" if countersigned_by else ""
+    yield f"{details.episode}: {_verdict(predicate.result, details, second)}"
     yield f"files: git tree {statement.tree[:_DIGITS]}, based on {details.base_tree[:_DIGITS]}"
     yield f"run in a fresh checkout of these files, {details.started_at:%Y-%m-%d %H:%M %Z}:"
     for run in details.runs:
@@ -184,7 +231,7 @@ def proof_lines(statement: Statement) -> Iterator[str]:
         yield f"not shown: {sentence}"
 
 
-def _verdict(result: Result, details: Details) -> str:
+def _verdict(result: Result, details: Details, second: str) -> str:
     if details.verdict is ProofVerdict.ACCEPTED:
         return f"NOT PROVEN, accepted by {details.accepted_by or 'someone'}"
     if details.verdict is ProofVerdict.NOT_PROVEN:
@@ -192,7 +239,7 @@ def _verdict(result: Result, details: Details) -> str:
     if result is Result.FAILED:
         return "NOT PROVEN"
     scenarios = details.scenarios
-    proven = proof_level(ScenarioResult.of(scenarios, digest=scenarios.sha256) if scenarios else None)
+    proven = proof_level(ScenarioResult.of(scenarios, digest=scenarios.sha256) if scenarios else None) + second
     if result is Result.PASSED:
         return proven
     return (

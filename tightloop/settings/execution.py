@@ -178,6 +178,10 @@ class WorkspaceSettings(Section):
     """
     environments_mb: Annotated[int, Field(ge=0)] = 2048
     """Maximum size of these copies per worktree in MB. Larger folders are mounted."""
+    history: Literal["all", "past"] = "all"
+    """Commits that commands and agents see in a worktree. `past` hides the commits on which the checked-out one is not
+    based, such as later ones and those of other branches. It copies the history, so creating a worktree takes longer.
+    """
 
 
 class SandboxSettings(Section):

@@ -32,6 +32,7 @@ from tightloop.settings.services import (
     GatewaySettings,
     MemorySettings,
     PrivacySettings,
+    ProofSettings,
     QueueSettings,
     RemoteSettings,
     RetentionSettings,
@@ -269,6 +270,7 @@ class Settings(Document):
     alignment: AlignmentSettings = Field(default_factory=AlignmentSettings)
     gates: GateSettings = Field(default_factory=GateSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    proof: ProofSettings = Field(default_factory=ProofSettings)
     codec: CodecSettings = Field(default_factory=CodecSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     remote: RemoteSettings = Field(default_factory=RemoteSettings)

@@ -452,6 +452,15 @@ class RemoteSettings(Section):
 GB = 1_000_000_000
 
 
+class ProofSettings(Section):
+    """Proofs of success."""
+
+    countersigning_key: str = ""
+    """Path of the private SSH key with which `tightloop verify --run --output` countersigns a proof. It must not be in
+    a folder that checks can read. In CI, set it with `TIGHTLOOP_PROOF__COUNTERSIGNING_KEY`.
+    """
+
+
 class RetentionSettings(Section):
     """Scheduled garbage collection and disk usage limits.
 

@@ -100,6 +100,42 @@ def test_git_works_inside_and_leaves_the_repository_alone(root: Path, tmp_path: 
     assert git(root_of(scope), "status", "--porcelain") == b" M a.txt\n", "outside it is the last commit that counts"
 
 
+@pytest.mark.parametrize("repository", ["plain", "borrowing", "shallow"])
+def test_later_commits_are_hidden_on_request(root: Path, tmp_path: Path, repository: str) -> None:
+    """Also those that no branch or tag refers to any more."""
+    box("bubblewrap")
+    git(root, "tag", "-a", "-m", "one", "v1")
+    write(root, {"a.txt": "middle\n"})
+    git(root, "commit", "-q", "-a", "-m", "middle")
+    for branch, where in (("later", "main"), ("other", "v1")):
+        git(root, "checkout", "-q", "-b", branch, where)
+        write(root, {"a.txt": f"solved {branch}\n"})
+        git(root, "commit", "-q", "-a", "-m", branch)
+        git(root, "tag", f"tag-{branch}")
+    git(root, "checkout", "-q", "main")
+    write(root, {"a.txt": "dropped\n"})
+    git(root, "commit", "-q", "-a", "-m", "dropped")
+    hidden = [git(root, "rev-parse", name).decode().strip() for name in ("main", "later", "other", "main:a.txt")]
+    git(root, "reset", "-q", "--hard", "HEAD^")
+    if repository != "plain":
+        how = "--shared" if repository == "borrowing" else "--no-local"
+        depth = [] if repository == "borrowing" else ["--depth", "1", "--no-single-branch"]
+        git(tmp_path, "clone", "-q", how, *depth, f"file://{root}" if depth else str(root), str(tmp_path / "clone"))
+        root = tmp_path / "clone"
+    shown, past = scope_of(root, "shown", worktree=True), scope_of(root, "past", worktree=True)
+    prepare(shown)
+    prepare(past, WorkspaceSettings(history="past"))
+    look = "set -e; git fsck 2>&1; git status --porcelain; git log --all --format=%s"
+    subjects = run(shown, look).output.decode().splitlines()
+    assert {"later", "other"} <= set(subjects)
+    result = run(past, f"{look}; git describe --always >&2; git cat-file --batch-check --batch-all-objects")
+    assert result.exit_code == 0, result.output.decode()
+    text = result.output.decode()
+    assert text.splitlines()[0] == "middle"
+    assert not [name for name in (*hidden, "later", "other") if name in text]
+    assert run(past, "echo two > a.txt; git commit -qam second && git log --format=%s | head -1").output == b"second\n"
+
+
 def test_hooks_and_settings_that_a_command_plants_do_not_run_outside(root: Path, tmp_path: Path) -> None:
     box("bubblewrap")
     scope = scope_of(root, worktree=True)

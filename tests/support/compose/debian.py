@@ -8,7 +8,7 @@ from pathlib import Path
 
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-LIMIT_S = 900.0
+LIMIT_S = 1_800.0
 
 
 def mirror() -> str:

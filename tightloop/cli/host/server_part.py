@@ -81,6 +81,16 @@ def run_again(
     return _call_server_part(session, "rerun", json.dumps(request), "the commands were not run")
 
 
+def reproduce_proof(session: Session, request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Make a proof again in this host's sandbox. Return its statement, and the end of each failed command's output.
+
+    Raises:
+        ServiceUnavailableError: the server part is not installed, or cannot run the checks.
+    """
+    statement, tails = _call_server_part(session, "reproduce", json.dumps(request), "the proof was not reproduced")
+    return statement, tails
+
+
 def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any]]:
     """Search the memory with the configured embedder.
 
@@ -91,7 +101,7 @@ def search_memory(session: Session, query: dict[str, Any]) -> list[dict[str, Any
 
 
 def take_result(session: Session, request: dict[str, Any]) -> str:
-    """Commit a run's result on a branch, or write its files into the workspace, and return a sentence about it.
+    """Commit a run's result on a branch, write its files, or attach its proof. Return a sentence about it.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or the result cannot be taken.

@@ -172,6 +172,10 @@ NAMESPACE = "tightloop-proof"
 """SSH signature namespace. It keeps signatures for other purposes, such as commits, from counting for a proof, and vice
 versa.
 """
+COUNTERSIGNATURE = "tightloop-countersignature"
+"""Namespace of the signatures of whoever reproduced a proof. The key of an author cannot be used for it if its line in
+the allowed signers file names the other namespace, and vice versa.
+"""
 SIGN_SECONDS = 120.0
 """Time limit for signing. A person may have to enter a passphrase or touch a security key."""
 CHECK_SECONDS = 20.0
@@ -246,7 +250,7 @@ def signing_key() -> SigningKey:
     return SigningKey(file, program=program)
 
 
-def sign(content: bytes, key: SigningKey) -> Signature:
+def sign(content: bytes, key: SigningKey, namespace: str = NAMESPACE) -> Signature:
     """Sign bytes. This may ask for a passphrase on the terminal or wait for a touch.
 
     Raises:
@@ -255,36 +259,60 @@ def sign(content: bytes, key: SigningKey) -> Signature:
     with _files(content=content, key=key.literal.encode() + b"\n") as folder:
         # -U: the private key of a literal public key is in an agent.
         key_arguments = [str(key.file)] if key.file is not None else [str(folder / "key"), "-U"]
-        _sign(key.program, ("-Y", "sign", "-n", NAMESPACE, "-f", *key_arguments, str(folder / "content")))
+        _sign(key.program, ("-Y", "sign", "-n", namespace, "-f", *key_arguments, str(folder / "content")))
         try:
             signature = _from_armour((folder / "content.sig").read_text())
         except (OSError, UnicodeDecodeError):
             raise ProofError(f"{key.program} reported success but wrote no signature") from None
-    return Signature(sig=signature, keyid=fingerprint(content, signature))
+    return Signature(sig=signature, keyid=fingerprint(content, signature, namespace))
 
 
-def fingerprint(content: bytes, sig: str) -> str:
+def namespace_of(sig: str) -> str:
+    """Return the namespace that a signature claims, or "" if it is no SSH signature. Nothing is verified."""
+    return _fields_of(sig)[1].decode("utf-8", "replace")
+
+
+def public_key_of(sig: str) -> bytes:
+    """Return the public key that a signature contains, or nothing if it is no SSH signature. Nothing is verified."""
+    return _fields_of(sig)[0]
+
+
+def _fields_of(sig: str) -> tuple[bytes, bytes]:
+    try:
+        blob = base64.b64decode(sig, validate=True)
+    except (binascii.Error, ValueError):
+        return b"", b""
+    # PROTOCOL.sshsig: magic, version, public key, namespace. Strings begin with their length.
+    position, fields = len(_MAGIC) + 4, []
+    for _ in range(2):
+        end = position + 4 + int.from_bytes(blob[position : position + 4])
+        fields.append(blob[position + 4 : end])
+        position = end
+    return fields[0], fields[1]
+
+
+def fingerprint(content: bytes, sig: str, namespace: str = NAMESPACE) -> str:
     """Return the fingerprint of the key that signed these bytes, without checking who owns the key.
 
     Raises:
-        ProofError: the signature is not a proof signature of exactly these bytes.
+        ProofError: the signature is not a signature of exactly these bytes in this namespace.
     """
     with _files(sig=_to_armour(sig)) as folder:
-        result = _check(("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(folder / "sig")), content)
+        result = _check(("-Y", "check-novalidate", "-n", namespace, "-s", str(folder / "sig")), content)
     match = _FINGERPRINT.search(result.stdout.decode("utf-8", "replace"))
     if result.returncode != 0 or match is None:
         raise ProofError("the signature does not match: the proof was changed, or it was signed for another purpose")
     return match.group()
 
 
-def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
+def signer(content: bytes, sig: str, allowed: Sequence[Path], namespace: str = NAMESPACE) -> Signer | None:
     """Return a signature's key and principal; None if the key is not in any allowed signers file (ssh-keygen(1)).
 
     Raises:
-        ProofError: the signature is not a proof signature of exactly these bytes.
+        ProofError: the signature is not a signature of exactly these bytes in this namespace.
     """
     # First, because `find-principals` compares keys and does not verify the signature.
-    made_by = fingerprint(content, sig)
+    made_by = fingerprint(content, sig, namespace)
     with _files(sig=_to_armour(sig)) as folder:
         signature = str(folder / "sig")
         for file in allowed:
@@ -292,7 +320,7 @@ def signer(content: bytes, sig: str, allowed: Sequence[Path]) -> Signer | None:
             names = result.stdout.decode("utf-8", "replace").splitlines() if result.returncode == 0 else []
             # Bounded, because each check starts a process.
             for name in names[:MOST_PRINCIPALS]:
-                arguments = ["-n", NAMESPACE, "-s", signature, "-f", str(file), "-I", name]
+                arguments = ["-n", namespace, "-s", signature, "-f", str(file), "-I", name]
                 if _check(("-Y", "verify", *arguments), content).returncode == 0:
                     return Signer(made_by, name)
     return None

@@ -139,6 +139,8 @@ class Details(_Part):
     changed: tuple[ChangedFile, ...] = ()
     """Changed tests, test data and configuration. `changed_count` is the total number."""
     changed_count: int = 0
+    announced: tuple[str, ...] = ()
+    """Paths of those whose change was announced, or answered before. Their initial version did not have to pass."""
     findings: tuple[FindingDetails, ...] = ()
     scenarios: ScenarioDetails | None = None
     files_changed: int | None = None
@@ -323,6 +325,7 @@ def _details(proof: Proof) -> Details:
         runs=tuple(map(_run, proof.runs)),
         changed=proof.changed,
         changed_count=proof.changed_count,
+        announced=proof.announced,
         findings=tuple(map(_finding, proof.findings)),
         scenarios=ScenarioDetails.of(proof.scenarios, sha256=proof.scenarios.digest) if proof.scenarios else None,
         files_changed=proof.evidence.files_changed,

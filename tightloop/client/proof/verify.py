@@ -9,10 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tightloop.client.execution import CLOSED_STATUSES
-from tightloop.client.proof.envelope import Envelope, allowed_signers, global_setting, read_envelope, signer
+from tightloop.client.proof.envelope import (
+    COUNTERSIGNATURE,
+    Envelope,
+    Signature,
+    allowed_signers,
+    global_setting,
+    namespace_of,
+    public_key_of,
+    read_envelope,
+    signer,
+)
 from tightloop.client.proof.statement import Result, Statement, read_statement
 from tightloop.client.store import Store
 from tightloop.client.viewer import Viewer
@@ -101,6 +110,20 @@ class Repository:
         """Return whether the repository contains a tree."""
         kind = self._git("cat-file", "-t", tree)
         return kind.returncode == 0 and kind.stdout.strip() == b"tree"
+
+    def trees_before(self, name: str) -> frozenset[str]:
+        """Return the trees of all commits in the history of a branch or commit.
+
+        Raises:
+            InvalidRequestError: the repository does not contain it.
+        """
+        # Only reads names, as in `head`.
+        asked = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        commit = self._git(*asked, git_dir=self.root / ".git").stdout.decode("ascii", "replace").strip()
+        if not commit:
+            raise InvalidRequestError(f"--base {name} is not a branch or commit of {self.root}. Fetch it")
+        lines = self._must("rev-list", "--format=%T", commit).decode("ascii", "replace").splitlines()
+        return frozenset(line for line in lines if not line.startswith("commit "))
 
     def sha256_of(self, tree: str, path: str) -> str:
         """Return the sha256 of a file in a tree; empty if the file does not exist."""
@@ -199,6 +222,9 @@ def open_repository(root: Path) -> Iterator[Repository]:
         (git_folder / "HEAD").write_text("ref: refs/heads/none\n")
         (git_folder / "config").write_text("[core]\nrepositoryFormatVersion = 0\n")
         (git_folder / "info" / "attributes").write_text(_ATTRIBUTES)
+        # The commits whose parents are missing.
+        if (common / "shallow").is_file():
+            (git_folder / "shallow").write_bytes((common / "shallow").read_bytes())
         excludes = common / "info" / "exclude"
         (git_folder / "info" / "exclude").write_bytes(excludes.read_bytes() if excludes.is_file() else b"")
         yield Repository(root, git_folder, common / "objects", ignored)
@@ -230,10 +256,8 @@ class Point:
     """Description as a sentence."""
 
 
-Run = Callable[[Path, Path, tuple[str, ...]], Iterable[Point]]
-"""Function that runs commands again. Its arguments are the working tree (for its installed programs), a checkout, and
-the commands.
-"""
+Reproduce = Callable[[Repository, Statement], Iterable[Point]]
+"""Function that reproduces a proof with the files of a repository, and compares the results."""
 
 
 @dataclass
@@ -242,6 +266,9 @@ class Verified:
 
     statement: Statement | None = None
     points: list[Point] = field(default_factory=list)
+    envelope: Envelope | None = None
+    countersigned_by: str = ""
+    """Principal of the key that countersigned the proof."""
 
     @property
     def proven(self) -> bool:
@@ -269,16 +296,20 @@ class Rules:
     """Refuse a proof if a person said only after a change that they had asked for it."""
     scenarios: bool = False
     """Reject a proof unless hidden scenarios passed, all of them."""
+    base: str = ""
+    """Branch or commit. Reject a proof unless its initial files are those of a commit in the history of it."""
+    countersigned: bool = False
+    """Reject a proof unless a second party reproduced it and added its signature."""
 
 
-def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
+def verify(content: bytes, rules: Rules, reproduce: Reproduce | None = None) -> Verified:
     """Check all claims of a proof, as far as the proof can be parsed.
 
     Args:
         content: content of the proof file.
         rules: requirements to check.
-        run: runs the definition of done again on the proven files. It is only called if all other checks pass, because
-            the author of the proof chose the commands.
+        reproduce: makes the proof again with the proven files. It is only called if all other checks pass, because the
+            author of the proof chose the commands.
 
     Raises:
         InvalidRequestError: the repository or the allowed signers file cannot be used.
@@ -288,37 +319,43 @@ def verify(content: bytes, rules: Rules, run: Run | None = None) -> Verified:
     # Opened first, so that wrong usage is reported regardless of the proof.
     with allowed_signers(rules.allowed_signers) as allowed, repository_context as repository:
         try:
-            envelope = read_envelope(content)
+            verification.envelope = envelope = read_envelope(content)
             verification.statement = read_statement(envelope.content)
             _check_signature(verification, envelope, rules, allowed)
             _check_result(verification, verification.statement, rules)
             _check_scenarios(verification, verification.statement, rules)
             if repository is not None:
                 _check_tree(verification, verification.statement, repository)
-                if run is not None and verification.proven:
-                    _run_again(verification, verification.statement, repository, run)
+                if rules.base:
+                    _check_base(verification, verification.statement, repository, rules.base)
+                if reproduce is not None and verification.proven:
+                    verification.points.extend(reproduce(repository, verification.statement))
         except ProofError as error:
             verification.add(False, error.message)
     return verification
 
 
-def _run_again(verification: Verified, statement: Statement, repository: Repository, run: Run) -> None:
-    with TemporaryDirectory(prefix="tightloop-rerun-") as temporary:
-        # On macOS the temporary folder is reached through a link.
-        content = Path(temporary).resolve() / "tree"
-        content.mkdir()
-        repository.check_out(statement.tree, content)
-        for point in run(repository.root, content, statement.commands):
-            verification.points.append(point)
-
-
 def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, allowed: tuple[Path, ...]) -> None:
+    is_second = {signature: namespace_of(signature.sig) == COUNTERSIGNATURE for signature in envelope.signatures}
     if not envelope.signatures:
         text = "it is not signed, so anyone could have written it"
         verification.add(rules.unsigned, text if rules.unsigned else f"{text}. To accept that, add --unsigned")
-        return
+    elif all(is_second.values()):
+        verification.add(False, "its first signature is missing, only a countersignature is left")
+    else:
+        _check_author(verification, envelope, [each for each in is_second if not is_second[each]], rules, allowed)
+    _check_countersignature(verification, envelope, [each for each in is_second if is_second[each]], rules, allowed)
+
+
+def _check_author(
+    verification: Verified,
+    envelope: Envelope,
+    signatures: Iterable[Signature],
+    rules: Rules,
+    allowed: tuple[Path, ...],
+) -> None:
     problems = []
-    for signature in envelope.signatures:
+    for signature in signatures:
         try:
             if trusted_signer := signer(envelope.signed_bytes, signature.sig, allowed):
                 verification.add(
@@ -330,6 +367,38 @@ def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, a
             problems.append(error.message)
     hint = "" if rules.allowed_signers else ". Specify the allowed signers with --allowed-signers FILE"
     verification.add(False, f"{problems[0]}{hint}")
+
+
+def _check_countersignature(
+    verification: Verified,
+    envelope: Envelope,
+    signatures: Iterable[Signature],
+    rules: Rules,
+    allowed: tuple[Path, ...],
+) -> None:
+    authors = {
+        public_key_of(signature.sig)
+        for signature in envelope.signatures
+        if namespace_of(signature.sig) != COUNTERSIGNATURE
+    }
+    problem = "it is not countersigned: nobody else has reproduced it"
+    for signature in signatures:
+        try:
+            second = signer(envelope.signed_bytes, signature.sig, allowed, COUNTERSIGNATURE)
+        except ProofError:
+            # Not only if a countersignature is required: somebody has tampered with the file.
+            verification.add(False, "its countersignature belongs to another proof, or the proof was changed")
+            return
+        if second is None:
+            problem = "it is countersigned with a key that is not allowed to countersign. See --allowed-signers"
+        elif public_key_of(signature.sig) in authors:
+            problem = "it is countersigned with the key that signed it, so nobody else has reproduced it"
+        else:
+            verification.countersigned_by = second.principal
+            verification.add(True, f"countersigned by {second.principal} with the key {second.fingerprint}")
+            return
+    if rules.countersigned:
+        verification.add(False, f"{problem}. --require countersigned demands that")
 
 
 def _check_result(verification: Verified, statement: Statement, rules: Rules) -> None:
@@ -373,6 +442,14 @@ def _check_scenarios(verification: Verified, statement: Statement, rules: Rules)
         verification.add(True, f"{total} passed in fresh checkouts ({scenarios.sha256[:12]})")
     elif rules.scenarios:
         verification.add(False, f"{scenarios.passed} of {total} passed, but --require scenarios demands all of them")
+
+
+def _check_base(verification: Verified, statement: Statement, repository: Repository, base: str) -> None:
+    tree = statement.predicate.tightloop.base_tree
+    holds = tree in repository.trees_before(base)
+    text = f"its initial files ({tree[:12]}) are {'' if holds else 'not '}those of a commit in the history of {base}"
+    hint = ". Start the run without uncommitted changes, and fetch the whole history"
+    verification.add(holds, text if holds else f"{text}{hint}")
 
 
 def _check_tree(verification: Verified, statement: Statement, repository: Repository) -> None:

@@ -199,6 +199,8 @@ class Proof(Value):
     changed: tuple[ChangedFile, ...] = ()
     """Changed files that affect the checks, at most `FILES_LIMIT` of them."""
     changed_count: int = 0
+    announced: tuple[str, ...] = ()
+    """Paths of those whose change was announced, or answered before. Their initial version did not have to pass."""
     configuration: tuple[ConfigurationFile, ...] = ()
     """Configuration files in the delivered tree, at most `FILES_LIMIT` of them."""
     verdict: ProofVerdict

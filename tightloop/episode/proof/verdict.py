@@ -70,6 +70,8 @@ class Changes(NamedTuple):
     """Files that the second run restored to their initial version."""
     unannounced: tuple[str, ...] = ()
     """Those of these files whose changes the goal does not announce."""
+    covered: tuple[str, ...] = ()
+    """Other files that decide a check. Their changes were announced, or answered before."""
     requested: RequestedChanges = RequestedChanges()
     tests: KeptTests = KeptTests()
     """Comparison of the tests by what they assert."""
