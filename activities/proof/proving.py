@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore, find_model, get_model, put_model
-from activities.checks.activity import CheckRunner, CheckView, run_check
+from activities.checks.activity import CheckRunner, CheckView, CommandResult, run_check
 from activities.proof import untracked
 from activities.proof.port import DeliveredFile, Files, LockedTrees, ProveResult, TreeFile, UntrackedChanges
 from activities.workspace.port import WorkingTree
@@ -209,8 +209,8 @@ class Runs:
 
     def run_unrecorded(
         self, check: Check, room: "ProofFolder", view: CheckView, work: Work
-    ) -> tuple[bool, Observation]:
-        """Run a hidden check. Return whether it exited with 0, and its observation. Its output is dropped.
+    ) -> tuple[CommandResult, Observation]:
+        """Run a hidden check. Nothing of it is recorded.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -227,7 +227,7 @@ class Runs:
             observation = watched.observation(seen_root)
         if self._cancelled():
             raise CancelledError(f"stopped during the {work.what}")
-        return result.exit_code == 0, observation
+        return result, observation
 
     def _run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
