@@ -62,7 +62,7 @@ def check(context: click.Context, path: PathOrBundle, workspace: Workspace = Non
         commands = tuple(scenario.command for scenario in bundle.scenarios)
         results = run_again(session, repository.root, content, commands, isolated=True)
     for scenario, result in zip(bundle.scenarios, results, strict=True):
-        if result["status"] == CheckStatus.PASSED and not scenario.has_printed(result["tail"]):
+        if result["status"] == CheckStatus.PASSED and not scenario.accepts_output(result["tail"]):
             result |= {"status": CheckStatus.FAILED.value, "tail": f"{result['tail']}\nexpected: {scenario.prints}"}
         result |= {"run": scenario.run}
     passed = [result["status"] == CheckStatus.PASSED for result in results]
@@ -101,7 +101,7 @@ def show_drafts(
     if output is not None:
         write_scenarios(output, bundle)
         print_note(f"wrote {output}. After your edits: tightloop amend {workflow} --scenarios {output} --no-drafts")
-    found = [
+    rows = [
         {
             "number": number + 1,
             **scenario.model_dump(mode="json", include={"run", "prints", "keep"}),
@@ -112,9 +112,9 @@ def show_drafts(
         for number, scenario in enumerate(bundle.scenarios)
     ]
     if as_json:
-        show_json(found)
+        show_json(rows)
         return
-    for draft in found:
+    for draft in rows:
         show(f"{draft['number']}: {draft['run']}{' (withdrawn)' if draft['withdrawn'] else ''}")
         show(*(f"  | {line}" for text in draft["files"].values() for line in text.splitlines()))
         show(f"  expected: {draft['prints']}{' (as at the start)' if draft['keep'] else ''}")

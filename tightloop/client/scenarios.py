@@ -143,7 +143,7 @@ class ScenarioStore:
         write_private(self._folder / f"{digest}.answers", content, replace=True)
 
     def find_answers(self, digest: str) -> dict[int, str]:
-        """Return what `store_answers` stored last. Empty if no drafted scenario has failed in a proof."""
+        """Return the lines that `store_answers` stored last. Empty if no drafted scenario has failed in a proof."""
         sealed = _read_bundle(self._folder / f"{digest}.answers")
         if sealed is None:
             return {}

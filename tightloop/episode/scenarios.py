@@ -91,7 +91,7 @@ class Scenario(Check):
         run = f"exec 2> /dev/null\n{self.run}" if self.prints else self.run
         return Check(run=run, name=self.name, timeout_s=self.timeout_s)
 
-    def has_printed(self, output: str) -> bool:
+    def accepts_output(self, output: str) -> bool:
         """Return whether the last line of the output is the expected one."""
         return not self.prints or last_line(output) == self.prints.strip()
 

@@ -155,15 +155,15 @@ NUMBER, WORD, KEPT = (
     [("42\n", True), ("debug\n 42 \n\n", True), ("42\nmore\n", False), ("142\n", False), ("", False)],
 )
 def test_the_last_line_counts(output: str, is_printed: bool) -> None:
-    assert NUMBER.has_printed(output) == is_printed
-    assert FIRST.has_printed(output), "without an expected line, the output does not count"
+    assert NUMBER.accepts_output(output) == is_printed
+    assert FIRST.accepts_output(output), "without an expected line, the output does not count"
 
 
 def test_the_expected_line_is_not_part_of_the_command() -> None:
     assert "42" not in NUMBER.command.model_dump_json()
     assert NUMBER.command.run.endswith("\na")
     assert FIRST.command.run == "true"
-    assert WORD.has_printed("yes\n")
+    assert WORD.accepts_output("yes\n")
 
 
 def test_drafts_are_counted_beside_the_scenarios_of_the_owner() -> None:
