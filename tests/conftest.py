@@ -156,7 +156,9 @@ def settings(temporal: WorkflowEnvironment) -> Settings:
     return parse_settings(
         f"temporal: {{address: '{address}', task_queue: 'test-{uuid4().hex[:12]}', authenticate: false}}\n"
         "worker: {sticky_timeout_s: 2, graceful_shutdown_s: 1}\n"
-        "sandbox: {unsafe_local: true}\n",
+        "sandbox: {unsafe_local: true}\n"
+        # Only tests of drafting have a model that answers such questions.
+        "tracking: {drafts: 0}\n",
         {},
     )
 

@@ -31,12 +31,13 @@ from activities.planner.check_writer import check_writers
 from activities.planner.planners import ProjectRuff, planners
 from activities.planner.reflection import ReflectionActivities
 from activities.planner.reflectors import reflectors
+from activities.planner.scenario_writer import ScenarioWriter, scenario_writers
 from activities.proof.activity import ProofActivities
 from activities.remote.activity import RemoteActivities
 from activities.retention import RetentionActivities
 from activities.safety.gate import AlignmentChecker
 from activities.safety.openai import judges
-from activities.sandbox.choose import choose_sandbox
+from activities.sandbox.choose import UnsafeLocal, choose_sandbox
 from activities.staffing import WorkerCheckActivities
 from activities.tracking.activity import RecordActivities, TrackingActivities
 from activities.tracking.differ import GitDiffer
@@ -238,6 +239,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         executors=host_executors(settings, host_surroundings),
         coder_model=OpenAIModel(coder_service(settings, os.environ)),
         check_writers=check_writers(service),
+        scenario_writers=scenario_writers(service),
         planners=planners(service, ProjectRuff(host_surroundings.sandbox, settings.sandbox)),
         reflectors=reflectors(service),
         task_planners=task_planners(service),
@@ -358,6 +360,8 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         gate=use.gate,
         memories=use.memories,
         check_writers=use.check_writers,
+        scenario_writers=lambda planner: _writer_of(use, planner),
+        store_scenarios=scenarios.store,
     )
     reflection = ReflectionActivities(
         use.stores, use.reflectors, settings.privacy.prompt_privacy_of, memories=use.memories
@@ -398,8 +402,13 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
             coder.try_check,
         ],
         executing=[execution.hand_off, execution.execute, execution.conclude],
-        thinking=[planning.next_plan, planning.write_check, reflection.reflect],
+        thinking=[planning.next_plan, planning.write_check, planning.draft_scenarios, reflection.reflect],
     )
+
+
+def _writer_of(use: Adapters, planner: str) -> ScenarioWriter | None:
+    # Without a sandbox, agents could read the scenarios, and what a model wrote would run with the worker's rights.
+    return use.scenario_writers(planner) if use.sandbox.name != UnsafeLocal.name else None
 
 
 def _refusal_by(use: Adapters, scenarios: ScenarioStore, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:

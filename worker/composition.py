@@ -48,6 +48,7 @@ from activities.plan.runners.shell import ShellRunner
 from activities.planner.activity import Planners
 from activities.planner.check_writer import CheckWriters
 from activities.planner.reflection import Reflectors
+from activities.planner.scenario_writer import ScenarioWriters
 from activities.proof.checkouts import LocalCheckouts
 from activities.remote.activity import Copies
 from activities.remote.s3 import EncryptedBucket, S3Bucket, probe
@@ -223,6 +224,7 @@ class Adapters(PlanAdapters):
     executors: Executors
     planners: Planners
     check_writers: CheckWriters = lambda _planner: None
+    scenario_writers: ScenarioWriters = lambda _planner: None
     reflectors: Reflectors
     post: AlertDelivery = field(default_factory=AlertDelivery)
     """Alert channels."""

@@ -225,7 +225,7 @@ def run_check(
 def run_doubted_check(
     runner: CheckRunner,
     check: Check,
-    tree: WorkingTree,
+    tree: CheckedTree,
     store: ArtifactStore,
     *,
     expected_tree: str,

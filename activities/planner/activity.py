@@ -21,6 +21,7 @@ from tightloop.episode.messages import CORRECTIONS, gaps_of_plan, given_up, revi
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.planning import (
     Briefing,
+    DraftedScenarios,
     FollowedPattern,
     PlannerAnswer,
     PlanningOutcome,
@@ -29,6 +30,7 @@ from tightloop.episode.planning import (
     ReflectionRecord,
     WrittenCheck,
 )
+from tightloop.episode.scenarios import HiddenScenarios, ScenarioBundle
 from tightloop.errors import PlannerError, PlannerUnavailableError
 from tightloop.executor.message import Alignment, PlanMessage, PlannedStep, PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import Usage, total
@@ -39,6 +41,7 @@ from tightloop.wording import span
 if TYPE_CHECKING:
     # Workflows import this module, but must not import the client of a model.
     from activities.planner.check_writer import CheckWriters
+    from activities.planner.scenario_writer import ScenarioWriters
 
 
 class Planner(Protocol):
@@ -201,6 +204,14 @@ class WriteCheckRequest(Value):
     """Reason for rejecting the previous check."""
 
 
+class DraftRequest(Value):
+    """Request to draft hidden scenarios before any work."""
+
+    scope: EpisodeScope
+    limit: int
+    """Maximum number of scenarios."""
+
+
 @dataclass(frozen=True)
 class PlanningActivities:
     """Activities that ask the planner."""
@@ -217,6 +228,38 @@ class PlanningActivities:
     gate: AlignmentChecker = field(default_factory=AlignmentChecker)
     memories: Memories = no_memories
     check_writers: "CheckWriters" = lambda _planner: None
+    scenario_writers: "ScenarioWriters" = lambda _planner: None
+    store_scenarios: Callable[[ScenarioBundle], HiddenScenarios] = lambda bundle: bundle.commitment
+    """Stores scenarios encrypted and returns the commitment."""
+
+    @activity.defn
+    async def draft_scenarios(self, request: DraftRequest) -> DraftedScenarios:
+        """Ask a model for hidden scenarios. Not idempotent, as a retry asks the model again, at a cost.
+
+        A rejected request or a model that is too slow is no failure: the episode then has no drafts.
+
+        Raises:
+            PlannerUnavailableError: the model service is busy or down; retryable after the delay that it requests.
+        """
+        store, attempt = self.stores(Path(request.scope.workspace)), activity.info().attempt
+        plan_request = NextPlanRequest(scope=request.scope, iteration=0)
+        episode, briefing = await asyncio.to_thread(self._brief, store, plan_request)
+        # In a thread, because the first use of a sandbox probes it.
+        writer = await asyncio.to_thread(self.scenario_writers, episode.planner)
+        if writer is None or briefing.prompt_privacy is PromptPrivacy.SUMMARY:
+            return DraftedScenarios(attempt=attempt)
+        root = root_of(request.scope)
+        try:
+            answer = await ask_with_timeout(
+                lambda: writer.write(briefing, root, request.limit), self.timeout, episode.planner
+            )
+        except PlannerError as error:
+            return DraftedScenarios(by_model=True, reason=shorten(error.message, 400), attempt=attempt)
+        drafts = None
+        if answer.bundle is not None:
+            drafts = await asyncio.to_thread(self.store_scenarios, answer.bundle)
+        reason = shorten(answer.reason, 400)
+        return DraftedScenarios(by_model=True, drafts=drafts, reason=reason, usage=answer.usage, attempt=attempt)
 
     @activity.defn
     async def write_check(self, request: WriteCheckRequest) -> WrittenCheck:

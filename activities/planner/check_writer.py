@@ -61,7 +61,7 @@ class CheckWriter:
             PlannerError: the service rejects the request; not retryable.
             PlannerUnavailableError: it is busy or down; retryable.
         """
-        briefing = await asyncio.to_thread(_with_files, briefing, root)
+        briefing = await asyncio.to_thread(with_files, briefing, root)
         exchange = await self._asker.ask("check.md", apply_privacy(briefing), briefing.prompt_privacy, self._read)
         answer = exchange.value
         if answer is None:
@@ -108,7 +108,7 @@ def check_writers(service: ModelService) -> CheckWriters:
     return lambda planner: by_model() if service.plans(planner) else None
 
 
-def _with_files(briefing: Briefing, root: Path) -> Briefing:
+def with_files(briefing: Briefing, root: Path) -> Briefing:
     """Return the briefing with the names of the files below `root`, and those that share most words with the goal.
 
     Without access to the folder, the briefing stays as it is.

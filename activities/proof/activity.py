@@ -20,11 +20,11 @@ from activities.proof.port import (
     LockedTrees,
     ProveRequest,
     ProveResult,
-    ScenarioSource,
+    ScenarioStore,
 )
 from activities.proof.proving import prove_tree, store_proof, subject_of
 from activities.proof.runs import Runs
-from activities.proof.scenarios import baseline_of, result_of
+from activities.proof.scenarios import add_drafts, baseline_of, choose_drafts, result_of
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
 from activities.workspace.scope import Differ, EpisodeScope
@@ -34,6 +34,7 @@ from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import Proof
 from tightloop.episode.proof.report import CheckBaseline, InitialState
 from tightloop.episode.proof.verdict import add_scenarios, answer_proof, changed_paths
+from tightloop.episode.scenarios import ScenarioResult
 from tightloop.host import diff_command
 from tightloop.run.core import Evidence
 from tightloop.safety.approval import ShownChange
@@ -54,7 +55,7 @@ class ProofActivities:
         runner: CheckRunner,
         bench: "LocalCheckouts",
         differ: Differ,
-        scenarios: ScenarioSource,
+        scenarios: ScenarioStore,
         *,
         twice_limit_s: float = 0.0,
     ) -> None:
@@ -102,6 +103,9 @@ class ProofActivities:
                 scenarios = None
                 if hidden is not None and hidden.count and not request.base_tree and inherited is None:
                     scenarios = baseline_of(runs, self._scenarios, hidden, request.expected_tree)
+                drafts = request.drafts
+                if drafts is not None and drafts.count:
+                    drafts = choose_drafts(runs, self._scenarios, drafts, request.expected_tree)
             finally:
                 # Also after a cancellation: leftovers of a check must not be taken for a person's edits.
                 touched = tree.ensure(request.expected_tree, DriftCause.DURING_CHECKS)
@@ -136,6 +140,7 @@ class ProofActivities:
             ),
             beginning=put_model(store, beginning, name="beginning"),
             scenario_failed=bool(beginning.scenarios and beginning.scenarios.failed),
+            drafts=drafts,
         )
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -162,12 +167,29 @@ class ProofActivities:
                     flaky=request.flaky,
                 ),
             )
-            if request.scenarios is not None:
+            failed_drafts: tuple[int, ...] = ()
+            if request.scenarios is not None or (request.drafts is not None and request.drafts.count):
                 beginning = beginning or InitialState(tree=request.expected_tree, root=str(tree.root))
-                result = result_of(runs, self._scenarios, request.scenarios, beginning, request.expected_tree)
+                result, failed_drafts = self._run_scenarios(runs, request, beginning)
                 proof = add_scenarios(proof, result, request.allow)
-        change = self._shown_change(request.scope, proof)
-        return store_proof(store, proof).evolve(change=change, drift=drift, attempt=activity.info().attempt)
+        change, proved = self._shown_change(request.scope, proof), store_proof(store, proof)
+        is_drafts_only = proved.only_scenarios and proof.scenarios is not None and proof.scenarios.is_drafts_only
+        return proved.evolve(
+            change=change,
+            failed_drafts=failed_drafts if is_drafts_only else (),
+            drift=drift,
+            attempt=activity.info().attempt,
+        )
+
+    def _run_scenarios(
+        self, runs: Runs, request: ProveRequest, beginning: InitialState
+    ) -> tuple[ScenarioResult, tuple[int, ...]]:
+        result, delivered = ScenarioResult(), request.expected_tree
+        if request.scenarios is not None:
+            result = result_of(runs, self._scenarios, request.scenarios, beginning, delivered)
+        if request.drafts is None or not request.drafts.count:
+            return result, ()
+        return add_drafts(runs, self._scenarios, request.drafts, beginning, delivered, result)
 
     @activity.defn(no_thread_cancel_exception=True)
     def accept_proof(self, request: AcceptRequest) -> AcceptResult:

@@ -96,6 +96,18 @@ class ScenarioSource(Protocol):
         ...
 
 
+class ScenarioStore(ScenarioSource, Protocol):
+    """Hidden scenarios on this host, including drafted ones."""
+
+    def store(self, bundle: ScenarioBundle) -> HiddenScenarios:
+        """Store scenarios encrypted and return the commitment. Idempotent for equal bundles."""
+        ...
+
+    def store_answers(self, digest: str, answers: Mapping[int, str]) -> None:
+        """Store the last lines that failing drafted scenarios printed, encrypted, by number from 0."""
+        ...
+
+
 class ObservedCheck(NamedTuple):
     """A check with its observers."""
 
@@ -140,6 +152,8 @@ class BeginRequest(Value):
     inherited: ArtifactRef | None = None
     """Baseline of the episode from which this one was forked, whose tests count."""
     scenarios: HiddenScenarios | None = None
+    drafts: HiddenScenarios | None = None
+    """Drafted scenarios that have not been tried yet."""
     compare_with: ArtifactRef | None = None
     """Previous report."""
 
@@ -151,6 +165,8 @@ class BeginResult(Value):
     beginning: ArtifactRef
     scenario_failed: bool = False
     """True if a hidden scenario failed on the initial tree, which counts as a check that was seen to fail."""
+    drafts: HiddenScenarios | None = None
+    """Drafted scenarios that count. None if none were given."""
 
 
 class ProveRequest(Value):
@@ -176,6 +192,7 @@ class ProveRequest(Value):
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     scenarios: HiddenScenarios | None = None
+    drafts: HiddenScenarios | None = None
 
 
 class ProveResult(Value):
@@ -192,6 +209,8 @@ class ProveResult(Value):
     """Change that the open findings are about. It names no files if a finding is about something else."""
     only_scenarios: bool = False
     """True if nothing speaks against the proof except failed hidden scenarios."""
+    failed_drafts: tuple[int, ...] = ()
+    """Numbers of the failed drafted scenarios, from 0. Empty if something else speaks against the proof, too."""
     drift: Drift | None = None
     attempt: int = 1
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from temporalio.exceptions import CancelledError
 
 from activities.artifacts.port import ArtifactStore
-from activities.checks.activity import CheckRunner, CheckView, run_check
+from activities.checks.activity import CheckRunner, CheckView, CommandResult, run_check
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees, UntrackedChanges
 from activities.workspace.port import CheckedTree
@@ -169,8 +169,8 @@ class Runs:
 
     def run_unrecorded(
         self, check: Check, room: "ProofFolder", view: CheckView, work: Work
-    ) -> tuple[bool, Observation]:
-        """Run a hidden check. Return whether it exited with 0, and its observation. Its output is dropped.
+    ) -> tuple[CommandResult, Observation]:
+        """Run a hidden check. Nothing of it is recorded.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -187,7 +187,7 @@ class Runs:
             observation = watched.observation(seen_root)
         if self._cancelled():
             raise CancelledError(f"stopped during the {work.what}")
-        return result.exit_code == 0, observation
+        return result, observation
 
     def compare_untracked(self, beginning: InitialState, delivered: Files) -> UntrackedChanges:
         """Return the changes to untracked files since the start. In another working tree, none of them are known."""

@@ -1,4 +1,7 @@
-"""Runs hidden scenarios for a proof. Nothing of a run is kept or shown except whether the scenario passed."""
+"""Runs hidden scenarios for a proof. Nothing of a run is kept or shown except whether the scenario passed.
+
+The exception is the last line that a failing drafted scenario printed: it is kept encrypted for the owner.
+"""
 
 import os
 from collections.abc import Sequence
@@ -6,23 +9,28 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from activities.checks.activity import CommandResult
 from activities.proof import untracked
-from activities.proof.port import Files, LockedTrees, ScenarioSource, UntrackedChanges
+from activities.proof.port import Files, LockedTrees, ScenarioSource, ScenarioStore, UntrackedChanges
 from activities.proof.runs import Runs
-from tightloop.episode.check import Check, CheckStatus, ProofRule
+from tightloop.episode.check import CheckStatus, ProofRule
 from tightloop.episode.proof import CheckRun, ProofRun, TestsFrom
 from tightloop.episode.proof.report import InitialState, Observation
 from tightloop.episode.proof.verdict import Changes, ObservedRun, findings_of, known_checkers
 from tightloop.episode.scenarios import (
+    PRINTS_CHARACTERS,
     HiddenScenarios,
+    Scenario,
     ScenarioBaseline,
     ScenarioBundle,
     ScenarioResult,
+    last_line,
     seen_before,
 )
 from tightloop.errors import WorkspaceError
 from tightloop.host.access import write_over
 from tightloop.run.core import Work
+from tightloop.value import shorten
 
 _ODD = frozenset({ProofRule.NO_REPORT, ProofRule.ENDED_EARLY})
 
@@ -31,6 +39,10 @@ class _Outcome(NamedTuple):
     passed: bool
     is_odd: bool
     """See `ScenarioBaseline.odd`."""
+    has_run: bool
+    """Whether the command exited with 0, whatever it printed."""
+    printed: str
+    """Last line of its output."""
 
 
 def baseline_of(use: Runs, source: ScenarioSource, hidden: HiddenScenarios, tree: str) -> ScenarioBaseline:
@@ -69,6 +81,54 @@ def result_of(
     )
 
 
+def choose_drafts(use: Runs, source: ScenarioStore, drafts: HiddenScenarios, tree: str) -> HiddenScenarios:
+    """Run drafted scenarios on the initial tree, and return a commitment to those that count.
+
+    One counts if its command runs through and prints something else than expected, or what is expected and the draft
+    says that this has to stay. So an import or a syntax error says nothing. Raises as `baseline_of` does.
+    """
+    bundle = source.load(drafts)
+    files = LockedTrees(use.tree).files(tree)
+    outcomes = _run(use, bundle, files, untracked.present(use.tree.root, files))
+    used = tuple(
+        scenario
+        for scenario, outcome in zip(bundle.scenarios, outcomes, strict=True)
+        if outcome.has_run and not outcome.is_odd and outcome.passed == scenario.keep
+    )
+    if not used:
+        return HiddenScenarios()
+    names = {path for path in bundle.files if any(path in scenario.run for scenario in used)}
+    used_files = {path: content for path, content in bundle.files.items() if path in names}
+    return source.store(ScenarioBundle(scenarios=used, files=used_files, salt=bundle.salt))
+
+
+def add_drafts(
+    use: Runs,
+    source: ScenarioStore,
+    drafts: HiddenScenarios,
+    beginning: InitialState,
+    delivered: str,
+    result: ScenarioResult,
+) -> tuple[ScenarioResult, tuple[int, ...]]:
+    """Run the drafted scenarios that nobody withdrew on the delivered tree.
+
+    Return the result with theirs, and the numbers of those that fail. If an episode has moved to a host that does not
+    have them, they do not count, and the result says so.
+    """
+    bundle = source.find(drafts.digest) if len(drafts.withdrawn) < drafts.count else None
+    if bundle is None:
+        missing = drafts.withdraw("not on this host")
+        return result.with_drafts(missing, ()), ()
+    numbers = [number for number in range(drafts.count) if number not in drafts.withdrawn]
+    chosen = bundle.evolve(scenarios=tuple(bundle.scenarios[number] for number in numbers))
+    files = LockedTrees(use.tree).files(delivered)
+    outcomes = _run(use, chosen, files, use.compare_untracked(beginning, files))
+    failed = {number: outcome for number, outcome in zip(numbers, outcomes, strict=True) if not outcome.passed}
+    source.store_answers(drafts.digest, {number: outcome.printed for number, outcome in failed.items()})
+    pairs = zip(chosen.scenarios, (outcome.passed for outcome in outcomes), strict=True)
+    return result.with_drafts(drafts, pairs), tuple(failed)
+
+
 def _run(
     use: Runs, bundle: ScenarioBundle, files: Files, moved: UntrackedChanges, odd: Sequence[int] = ()
 ) -> list[_Outcome]:
@@ -87,13 +147,15 @@ def _run(
                 reason = os.strerror(error.errno or 0)
                 raise WorkspaceError(f"the hidden scenarios could not be written to a checkout: {reason}") from None
             alone = replace(view, network=False, shared_folders=False)
-            passed, observation = use.run_unrecorded(scenario, room, alone, work)
-        outcomes.append(_judge(scenario, passed, observation, is_odd=number in odd))
+            ran, observation = use.run_unrecorded(scenario.command, room, alone, work)
+        outcomes.append(_judge(scenario, ran, observation, is_odd=number in odd))
     return outcomes
 
 
-def _judge(scenario: Check, passed: bool, observation: Observation, *, is_odd: bool) -> _Outcome:
+def _judge(scenario: Scenario, ran: CommandResult, observation: Observation, *, is_odd: bool) -> _Outcome:
     now = datetime.now(UTC)
+    output = ran.output.decode("utf-8", "replace")
+    passed = ran.exit_code == 0 and scenario.accepts_output(output)
     status = CheckStatus.PASSED if passed else CheckStatus.FAILED
     check = CheckRun(name="", run=scenario.run, status=status, reports=observation.reports)
     run = ProofRun(tests=TestsFrom.DELIVERED, checks=(check,), started=now, ended=now)
@@ -104,4 +166,6 @@ def _judge(scenario: Check, passed: bool, observation: Observation, *, is_odd: b
     return _Outcome(
         passed=passed and all(finding.rule in accepted for finding in findings),
         is_odd=bool(observation.cut_short or missing),
+        has_run=ran.exit_code == 0,
+        printed=shorten(last_line(output), PRINTS_CHARACTERS),
     )

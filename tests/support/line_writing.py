@@ -35,6 +35,8 @@ def line_request(workspace: Path, lines: int, step: dict[str, Any], **changes: A
         "budget": Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
         "repeat_error_limit": 10_000,
         "deviation_limit": 10_000,
+        # Its model answers every question with the same plan.
+        "drafts": 0,
     }
     return EpisodeRequest.model_validate({**fields, **changes})
 

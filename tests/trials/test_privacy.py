@@ -89,6 +89,7 @@ def request(project: Path) -> EpisodeRequest:
         definition_of_done=("cat customer.py; test -f done.txt",),
         executor=ExecutorChoice(name="scripted", options={"steps": [failing, cut, working]}),
         planner="openai",
+        drafts=0,
     )
 
 

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from activities.model.client import ModelService
+from activities.planner.scenario_writer import scenario_writers
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually
 from tests.support.gateway import gateway
+from tests.support.model_server import Asked, ModelServer, Reply, says
 from tests.support.sandboxes import sandbox_named
 from tightloop.client import TightloopClient
 from tightloop.client.proof.statement import statement_of
@@ -145,11 +148,46 @@ with open(product) as file, open(workspace + "/calc.py", "w") as out:
 '''
 
 
+DRAFT = """\
+import sys
+sys.path.insert(0, ".")
+try:
+    from calc import add
+    print(add(40, 2), "@SECRET@")
+except ImportError:
+    print("missing")
+"""
+
+
+def drafts(asked: Asked) -> Reply:
+    """Answer as a model that drafts two scenarios, of which the second one is wrong."""
+    prints = [f"{result} {SECRET}" for result in (42, 43)]
+    if "You predict the output" in asked.text:
+        return says({"prints": prints})
+    paths = ["hidden/draft_1.py", "hidden/draft_2.py"]
+    content, rest = DRAFT.replace("@SECRET@", SECRET), {"keep": False}
+    return says(
+        {
+            "scenarios": [
+                {"path": path, "content": content, "run": f"python3 {path} go {SECRET} go", "prints": line, **rest}
+                for path, line in zip(paths, prints, strict=True)
+            ]
+        }
+    )
+
+
 @pytest.fixture
 def outside() -> Iterator[Path]:
     """A folder that is neither the workspace nor the state home."""
     with tempfile.TemporaryDirectory(prefix="tightloop-leak-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def drafting() -> Iterator[ModelService]:
+    """A model service that drafts scenarios."""
+    with ModelServer(drafts) as server:
+        yield ModelService(api_key="key-1", base_url=server.url, models=("m1",), timeout_s=60.0)
 
 
 @pytest.fixture
@@ -200,6 +238,7 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
     tmp_path: Path,
     outside: Path,
     listeners: tuple[int, list[bytes]],
+    drafting: ModelService,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if problem := sandbox_named("bubblewrap").probe():
@@ -231,7 +270,7 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
     # Without a sandbox nothing is hidden, so it must not be replaced by none.
     walled = settings.evolve(sandbox=settings.sandbox.evolve(unsafe_local=False))
     planner = ScriptedPlanner(lambda _briefing: planned("work", final=True))
-    async with working(planner, under=walled):
+    async with working(planner, under=walled, scenario_writers=scenario_writers(drafting)):
         commitment = ScenarioStore(walled).commit(owner, workspace=workspace)
         request = request_for(
             goal="add numbers",
@@ -239,6 +278,7 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
             executor=executor,
             scenarios=commitment,
             scenario_reports=1,
+            drafts=5,
             # It calls os._exit, which would be a finding of its own.
             allow=["suspicious"],
         )
@@ -251,8 +291,9 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
 
         # Two deliveries, three checks and nine scenarios.
         status: EpisodeStatus = await eventually(find_question, seconds=160)
+        assert status.drafts is not None
         [question] = status.questions
-        assert question.title == "the checks pass, but scenarios_failed: 2 of 3 hidden scenarios fail"
+        assert question.title == "the checks pass, but scenarios_failed: 3 of 5 hidden scenarios fail"
         timeline = await client.timeline(episode_id)
         shown = {
             "status": status.model_dump_json(),
@@ -268,11 +309,16 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
     shown["logs"] = caplog.text
     # Twice: before the first proof, and after it.
     assert (workspace / "found.txt").read_text().splitlines() == ["nothing", "nothing"]
-    for name, text in shown.items():
-        assert SECRET not in text, name
-        assert "check.py" not in text, name
+    # Excerpts, because a failed assertion about the whole text would take minutes to explain.
+    words = (SECRET, "check.py", "draft_1.py")
+    found = {
+        name: [text[max(text.find(word) - 200, 0) :][:300] for word in words if word in text]
+        for name, text in shown.items()
+    }
+    assert {name: excerpts for name, excerpts in found.items() if excerpts} == {}
     assert json.loads(shown["proof"])["scenarios"] == {
-        "digest": commitment.digest, "total": 3, "passed": 1, "failed_before": 1, "changes": [],
+        "digest": commitment.digest, "total": 5, "passed": 2, "failed_before": 2, "changes": [],
+        "drafted": 2, "drafted_passed": 1, "drafts_digest": status.drafts.digest,
     }  # fmt: skip
     assert heard == []
     ledger = Ledger(sqlite_database(state_home() / "ledger.db"))
@@ -283,6 +329,7 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
                 answer = await http.get(f"/api/episodes/{episode_id}{path}")
                 assert SECRET not in answer.text, path
                 assert "check.py" not in answer.text, path
+                assert "draft_1.py" not in answer.text, path
             assert (await http.get(f"/api/episodes/{episode_id}")).status_code == 200
             page = await http.get(f"/workflows/{episode_id}")
             assert SECRET not in page.text
@@ -293,3 +340,5 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
     assert [place for place in places if (place / "leak.txt").exists()] == []
     assert not list(workspace.rglob("leak*")) + list(workspace.rglob("late*"))
     assert (state_home() / "scenarios").is_dir()
+    answers = ScenarioStore(settings).find_answers(status.drafts.digest)
+    assert answers == {1: f"42 {SECRET}"}, "the owner sees what the product printed"

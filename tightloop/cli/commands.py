@@ -180,6 +180,7 @@ COMMANDS = (
         Field("goal", Option(help="New goal.")),
         Field("definition_of_done", Option("--done", help="New definition of done. Repeatable."), list[str]),
         Field("scenarios", Option(help="New hidden scenarios, or 'none' to withdraw all of them.", metavar="PATH")),
+        Field("no_drafts", Option("--no-drafts", help="Withdraw the scenarios that a model drafted."), bool),
         Field("executor", Option(help="New executor.")),
         Field("fallback", Option(help="New fallback executor. Repeatable."), list[str]),
         Field("permissions", Option(help="How to answer permission requests from an agent."), _Verdict),
@@ -339,7 +340,7 @@ COMMANDS = (
     ),
     Group(
         "scenarios",
-        "Hidden scenarios: your own checks, which only the proof runs and no agent sees. "
+        "Hidden scenarios: checks that only the proof runs and no agent sees. "
         "Example: tightloop start ... --scenarios ~/hidden",
         PROOF,
         Command("scenarios new", "scenarios:new", "Write an example to a new folder."),
@@ -348,6 +349,11 @@ COMMANDS = (
             "scenarios check",
             "scenarios:check",
             "Run scenarios on the files of a workspace and show their output. Exits with code 1 if one fails.",
+        ),
+        Command(
+            "scenarios show",
+            "scenarios:show_drafts",
+            "Show the scenarios that a model drafted for an episode, and what the product prints instead.",
         ),
     ),
     Group(

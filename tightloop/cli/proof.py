@@ -210,9 +210,9 @@ def proof_lines(statement: Statement, countersigned_by: str = "") -> Iterator[st
     if scenarios := details.scenarios:
         failed_before = f", {scenarios.failed_before} of them failed at the start" if scenarios.failed_before else ""
         if scenarios.total:
-            yield f"  hidden scenarios {scenarios.sha256[:_DIGITS]}: {scenarios.passed} of {scenarios.total} passed" + (
-                failed_before
-            )
+            drafted = f" ({scenarios.drafted} drafted)" if scenarios.drafted else ""
+            passed = f"{scenarios.passed} of {scenarios.total}{drafted} passed"
+            yield f"  hidden scenarios {scenarios.digests}: {passed}{failed_before}"
         yield from (f"  hidden scenarios: {change}" for change in scenarios.changes)
     for finding in details.findings:
         how = f"asked for by {finding.asked_by}" if finding.asked_by else ""

@@ -7,13 +7,15 @@ from typing import Annotated
 import click
 
 from tightloop.cli.host.server_part import run_again
-from tightloop.cli.parameters import Argument, AsJson, Option
+from tightloop.cli.parameters import Argument, AsJson, EpisodeId, Option
 from tightloop.cli.session import session_of
 from tightloop.cli.start import Workspace
 from tightloop.cli.terminal import print_note, show, show_either, show_json
+from tightloop.client import EpisodeStatus, HiddenScenarios, Kind, TightloopClient
 from tightloop.client.proof.verify import open_repository
-from tightloop.client.scenarios import FILE, ScenarioStore, write_template
+from tightloop.client.scenarios import FILE, ScenarioStore, write_scenarios, write_template
 from tightloop.episode.check import CheckStatus
+from tightloop.episode.scenarios import ScenarioBundle
 from tightloop.errors import InvalidRequestError
 from tightloop.host.access import write_over
 from tightloop.run.outcome import FAILED
@@ -57,7 +59,12 @@ def check(context: click.Context, path: PathOrBundle, workspace: Workspace = Non
         content.mkdir()
         repository.check_out(repository.on_disk(), content)
         write_over(content, bundle.file_contents)
-        results = run_again(session, repository.root, content, bundle.scenarios, isolated=True)
+        commands = tuple(scenario.command for scenario in bundle.scenarios)
+        results = run_again(session, repository.root, content, commands, isolated=True)
+    for scenario, result in zip(bundle.scenarios, results, strict=True):
+        if result["status"] == CheckStatus.PASSED and not scenario.accepts_output(result["tail"]):
+            result |= {"status": CheckStatus.FAILED.value, "tail": f"{result['tail']}\nexpected: {scenario.prints}"}
+        result |= {"run": scenario.run}
     passed = [result["status"] == CheckStatus.PASSED for result in results]
     if as_json:
         show_json(
@@ -67,7 +74,53 @@ def check(context: click.Context, path: PathOrBundle, workspace: Workspace = Non
         for scenario, result, is_passed in zip(bundle.scenarios, results, passed, strict=True):
             show(f"{result['status'].replace('_', ' ')}: {scenario.title}")
             if not is_passed and result["tail"]:
-                show(*(f"  {line}" for line in result["tail"].splitlines()))
+                show(*(f"  {line}" for line in result["tail"].strip().splitlines()))
         show(f"{sum(passed)} of {format_count(len(passed), 'scenario')} passed")
     if not all(passed):
         raise click.exceptions.Exit(FAILED)
+
+
+def show_drafts(
+    context: click.Context,
+    workflow: EpisodeId,
+    output: Annotated[
+        Path | None, Option(help="Also write them to a new folder, which --scenarios accepts after your edits.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    session = session_of(context)
+
+    async def look(client: TightloopClient, key: str) -> HiddenScenarios | None:
+        status = await client.status(key)
+        return status.drafts if isinstance(status, EpisodeStatus) else None
+
+    drafts, store = session.on(workflow, look, Kind.EPISODE), ScenarioStore(session.settings)
+    if drafts is None or not drafts.count:
+        raise InvalidRequestError("no scenario was drafted for this episode")
+    bundle, answers = store.load(drafts), store.find_answers(drafts.digest)
+    if output is not None:
+        write_scenarios(output, bundle)
+        print_note(f"wrote {output}. After your edits: tightloop amend {workflow} --scenarios {output} --no-drafts")
+    rows = [
+        {
+            "number": number + 1,
+            **scenario.model_dump(mode="json", include={"run", "prints", "keep"}),
+            "files": {path: text for path, text in _texts(bundle).items() if path in scenario.run},
+            "withdrawn": number in drafts.withdrawn,
+            "answer": answers.get(number),
+        }
+        for number, scenario in enumerate(bundle.scenarios)
+    ]
+    if as_json:
+        show_json(rows)
+        return
+    for draft in rows:
+        show(f"{draft['number']}: {draft['run']}{' (withdrawn)' if draft['withdrawn'] else ''}")
+        show(*(f"  | {line}" for text in draft["files"].values() for line in text.splitlines()))
+        show(f"  expected: {draft['prints']}{' (as at the start)' if draft['keep'] else ''}")
+        if draft["answer"] is not None:
+            show(f"  the product prints: {draft['answer'] or 'nothing'}")
+
+
+def _texts(bundle: ScenarioBundle) -> dict[str, str]:
+    return {path: content.decode("utf-8", "replace") for path, content in bundle.file_contents.items()}

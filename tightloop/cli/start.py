@@ -209,6 +209,7 @@ Scenarios = Annotated[
     Path | None,
     Option(help="Hidden scenarios: a folder, a YAML file or an encrypted bundle. See: tightloop scenarios"),
 ]
+NoDrafts = Annotated[bool, Option("--no-drafts", help="Do not let the planner's model draft hidden scenarios.")]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
 Result = Annotated[
@@ -244,6 +245,7 @@ def start(
     allow: Allow = None,
     keep_green: KeepGreen = None,
     scenarios: Scenarios = None,
+    no_drafts: NoDrafts = False,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
     result: Result = None,
@@ -262,7 +264,7 @@ def start(
     options = drop_none(
         goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow
     )
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=0 if no_drafts else None)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace) or request.scenarios)
@@ -279,6 +281,7 @@ def code(
     allow: Allow = None,
     keep_green: KeepGreen = None,
     scenarios: Scenarios = None,
+    no_drafts: NoDrafts = False,
     max_iterations: MaxIterations = None,
     worktree: Worktree = None,
     result: Result = None,
@@ -289,7 +292,7 @@ def code(
 ) -> None:
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=0 if no_drafts else None)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace))

@@ -99,7 +99,7 @@ def _amendment(arguments: Asked, session: Session) -> Asked:
     if path := arguments.get("scenarios"):
         # `_amend` stores them, because it knows the workspace, in which they must not be.
         rest["scenarios"] = (ScenarioStore(session.settings), path)
-    others = (arguments.get("goal", "").strip(), checks, arguments.get("planner"), path)
+    others = (arguments.get("goal", "").strip(), checks, arguments.get("planner"), path, arguments.get("no_drafts"))
     if not any(others) and choice == ExecutorAmendment():
         raise InvalidRequestError('nothing to change. Specify --goal "...", --done "pytest -q" or --executor NAME')
     return rest if choice == ExecutorAmendment() else {**rest, "executor": choice}

@@ -374,6 +374,7 @@ class TightloopClient(Viewer):
         goal: str = "",
         definition_of_done: "Sequence[str | Check]" = (),
         scenarios: "HiddenScenarios | None" = None,
+        no_drafts: bool = False,
         executor: "ExecutorAmendment | str | None" = None,
         planner: str = "",
         by: str = "operator",
@@ -393,6 +394,7 @@ class TightloopClient(Viewer):
             "goal": goal,
             "definition_of_done": definition_of_done,
             "planner": planner,
+            "no_drafts": no_drafts,
             "by": by,
         }
         arguments |= {"scenarios": scenarios} if scenarios is not None else {}

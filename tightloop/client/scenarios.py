@@ -1,7 +1,9 @@
 """Files with hidden scenarios: an owner's folder, and encrypted bundles in the state home."""
 
+import json
 import secrets
 from base64 import b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import MAX_WBITS, compress, decompressobj
@@ -14,7 +16,7 @@ from tightloop.client.sealing import Keys, decrypt_file, encrypt_file
 from tightloop.episode.scenarios import CONTENT_CHARACTERS, HiddenScenarios, ScenarioBundle
 from tightloop.errors import ArtifactCorruptError, InvalidRequestError
 from tightloop.host import private_folder, state_home
-from tightloop.host.access import write_private
+from tightloop.host.access import write_over, write_private
 from tightloop.value import first_problem
 from tightloop.value.documents import load_yaml
 
@@ -47,16 +49,27 @@ class Large(TestCase):
 
 
 def write_template(folder: Path) -> None:
-    """Write an example to a new folder.
+    """Write an example to a new folder. Raises as `write_scenarios` does."""
+    _write(folder, _EXAMPLE, {"hidden/test_large.py": _EXAMPLE_TEST.encode()})
+
+
+def write_scenarios(folder: Path, bundle: ScenarioBundle) -> None:
+    """Write scenarios to a new folder, from which `read_scenarios` reads them.
 
     Raises:
         InvalidRequestError: the folder exists or cannot be created.
     """
+    scenarios = [scenario.model_dump(mode="json", exclude_defaults=True) for scenario in bundle.scenarios]
+    text = yaml.safe_dump({"scenarios": scenarios}, sort_keys=False, allow_unicode=True)
+    _write(folder, text, bundle.file_contents)
+
+
+def _write(folder: Path, text: str, files: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True)
-        (folder / FILE).write_text(_EXAMPLE, encoding="utf-8")
-        (folder / FILES / "hidden").mkdir(parents=True)
-        (folder / FILES / "hidden" / "test_large.py").write_text(_EXAMPLE_TEST, encoding="utf-8")
+        (folder / FILE).write_text(text, encoding="utf-8")
+        (folder / FILES).mkdir()
+        write_over(folder / FILES, files)
     except FileExistsError:
         raise InvalidRequestError(f"{folder} already exists. Choose a new folder") from None
     except OSError as error:
@@ -112,12 +125,30 @@ class ScenarioStore:
             InvalidRequestError: they cannot be read, are invalid, or are inside the workspace in plain text.
         """
         bundle = self.read(path, workspace=workspace)
+        return self.store(bundle)
+
+    def store(self, bundle: ScenarioBundle) -> HiddenScenarios:
+        """Store a bundle and return the commitment."""
         commitment = bundle.commitment
         file = self._file(commitment.digest)
         if not file.exists():
             private_folder(self._folder)
             write_private(file, self.seal(bundle), replace=True)
         return commitment
+
+    def store_answers(self, digest: str, answers: Mapping[int, str]) -> None:
+        """Store the last lines that failing drafted scenarios printed, by number from 0."""
+        private_folder(self._folder)
+        content = encrypt_file(self._keys, _HEAD, "answers", json.dumps(answers).encode())
+        write_private(self._folder / f"{digest}.answers", content, replace=True)
+
+    def find_answers(self, digest: str) -> dict[int, str]:
+        """Return the lines that `store_answers` stored last. Empty if no drafted scenario has failed in a proof."""
+        sealed = _read_bundle(self._folder / f"{digest}.answers")
+        if sealed is None:
+            return {}
+        stored = json.loads(decrypt_file(self._keys, _HEAD, "answers", sealed, what="the answers of the product"))
+        return {int(number): line for number, line in stored.items()}
 
     def read(self, path: Path, *, workspace: Path | None = None) -> ScenarioBundle:
         """Read a folder, a YAML file or an encrypted bundle. Raises as `commit` does."""
@@ -151,7 +182,7 @@ class ScenarioStore:
                 "tightloop scenarios pack PATH"
             )
         bundle = self._open(sealed, what)
-        if bundle.commitment.evolve(changes=commitment.changes) != commitment:
+        if bundle.commitment.evolve(changes=commitment.changes, withdrawn=commitment.withdrawn) != commitment:
             raise ArtifactCorruptError(f"{what} on this host are not the ones that the request commits to")
         return bundle
 

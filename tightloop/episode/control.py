@@ -52,6 +52,8 @@ class Amendment(Document):
     definition_of_done: tuple[Check, ...] = ()
     scenarios: HiddenScenarios | None = None
     """New hidden scenarios. With a count of 0, all of them are withdrawn."""
+    no_drafts: bool = False
+    """Withdraw the drafted scenarios."""
     executor: ExecutorAmendment = ExecutorAmendment.model_construct()
     planner: str = ""
     by: str = "operator"
@@ -64,7 +66,7 @@ class Amendment(Document):
     @property
     def empty(self) -> bool:
         """True if the amendment changes nothing."""
-        texts = (self.goal.strip(), self.planner.strip(), self.definition_of_done, self.scenarios)
+        texts = (self.goal.strip(), self.planner.strip(), self.definition_of_done, self.scenarios, self.no_drafts)
         return not any(texts) and self.executor == ExecutorAmendment()
 
     def apply_to(self, request: EpisodeRequest) -> EpisodeRequest:
@@ -76,6 +78,7 @@ class Amendment(Document):
             goal=self.goal.strip() or request.goal,
             definition_of_done=self.definition_of_done or request.definition_of_done,
             scenarios=hidden,
+            drafts=0 if self.no_drafts else request.drafts,
             executor=self.executor.apply_to(request.executor),
             planner=self.planner.strip() or request.planner,
         )
@@ -280,6 +283,7 @@ def status_of(
         failed_checks=state.failed_checks,
         check_report=state.checks,
         proof=state.proof,
+        drafts=state.drafts,
         executor_error=state.executor_error,
         probability_class=state.probability_class,
         diagnosis=state.diagnosis,

@@ -19,7 +19,7 @@ from tightloop.value import Value, format_count, last_lines
 from tightloop.wording import ENDED_BY_MESSAGE, span
 
 ALLOW, REFUSE, EXTEND, CANCEL = "allow", "refuse", "extend", "cancel"
-WORK, ACCEPT, ASKED = "work", "accept", "asked"
+WORK, ACCEPT, ASKED, WITHDRAW = "work", "accept", "asked", "withdraw"
 WAIT, END = "wait", "end"
 KEEP, UNDO = "keep", "undo"
 ADD = "add"
@@ -55,6 +55,11 @@ _ALLOW_CHANGE = Option(
 ASKED_FOR_CHANGE = Option(
     name=ASKED,
     effect="you asked for this change: the success can be proven, and the proof records who said so and when",
+    group=OptionGroup.ACCEPT,
+)
+WRONG_DRAFT = Option(
+    name=WITHDRAW,
+    effect="the scenario is wrong: withdraw all that fail, and prove the work without them; the proof records it",
     group=OptionGroup.ACCEPT,
 )
 ACCEPT_FILES = Option(
@@ -120,6 +125,21 @@ def about_change(question: Question, change: ShownChange | None) -> Question:
     options = tuple(renamed.get(option.name, option) for option in question.options)
     asked = (ASKED_FOR_CHANGE,) if change.files else ()
     return question.evolve(change=change, options=(*asked, *options))
+
+
+def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -> Question:
+    """Return the question about failed scenarios that were drafted. It quotes none, because agents may read it."""
+    names = ", ".join(str(number + 1) for number in failed)
+    more = (
+        f"a model drafted what fails: {'number' if len(failed) == 1 else 'numbers'} {names}",
+        f"see the scenario and the product's answer, on the workspace's host: tightloop scenarios show {episode_id}",
+    )
+    effects = {WORK: "the work is wrong: go on; the planner gets the number of failures and your text, nothing else"}
+    options = tuple(
+        option.evolve(effect=effects[option.name]) if option.name in effects else option for option in question.options
+    )
+    evidence = (*more, *question.evidence)[:EVIDENCE_LINES]
+    return question.evolve(evidence=evidence, options=(*options[:1], WRONG_DRAFT, *options[1:]))
 
 
 def already_green_question(checks: tuple[Check, ...]) -> Question:

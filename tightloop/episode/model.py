@@ -14,7 +14,7 @@ from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTa
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
 from tightloop.episode.progress import classification
 from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory
-from tightloop.episode.scenarios import HiddenScenarios
+from tightloop.episode.scenarios import DRAFTS_LIMIT, HiddenScenarios
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
 from tightloop.executor.options import choice_problem
@@ -144,6 +144,8 @@ class EpisodeRequest(CallerInput):
     """A person starts the episode in a terminal, and is asked if all checks pass before the first plan."""
     scenarios: HiddenScenarios | None = None
     """Hidden scenarios that must pass in the proof, as printed by `tightloop scenarios pack`."""
+    drafts: int = 0
+    """Maximum number of hidden scenarios that the planner's model drafts before the work starts."""
     budget: Budget = Budget.model_construct()
     preset: classification.Preset = classification.Preset.NORMAL
     """Preset that provides the defaults for `thresholds` and for the two limits below."""
@@ -208,6 +210,8 @@ class EpisodeRequest(CallerInput):
         self._check_numbers()
         if self.scenario_reports < 0:
             raise InvalidRequestError(f"scenario_reports must be at least 0, got {self.scenario_reports}")
+        if not 0 <= self.drafts <= DRAFTS_LIMIT:
+            raise InvalidRequestError(f"drafts must be between 0 and {DRAFTS_LIMIT}, got {self.drafts}")
         if json_size(self) > REQUEST_CHARACTERS:
             raise InvalidRequestError(
                 f"the request is larger than {REQUEST_CHARACTERS} characters. Put long material in workspace files "
@@ -291,6 +295,8 @@ class EpisodeState(Value):
     """Tree that was not accepted even though its checks pass: a person refused it, or hidden scenarios fail."""
     scenario_reports: int = 0
     """Number of times that the planner was told how many hidden scenarios fail. It never decreases."""
+    drafts: HiddenScenarios | None = None
+    """Drafted scenarios that count. None before the drafting."""
     failed_before: tuple[str, ...] = ()
     """Keys of the checks that have failed in this episode, and not only at random. A restore does not reset them."""
     worked: bool = False
@@ -407,6 +413,8 @@ class EpisodeStatus(RunStatus):
     """Stored `CheckReport` of the last checks, with references to their outputs."""
     proof: ArtifactRef | None = None
     """Latest proof of success."""
+    drafts: HiddenScenarios | None = None
+    """Commitment to the drafted scenarios that count."""
     executor_error: str = ""
     """Reason why the last delivery failed, in the executor's own words."""
     probability_class: ProbabilityClass | None = None

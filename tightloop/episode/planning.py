@@ -7,6 +7,7 @@ from tightloop.episode.check import CheckReport, CheckResult, CheckStatus
 from tightloop.episode.failure import failure_type, normalize_explaining_line, signature
 from tightloop.episode.model import PlanVerdict as PlanVerdict
 from tightloop.episode.model import ReflectCause as ReflectCause
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.executor.message import PlanMessage, PlanRequestMessage, Reflection
 from tightloop.executor.model import Usage
 from tightloop.memory import Match, Outcome, Pattern, Query, Recollection, SeenFailure
@@ -188,6 +189,19 @@ class WrittenCheck(Value):
     """The stored `ProposedCheck`. None if the planner did not find one."""
     reason: str = ""
     """Reason why there is no check, as a sentence."""
+    usage: Usage | None = None
+    attempt: int = 1
+
+
+class DraftedScenarios(Value):
+    """Result of drafting hidden scenarios, as seen by the workflow."""
+
+    by_model: bool = False
+    """False if no model plans this episode, or prompts must not contain code, so nobody was asked."""
+    drafts: HiddenScenarios | None = None
+    """Commitment to the drafts, which are stored encrypted and have not been tried yet."""
+    reason: str = ""
+    """Reason why there are no drafts, as a sentence. It quotes none."""
     usage: Usage | None = None
     attempt: int = 1
 

@@ -1,4 +1,4 @@
-"""Hidden scenarios: an owner's checks that run only in the proof and that nobody else sees.
+"""Hidden scenarios: checks of an owner or of a model that run only in the proof and that nobody else sees.
 
 Requests, histories and proofs contain a commitment to them (`HiddenScenarios`) and counts, but never their content.
 """
@@ -8,6 +8,7 @@ import json
 import math
 import re
 from base64 import b64decode
+from collections.abc import Iterable
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -21,6 +22,12 @@ CONTENT_CHARACTERS = 16_000_000
 """Maximum size of a bundle's files, base64."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHANGES_KEPT = 20
+PRINTS_CHARACTERS = 200
+DRAFTS_LIMIT = 20
+DRAFT_TIMEOUT_S = 60.0
+"""Time limit of a drafted scenario."""
+DRAFT_ROUNDS = 2
+"""Number of times to tell the planner about failures if only drafted scenarios fail. Then the owner decides."""
 _LONGEST_S = 86_400.0
 
 
@@ -35,6 +42,8 @@ class HiddenScenarios(CallerInput):
     """Sum of their time limits in seconds."""
     changes: tuple[str, ...] = ()
     """Earlier commitments, each with the person who replaced it, oldest first. Set by tightloop."""
+    withdrawn: tuple[int, ...] = ()
+    """Numbers of the drafted scenarios that somebody withdrew, from 0. Set by tightloop."""
 
     @property
     def problem(self) -> str:
@@ -53,26 +62,63 @@ class HiddenScenarios(CallerInput):
         line = f"{shorten(by, 80)} replaced {was}" if new.count else f"{shorten(by, 80)} withdrew {was}"
         return new.evolve(changes=(*self.changes, line)[-_CHANGES_KEPT:])
 
+    def withdraw(self, reason: str, numbers: Iterable[int] | None = None) -> Self:
+        """Return the drafted scenarios without these, or without any, and a line that gives the reason."""
+        gone = set(range(self.count)) if numbers is None else set(numbers)
+        more = len(gone.difference(self.withdrawn))
+        if not more:
+            return self
+        line = f"{shorten(reason, 120)}: {format_count(more, 'drafted scenario')} withdrawn ({self.digest[:12]})"
+        return self.evolve(
+            withdrawn=tuple(sorted(gone.union(self.withdrawn))), changes=(*self.changes, line)[-_CHANGES_KEPT:]
+        )
+
 
 _PACK = "Use the values that this command prints: tightloop scenarios pack FOLDER --json"
+
+
+class Scenario(Check):
+    """A hidden scenario. It passes if its command exits with 0 and, if `prints` is set, prints this last."""
+
+    prints: str = ""
+    """Last line that the command has to print on standard output. Code under test never sees it."""
+    keep: bool = False
+    """For drafted scenarios: what the initial tree does already, and must still do."""
+
+    @property
+    def command(self) -> Check:
+        """The command to run. If its output counts, the shell drops the error output, which may contain warnings."""
+        run = f"exec 2> /dev/null\n{self.run}" if self.prints else self.run
+        return Check(run=run, name=self.name, timeout_s=self.timeout_s)
+
+    def accepts_output(self, output: str) -> bool:
+        """Return whether the last line of the output is the expected one."""
+        return not self.prints or last_line(output) == self.prints.strip()
+
+
+def last_line(output: str) -> str:
+    """Return the last line that is not blank, without surrounding spaces."""
+    return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
 
 
 class ScenarioBundle(Document):
     """Hidden scenarios with their files. This is what a digest covers and an encrypted bundle contains."""
 
-    scenarios: Annotated[tuple[Check, ...], Field(min_length=1, max_length=SCENARIOS_LIMIT)]
+    scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1, max_length=SCENARIOS_LIMIT)]
     files: Annotated[dict[str, str], Field(max_length=FILES_LIMIT)] = Field(default_factory=dict)
     """Files to write into the checkout, base64, by relative path. They replace delivered files of the same path."""
     salt: str = ""
 
     @field_validator("scenarios")
     @classmethod
-    def _check_scenarios(cls, scenarios: tuple[Check, ...]) -> tuple[Check, ...]:
+    def _check_scenarios(cls, scenarios: tuple[Scenario, ...]) -> tuple[Scenario, ...]:
         for scenario in scenarios:
             if scenario.problem:
                 raise ValueError(scenario.problem)
             if scenario.known_failures:
                 raise ValueError("a scenario has no known_failures, because its output is not read")
+            if len(scenario.prints) > PRINTS_CHARACTERS or len(scenario.prints.strip().splitlines()) > 1:
+                raise ValueError(f"prints must be one line of at most {PRINTS_CHARACTERS} characters")
             # NaN fails this comparison too.
             if not 0 < scenario.timeout_s <= _LONGEST_S:
                 raise ValueError(f"timeout_s must be between 0 and {_LONGEST_S:g}, got {scenario.timeout_s}")
@@ -134,11 +180,18 @@ def seen_before(
 class ScenarioResult(Value):
     """Result of hidden scenarios on the delivered tree."""
 
-    digest: str
-    total: int
+    digest: str = ""
+    """Digest of the owner's scenarios. Empty if there are none."""
+    total: int = 0
+    """Number of scenarios, including drafted ones."""
     passed: int = 0
     failed_before: int = 0
     """Number of scenarios that passed and had failed on the initial tree."""
+    drafted: int = 0
+    """Number of scenarios that a model drafted."""
+    drafted_passed: int = 0
+    drafts_digest: str = ""
+    """Digest of the drafted scenarios, including withdrawn ones."""
     changes: tuple[str, ...] = ()
     """See `HiddenScenarios`."""
 
@@ -148,21 +201,44 @@ class ScenarioResult(Value):
         return self.total - self.passed
 
     @property
+    def is_drafts_only(self) -> bool:
+        """True if scenarios fail and all of these were drafted."""
+        return 0 < self.failed == self.drafted - self.drafted_passed
+
+    @property
     def title(self) -> str:
         """The only sentence about failed scenarios that others see."""
         if self.total == 1:
             return "the hidden scenario fails"
         return f"{self.failed} of {self.total} hidden scenarios {'fails' if self.failed == 1 else 'fail'}"
 
+    def with_drafts(self, drafts: HiddenScenarios, outcomes: Iterable[tuple[Scenario, bool]]) -> Self:
+        """Return the result with that of drafted scenarios, each with whether it passed."""
+        run = list(outcomes)
+        passed = [scenario for scenario, is_passed in run if is_passed]
+        return self.evolve(
+            total=self.total + len(run),
+            passed=self.passed + len(passed),
+            failed_before=self.failed_before + sum(not scenario.keep for scenario in passed),
+            drafted=len(run),
+            drafted_passed=len(passed),
+            drafts_digest=drafts.digest,
+            changes=(*self.changes, *drafts.changes),
+        )
 
-def and_scenarios(passed: int) -> str:
-    """Return the end of a sentence about passing checks, such as `, also 7 hidden scenarios`."""
-    return f", also {format_count(passed, 'hidden scenario')}" if passed else ""
+
+def and_scenarios(passed: int, drafted: int = 0) -> str:
+    """Return the end of a sentence about passing checks, such as `, also 7 hidden scenarios (5 drafted)`."""
+    return f", also {_format_scenarios(passed, drafted)}" if passed else ""
 
 
 def proof_level(result: ScenarioResult | None) -> str:
-    """Return the level of a proof without findings, such as `PROVEN, also by 7 hidden scenarios`."""
+    """Return the level of a proof without findings, such as `PROVEN, also by 7 hidden scenarios (5 drafted)`."""
     if result is None or not result.passed:
         return "PROVEN by visible checks"
     of_all = f"{result.passed} of " if result.failed else ""
-    return f"PROVEN, also by {of_all}{format_count(result.total, 'hidden scenario')}"
+    return f"PROVEN, also by {of_all}{_format_scenarios(result.total, result.drafted)}"
+
+
+def _format_scenarios(count: int, drafted: int) -> str:
+    return format_count(count, "hidden scenario") + (f" ({drafted} drafted)" if drafted else "")

@@ -12,6 +12,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult,
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.course import reset_counts
 from tightloop.episode.progress.tracking import ProbabilityClass, Tracking
+from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.executor.asking import ANSWER
 from tightloop.executor.model import SUCCESSES, ExecutorReport, ExecutorStatus, Grant
 from tightloop.run.core import Evidence
@@ -383,6 +384,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         flaky=past.flaky,
         green_settled=past.green_settled,
         scenario_reports=past.scenario_reports,
+        drafts=past.drafts,
         runs=initial.runs + (newest.runs if newest else 0),
     )
 
@@ -414,6 +416,8 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         evidence=None,
         refused_tree=current.refused_tree,
         scenario_reports=current.scenario_reports,
+        # What was withdrawn stays so.
+        drafts=current.drafts or stored.drafts,
         tree=record.tree,
         spent=current.spent,
         budget=current.budget,
@@ -440,11 +444,27 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
 
 
 def with_beginning(
-    state: EpisodeState, beginning: ArtifactRef, verification: Verification, scenario_failed: bool
+    state: EpisodeState,
+    beginning: ArtifactRef,
+    verification: Verification,
+    scenario_failed: bool,
+    drafts: HiddenScenarios | None,
 ) -> EpisodeState:
     """Record the initial check results and the stored baseline. A failed hidden scenario is a check that fails."""
     checked = with_verification(state, verification, baseline=not state.checked_tree)
-    return checked.evolve(beginning=beginning, green_settled=state.green_settled or scenario_failed)
+    return checked.evolve(
+        beginning=beginning,
+        green_settled=state.green_settled or scenario_failed,
+        drafts=drafts if drafts is not None else state.drafts,
+    )
+
+
+def without_drafts(state: EpisodeState, reason: str, numbers: Iterable[int] | None = None) -> EpisodeState:
+    """Withdraw drafted scenarios, or all of them. The same tree may then be proven."""
+    drafts = state.drafts
+    if drafts is None or not drafts.count:
+        return state
+    return state.evolve(drafts=drafts.withdraw(reason, numbers), refused_tree="")
 
 
 def with_added_check(state: EpisodeState, tree: str) -> EpisodeState:

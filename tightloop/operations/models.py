@@ -202,6 +202,8 @@ class Amend(Request):
     """New definition of done."""
     scenarios: body(HiddenScenarios, "HiddenScenariosInput") | None = None  # type: ignore[valid-type]
     """New hidden scenarios; a count of 0 withdraws all of them."""
+    no_drafts: bool = False
+    """Withdraw the scenarios that a model drafted."""
     executor: body(ExecutorAmendment, "ExecutorAmendmentInput") | None = None  # type: ignore[valid-type]
     """New executor."""
     planner: Literal["", "auto", "openai", "heuristic"] = ""

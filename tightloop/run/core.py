@@ -225,6 +225,8 @@ class Evidence(Value):
     """Announcements after the fact: sentences that name the person, the change and the time."""
     scenarios: int = 0
     """Number of hidden scenarios that passed."""
+    drafted: int = 0
+    """Number of these that a model drafted."""
     accepted_by: str = ""
     """Person who accepted the tree although the proof has findings."""
     finding: str = ""

@@ -37,6 +37,8 @@ class Facts(NamedTuple):
     """Number of files that differ from the initial tree; None if unknown."""
     scenarios: int = 0
     """Number of hidden scenarios that passed."""
+    drafted: int = 0
+    """Number of these that a model drafted."""
     unproven: Sequence[str] = ()
     """Tasks whose episode succeeded without a proof."""
     asked: Sequence[str] = ()

@@ -13,6 +13,7 @@ from tightloop.episode.check import Check
 from tightloop.episode.progress import classification
 from tightloop.episode.progress.classification import Preset
 from tightloop.episode.progress.tracking import Thresholds
+from tightloop.episode.scenarios import DRAFTS_LIMIT
 from tightloop.errors import did_you_mean
 from tightloop.safety.code.rules import CodeRule, CodeRules, default_rules
 from tightloop.safety.rubric import Rubric
@@ -473,6 +474,10 @@ class TrackingSettings(Thresholds, Section):
     """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
     tests_twice_s: float = Field(default=60.0, ge=0, le=3_600)
     """Time in seconds that a pytest check may take for the proof to run its tests twice in one process. 0 is off."""
+    drafts: int = Field(default=5, ge=0, le=DRAFTS_LIMIT)
+    """Maximum number of hidden scenarios that the planner's model drafts for an episode before the work starts. 0 turns
+    this off. It costs two questions to the model.
+    """
 
     @model_validator(mode="before")
     @classmethod

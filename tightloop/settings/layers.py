@@ -395,4 +395,5 @@ def _defaults(settings: Settings) -> dict[str, Any]:
         "repeat_error_limit": tracking.repeat_error_limit,
         "deviation_limit": tracking.deviation_limit,
         "scenario_reports": tracking.scenario_reports,
+        "drafts": tracking.drafts,
     }

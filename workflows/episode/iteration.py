@@ -9,20 +9,20 @@ from activities.checks.activity import VerificationActivities, VerifyRequest
 from activities.coder.activity import CoderActivities
 from activities.coder.port import TryCheckRequest, TryCheckResult
 from activities.executor.activity import ConcludeRequest, ExecuteRequest, ExecutionActivities, HandOffRequest
-from activities.planner.activity import NextPlanRequest, PlanningActivities, WriteCheckRequest
+from activities.planner.activity import DraftRequest, NextPlanRequest, PlanningActivities, WriteCheckRequest
 from activities.planner.reflection import ReflectionActivities, ReflectRequest
 from activities.proof.activity import ProofActivities
-from activities.proof.port import AcceptRequest, BeginRequest, ProveRequest
+from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from tightloop.coder.model import CODER, CoderInput, path_line
 from tightloop.episode import decisions, state_changes
 from tightloop.episode.budget import PROOF, checks_work
 from tightloop.episode.check import Check, Verification
-from tightloop.episode.decisions import ACCEPT, ALLOW, ASKED, make_question
+from tightloop.episode.decisions import ACCEPT, ALLOW, ASKED, WITHDRAW, make_question
 from tightloop.episode.model import HEURISTIC, EpisodeOutcome, EpisodePhase, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, WrittenCheck
 from tightloop.episode.proof import ProofVerdict
-from tightloop.episode.scenarios import and_scenarios
+from tightloop.episode.scenarios import DRAFT_ROUNDS, HiddenScenarios, and_scenarios
 from tightloop.executor.asking import (
     IN_A_WINDOW,
     RETRY,
@@ -65,12 +65,13 @@ class Proof:
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
-    async def begin(self) -> tuple[ArtifactRef, Verification, bool]:
+    async def begin(self) -> BeginResult:
         """Run the checks for the baseline, and store the initial tree with its untracked files.
 
-        The last part of the result tells whether a hidden scenario failed.
+        Before that, a model may draft hidden scenarios, once.
         """
         record = self._record
+        drafts, goal = await self._draft(), record.request.goal
         self._points.enter(EpisodePhase.VERIFYING)
         baseline = await self._points.do(
             ProofActivities.begin,
@@ -79,19 +80,49 @@ class Proof:
                 expected_tree=record.state.tree,
                 inherited=record.state.inherited,
                 scenarios=record.request.scenarios,
+                drafts=drafts,
                 compare_with=record.state.checks if record.state.checked_tree else None,
             ),
             ActivityOptions(
                 "checks before the first plan",
                 # Checks that fail are run twice.
-                2 * self._limit + self._hidden_limit + OPEN_TIMEOUT,
+                2 * self._limit + self._hidden_limit(drafts) + OPEN_TIMEOUT,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done),
             ),
         )
         record.log_drift(baseline.verification.drift)
         record.log_drift(baseline.verification.touched)
-        return baseline.beginning, baseline.verification, baseline.scenario_failed
+        if baseline.drafts is not None and (record.request.goal != goal or not record.request.drafts):
+            # Amended in the meantime.
+            return baseline.evolve(drafts=None)
+        if baseline.drafts is not None:
+            used = format_count(baseline.drafts.count, "drafted scenario")
+            record.log("scenarios", f"{used} will be part of the proof")
+        return baseline
+
+    async def _draft(self) -> HiddenScenarios | None:
+        """Return drafts that have not been tried yet, or None if there are none."""
+        record = self._record
+        # The work of a forked episode has begun, so nothing can fail at the start any more.
+        if not record.request.drafts or record.state.drafts is not None or record.state.inherited is not None:
+            return None
+        if record.request.planner == HEURISTIC:
+            return None
+        self._points.enter(EpisodePhase.PLANNING)
+        drafted = await self._points.do(
+            PlanningActivities.draft_scenarios,
+            lambda: DraftRequest(scope=record.scope, limit=record.request.drafts),
+            ActivityOptions("draft hidden scenarios", PLAN_TIMEOUT, record.request.queues.llm),
+        )
+        record.replace(
+            record.state.evolve(drafts=HiddenScenarios(), spent=record.state.spent.with_usage(drafted.usage))
+        )
+        record.apply(state_changes.with_retries, drafted.attempt)
+        if drafted.by_model and drafted.drafts is None:
+            record.log("scenarios", f"no scenario was drafted: {drafted.reason}")
+        self._points.enter(EpisodePhase.VERIFYING)
+        return drafted.drafts
 
     async def prove_success(self) -> None:
         """Prove the current tree. Returns only if more work is needed.
@@ -99,6 +130,11 @@ class Proof:
         Raises:
             EpisodeOver: success is proven, or a person accepted the tree.
         """
+        while await self._prove():
+            pass
+
+    async def _prove(self) -> bool:
+        """Prove the current tree once. Return whether to do it again, because scenarios were withdrawn."""
         record = self._record
         self._points.enter(EpisodePhase.PROVING)
         proved = await self._points.do(
@@ -113,11 +149,12 @@ class Proof:
                 worked=record.state.worked,
                 flaky=record.state.flaky,
                 scenarios=record.request.scenarios,
+                drafts=record.state.drafts,
             ),
             ActivityOptions(
                 "prove it in a fresh checkout",
                 # The checks run twice: as delivered, and with the original tests put back.
-                2 * self._limit + self._hidden_limit + OPEN_TIMEOUT,
+                2 * self._limit + self._hidden_limit(record.state.drafts) + OPEN_TIMEOUT,
                 record.request.queues.workspace,
                 work=checks_work(record.request.definition_of_done, PROOF),
             ),
@@ -125,28 +162,35 @@ class Proof:
         record.log_drift(proved.drift)
         record.apply(state_changes.with_retries, proved.attempt)
         if record.state.checked_tree != record.state.tree or record.state.asked_for:
-            return  # A person edited files, amended the request or asked for more during a pause before the proof.
+            # A person edited files, amended the request or asked for more during a pause before the proof.
+            return False
         facts = proved.facts
         record.replace(record.state.evolve(proof=proved.proof, evidence=facts))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise self._success()
-        if proved.only_scenarios and record.state.scenario_reports < record.request.scenario_reports:
+        limit = record.request.scenario_reports
+        limit = min(limit, DRAFT_ROUNDS) if proved.failed_drafts else limit
+        if proved.only_scenarios and record.state.scenario_reports < limit:
             record.apply(state_changes.with_failed_scenarios, proved.title)
-            told, limit = record.state.scenario_reports, record.request.scenario_reports
-            record.log("doubted", f"{proved.title}; the planner was told ({told} of {limit})")
-            return
+            record.log("doubted", f"{proved.title}; the planner was told ({record.state.scenario_reports} of {limit})")
+            return False
         tree = record.state.tree
         # Checks may have seen changes that were undone after they ran; the fresh checkout never contains them.
         undone = (drift for drift in record.core.drifts if drift.cause is DriftCause.DURING_CHECKS)
         evidence = (*(drift.sentence for drift in undone if drift.expected == tree), *proved.evidence)
         question = make_question(QuestionKind.PROOF, proved.title, evidence=evidence)
+        if proved.failed_drafts:
+            question = decisions.about_drafts(question, proved.failed_drafts, record.id)
         answer = await self._points.ask(decisions.about_change(question, proved.change))
         # Edits during the pause make the answer obsolete: it was about another tree.
         if record.state.checked_tree != record.state.tree or record.state.tree != tree:
-            return
+            return False
+        if answer is not None and answer.option == WITHDRAW:
+            record.apply(state_changes.without_drafts, f"{answer.by} found them wrong", proved.failed_drafts)
+            return True
         if answer is None or answer.option not in (ACCEPT, ASKED):
             record.apply(state_changes.with_refused_proof, proved.title, proved.evidence)
-            return
+            return False
         accepted = await self._points.do(
             ProofActivities.accept_proof,
             lambda: AcceptRequest(
@@ -161,17 +205,17 @@ class Proof:
         if record.state.tree == tree and not record.state.asked_for:
             record.replace(record.state.evolve(proof=accepted.proof, evidence=accepted.facts))
             raise self._success()
+        return False
 
     def _success(self) -> EpisodeOver:
         state = self._record.state
         facts = Facts(**dict(state.evidence or Evidence()))
-        text = f"all checks pass: {state.checks_text}{and_scenarios(facts.scenarios)}"
+        text = f"all checks pass: {state.checks_text}{and_scenarios(facts.scenarios, facts.drafted)}"
         return EpisodeOver(EpisodeOutcome.SUCCEEDED, with_announcements(text, facts))
 
-    @property
-    def _hidden_limit(self) -> timedelta:
-        hidden = self._record.request.scenarios
-        return timedelta(seconds=hidden.limit_s) if hidden is not None else timedelta()
+    def _hidden_limit(self, drafts: HiddenScenarios | None) -> timedelta:
+        hidden = (self._record.request.scenarios, drafts)
+        return timedelta(seconds=sum(scenarios.limit_s for scenarios in hidden if scenarios is not None))
 
     @property
     def _limit(self) -> timedelta:
@@ -265,7 +309,14 @@ class Iteration:
             # A loop, because people may change the tree or the request at the safe point before each activity.
             is_first = not record.state.checked_tree
             if record.state.beginning is None:
-                record.apply(state_changes.with_beginning, *await self._proof.begin())
+                begun = await self._proof.begin()
+                record.apply(
+                    state_changes.with_beginning,
+                    begun.beginning,
+                    begun.verification,
+                    begun.scenario_failed,
+                    begun.drafts,
+                )
             elif record.state.checks is None or record.state.checked_tree != record.state.tree:
                 verification = await self._run_checks("checks before the next plan", compare=not is_first)
                 record.apply(state_changes.with_verification, verification, baseline=is_first)

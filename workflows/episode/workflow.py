@@ -271,10 +271,21 @@ class EpisodeCommands(Commands):
             record.log("amended", f"hidden scenarios: {request.scenarios.changes[-1]}")
             for question in record.find(QuestionKind.PROOF):
                 record.settle_question(question)
+        if change.no_drafts or request.goal != before.goal:
+            self._withdraw_drafts(f"{change.by} {'withdrew them' if change.no_drafts else 'changed the goal'}")
         if (request.executor, request.planner) != (before.executor, before.planner):
             who = f"executor {request.executor.name}, planner {request.planner}"
             record.log("amended", f"{who} (by {change.by})")
         return "the change takes effect with the next step"
+
+    def _withdraw_drafts(self, reason: str) -> None:
+        record, before = self._record, self._record.state.drafts
+        record.apply(state_changes.without_drafts, reason)
+        if record.state.drafts != before:
+            record.replace(record.state.evolve(checked_tree=""))
+            record.log("amended", f"drafted scenarios: {reason}")
+            for question in record.find(QuestionKind.PROOF):
+                record.settle_question(question)
 
     # -- effects of commands ----------------------------------------------------------------------------
 

@@ -5,27 +5,31 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from tightloop.episode.check import Check, ProofRule
+from tightloop.episode.check import ProofRule
 from tightloop.episode.control import Amendment
+from tightloop.episode.decisions import about_drafts, make_question
 from tightloop.episode.model import EpisodeRequest
 from tightloop.episode.proof import Proof, ProofVerdict
 from tightloop.episode.proof.verdict import add_scenarios
 from tightloop.episode.scenarios import (
     HiddenScenarios,
+    Scenario,
     ScenarioBaseline,
     ScenarioBundle,
     ScenarioResult,
+    and_scenarios,
     proof_level,
     seen_before,
 )
 from tightloop.errors import InvalidRequestError
 from tightloop.run.core import Evidence
+from tightloop.run.question import OptionGroup, QuestionKind
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
-FIRST, SECOND, THIRD = Check(run="true"), Check(run="false"), Check(run="sh hidden.sh")
+FIRST, SECOND, THIRD = Scenario(run="true"), Scenario(run="false"), Scenario(run="sh hidden.sh")
 
 
-def bundle(*scenarios: Check, salt: str = "a", **files: str) -> ScenarioBundle:
+def bundle(*scenarios: Scenario, salt: str = "a", **files: str) -> ScenarioBundle:
     return ScenarioBundle(scenarios=scenarios, files=files, salt=salt)
 
 
@@ -61,9 +65,15 @@ def test_a_file_is_not_below_another_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", [Check(run=" "), Check(run="true", timeout_s=0), Check(run="true", timeout_s=float("nan"))]
+    "scenario",
+    [
+        Scenario(run=" "),
+        Scenario(run="true", timeout_s=0),
+        Scenario(run="true", timeout_s=float("nan")),
+        Scenario(run="true", prints="a\nb"),
+    ],
 )
-def test_a_scenario_without_a_command_or_with_a_wrong_limit_is_refused(scenario: Check) -> None:
+def test_a_scenario_without_a_command_or_with_wrong_values_is_refused(scenario: Scenario) -> None:
     with pytest.raises(ValidationError):
         bundle(scenario)
 
@@ -130,3 +140,72 @@ def test_a_commitment_that_is_none_is_refused(scenarios: dict[str, object]) -> N
     request = EpisodeRequest(goal="g", workspace="/w", definition_of_done=(FIRST,), scenarios=scenarios)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="tightloop scenarios pack"):
         request.check()
+
+
+DRAFTS = HiddenScenarios(digest="d" * 64, count=3)
+NUMBER, WORD, KEPT = (
+    Scenario(run="a", prints="42"),
+    Scenario(run="b", prints=" yes "),
+    Scenario(run="c", prints="1", keep=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "is_printed"),
+    [("42\n", True), ("debug\n 42 \n\n", True), ("42\nmore\n", False), ("142\n", False), ("", False)],
+)
+def test_the_last_line_counts(output: str, is_printed: bool) -> None:
+    assert NUMBER.accepts_output(output) == is_printed
+    assert FIRST.accepts_output(output), "without an expected line, the output does not count"
+
+
+def test_the_expected_line_is_not_part_of_the_command() -> None:
+    assert "42" not in NUMBER.command.model_dump_json()
+    assert NUMBER.command.run.endswith("\na")
+    assert FIRST.command.run == "true"
+    assert WORD.accepts_output("yes\n")
+
+
+def test_drafts_are_counted_beside_the_scenarios_of_the_owner() -> None:
+    both = result(2, 2).with_drafts(DRAFTS, [(NUMBER, True), (WORD, False), (KEPT, True)])
+    assert (both.total, both.passed, both.drafted, both.drafted_passed, both.failed_before) == (5, 4, 3, 2, 1)
+    assert both.is_drafts_only
+    assert both.title == "1 of 5 hidden scenarios fails"
+    assert not result(1, 2).with_drafts(DRAFTS, [(NUMBER, True)]).is_drafts_only
+    passed = result(2, 2).with_drafts(DRAFTS, [(NUMBER, True)] * 5)
+    assert not passed.is_drafts_only
+    assert proof_level(passed) == "PROVEN, also by 7 hidden scenarios (5 drafted)"
+    assert and_scenarios(7, 5) == ", also 7 hidden scenarios (5 drafted)"
+    evidence = add_scenarios(proof(), passed).evidence
+    assert (evidence.scenarios, evidence.drafted) == (7, 5)
+
+
+def test_drafts_are_withdrawn_by_number_or_all_of_them() -> None:
+    one = DRAFTS.withdraw("ada found them wrong", (1,))
+    assert (one.withdrawn, one.count, one.digest) == ((1,), 3, DRAFTS.digest)
+    assert one.withdraw("again", (1,)) == one
+    every = one.withdraw("bob changed the goal")
+    assert every.withdrawn == (0, 1, 2)
+    assert every.changes == (
+        "ada found them wrong: 1 drafted scenario withdrawn (dddddddddddd)",
+        "bob changed the goal: 2 drafted scenarios withdrawn (dddddddddddd)",
+    )
+
+
+def test_the_question_about_drafts_quotes_none_and_keeps_the_order_of_options() -> None:
+    question = about_drafts(make_question(QuestionKind.PROOF, "1 of 5 fails", evidence=("x",)), (0, 2), "episode-1")
+    assert question.evidence[0] == "a model drafted what fails: numbers 1, 3"
+    assert "tightloop scenarios show episode-1" in question.evidence[1]
+    assert [option.name for option in question.options] == ["work", "withdraw", "accept", "cancel"]
+    groups = [list(OptionGroup).index(option.group) for option in question.options]
+    assert groups == sorted(groups)
+    assert question.default == "work"
+
+
+def test_drafting_is_bounded_and_an_amendment_ends_it() -> None:
+    request = EpisodeRequest(goal="g", workspace="/w", definition_of_done=("true",), drafts=5)  # type: ignore[arg-type]
+    assert Amendment(no_drafts=True).apply_to(request).drafts == 0
+    assert not Amendment(no_drafts=True).empty
+    for wrong in (-1, 21):
+        with pytest.raises(InvalidRequestError, match="drafts must be between"):
+            request.evolve(drafts=wrong).check()

@@ -122,8 +122,17 @@ class ScenarioDetails(_Part):
     passed: int = Field(ge=0)
     failed_before: int = Field(default=0, ge=0)
     """Number of passed scenarios that failed on the initial tree."""
+    drafted: int = Field(default=0, ge=0)
+    """Number of scenarios that a model drafted."""
+    drafts_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    """Digest of the drafted scenarios and a salt."""
     changes: tuple[str, ...] = ()
     """Amendments by their owner, oldest first."""
+
+    @property
+    def digests(self) -> str:
+        """Short digests of the owner's and of the drafted scenarios."""
+        return ", ".join(digest[:12] for digest in (self.sha256, self.drafts_sha256) if digest)
 
 
 class Details(_Part):
@@ -327,7 +336,11 @@ def _details(proof: Proof) -> Details:
         changed_count=proof.changed_count,
         announced=proof.announced,
         findings=tuple(map(_finding, proof.findings)),
-        scenarios=ScenarioDetails.of(proof.scenarios, sha256=proof.scenarios.digest) if proof.scenarios else None,
+        scenarios=ScenarioDetails.of(
+            proof.scenarios, sha256=proof.scenarios.digest, drafts_sha256=proof.scenarios.drafts_digest
+        )
+        if proof.scenarios
+        else None,
         files_changed=proof.evidence.files_changed,
         seen_to_fail=proof.evidence.seen_to_fail,
         worked=proof.evidence.worked,

@@ -436,10 +436,11 @@ def _check_scenarios(verification: Verified, statement: Statement, rules: Rules)
         if rules.scenarios:
             verification.add(False, "it has no hidden scenarios, which --require scenarios demands")
         return
-    total = format_count(scenarios.total, "hidden scenario")
+    drafted = f" ({scenarios.drafted} drafted)" if scenarios.drafted else ""
+    total = format_count(scenarios.total, "hidden scenario") + drafted
     # A finding reports those that failed. It may be allowed, but not if scenarios are required.
     if scenarios.passed == scenarios.total:
-        verification.add(True, f"{total} passed in fresh checkouts ({scenarios.sha256[:12]})")
+        verification.add(True, f"{total} passed in fresh checkouts ({scenarios.digests})")
     elif rules.scenarios:
         verification.add(False, f"{scenarios.passed} of {total} passed, but --require scenarios demands all of them")
 

@@ -441,7 +441,7 @@ def add_scenarios(proof: Proof, result: ScenarioResult, allowed: Sequence[ProofR
         finding = ProofFinding(rule=ProofRule.SCENARIOS_FAILED, text=result.title, announced=announced)
         findings = (*findings, finding)
     seen_to_fail = proof.evidence.seen_to_fail or result.failed_before > 0
-    evidence = proof.evidence.evolve(seen_to_fail=seen_to_fail, scenarios=result.passed)
+    evidence = proof.evidence.evolve(seen_to_fail=seen_to_fail, scenarios=result.passed, drafted=result.drafted_passed)
     verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
     not_held = proof.not_held
     if result.total and any(check.sandbox == "unsafe-local" for run in proof.runs for check in run.checks):
