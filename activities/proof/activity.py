@@ -66,7 +66,9 @@ class ProofActivities:
         with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
             chosen = choose_checks(
-                CheckFinder(self._runner, self._checkouts, together).try_checks(tree, request.expected_tree),
+                CheckFinder(self._runner, self._checkouts, together).try_checks(
+                    tree, request.expected_tree, episode.goal
+                ),
                 episode.goal,
             )
             stored = put_model(together, episode.evolve(definition_of_done=chosen.checks), name="request")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,14 @@ from activities.checks.activity import CheckRunner, CheckView, run_check
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees
 from activities.workspace.port import WorkingTree
-from tightloop.checks.choice import TriedCheck, unusable
-from tightloop.checks.commands import FoundCheck, Project
+from tightloop.checks.choice import TriedCheck, is_decisive, unusable
+from tightloop.checks.commands import CheckKind, FoundCheck, Project, started_program
 from tightloop.checks.finding import family_of, find_checks, is_covered, is_read
+from tightloop.checks.subject import tests_reaching
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckStatus, failed_tests
 from tightloop.episode.exit_status import masked_problem
-from tightloop.episode.proof.files import is_cache
+from tightloop.episode.proof.files import is_cache, is_program
 from tightloop.value import clip
 from tightloop.wording import span
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1_000_000
 """Larger files are not read."""
+SOURCES_LIMIT = 20_000
+"""Maximum number of files in which the code that a goal names is looked for."""
 TRIAL_S = 300.0
 """Time limit of a check's first run."""
 TRIALS_S = 1_200.0
@@ -56,18 +60,18 @@ class CheckFinder:
         self.limit_s = limit_s
 
     def try_checks(
-        self, tree: WorkingTree, snapshot: str, *, covered: Collection[tuple[str, str]] = ()
+        self, tree: WorkingTree, snapshot: str, goal: str = "", *, covered: Collection[tuple[str, str]] = ()
     ) -> tuple[TriedCheck, ...]:
         """Return the project's checks with the results of their first runs. The working tree is not touched.
 
-        Checks of the families in `covered` are left out.
+        Checks of the families in `covered` are left out. `goal` tells which failed tests the work is about.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
         """
         trees = LockedTrees(tree)
         files = trees.files(snapshot)
-        trial = _Trial(self, tree, trees, files)
+        trial = _Trial(self, tree, trees, files, goal)
         sources = find_checks(self._read_project(trial, trees, files))
         until, tried, families = time.monotonic() + TRIALS_S, list[TriedCheck](), set(covered)
         by_ci: set[str] = set()
@@ -86,7 +90,12 @@ class CheckFinder:
                 activity.heartbeat(work)
                 results = list(self._try(trial, check, until))
                 tried += results
-                usable += [result for result in results if not result.not_used]
+                # Tests that are red without names may be unable to run here, so that another source has to be tried.
+                usable += [
+                    result
+                    for result in results
+                    if not result.not_used and (is_decisive(result) or result.check.kind is not CheckKind.TESTS)
+                ]
             families |= {family_of(result.check) for result in usable}
             by_ci |= {result.check.kind.value for result in usable} if is_ci else set()
         return tuple({result.check.run: result for result in reversed(tried)}.values())[::-1]
@@ -131,8 +140,8 @@ class CheckFinder:
 class _Trial:
     """Runs commands on one tree, each in a checkout of its own."""
 
-    def __init__(self, finder: CheckFinder, tree: WorkingTree, trees: LockedTrees, files: Files) -> None:
-        self._finder, self._tree, self._trees, self._files = finder, tree, trees, files
+    def __init__(self, finder: CheckFinder, tree: WorkingTree, trees: LockedTrees, files: Files, goal: str) -> None:
+        self._finder, self._tree, self._trees, self._files, self._goal = finder, tree, trees, files, goal
         self._untracked = untracked.present(tree.root, files)
 
     def output(self, command: str) -> str:
@@ -167,16 +176,29 @@ class _Trial:
             exit_code=code,
             duration_s=duration,
             failed_tests=failed,
+            reached=tests_reaching(self._goal, failed, self._read_sources),
             tail=clip(output.strip(), 1_000),
             not_used=reason,
         )
+
+    def _read_sources(self) -> dict[str, str]:
+        paths = {
+            path: file
+            for path, file in islice(self._files.items(), SOURCES_LIMIT)
+            if is_program(path) and file.mode != _LINK
+        }
+        contents = self._trees.read((file.blob for file in paths.values()), READ_BYTES)
+        return {
+            path: contents[file.blob].decode("utf-8", "replace")
+            for path, file in paths.items()
+            if file.blob in contents
+        }
 
     def _not_of_project(self, check: FoundCheck) -> str:
         """Return a reason if the check's program is only installed in tightloop's own environment."""
         if not (self._tree.root / ".venv" / "bin").is_dir():
             return ""
-        words = check.run.rpartition("&& ")[2].split()
-        program = next((word for word in words if "=" not in word), "")
+        program = started_program(check.run)
         if "/" in program or not re.fullmatch(r"[\w.-]+", program) or program.startswith("python"):
             return ""
         own = Path(sys.executable).parent / program

@@ -229,7 +229,9 @@ def _add_commit_contents(
     names = {path: str((root / os.fsdecode(path)).relative_to(top)) for _, _, path in entries}
     for path in filtered_paths(git, paths):
         if not _add_large_file(source, root / os.fsdecode(path)):
-            contents.filtered.append(names[path])
+            # Filters leave an empty file as it is.
+            if (root / os.fsdecode(path)).lstat().st_size:
+                contents.filtered.append(names[path])
         elif _pointer_at(root / os.fsdecode(path)) is not None:
             contents.missing_objects.append(names[path])
         else:

@@ -223,6 +223,12 @@ def _past_options(words: tuple[str, ...], at: int, with_value: list[str]) -> int
     return at
 
 
+def started_program(run: str) -> str:
+    """Return the program that the last command of a line starts, as written, or "" if there is none."""
+    words = _words(run.rpartition("&& ")[2])
+    return next((word for word in words if not _ASSIGNMENT.match(word)), "")
+
+
 def program_of(words: tuple[str, ...]) -> tuple[str, ...]:
     """Return the program and its arguments, without an interpreter in front of a module or script."""
     if not words:

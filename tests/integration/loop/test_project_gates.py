@@ -72,7 +72,7 @@ class Inspected:
         with self.holding() as tree:
             use = self.inspection
             finder = CheckFinder(use.runner, use.checkouts, open_local_store(self.root), limit_s=limit_s)
-            tried = ActivityEnvironment().run(finder.try_checks, tree, tree.snapshot())
+            tried = ActivityEnvironment().run(finder.try_checks, tree, tree.snapshot(), goal)
         return choose_checks(tried, goal), tried
 
     def run(self) -> dict[str, tuple[GateCheck, ...]]:
