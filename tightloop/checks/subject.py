@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tightloop.checks.choice import singular, words_of
-from tightloop.episode.proof.files import FileChange, FileKind, Guards, is_program
+from tightloop.episode.proof import FileChange, FileKind
+from tightloop.episode.proof.files import Guards, is_program
 
 CALLS = 12
 """Maximum number of calls between a test and the code that the goal names."""
@@ -89,8 +90,8 @@ class Sources:
                 if score := sum(word[:5] in stems for word in words):
                     scores[block.name] = max(scores[block.name], score)
         best = max(scores.values(), default=0)
-        names = [name for name, score in scores.items() if score == best]
-        return frozenset(names) if len(names) <= NAMED_LIMIT else frozenset()
+        described = frozenset(name for name, score in scores.items() if score == best)
+        return described if len(described) <= NAMED_LIMIT else frozenset()
 
     def callers_of(self, names: frozenset[str]) -> frozenset[str]:
         """Return the given names with those of all definitions that use them, directly or not."""

@@ -80,6 +80,7 @@ class Proof:
                 inherited=record.state.inherited,
                 scenarios=record.request.scenarios,
                 compare_with=record.state.checks if record.state.checked_tree else None,
+                first_runs=record.state.first_runs,
             ),
             ActivityOptions(
                 "checks before the first plan",
