@@ -23,7 +23,7 @@ from activities.workspace.port import WorkingTree
 from tightloop.checks.choice import TriedCheck, is_decisive, unusable
 from tightloop.checks.commands import CheckKind, FoundCheck, Project, folder_of, started_program
 from tightloop.checks.finding import family_of, find_checks, is_covered, is_read
-from tightloop.checks.subject import tests_reaching
+from tightloop.checks.subject import find_reaching_tests
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult, failed_tests
 from tightloop.episode.exit_status import masked_problem
@@ -183,7 +183,7 @@ class _Trial:
             exit_code=code,
             duration_s=result.duration_s,
             failed_tests=failed,
-            reached=tests_reaching(self._goal, failed, self._read_sources),
+            reached=find_reaching_tests(self._goal, failed, self._read_sources),
             tail=clip(output.strip(), 1_000),
             not_used=reason,
         )

@@ -133,7 +133,7 @@ class Sources:
         return len(parts & {*around, *re.findall(r"\w+", block.path)})
 
 
-def tests_reaching(goal: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> tuple[str, ...]:
+def find_reaching_tests(goal: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> tuple[str, ...]:
     """Return the failed tests that use the code which a goal names. Empty if that cannot be told.
 
     Args:
