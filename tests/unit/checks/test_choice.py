@@ -111,6 +111,7 @@ def test_check_that_changes_tracked_files_is_not_used() -> None:
     ("output", "names"),
     [
         ("FAILED t/a.py::test_b[x y] - assert 1 - 2\nERROR t/c.py - ImportError\n", ("t/a.py::test_b[x y]", "t/c.py")),
+        ("FAIL: test_a (m.T.test_a)\n-----\nRan 2 tests in 0.1s\n\nFAILED (failures=1)\n", ("test_a (m.T.test_a)",)),
         ("======\nFAIL: test_a (m.T.test_a)\n------\nERROR: test_b (m.T)\n", ("test_a (m.T.test_a)", "test_b (m.T)")),
         ("TAP version 13\nok 1 - a\n    not ok 2 - b c # time=1ms\nnot ok 3 - d # TODO later\n", ("b c",)),
         ("--- FAIL: TestA (0.00s)\n    --- FAIL: TestA/b (0.00s)\n", ("TestA", "TestA/b")),
