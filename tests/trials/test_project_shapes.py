@@ -207,7 +207,7 @@ def repairing(shape: Shape, folder: Path) -> ExecutorChoice:
 def state_of(root: Path) -> dict[str, str]:
     """Return what a run must leave as it was."""
     commands = {"refs": ("for-each-ref",), "worktrees": ("worktree", "list"), "head": ("rev-parse", "HEAD")}
-    return {name: git(root, *words) for name, words in commands.items()}
+    return {name: git(root, *words).decode() for name, words in commands.items()}
 
 
 @pytest.mark.parametrize("project", TAKEN, indirect=True)
@@ -250,7 +250,7 @@ async def test_project_plan_works_in_worktrees_like_in_the_workspace(
     after = state_of(root)
     assert f"refs/heads/tightloop/{plan_id}" in after["refs"]
     assert (after["worktrees"], after["head"]) == (before["worktrees"], before["head"])
-    assert shape.wrong not in git(root, "show", f"tightloop/{plan_id}:{shape.file}")
+    assert shape.wrong not in git(root, "show", f"tightloop/{plan_id}:{shape.file}").decode()
 
 
 def make_folder(above: Path) -> Path:
