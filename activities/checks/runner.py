@@ -1,23 +1,44 @@
 """Runs checks in a sandbox."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from activities.checks.activity import CheckView, CommandResult
-from activities.process import GRACE_S, Reason
+from activities.process import GRACE_S, Reason, search_path
 from activities.sandbox.bounds import FLOOD
 from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, build_spec
+from activities.sandbox.visible import project_python
+from tightloop.checks.commands import folder_of
 from tightloop.episode.check import Check
 from tightloop.episode.exit_status import check_argv
-from tightloop.host.worktree import mounted_environments
+from tightloop.host.worktree import mounted_environments, path_inside
 from tightloop.settings import SandboxSettings
 
 # POSIX shell: exit status if the command is not found.
 NOT_FOUND = 127
 # Messages of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
 _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution", b"Could not resolve host")
+
+
+class NestedEnvironment(NamedTuple):
+    """Environment of a project below the top of the working tree."""
+
+    variables: Mapping[str, str] = MappingProxyType({})
+    readable: tuple[Path, ...] = ()
+
+
+def nested_environment(root: Path, command: str) -> NestedEnvironment:
+    """Return the environment of the folder in which a command works, such as `services/api/.venv`."""
+    folder = root / folder_of(command)
+    bin_folder = folder / ".venv" / "bin"
+    if folder == root or not folder.resolve().is_relative_to(root.resolve()) or not bin_folder.is_dir():
+        return NestedEnvironment()
+    path = os.pathsep.join((str(bin_folder), search_path(root)["PATH"]))
+    return NestedEnvironment({"PATH": path, "VIRTUAL_ENV": str(bin_folder.parent)}, project_python(folder))
 
 
 class ProcessCheckRunner:
@@ -45,13 +66,14 @@ class ProcessCheckRunner:
         """
         argv = check_argv(check.run)
         spec = build_spec(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
+        project = nested_environment(path_inside(self._sandbox.name, root), check.run)
         spec = replace(
             spec,
             content=view.content,
             mounts=view.mounts,
-            readable=(*spec.readable, *view.readable),
+            readable=(*spec.readable, *view.readable, *project.readable),
             writable=(*(spec.writable if view.shared_folders else ()), *view.writable),
-            environment={**spec.environment, **view.environment},
+            environment={**spec.environment, **project.variables, **view.environment},
             network=spec.network if view.network else (),
             # The exit status decides. Output that nobody needs is dropped while it is read.
             may_flood=True,

@@ -155,8 +155,9 @@ class InspectionActivities:
             snapshot = tree.snapshot()
             named = next(filter(None, (request.gates, source.checks, self.settings(scope.workspace))), ())
             refuse_masked(named)
-            tried = () if named else self.finder(store).try_checks(tree, snapshot)
-            chosen = ChosenChecks(checks=named) if named else choose_checks(tried, request.goal or source.goal)
+            goal = request.goal or source.goal
+            tried = () if named else self.finder(store).try_checks(tree, snapshot, goal)
+            chosen = ChosenChecks(checks=named) if named else choose_checks(tried, goal)
             gates = chosen.checks
             packet = self._find_packet(request)
             if packet is None:

@@ -23,7 +23,7 @@ from activities.proof.port import (
     ScenarioStore,
 )
 from activities.proof.proving import prove_tree, store_proof, subject_of
-from activities.proof.runs import Runs
+from activities.proof.runs import FirstRuns, Runs
 from activities.proof.scenarios import add_drafts, baseline_of, choose_drafts, result_of
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import WorkingTree, Workspaces
@@ -69,15 +69,19 @@ class ProofActivities:
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
-            chosen = choose_checks(
-                CheckFinder(self._runner, self._checkouts, together).try_checks(tree, request.expected_tree),
-                episode.goal,
+            finder = CheckFinder(self._runner, self._checkouts, together)
+            chosen = choose_checks(finder.try_checks(tree, request.expected_tree, episode.goal), episode.goal)
+            # A check with known failures passes with them, but its first run did not.
+            used = {check.run for check in chosen.checks if not check.known_failures}
+            first = FirstRuns(
+                tree=request.expected_tree, runs=tuple(run for run in finder.first_runs if run.result.run in used)
             )
             stored = put_model(together, episode.evolve(definition_of_done=chosen.checks), name="request")
         return FoundDefinition(
             request=stored,
             checks=chosen.checks,
             sentences=chosen.sentences,
+            first_runs=put_model(store, first, name="first runs"),
             drift=drift,
             attempt=activity.info().attempt,
         )
@@ -89,6 +93,8 @@ class ProofActivities:
         # If work has already been done, the checks say nothing about the initial tree.
         checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
         inherited = find_model(store, request.inherited, InitialState)
+        first = find_model(store, request.first_runs, FirstRuns)
+        earlier = first.runs if first is not None and first.tree == request.expected_tree else ()
         with self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
             # Before the checks run, so that their leftovers are not recorded.
@@ -98,7 +104,7 @@ class ProofActivities:
             later = self._checkouts.list_later_commits(tree.root)
             try:
                 runs, hidden = self._runs(tree, store), request.scenarios
-                outcomes = runs.run_in_place(checks, request.expected_tree)
+                outcomes = runs.run_in_place(checks, request.expected_tree, {run.result.run: run for run in earlier})
                 # Like the checks, they say nothing about the initial tree if work has already been done.
                 scenarios = None
                 if hidden is not None and hidden.count and not request.base_tree and inherited is None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,19 @@ from temporalio import activity
 
 from activities.artifacts.port import ArtifactStore
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, CheckView, run_check
+from activities.checks.activity import CheckRunner, CheckView
 from activities.proof import untracked
 from activities.proof.port import Files, LockedTrees
+from activities.proof.runs import FirstRun, Runs
 from activities.workspace.port import WorkingTree
-from tightloop.checks.choice import TriedCheck, unusable
-from tightloop.checks.commands import FoundCheck, Project
+from tightloop.checks.choice import TriedCheck, is_decisive, unusable
+from tightloop.checks.commands import CheckKind, FoundCheck, Project, folder_of, started_program
 from tightloop.checks.finding import family_of, find_checks, is_covered, is_read
+from tightloop.checks.subject import find_reaching_tests
 from tightloop.episode.budget import check_work
-from tightloop.episode.check import Check, CheckStatus, failed_tests
+from tightloop.episode.check import Check, CheckResult, failed_tests
 from tightloop.episode.exit_status import masked_problem
-from tightloop.episode.proof.files import is_cache
+from tightloop.episode.proof.files import is_cache, is_program
 from tightloop.value import clip
 from tightloop.wording import span
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1_000_000
 """Larger files are not read."""
+SOURCES_LIMIT = 20_000
+"""Maximum number of files in which the code that a goal names is looked for."""
 TRIAL_S = 300.0
 """Time limit of a check's first run."""
 TRIALS_S = 1_200.0
@@ -52,22 +57,24 @@ class CheckFinder:
     def __init__(
         self, runner: CheckRunner, checkouts: "LocalCheckouts", store: ArtifactStore, *, limit_s: float = TRIAL_S
     ) -> None:
-        self._runner, self._checkouts, self._store = runner, checkouts, store
+        self._runner, self.checkouts, self._store = runner, checkouts, store
         self.limit_s = limit_s
+        self.first_runs: list[FirstRun] = []
+        """Runs of the checks that ended, for the baseline."""
 
     def try_checks(
-        self, tree: WorkingTree, snapshot: str, *, covered: Collection[tuple[str, str]] = ()
+        self, tree: WorkingTree, snapshot: str, goal: str = "", *, covered: Collection[tuple[str, str]] = ()
     ) -> tuple[TriedCheck, ...]:
         """Return the project's checks with the results of their first runs. The working tree is not touched.
 
-        Checks of the families in `covered` are left out.
+        Checks of the families in `covered` are left out. `goal` tells which failed tests the work is about.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
         """
         trees = LockedTrees(tree)
         files = trees.files(snapshot)
-        trial = _Trial(self, tree, trees, files)
+        trial = _Trial(self, tree, trees, files, goal)
         sources = find_checks(self._read_project(trial, trees, files))
         until, tried, families = time.monotonic() + TRIALS_S, list[TriedCheck](), set(covered)
         by_ci: set[str] = set()
@@ -86,7 +93,12 @@ class CheckFinder:
                 activity.heartbeat(work)
                 results = list(self._try(trial, check, until))
                 tried += results
-                usable += [result for result in results if not result.not_used]
+                # Tests that are red without names may be unable to run here, so that another source has to be tried.
+                usable += [
+                    result
+                    for result in results
+                    if not result.not_used and (is_decisive(result) or result.check.kind is not CheckKind.TESTS)
+                ]
             families |= {family_of(result.check) for result in usable}
             by_ci |= {result.check.kind.value for result in usable} if is_ci else set()
         return tuple({result.check.run: result for result in reversed(tried)}.values())[::-1]
@@ -117,29 +129,28 @@ class CheckFinder:
             system="macos" if sys.platform == "darwin" else "linux",
         )
 
-    def run(self, check: Check, tree: WorkingTree, view: CheckView) -> tuple[int | None, bool, float, str]:
-        """Run a command. Returns its exit code, whether its program is missing, its duration and its output."""
-        result = run_check(self._runner, check, tree, self._store, expected_tree="", cancelled=should_stop, view=view)
-        output = self._store.get(result.output).decode("utf-8", "replace") if result.output is not None else ""
-        return result.exit_code, result.status is CheckStatus.NOT_FOUND, result.duration_s, output
+    def runs_on(self, tree: WorkingTree) -> Runs:
+        """Return the runner of observed checks."""
+        return Runs(tree, self._store, self._runner, self.checkouts, should_stop, lambda _work: None)
 
-    @property
-    def checkouts(self) -> "LocalCheckouts":
-        return self._checkouts
+    def read_output(self, result: CheckResult) -> str:
+        return self._store.get(result.output).decode("utf-8", "replace") if result.output is not None else ""
 
 
 class _Trial:
     """Runs commands on one tree, each in a checkout of its own."""
 
-    def __init__(self, finder: CheckFinder, tree: WorkingTree, trees: LockedTrees, files: Files) -> None:
-        self._finder, self._tree, self._trees, self._files = finder, tree, trees, files
+    def __init__(self, finder: CheckFinder, tree: WorkingTree, trees: LockedTrees, files: Files, goal: str) -> None:
+        self._finder, self._tree, self._trees, self._files, self._goal = finder, tree, trees, files, goal
         self._untracked = untracked.present(tree.root, files)
+        self._runs = finder.runs_on(tree)
 
     def output(self, command: str) -> str:
         """Return the output of a harmless command."""
         with self._finder.checkouts.proof_folder(self._tree.root) as folder:
             view = CheckView(content=folder.folder("empty"), network=False)
-            return self._finder.run(Check(run=command, timeout_s=PROBE_S), self._tree, view)[3]
+            result, _ = self._runs.run_observed_check(Check(run=command, timeout_s=PROBE_S), folder, view, ())
+        return self._finder.read_output(result)
 
     def run(self, check: FoundCheck, until: float) -> TriedCheck:
         left = until - time.monotonic()
@@ -154,35 +165,55 @@ class _Trial:
         with self._finder.checkouts.proof_folder(self._tree.root) as folder:
             view = folder.checkout(self._trees, self._files, self._untracked)
             view = CheckView(content=view.content, mounts=view.mounts, environment=view.environment, network=False)
-            code, _, duration, output = self._finder.run(Check(run=check.run, timeout_s=limit), self._tree, view)
+            result, observation = self._runs.run_observed_check(
+                Check(run=check.run, timeout_s=limit), folder, view, self._files
+            )
             assert view.content is not None
             changed = list(_changed_files(view.content, self._files))
+        code, output = result.exit_code, self._finder.read_output(result)
         failed = failed_tests(output) if code else ()
         reason = unusable(check.run, code, output, changed, failed)
         if code is None:
             reason = f"it did not end within {span(limit)}"
+        else:
+            self._finder.first_runs.append(FirstRun(result=result, observation=observation))
         return TriedCheck(
             check=check,
             passed=code == 0,
             exit_code=code,
-            duration_s=duration,
+            duration_s=result.duration_s,
             failed_tests=failed,
+            reached=find_reaching_tests(self._goal, failed, self._read_sources),
             tail=clip(output.strip(), 1_000),
             not_used=reason,
         )
 
+    def _read_sources(self) -> dict[str, str]:
+        paths = {
+            path: file
+            for path, file in islice(self._files.items(), SOURCES_LIMIT)
+            if is_program(path) and file.mode != _LINK
+        }
+        contents = self._trees.read((file.blob for file in paths.values()), READ_BYTES)
+        return {
+            path: contents[file.blob].decode("utf-8", "replace")
+            for path, file in paths.items()
+            if file.blob in contents
+        }
+
     def _not_of_project(self, check: FoundCheck) -> str:
         """Return a reason if the check's program is only installed in tightloop's own environment."""
-        if not (self._tree.root / ".venv" / "bin").is_dir():
+        root = self._tree.root
+        own_folders = [root / ".venv/bin", root / folder_of(check.run) / ".venv/bin"]
+        if not any(folder.is_dir() for folder in own_folders):
             return ""
-        words = check.run.rpartition("&& ")[2].split()
-        program = next((word for word in words if "=" not in word), "")
+        program = started_program(check.run)
         if "/" in program or not re.fullmatch(r"[\w.-]+", program) or program.startswith("python"):
             return ""
         own = Path(sys.executable).parent / program
         folders: Sequence[str] = os.environ.get("PATH", os.defpath).split(os.pathsep)
         others = [Path(folder) for folder in folders if folder and Path(folder) != own.parent]
-        if not own.exists() or any((folder / program).exists() for folder in (self._tree.root / ".venv/bin", *others)):
+        if not own.exists() or any((folder / program).exists() for folder in (*own_folders, *others)):
             return ""
         return f"{program} is not installed in the project's .venv"
 

@@ -136,6 +136,8 @@ class FoundDefinition(Value):
     """Empty if no check of the project can run here."""
     sentences: tuple[str, ...] = ()
     """Explanation for people, as in `ChosenChecks`."""
+    first_runs: ArtifactRef | None = None
+    """The first runs of these checks, which the baseline uses."""
     drift: Drift | None = None
     attempt: int = 1
 
@@ -156,6 +158,8 @@ class BeginRequest(Value):
     """Drafted scenarios that have not been tried yet."""
     compare_with: ArtifactRef | None = None
     """Previous report."""
+    first_runs: ArtifactRef | None = None
+    """Runs of the checks that were found in the project, on this tree."""
 
 
 class BeginResult(Value):

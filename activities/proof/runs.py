@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from temporalio.exceptions import CancelledError
@@ -23,7 +24,7 @@ from tightloop.episode.proof.report import CheckBaseline, InitialState, Observat
 from tightloop.episode.proof.verdict import ObservedRun
 from tightloop.host.worktree import path_inside
 from tightloop.run.core import Work
-from tightloop.value import clip, shorten
+from tightloop.value import Value, clip, shorten
 from tightloop.value.scrub import scrub
 
 if TYPE_CHECKING:
@@ -38,6 +39,20 @@ class CheckedTwice(NamedTuple):
     result: CheckResult
     observation: Observation
     is_flaky: bool
+
+
+class FirstRun(Value):
+    """Run of a found check in a throwaway checkout of the original tree."""
+
+    result: CheckResult
+    observation: Observation
+
+
+class FirstRuns(Value):
+    """First runs of a project's own checks on one tree."""
+
+    tree: str
+    runs: tuple[FirstRun, ...] = ()
 
 
 class Runs:
@@ -59,10 +74,18 @@ class Runs:
         """Duration up to which a check's tests also run twice in one process."""
         self._runner, self._cancelled, self._heartbeat = runner, cancelled, heartbeat
 
-    def run_in_place(self, checks: tuple[Check, ...], expected_tree: str) -> list[CheckedTwice]:
+    def run_in_place(
+        self, checks: tuple[Check, ...], expected_tree: str, earlier: Mapping[str, FirstRun] = MappingProxyType({})
+    ) -> list[CheckedTwice]:
         """Run every check in the working tree, and repeat the ones that fail.
 
         A check that passes the second time fails at random, so its failure says nothing about the work.
+
+        Args:
+            checks: the checks.
+            expected_tree: the tree on disk.
+            earlier: runs in a checkout of this tree, by command. A check that passed there is not run, and one that
+                failed there is not repeated.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -71,13 +94,17 @@ class Runs:
         paths = LockedTrees(self.tree).files(expected_tree)
         with self.checkouts.proof_folder(self.tree.root) as room:
             for number, check in enumerate(checks, start=1):
+                first = earlier.get(check.run)
+                if first is not None and first.result.passed:
+                    results.append(CheckedTwice(first.result.evolve(tree=expected_tree), first.observation, False))
+                    continue
                 self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
-                result, observation = self._run_observed_check(check, room, CheckView(), paths)
+                result, observation = self.run_observed_check(check, room, CheckView(), paths)
                 is_flaky = False
                 # A missing program stays missing, and a check that ran out of time would cost as much time again.
-                if result.status is CheckStatus.FAILED:
+                if result.status is CheckStatus.FAILED and first is None:
                     self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "repeated check"))
-                    second, second_observation = self._run_observed_check(check, room, CheckView(), paths)
+                    second, second_observation = self.run_observed_check(check, room, CheckView(), paths)
                     if is_flaky := second.passed:
                         result, observation = second, second_observation
                 results.append(CheckedTwice(result.evolve(tree=expected_tree), observation, is_flaky))
@@ -108,12 +135,12 @@ class Runs:
         for number, check in enumerate(checks, start=1):
             kind = f"proof with the tests as {tests.value}, check"
             self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), kind))
-            result, observation = self._run_observed_check(check, room, view, files)
+            result, observation = self.run_observed_check(check, room, view, files)
             if result.status is CheckStatus.FAILED:
                 # In another checkout, so that what the first run left behind cannot make the second one pass.
                 again = rooms.enter_context(self.checkouts.proof_folder(self.tree.root))
                 second_view = again.checkout(LockedTrees(self.tree), files, moved)
-                second, second_observation = self._run_observed_check(check, again, second_view, files)
+                second, second_observation = self.run_observed_check(check, again, second_view, files)
                 if second.passed:
                     flaky.append(check.title)
                     result, observation = second, second_observation
@@ -164,7 +191,7 @@ class Runs:
         for number, run in enumerate(checks, start=1):
             check = Check(run=run.run, name=run.name, timeout_s=2 * run.duration_s + 30)
             self._heartbeat(check_work(check, number, len(checks), datetime.now(UTC), "proof of what it shows, check"))
-            outcomes.append((run, *self._run_observed_check(check, room, view, ())))
+            outcomes.append((run, *self.run_observed_check(check, room, view, ())))
         return outcomes
 
     def run_unrecorded(
@@ -197,9 +224,10 @@ class Runs:
         survey = untracked.read_survey(self.store.get(beginning.ignored))
         return untracked.compare(self.tree.root, survey, delivered)
 
-    def _run_observed_check(
+    def run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
     ) -> tuple[CheckResult, Observation]:
+        """Run one check with its observers. Raises as `run_in_place`."""
         watched, seen_root = room.watch(check, view, paths), self.tree.root
         try:
             result = run_check(

@@ -19,7 +19,7 @@ from activities.workspace.git_command import Git, check_writable, filtered_paths
 from activities.workspace.store.rules import RULES_BYTES, RuleList, as_bytes_text
 from activities.workspace.store.walk import Coverage, Walk
 from activities.workspace.user_repository import UserRepository, read_config, read_pointer
-from tightloop.episode.proof.files import is_cache
+from tightloop.episode.proof.files import is_cache, is_program
 from tightloop.errors import GitError, NotARepositoryError, WorkspaceError
 from tightloop.host import private_folder
 from tightloop.host.programs import find_trusted_program
@@ -41,6 +41,7 @@ POINTER_BYTES = 1_024
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d+)\n"
 )
+_COMPILED = (".so", ".pyd", ".dylib", ".node")
 _INSTALLERS = {
     "package-lock.json": ("node_modules", "npm ci"),
     "npm-shrinkwrap.json": ("node_modules", "npm ci"),
@@ -231,7 +232,9 @@ def _add_commit_contents(
     names = {path: str((root / os.fsdecode(path)).relative_to(top)) for _, _, path in entries}
     for path in filtered_paths(git, paths):
         if not _add_large_file(source, root / os.fsdecode(path)):
-            contents.filtered.append(names[path])
+            # Filters leave an empty file as it is.
+            if (root / os.fsdecode(path)).lstat().st_size:
+                contents.filtered.append(names[path])
         elif _pointer_at(root / os.fsdecode(path)) is not None:
             contents.missing_objects.append(names[path])
         else:
@@ -319,7 +322,8 @@ def _add_ignored_files(
         if not is_wanted:
             contents.left_out.append(path)
             continue
-        size = _copy(workspace / path, root / path, min(left_bytes, COPIED_FILE_BYTES))
+        limit_bytes = left_bytes if path.endswith(_COMPILED) else min(left_bytes, COPIED_FILE_BYTES)
+        size = _copy(workspace / path, root / path, limit_bytes)
         if size is None:
             contents.too_large.append(path)
         else:
@@ -373,8 +377,10 @@ def _find_files(
     for path in sorted(ignored):
         name = path.rstrip("/")
         if path == name:
+            # Generated sources and compiled modules lie next to the files that import them.
+            is_module = is_program(path) or path.endswith(_COMPILED)
             if not is_cache(path):
-                yield path, _matches(wanted, path, folder=False)
+                yield path, is_module or _matches(wanted, path, folder=False)
         elif has_packages(workspace / name):
             contents.environments.append((name, str(workspace / name)))
         elif not is_cache(name):

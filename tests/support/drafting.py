@@ -12,7 +12,7 @@ from activities.planner.scenario_writer import ScenarioWriter
 from activities.proof import untracked
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.port import LockedTrees
-from activities.proof.proving import Runs
+from activities.proof.runs import Runs
 from activities.proof.scenarios import add_drafts, choose_drafts
 from activities.sandbox.choose import choose_sandbox
 from activities.workspace.scope import EpisodeScope

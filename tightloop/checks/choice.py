@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable
 
-from tightloop.checks.commands import FoundCheck
+from tightloop.checks.commands import CheckKind, FoundCheck
 from tightloop.episode.check import Check
+from tightloop.episode.failure import explain_output
 from tightloop.value import Value, shorten
 from tightloop.value.toml import read_toml
 from tightloop.wording import format_count, span
@@ -13,6 +14,7 @@ FOUND_TIMEOUT_S = 1_800.0
 """Time limit of a check that was found."""
 SENTENCES_LIMIT = 12
 NOT_USED_SHOWN = 8
+CAUSE_CHARACTERS = 120
 _NO_NETWORK = re.compile(
     r"Network is unreachable|Temporary failure in name resolution|Could not resolve host|ENOTFOUND|EAI_AGAIN|"
     r"ENETUNREACH|NameResolutionError|Name or service not known|no such host|dns error|"
@@ -43,6 +45,8 @@ class TriedCheck(Value):
     duration_s: float = 0.0
     failed_tests: tuple[str, ...] = ()
     """Tests that failed. Empty if the runner does not name them."""
+    reached: tuple[str, ...] = ()
+    """Failed tests that use the code which the goal names. Empty if that is unknown."""
     tail: str = ""
     """End of the output."""
     not_used: str = ""
@@ -96,35 +100,47 @@ def _missing(match: re.Match[str]) -> str:
 def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
     """Return the failed tests that the goal is about, or None if it is about the whole check.
 
-    The goal is about a test if it has a word of the test's name or file, and about the check if it has a word of the
-    check's name, such as `tests` or `lint`. Tests in the same file belong together.
+    The goal is about a test that uses the code which the goal names. If no failed test is known to do that, the goal is
+    about a test if it has a word of the test's name or file; tests in the same file belong together. It is about the
+    check if it has a word of the check's name, such as `tests` or `lint`, or no subject at all ("fix the bug").
     """
-    if not goal.strip():
+    words = words_of(goal)
+    if not words:
         return None
-    words = _words(goal)
     own = {tried.check.name.lower(), tried.check.run.lower(), tried.check.kind.value}
     plain = {word.rstrip("s") for word in re.findall(r"[a-z][\w-]{3,}", goal.lower())} - {"make", "python", "with"}
     # "Get the tests green" and "fix the lint errors", but not "fix the test of dates", which names a test.
     if tried.check.run.lower() in goal.lower():
         return None
     if plain & {name.rstrip("s") for name in own} and not (
-        words - _words(" ".join(own)) - _words(" ".join(_ABOUT_CHECKS))
+        words - words_of(" ".join(own)) - words_of(" ".join(_ABOUT_CHECKS))
     ):
         return None
-    named = {test for test in tried.failed_tests if words & _words(test) or _shares_stem(words, _words(test))}
+    if tried.reached:
+        return tried.reached
+    named = {test for test in tried.failed_tests if words & words_of(test) or _shares_stem(words, words_of(test))}
     files = {test.partition("::")[0] for test in named if "::" in test}
     return tuple(test for test in tried.failed_tests if test in named or test.partition("::")[0] in files)
 
 
-def _words(text: str) -> set[str]:
-    words = {word.lower() for word in _WORD.findall(text)} - _COMMON
-    # "fee" and "fees" are the same subject.
-    return {word[:-1] if word.endswith("s") and not word.endswith("ss") else word for word in words}
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a text that can name a subject, without those that say nothing, such as `fix`."""
+    return frozenset(singular(word) for word in {word.lower() for word in _WORD.findall(text)} - _COMMON)
 
 
-def _shares_stem(left: set[str], right: set[str]) -> bool:
+def singular(word: str) -> str:
+    """Return a word without the ending of the plural: "fee" and "fees" are the same subject."""
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
+
+
+def _shares_stem(left: frozenset[str], right: frozenset[str]) -> bool:
     stems = {word[:5] for word in left if len(word) >= 5}
     return bool(stems & {word[:5] for word in right if len(word) >= 5})
+
+
+def is_decisive(trial: TriedCheck) -> bool:
+    """Return whether a check can tell if work makes it worse: it is green, or it names the tests that fail."""
+    return not trial.not_used and (trial.passed or bool(trial.failed_tests))
 
 
 def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
@@ -132,8 +148,10 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
 
     A green check must stay green. A red check must become green if the goal is about it, and otherwise must not get
     worse: no test may fail that passed. A red check without names of tests is left out, because its exit status would
-    not change.
+    not change, unless it runs the only tests that there are: then it must become green.
     """
+    tried = tuple(tried)
+    has_tests = any(is_decisive(trial) and trial.check.kind is CheckKind.TESTS for trial in tried)
     checks: list[Check] = []
     used: dict[str, list[str]] = {}
     left_out: list[str] = []
@@ -142,6 +160,8 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
             left_out.append(f"Not used: {shorten(trial.check.run, 100)} ({trial.check.source}): {trial.not_used}.")
             continue
         state, known = _state_of(trial, goal)
+        if known is None and not has_tests and trial.check.kind is CheckKind.TESTS:
+            has_tests, state, known = True, f"red with exit code {trial.exit_code}, to be repaired", ()
         if known is None:
             left_out.append(f"Not used: {shorten(trial.check.run, 100)} ({trial.check.source}): {state}.")
             continue
@@ -167,8 +187,9 @@ def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None
     count = format_count(len(trial.failed_tests), "test")
     if wanted is None:
         return f"red: {count}, to be repaired" if trial.failed_tests else "red, to be repaired", ()
-    if not trial.failed_tests:
-        return f"red before with exit code {trial.exit_code}, and it names no tests", None
+    if not is_decisive(trial):
+        cause = explain_output(trial.tail, CAUSE_CHARACTERS).partition("\n")[0]
+        return f"red before with exit code {trial.exit_code}, and it names no tests{cause and f': {cause}'}", None
     rest = tuple(test for test in trial.failed_tests if test not in wanted)
     if not rest:
         return f"red: {count}, to be repaired", ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from tightloop.checks.commands import FoundCheck, Origin, Project
+from tightloop.checks.commands import CheckKind, FoundCheck, Origin, Project
 from tightloop.checks.files import read_yaml, table_of
 from tightloop.checks.runners import checks_in
 
@@ -17,14 +17,26 @@ _COMMAND_INPUT = re.compile(r"(?:^|[-_])(?:run|command|script|cmd)(?:$|[-_])")
 _EXPRESSION = re.compile(r"\$\{\{\s*(.*?)\s*\}\}", re.DOTALL)
 _TOKEN = re.compile(r"\s*('(?:[^']|'')*'|&&|\|\||[!=]=|[!(),]|[\w.\-*\[\]]+)")
 _COSMETIC = re.compile(
-    r"(?:PIP_|UV_|FORCE_COLOR|NO_COLOR|PY_COLORS|CI$|TERM$|CLICOLOR|NOXFORCEPYTHON|NODE_AUTH|NPM_CONFIG_|GITHUB_|COVERALLS|CODECOV)"
+    r"(?:PIP_|UV_|FORCE_COLOR|NO_COLOR|PY_COLORS|CI$|TERM$|CLICOLOR|NOXFORCEPYTHON|NODE_AUTH|NPM_CONFIG_|GITHUB_|COVERALLS|CODECOV|"
+    r"CIBW_)"
 )
 """Variables that change how CI installs, prints or reports, but no result."""
 _CODE_EVENTS = ("push", "pull_request", "pull_request_target", "merge_group", "workflow_call")
 
 
 def github_checks(project: Project) -> Iterator[FoundCheck]:
-    """Yield the checks of the jobs that run for a push or a pull request, for the installed interpreter."""
+    """Yield the checks of the jobs that run for a push or a pull request, for the installed interpreter.
+
+    Tests of a job for another version are not used if there are tests for the installed one. Linters are the same.
+    """
+    found = list(_github_workflows(project))
+    fits = any(not other and not check.not_used and check.kind is CheckKind.TESTS for other, check in found)
+    for other, check in found:
+        is_foreign = fits and other and check.kind is CheckKind.TESTS
+        yield check.evolve(not_used=check.not_used or f"it is for {other}") if is_foreign else check
+
+
+def _github_workflows(project: Project) -> Iterator[tuple[str, FoundCheck]]:
     for path in sorted(project.texts):
         if re.fullmatch(r"\.github/workflows/[^/]+\.ya?ml", path):
             document = read_yaml(project.texts[path])
@@ -37,7 +49,10 @@ def github_checks(project: Project) -> Iterator[FoundCheck]:
             yield from _github_jobs(project, path, document, "" if runs else "it does not run for changes of the code")
 
 
-def _github_jobs(project: Project, path: str, document: Mapping[str, Any], reason: str) -> Iterator[FoundCheck]:
+def _github_jobs(
+    project: Project, path: str, document: Mapping[str, Any], reason: str
+) -> Iterator[tuple[str, FoundCheck]]:
+    """Yield the checks of a workflow's jobs, each with the version of another interpreter for which its job runs."""
     jobs = table_of(document, "jobs")
     for job in jobs.values():
         if not isinstance(job, dict) or job.get("if") is False:
@@ -59,8 +74,22 @@ def _github_jobs(project: Project, path: str, document: Mapping[str, Any], reaso
             defaults = [table_of(level, "defaults", "run").get("working-directory") for level in (job, document)]
             folder = next((str(each) for each in defaults if each), "")
             steps = job.get("steps", [{"with": job.get("with")}])
-            for check in _github_steps(project, path, steps if isinstance(steps, list) else [], values, folder):
-                yield check.evolve(not_used=check.not_used or needs)
+            steps = steps if isinstance(steps, list) else []
+            other = _other_version(project, steps, values)
+            for check in _github_steps(project, path, steps, values, folder):
+                yield other, check.evolve(not_used=check.not_used or needs)
+
+
+def _other_version(project: Project, steps: list[Any], values: Mapping[str, Any]) -> str:
+    """Return the interpreter that a job sets up, such as `Python 3.14`, or "" if the installed one fits."""
+    for step in steps:
+        wanted = table_of(step, "with") if isinstance(step, dict) else {}
+        for name, value in wanted.items():
+            installed = _installed(str(name), project) if str(name) in ("python-version", "node-version") else ""
+            version = str(_fill(value, values))
+            if installed and not isinstance(value, list) and "$" not in version and _gap(version, installed):
+                return f"{'Python' if 'python' in str(name) else 'Node'} {version}"
+    return ""
 
 
 def _github_steps(

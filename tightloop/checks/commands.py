@@ -21,6 +21,7 @@ _STARTED_BY: Mapping[str, list[str]] = _DATA["started_by"]
 _ENVIRONMENT_OF: Mapping[str, list[str]] = _DATA["environment_of"]
 _SCRIPT_CHARACTERS = 20_000
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*|py")
+_FOLDER = re.compile(r"cd +([^-/$~`\s&|;][^$`&|;]*?) *&&")
 _SHELL = re.compile(r"(?:ba|z|da|k)?sh")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _WORDS_OF_KIND = {
@@ -221,6 +222,18 @@ def _past_options(words: tuple[str, ...], at: int, with_value: list[str]) -> int
             return at + 1
         at += 2 if words[at] in with_value and "=" not in words[at] else 1
     return at
+
+
+def folder_of(run: str) -> str:
+    """Return the folder in which a command line for the top of the working tree works, or "" for the top."""
+    match = _FOLDER.match(run)
+    return posixpath.normpath("".join(_words(match[1]))) if match else ""
+
+
+def started_program(run: str) -> str:
+    """Return the program that the last command of a line starts, as written, or "" if there is none."""
+    words = _words(run.rpartition("&& ")[2])
+    return next((word for word in words if not _ASSIGNMENT.match(word)), "")
 
 
 def program_of(words: tuple[str, ...]) -> tuple[str, ...]:

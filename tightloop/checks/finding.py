@@ -10,6 +10,7 @@ from tightloop.checks.commands import (
     FoundCheck,
     Origin,
     Project,
+    folder_of,
     kind_of,
     kind_of_name,
     program_of,
@@ -228,10 +229,9 @@ def family_of(check: FoundCheck) -> tuple[str, str]:
         return check.kind.value, check.run
     words = check.run.rpartition("&& ")[2].split()
     language = next((name for name in ("npm", "node", "npx", "yarn", "pnpm", "cargo", "go") if name in words[:2]), "")
-    folder = re.match(r"cd (\S+) &&", check.run)
     return (
         check.kind.value,
-        f"{'node' if language in ('npm', 'npx', 'yarn', 'pnpm') else language} {folder[1] if folder else ''}",
+        f"{'node' if language in ('npm', 'npx', 'yarn', 'pnpm') else language} {folder_of(check.run)}",
     )
 
 

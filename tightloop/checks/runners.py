@@ -225,15 +225,14 @@ def _package_script(project: Project, program: str, operands: list[str], origin:
         place = Origin(source, origin.folder, origin.variables, origin.inside)
         for part in (f"pre{name}", name, f"post{name}"):
             for line in split_script(scripts.get(part, ""), place):
-                checks = tuple(_checks_of_line(project, line))
-                # Programs of a package are found in its node_modules, which npm adds to PATH.
-                local = 'PATH="$PWD/node_modules/.bin:$PATH" '
-                yield from (
-                    check
-                    if check.run.startswith(("npm ", "yarn ", "pnpm ", "cd "))
-                    else check.evolve(run=local + check.run, otherwise=())
-                    for check in checks
-                )
+                for check in _checks_of_line(project, line):
+                    into, separator, command = check.run.rpartition("&& ") if place.folder else ("", "", check.run)
+                    if command.startswith(("npm ", "yarn ", "pnpm ")):
+                        yield check
+                    else:
+                        # Programs of a package are found in its node_modules, which npm adds to PATH.
+                        local = f'{into}{separator}PATH="$PWD/node_modules/.bin:$PATH" {command}'
+                        yield check.evolve(run=local, otherwise=())
 
     return name, inner()
 

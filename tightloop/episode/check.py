@@ -250,7 +250,7 @@ def parse_counts(output: str) -> tuple[Counts, tuple[str, ...]]:
 
 _FAILED_TESTS = (
     # pytest. The names of parametrized tests may contain spaces, and a message follows after " - ".
-    re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE),
+    re.compile(r"^(?:FAILED|ERROR) (?!\((?:failures|errors|unexpected))(\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE),
     # unittest
     re.compile(r"^(?:FAIL|ERROR): (\S+ \([\w.]+\))", re.MULTILINE),
     # TAP

@@ -274,6 +274,8 @@ class EpisodeState(Value):
     plan_request: ArtifactRef | None = None
     chosen_checks: tuple[str, ...] = ()
     """Explanation of checks that were derived from the project's files, one sentence each."""
+    first_runs: ArtifactRef | None = None
+    """First runs of these checks, for the baseline."""
     checks: ArtifactRef | None = None
     checked_tree: str = ""
     """Tree that `checks` refers to. Empty if the definition of done has changed since."""

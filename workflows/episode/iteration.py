@@ -82,6 +82,7 @@ class Proof:
                 scenarios=record.request.scenarios,
                 drafts=drafts,
                 compare_with=record.state.checks if record.state.checked_tree else None,
+                first_runs=record.state.first_runs,
             ),
             ActivityOptions(
                 "checks before the first plan",

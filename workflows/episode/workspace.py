@@ -191,7 +191,9 @@ class Workspace:
         if not found.checks:
             raise EpisodeOver(EpisodeOutcome.FAILED, no_checks_message(found.sentences))
         record.amend(record.request.evolve(definition_of_done=found.checks))
-        record.replace(record.state.evolve(request=found.request, chosen_checks=found.sentences))
+        record.replace(
+            record.state.evolve(request=found.request, chosen_checks=found.sentences, first_runs=found.first_runs)
+        )
         for sentence in found.sentences:
             record.log("checks", sentence)
 

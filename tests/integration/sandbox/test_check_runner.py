@@ -102,6 +102,16 @@ def test_the_tree_s_own_tool_is_used(tmp_path: Path) -> None:
     assert run(tmp_path, "ruff").output == b"the tree s own\n"
 
 
+def test_a_project_below_the_top_has_its_own_environment(tmp_path: Path) -> None:
+    for folder in ("", "services/api"):
+        tool = tmp_path / folder / ".venv" / "bin" / "ruff"
+        tool.parent.mkdir(parents=True)
+        tool.write_text(f"#!/bin/sh\necho tool of {folder or 'the top'}\n")
+        tool.chmod(0o755)
+    assert run(tmp_path, "cd services/api && ruff").output == b"tool of services/api\n"
+    assert run(tmp_path, "cd services && ruff").output == b"tool of the top\n"
+
+
 def ended(result: CommandResult) -> CheckStatus:
     return judge(
         Check(run="x"),

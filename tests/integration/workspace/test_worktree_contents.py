@@ -253,7 +253,9 @@ def test_large_files_come_from_the_local_store(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
     files = {"big.bin": pointer.format(digest, len(content)), "gone.bin": pointer.format(missing, 5)}
     attributes = "*.bin filter=lfs diff=lfs merge=lfs -text\n*.crypt filter=crypt\n"
-    root = make_repository(tmp_path / "repo", {**files, ".gitattributes": attributes, "x.crypt": "sealed\n"})
+    root = make_repository(
+        tmp_path / "repo", {**files, ".gitattributes": attributes, "x.crypt": "sealed\n", "empty.bin": ""}
+    )
     stored = root / ".git/lfs/objects" / digest[:2] / digest[2:4] / digest
     stored.parent.mkdir(parents=True)
     stored.write_bytes(content)
@@ -263,6 +265,17 @@ def test_large_files_come_from_the_local_store(tmp_path: Path) -> None:
     assert (root_of(scope) / "gone.bin").read_text() == files["gone.bin"]
     assert any("git lfs fetch" in note and note.endswith(": gone.bin") for note in notes)
     assert any("filter programs do not run" in note and note.endswith(": x.crypt") for note in notes)
+
+
+def test_generated_sources_and_compiled_modules_are_copied_from_between_the_sources(tmp_path: Path) -> None:
+    files = {".gitignore": "_version.py\n*.so\nbuild/\n*.log\n", "shop/__init__.py": "", "shop/a.py": "X = 1\n"}
+    root = make_repository(tmp_path / "repo", files)
+    write(root, {"shop/_version.py": "V = 1\n", "shop/fast.so": "x" * 2_000_000, "shop/a.log": "1\n", "build/b.py": ""})
+    scope = scope_of(root, worktree=True)
+    notes = prepare(scope)
+    assert (root_of(scope) / "shop/_version.py").read_text() == "V = 1\n"
+    assert (root_of(scope) / "shop/fast.so").stat().st_size == 2_000_000
+    assert any("git ignores these" in note and note.endswith(": build/, shop/a.log") for note in notes)
 
 
 def test_damaged_large_file_is_not_used(tmp_path: Path) -> None:

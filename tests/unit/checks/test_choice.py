@@ -26,6 +26,7 @@ def test_green_check_is_used_and_said() -> None:
     ("goal", "may_stay"),
     [
         ("", ()),
+        ("Fix the bug", ()),
         ("Fix chunked(fill=...): the last chunk is one short", (RED[2],)),
         ("repair tests/test_net.py", RED[:2]),
         ("Make the tests pass", ()),
@@ -54,8 +55,26 @@ def test_red_check_without_names_is_left_out_unless_the_goal_is_about_it() -> No
     chosen = choose_checks([tried(code=0), tried(lint)], "fix chunked")
     assert [check.run for check in chosen.checks] == ["pytest tests"]
     assert chosen.sentences[1] == "Not used: flake8 (setup.cfg): red before with exit code 1, and it names no tests."
+    unable = tried(lint, tail="ignored: 1\nerror: cannot find the plug-in\n")
+    assert choose_checks([unable], "fix chunked").sentences[0].endswith("no tests: error: cannot find the plug-in.")
     assert [check.run for check in choose_checks([tried(lint)], "fix the lint errors").checks] == ["flake8"]
     assert [check.run for check in choose_checks([tried(lint)], "").checks] == ["flake8"]
+
+
+def test_the_only_tests_decide_also_where_they_have_no_names() -> None:
+    other = FoundCheck(run="go test ./...", kind=CheckKind.TESTS, source="go.mod", name="go")
+    chosen = choose_checks([tried(code=2), tried(other)], "fix chunked")
+    assert [(check.run, check.known_failures) for check in chosen.checks] == [("pytest tests", ())]
+    assert chosen.sentences[0].startswith(
+        "Using from tox.ini: pytest tests (12 s, red with exit code 2, to be repaired)"
+    )
+    named = choose_checks([tried(code=2), tried(other, "TestChunked")], "fix chunked")
+    assert [check.run for check in named.checks] == ["go test ./..."]
+
+
+def test_code_that_the_goal_names_decides_before_words() -> None:
+    [check] = choose_checks([tried(PYTEST, *RED, reached=RED[1:])], "Fix chunked").checks
+    assert check.known_failures == RED[:1]
 
 
 def test_nothing_usable_names_the_reasons_and_what_to_do() -> None:
@@ -92,6 +111,7 @@ def test_check_that_changes_tracked_files_is_not_used() -> None:
     ("output", "names"),
     [
         ("FAILED t/a.py::test_b[x y] - assert 1 - 2\nERROR t/c.py - ImportError\n", ("t/a.py::test_b[x y]", "t/c.py")),
+        ("FAIL: test_a (m.T.test_a)\n-----\nRan 2 tests in 0.1s\n\nFAILED (failures=1)\n", ("test_a (m.T.test_a)",)),
         ("======\nFAIL: test_a (m.T.test_a)\n------\nERROR: test_b (m.T)\n", ("test_a (m.T.test_a)", "test_b (m.T)")),
         ("TAP version 13\nok 1 - a\n    not ok 2 - b c # time=1ms\nnot ok 3 - d # TODO later\n", ("b c",)),
         ("--- FAIL: TestA (0.00s)\n    --- FAIL: TestA/b (0.00s)\n", ("TestA", "TestA/b")),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightloop.checks.commands import CheckKind, FoundCheck, Project
+from tightloop.checks.commands import CheckKind, FoundCheck, Project, folder_of, started_program
 from tightloop.checks.finding import family_of_command, find_checks, is_covered, is_read
 
 CI = ".github/workflows/ci.yml"
@@ -211,6 +211,40 @@ jobs: {t: {runs-on: ubuntu-latest, steps: [{run: "cd api\\npytest"}, {run: npm t
 """
     files = {CI: text, "web/package.json": '{"scripts": {"test": "jest"}}'}
     assert runs(files, more=("server/api/a.py",)) == ["cd server/api && pytest", "cd web && npm test"]
+
+
+def test_tests_of_a_job_for_another_interpreter_count_only_if_there_are_no_others() -> None:
+    job = """
+  {}:
+    runs-on: ubuntu-latest
+    steps: [{{uses: actions/setup-python@v5, with: {{python-version: '{}'}}}}, {{run: {}}}]
+"""
+    speed, tests = job.format("b", "3.14", "pytest speed"), job.format("t", "3.x", "pytest")
+    types = job.format("m", "3.14", "mypy .")
+    checks = found({CI: f"on: push\njobs:\n{speed}{tests}{types}"})
+    assert {check.run: check.not_used for check in checks} == {
+        "pytest speed": "it is for Python 3.14", "pytest": "", "mypy .": ""
+    }  # fmt: skip
+    assert [check.not_used for check in found({CI: f"on: push\njobs:\n{speed}"})] == [""]
+
+
+def test_variables_of_wheel_builds_are_not_part_of_a_check() -> None:
+    text = "on: push\nenv: {CIBW_TEST_COMMAND: python -m unittest discover}\n"
+    text += "jobs: {t: {runs-on: ubuntu-latest, steps: [{run: pytest}]}}\n"
+    assert runs({CI: text}) == ["pytest"]
+
+
+@pytest.mark.parametrize(
+    ("command", "folder", "program"),
+    [
+        ("cd libs/api && python -m pytest", "libs/api", "python"),
+        ("cd 'my app' && MODE='a b' mypy .", "my app", "mypy"),
+        ("MODE='python -m x' ruff check", "", "ruff"),
+        ("cd /srv && pytest", "", "pytest"),
+    ],
+)
+def test_place_and_program_of_a_command_are_read(command: str, folder: str, program: str) -> None:
+    assert (folder_of(command), started_program(command)) == (folder, program)
 
 
 def test_own_actions_and_inputs_of_foreign_ones_are_read() -> None:
