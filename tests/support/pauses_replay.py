@@ -210,7 +210,6 @@ class _Replay:
             return True
         if decision.action is decisions.NextAction.TELL:
             self._told.append(self._state.iteration)
-            self._state = state_changes.with_reported_doubt(self._state)
             return False
         return self._follow(decision)
 
@@ -247,7 +246,7 @@ class _Replay:
             verification=verification,
         )
         iteration = gather(self._store, request, seen.diff, Path("/w"), self._request)
-        tracking = tracking_of(request, seen.diff, iteration, lines_before=seen.lines, episode=self._request)
+        tracking = tracking_of(request, seen.diff, iteration, lines_before=seen.lines)
         number = self._state.iteration
         tracked = Tracked(
             tracking=tracking,

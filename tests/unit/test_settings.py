@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.support.extent import part
 from tightloop.episode.budget import Budget
-from tightloop.episode.progress.tracking import Thresholds
 from tightloop.errors import SettingsError
 from tightloop.settings import AgentSettings, Settings, combined_settings, parse_settings
 
@@ -162,10 +161,6 @@ def test_budget_of_the_settings_is_the_budget_of_an_episode() -> None:
     assert Settings().budget.as_budget() == Budget()
     settings = parse_settings("budget: {max_iterations: null, max_wall_hours: 0.5, max_tokens: 7}", {})
     assert settings.budget.as_budget() == Budget(max_iterations=None, max_wall_time=timedelta(minutes=30), max_tokens=7)
-
-
-def test_thresholds_of_the_settings_are_those_of_an_episode() -> None:
-    assert Settings().tracking.as_thresholds() == Thresholds()
 
 
 def test_plans_may_not_run_what_runs_anything_else() -> None:

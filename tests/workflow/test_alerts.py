@@ -42,8 +42,8 @@ IDLE = scripted({})
 TOLD_FIRST = ("deviation",)
 """Causes that an alert `unmoved` tells of before they pause."""
 CAUSES: dict[str, dict[str, Any]] = {
-    "deviation": {"definition_of_done": NEVER, "executor": ELSEWHERE, "repeat_error_limit": 9},
-    "repeated_error": {"definition_of_done": NEVER, "deviation_limit": 9, "executor": IDLE},
+    "deviation": {"definition_of_done": NEVER, "executor": ELSEWHERE, "pause_after": 9},
+    "repeated_error": {"definition_of_done": NEVER, "executor": IDLE},
     "fatal": {"executor": FATAL},
 }
 
@@ -210,7 +210,7 @@ async def test_a_new_cause_alerts_again_and_a_new_run_alone_does_not(
     async with working(post=post_to(receiver)):
         episode_id = await client.start(
             request_for(definition_of_done=NEVER, budget=Budget(max_iterations=2), iterations_per_run=1,
-                        repeat_error_limit=9)
+                        pause_after=9)
         )  # fmt: skip
         await told(receiver, episode_id)
         await client.top_up(episode_id, iterations=2)

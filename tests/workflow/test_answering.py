@@ -33,10 +33,10 @@ FORCE = FORCE.evolve(message=FORCE.message.evolve(steps=(PUSH,)))
 KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     QuestionKind.OPERATOR: ("resume", {}),
     QuestionKind.BUDGET: ("extend", {"definition_of_done": NEVER, "budget": {"max_iterations": 1}}),
-    QuestionKind.REPEATED_ERROR: ("continue", {"definition_of_done": NEVER, "repeat_error_limit": 2}),
+    QuestionKind.REPEATED_ERROR: ("continue", {"definition_of_done": NEVER, "pause_after": 2}),
     QuestionKind.DEVIATION: (
         "continue",
-        {"definition_of_done": NEVER, "executor": ELSEWHERE, "repeat_error_limit": 9},
+        {"definition_of_done": NEVER, "executor": ELSEWHERE, "pause_after": 9},
     ),
     QuestionKind.LIMIT: ("retry", {"executor": LIMITED}),
     QuestionKind.FATAL: ("retry", {"executor": scripted({"status": "fatal", "error": "no key"})}),

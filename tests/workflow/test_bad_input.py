@@ -300,7 +300,7 @@ async def test_a_wrong_input_given_to_temporal_itself_fails_with_a_sentence(
 
 async def test_a_check_whose_program_is_missing_says_so(client, working: Working, request_for) -> None:
     async with working():
-        episode_id = await client.start(request_for(definition_of_done=["no-such-program --all"], repeat_error_limit=2))
+        episode_id = await client.start(request_for(definition_of_done=["no-such-program --all"], pause_after=2))
         status = await paused(client, episode_id)
         await ended_by_hand(client, episode_id)
     assert [check.status for check in status.failed_checks] == [CheckStatus.NOT_FOUND]
@@ -314,7 +314,7 @@ async def test_a_check_that_never_ends_is_stopped_with_all_its_processes(client,
     first, second = (str(100_000 + secrets.randbelow(900_000)) for _ in range(2))
     forever = {"run": f"echo begun; sleep {first} & sleep {second}", "name": "endless", "timeout_s": 1}
     async with working():
-        episode_id = await client.start(request_for(definition_of_done=[forever], repeat_error_limit=2))
+        episode_id = await client.start(request_for(definition_of_done=[forever], pause_after=2))
         status = await paused(client, episode_id)
         await ended_by_hand(client, episode_id)
     assert [check.status for check in status.failed_checks] == [CheckStatus.TIMED_OUT]

@@ -85,7 +85,7 @@ async def test_checks_do_not_change_the_delivered_tree(client, working: Working,
 
 async def test_a_definition_of_done_that_never_passes_pauses_for_a_person(client, working, request_for) -> None:
     async with working():
-        episode_id = await client.start(request_for(definition_of_done=["echo nope; false"], deviation_limit=9))
+        episode_id = await client.start(request_for(definition_of_done=["echo nope; false"]))
         status = await paused(client, episode_id)
         await client.cancel(episode_id)
         await client.result(episode_id)
