@@ -128,9 +128,8 @@ class TrackingActivities:
             tracking = tracking_of(
                 request,
                 diff,
-                gather(store, request, diff, tree.root, episode),
+                gather(store, request, diff, tree.root),
                 lines_before=before,
-                episode=episode,
             )
             # Stored together, before the ledger refers to it.
             with store.open_batch() as together:
@@ -325,9 +324,7 @@ def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment
     ledger.add_metrics(measured)
 
 
-def gather(
-    store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path, episode: EpisodeRequest
-) -> Iteration:
+def gather(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path) -> Iteration:
     """Collect facts about an iteration from its state, reports and artifacts."""
     state, report = request.state, request.report
     planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)

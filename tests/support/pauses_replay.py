@@ -245,7 +245,7 @@ class _Replay:
             report=seen.report,
             verification=verification,
         )
-        iteration = gather(self._store, request, seen.diff, Path("/w"), self._request)
+        iteration = gather(self._store, request, seen.diff, Path("/w"))
         tracking = tracking_of(request, seen.diff, iteration, lines_before=seen.lines)
         number = self._state.iteration
         tracked = Tracked(

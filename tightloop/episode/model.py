@@ -397,6 +397,8 @@ class EpisodeStatus(RunStatus):
     """Commitment to the drafted scenarios that count."""
     executor_error: str = ""
     """Reason why the last delivery failed, in the executor's own words."""
+    unattended: bool = False
+    """True if the episode sends alerts instead of pausing when its work is stuck."""
     probability_class: ProbabilityClass | None = None
     diagnosis: str = ""
     checkpoint_id: str = ""

@@ -40,6 +40,7 @@ from tightloop.episode.state_changes import (
     begin_iteration,
     restore_state,
     result_of,
+    with_answer,
     with_ended_wait,
     with_note,
     with_plan,

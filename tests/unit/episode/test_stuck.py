@@ -1,5 +1,6 @@
 """Whole courses by the rules alone: what only gets better is never paused, and what goes round always is."""
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -51,7 +52,7 @@ class Followed:
         self.told: list[int] = []
         self._request = REQUEST.evolve(unattended=unattended)
         self._state, self._report = EpisodeState(baseline_red=True), _report(course[0])
-        for number, (before, after) in enumerate(zip(course, course[1:], strict=False), start=1):
+        for number, (before, after) in enumerate(itertools.pairwise(course), start=1):
             self._follow(number, before, after)
             if self.paused is not None:
                 break

@@ -1,5 +1,7 @@
 """Which changes add to the work, as far as the files show it."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def edit(path: str, before: str, after: str) -> FilePatch:
 def judged(*states: str) -> list[bool]:
     """Return whether each state of a file adds to the work of the states before."""
     touched, found = Touched(), []
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         new, touched = find_new_work([edit("a.py", before, after)], touched)
         found.append(new)
     return found
