@@ -174,8 +174,6 @@ class ComparableOutput(Value):
     """Sorted marks of all lines, without noise. Empty if there are more than `LINES_LIMIT` lines."""
     numbers: tuple[float, ...] = ()
     """The first numbers in text order, without noise such as times and positions."""
-    text: str = ""
-    """Mark of the whole output, including numbers."""
 
 
 def read_output(text: str) -> ComparableOutput:
@@ -188,7 +186,6 @@ def read_output(text: str) -> ComparableOutput:
         # The marks are stored with every result; a longer output is compared as a whole only.
         lines=marks if len(marks) <= LINES_LIMIT else (),
         numbers=tuple(itertools.islice(numbers, NUMBERS_LIMIT)),
-        text=short_mark(without_noise(text, numbers=False)) if marks else "",
     )
 
 

@@ -267,7 +267,7 @@ def _tracked(draw: Draw) -> Step:
     step: Step = {}
     if draw.chance(0.3):
         step["class"] = draw.one(["LOW", "LOW", "MEDIUM", "HIGH"])
-    for name in ("doubtful", "news", "unproven"):
+    for name in ("progress",):
         if draw.chance(0.06):
             step[name] = True
     if draw.chance(0.06):
