@@ -332,7 +332,7 @@ def gather(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Pa
     reflection = find_model(store, state.reflection, Reflection)
     checks = find_model(store, state.checks, CheckReport) if request.verification else None
     files, _ = read_diff(diff, state.tree)
-    new_work, touched = find_new_work(files, (state.memory or TrackerMemory()).touched)
+    new_work, touched = find_new_work(files, (state.memory or TrackerMemory()).known)
     return Iteration(
         spent=state.spent,
         roots=(str(root), request.scope.workspace),

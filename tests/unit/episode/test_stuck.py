@@ -71,7 +71,7 @@ class Followed:
             same=previous.signature == self._report.signature,
             newly_failing=newly_failing(previous, self._report),
         )
-        new_work, touched = find_new_work(patches, (self._state.memory or TrackerMemory()).touched)
+        new_work, touched = find_new_work(patches, (self._state.memory or TrackerMemory()).known)
         state = with_verification(begin_iteration(self._state), verification)
         iteration = Iteration(
             spent=state.spent,

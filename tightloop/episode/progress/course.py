@@ -84,8 +84,8 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
     """Return the memory after a person intervened. Everything that counted towards a class restarts at zero."""
     # After a restore (`keep_plans`) the plans that led nowhere stay known, but their lines are undone.
     plans = memory.plans if memory and keep_plans else ()
-    touched = memory.touched if memory and not keep_plans else Touched()
-    return TrackerMemory(plans=plans, touched=touched, at_progress=spending(spent))
+    known = memory.known if memory and not keep_plans else Touched()
+    return TrackerMemory(plans=plans, known=known, at_progress=spending(spent))
 
 
 def spending(spent: Spent) -> Spending:
@@ -109,7 +109,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     after = TrackerMemory(
         # A plan that failed half-way may be delivered again without being a repetition.
         plans=(*before.plans, plan)[-REMEMBERED:] if plan and _carried_out(iteration) else before.plans,
-        touched=iteration.touched,
+        known=iteration.touched,
         failing=_failing(before, iteration),
         lowest=_lowest(before, iteration),
         errors=errors,

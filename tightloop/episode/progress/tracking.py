@@ -175,7 +175,7 @@ class TrackerMemory(Value):
 
     plans: tuple[str, ...] = ()
     """Signatures of the most recently executed plans, oldest first."""
-    touched: Touched = Touched.model_construct()
+    known: Touched = Touched.model_construct()
     """Marks of the files and lines that the episode has changed."""
     failing: tuple[str, ...] = ()
     """Marks of the sets of failing tests, oldest first."""
