@@ -90,7 +90,6 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("temporal: {tls: perhaps}", "temporal.tls must be true or false"),
         ("temporal: {address: here}", "temporal.address must be like 127.0.0.1:7233"),
         ("budget: {max_wall_hours: 0}", "budget.max_wall_hours must be a number, above 0, at most 8760, or"),
-        ("tracking: {high_from: 0.3}", "tracking: medium_from 0.4 must not be above high_from 0.3"),
         ("executor: {agents: 5}", "executor.agents must be a section with one section per name"),
         ("executor: {agents: {codex: 5}}", "executor.agents.codex must be a section with program, arguments"),
         ("executor: {agents: {1: {}}}", "names in executor.agents must be text, got 1"),
