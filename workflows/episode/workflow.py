@@ -236,7 +236,7 @@ class EpisodeCommands(Commands):
         self._intervene("top_up")
         record.replace(record.state.evolve(budget=topped_up(record.state.budget, addition)))
         record.log("topped up", str(addition))
-        still = decisions.guard_rails(record.state, workflow.now()).question
+        still = decisions.guard_rails(record.state, record.now()).question
         if still is not None:
             return f"the budget was raised, but {still.title}"
         for question in record.find(QuestionKind.BUDGET):
