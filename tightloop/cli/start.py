@@ -109,7 +109,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     return request
 
 
-def budget_of(limit: int | None, until: str | None) -> dict[str, Any] | None:
+def budget_of(limit: int | None, until: str | None = None) -> dict[str, Any] | None:
     """Return the budget for `--max-iterations` and `--until`. The planner is warned when 80 % of it is used."""
     budget: dict[str, Any] = drop_none(until=read_until(until, datetime.now().astimezone()))
     if limit is None:
