@@ -23,6 +23,7 @@ _TOP_UPS = {
     "api_calls": "--api-calls 100",
     "wall_s": "--wall-minutes 60",
     "wall_time": "--wall-minutes 60",
+    "until": "--wall-minutes 60",
     "fan_out": "--fan-out 100",
     "revisions": "--revisions 5",
 }
@@ -99,6 +100,8 @@ def budget_line(spent: Any, budget: Any) -> str:
     minutes = spent.wall_time.total_seconds() / 60
     limit = None if budget.max_wall_time is None else budget.max_wall_time.total_seconds() / 60
     parts.append(f"minutes {of(round(minutes, 1), limit)}")
+    if budget.until is not None:
+        parts.append(f"until {budget.until:%Y-%m-%d %H:%M %Z}")
     return ", ".join(parts)
 
 

@@ -23,8 +23,8 @@ from tightloop.episode.model import CheckpointFile, EpisodeRequest, EpisodeState
 from tightloop.episode.planning import PlanRecord, PlanVerdict
 from tightloop.episode.progress.classification import RULES, classify
 from tightloop.episode.progress.course import ChangedFile, Iteration, observe
-from tightloop.episode.progress.tracking import TrackerMemory, Tracking, Work, similarity
-from tightloop.episode.progress.work import compare_words, only_tests, weigh_work
+from tightloop.episode.progress.tracking import TrackerMemory, Tracking, similarity
+from tightloop.episode.progress.work import find_new_work
 from tightloop.executor.message import PlanRequestMessage, Reflection, render_plan
 from tightloop.executor.model import ExecutorReport
 from tightloop.host import diff_command
@@ -128,9 +128,8 @@ class TrackingActivities:
             tracking = tracking_of(
                 request,
                 diff,
-                gather(store, request, diff, tree.root, episode),
+                gather(store, request, diff, tree.root),
                 lines_before=before,
-                episode=episode,
             )
             # Stored together, before the ledger refers to it.
             with store.open_batch() as together:
@@ -325,22 +324,15 @@ def note_metrics(ledger: Ledger, request: TrackRequest, tracked: Tracked, moment
     ledger.add_metrics(measured)
 
 
-def gather(
-    store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path, episode: EpisodeRequest
-) -> Iteration:
+def gather(store: ArtifactStore, request: TrackRequest, diff: TreeDiff, root: Path) -> Iteration:
     """Collect facts about an iteration from its state, reports and artifacts."""
     state, report = request.state, request.report
     planned = state.plan_verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     plan = find_model(store, state.plan, PlanRecord) if planned else None
     reflection = find_model(store, state.reflection, Reflection)
     checks = find_model(store, state.checks, CheckReport) if request.verification else None
-    printed = [result.tail for result in checks.failed] if checks else []
-    texts = [check.run for check in episode.definition_of_done] + printed
     files, _ = read_diff(diff, state.tree)
-    same_error = request.verification is not None and request.verification.unchanged
-    memory = state.memory or TrackerMemory()
-    work, touched = weigh_work(files, memory.touched, texts, same_error=same_error)
-    news, other, heard_marks = compare_words(files, "\n".join(printed), memory.heard)
+    new_work, touched = find_new_work(files, (state.memory or TrackerMemory()).known)
     return Iteration(
         spent=state.spent,
         roots=(str(root), request.scope.workspace),
@@ -349,12 +341,8 @@ def gather(
         ),
         files_changed=diff.files_changed,
         # A change that could not be read completely gets the benefit of the doubt.
-        work=work if files or not diff.files_changed else Work.NEW,
-        only_tests=only_tests(files),
+        new_work=new_work or (bool(diff.files_changed) and not files),
         touched=touched,
-        news=news,
-        other=other,
-        heard=heard_marks,
         tree_seen_before=state.tree in state.trees[:-1],
         plan=plan.message if plan else None,
         items=reflection.action_items if reflection else (),
@@ -366,9 +354,7 @@ def gather(
     )
 
 
-def tracking_of(
-    request: TrackRequest, diff: TreeDiff, iteration: Iteration, *, lines_before: int, episode: EpisodeRequest
-) -> Tracking:
+def tracking_of(request: TrackRequest, diff: TreeDiff, iteration: Iteration, *, lines_before: int) -> Tracking:
     """Measure and classify the iteration."""
     state = request.state
     ratio = similarity(lines_before, added=diff.lines_added, removed=diff.lines_removed)
@@ -379,7 +365,7 @@ def tracking_of(
         alternates=goes_round((*state.trees, state.tree)),
     )
     renames = [(file.renamed_from, file.path) for file in diff.files if file.renamed_from]
-    probability_class, reasons = classify(facts, episode.thresholds.patient(episode.repeat_error_limit))
+    probability_class, reasons = classify(facts)
     return Tracking(
         probability_class=probability_class,
         ratio=facts.ratio,
@@ -393,11 +379,8 @@ def tracking_of(
         renames=tuple(shorten(f"{old} => {new}", RENAME_CHARACTERS) for old, new in renames[:RENAMES_NAMED]),
         files_renamed=len(renames),
         memory=memory,
-        went_on=facts.went_on,
-        doubtful=facts.doubtful,
-        news=facts.news,
-        unproven=facts.unproven,
-        idle=not diff.files_changed or facts.tree_seen_before or facts.worse,
+        progress=facts.progress,
+        circles=facts.alternates or facts.errors_alternate,
     )
 
 

@@ -42,7 +42,7 @@ def scripted(*steps: dict[str, Any], repeat: bool = True) -> ExecutorChoice:
 
 APPEND = {"append": [{"path": "log.txt", "text": "{n}\n"}]}
 """A step that leaves one line an iteration, so that a second delivery would be seen."""
-TRIES = {"append": [{"path": "tries.txt", "text": "{n}\n"}]}
+TRIES = {"write": [{"path": "tries.txt", "text": "{n}\n"}]}
 """A change that fixes nothing. Without a change, a delivery that fails would be repeated and be no iteration."""
 
 

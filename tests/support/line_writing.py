@@ -33,8 +33,7 @@ def line_request(workspace: Path, lines: int, step: dict[str, Any], **changes: A
         "definition_of_done": [f"test $(wc -l < log.txt) -ge {lines}"],
         "executor": scripted({"append": APPEND_NUMBER, **step}),
         "budget": Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
-        "repeat_error_limit": 10_000,
-        "deviation_limit": 10_000,
+        "pause_after": 10_000,
         # Its model answers every question with the same plan.
         "drafts": 0,
     }

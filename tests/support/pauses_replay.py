@@ -210,7 +210,6 @@ class _Replay:
             return True
         if decision.action is decisions.NextAction.TELL:
             self._told.append(self._state.iteration)
-            self._state = state_changes.with_reported_doubt(self._state)
             return False
         return self._follow(decision)
 
@@ -246,8 +245,8 @@ class _Replay:
             report=seen.report,
             verification=verification,
         )
-        iteration = gather(self._store, request, seen.diff, Path("/w"), self._request)
-        tracking = tracking_of(request, seen.diff, iteration, lines_before=seen.lines, episode=self._request)
+        iteration = gather(self._store, request, seen.diff, Path("/w"))
+        tracking = tracking_of(request, seen.diff, iteration, lines_before=seen.lines)
         number = self._state.iteration
         tracked = Tracked(
             tracking=tracking,

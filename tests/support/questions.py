@@ -150,7 +150,7 @@ def of_executor(status: ExecutorStatus, error: str, **fields: Any) -> Question:
 
 def stuck(streak: FailureStreak, **fields: Any) -> Question:
     """Return the question about an episode without progress."""
-    question = after_tracking(EpisodeState(failures=streak, told=True, **fields), REQUEST).question
+    question = after_tracking(EpisodeState(failures=streak, **fields), REQUEST).question
     assert question is not None
     return question
 
@@ -161,7 +161,7 @@ def failure(summary: str, kind: FailureKind = FailureKind.CHECK) -> Failure:
 
 def episode_questions() -> Iterator[Question]:
     """Yield the questions of episodes."""
-    limit = REQUEST.repeat_error_limit
+    limit = REQUEST.pause_after
     yield already_green_question((Check(run="pytest -q"), Check(run="ruff check .")))
     yield make_question(QuestionKind.OPERATOR, "wait until I have the new API key", by="ada")
     yield of_executor(ExecutorStatus.PAUSED, "")
@@ -171,17 +171,15 @@ def episode_questions() -> Iterator[Question]:
         (Budget(max_iterations=12), Spent(iterations=12)),
         (Budget(max_cost_usd=5.0), Spent(iterations=3, cost_usd=5.02)),
     ):
-        question = guard_rails(EpisodeState(budget=budget, spent=spent)).question
+        question = guard_rails(EpisodeState(budget=budget, spent=spent), NOW).question
         assert question is not None
         yield question
     error = failure("executor failed: codex exited with 1: no such model gpt-x", FailureKind.EXECUTOR)
-    yield stuck(FailureStreak(last=error, times=limit, count=limit, iterations=limit))
+    yield stuck(FailureStreak(last=error, times=limit, iterations=limit))
     idle = failure("1 of 3 checks fails: pytest -q")
-    yield stuck(FailureStreak(last=idle, idle=limit, times=limit, iterations=limit))
-    yield stuck(FailureStreak(last=idle, iterations=9, fruitless=limit + 3))
-    yield stuck(
-        FailureStreak(), low_streak=REQUEST.deviation_limit, reflect_detail="6 of 7 changed files are not in the plan"
-    )
+    yield stuck(FailureStreak(last=idle, times=limit, iterations=limit, unchanged=limit))
+    yield stuck(FailureStreak(last=idle, times=1, iterations=limit))
+    yield stuck(FailureStreak(last=idle, times=1, iterations=limit), circles=True)
     yield of_executor(ExecutorStatus.FATAL, "codex is not logged in. Log in with: codex login")
     yield make_question(QuestionKind.FATAL, "the disk of /home/ada/shop is full. Free some space")
     yield make_question(

@@ -80,8 +80,7 @@ def request_of(fault: Fault, workspace: Path) -> EpisodeRequest:
             name="scripted", options={"steps": [fault.step, *[APPEND] * 10]}, idle_limit_s=2, wall_limit_s=120
         ),
         budget=Budget(max_iterations=11, max_executor_failures=None, warn_at_iteration=None),
-        repeat_error_limit=100,
-        deviation_limit=100,
+        pause_after=100,
     )
 
 

@@ -36,8 +36,7 @@ def lines(workspace: Path, done: str, seconds: float) -> EpisodeRequest:
         definition_of_done=[done],  # type: ignore[list-item]
         executor=scripted({"append": [{"path": "log.txt", "text": "{n}\n"}], "sleep": seconds}),
         budget=Budget(max_iterations=None, warn_at_iteration=None, max_executor_failures=None),
-        repeat_error_limit=10_000,
-        deviation_limit=10_000,
+        pause_after=10_000,
     )
 
 

@@ -65,7 +65,7 @@ def test_what_came_back_after_a_person_ended_the_wait_is_a_new_cause() -> None:
 
 def test_the_cause_of_a_repeated_error_is_its_signature_and_not_how_it_is_worded() -> None:
     failure = Failure(kind=FailureKind.CHECK, signature="ab" * 8)
-    state = EpisodeState(budget=REQUEST.budget).evolve(failures=FailureStreak(last=failure, count=3))
+    state = EpisodeState(budget=REQUEST.budget).evolve(failures=FailureStreak(last=failure, times=3))
     one, other = (
         alert_of(REQUEST, state, AlertKind.REPEATED_ERROR, episode_id="e", happened=(NOW, text)) for text in ("a", "b")
     )
@@ -198,7 +198,7 @@ def test_a_wrong_channel_is_refused_with_a_sentence(text: str, sentence: str) ->
 def test_spent_budget_is_answered_by_raising_every_bound_that_is_reached(
     budget: Budget, spent: Spent, options: str
 ) -> None:
-    question = guard_rails(EpisodeState(budget=budget, spent=spent)).question
+    question = guard_rails(EpisodeState(budget=budget, spent=spent), datetime.now(UTC)).question
     assert question is not None
     told = answer_commands(alert(AlertKind.BUDGET, reason=question.title))
     assert told[0] == f"tightloop top-up episode-1 {options}"

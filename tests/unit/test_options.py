@@ -37,8 +37,8 @@ VALUES: dict[str, tuple[str, str]] = {
     "packet": ("pkt_0123456789abcdef", "pkt_0123456789abcde0"),
     "permissions": ("ask", "deny"),
     "planner": ("heuristic", "openai"),
-    "preset": ("careful", "bold"),
     "result": ("branch", "tree"),
+    "until": ("2099-01-01T07:00", "2099-01-01T08:00"),
     "scenarios": ("../hidden1.yaml", "../hidden2.yaml"),
     "values": ("one=1", "one=2"),
     "wall_minutes": ("1", "2"),
@@ -107,8 +107,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run a command with one parameter and return what it would send, or the refusal."""
     for name, goal in (("one.yaml", "g"), ("two.yaml", "h")):
         (tmp_path / name).write_text(PLAN.replace("title: g", f"title: {goal}"))
-    (tmp_path / "one.json").write_text('{"preset": "careful"}')
-    (tmp_path / "two.json").write_text('{"preset": "bold"}')
+    (tmp_path / "one.json").write_text('{"pause_after": 2}')
+    (tmp_path / "two.json").write_text('{"pause_after": 3}')
     for number in (1, 2):
         (tmp_path / f"hidden{number}.yaml").write_text(f"scenarios: ['test {number} = 1']")
     monkeypatch.setenv("TIGHTLOOP_HOME", str(tmp_path / "home"))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.support.extent import part
 from tightloop.episode.budget import Budget
-from tightloop.episode.progress.tracking import Thresholds
 from tightloop.errors import SettingsError
 from tightloop.settings import AgentSettings, Settings, combined_settings, parse_settings
 
@@ -76,7 +75,7 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("adress: x", "unknown setting 'adress' (adress). Did you mean temporal.address?"),
         (
             "tracking: {zzz: 1}",
-            "unknown setting 'zzz' (tracking.zzz). Known settings: cost_low_factor, cost_usd_per_progress, deviation_l",
+            "unknown setting 'zzz' (tracking.zzz). Known settings: drafts, pause_after, scenario_reports, ",
         ),
         ("temporal: {1: 2}", "unknown setting '1' (temporal.1)"),
         ("queues: here", "queues must be a section with workspace, llm, executor"),
@@ -91,7 +90,6 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("temporal: {tls: perhaps}", "temporal.tls must be true or false"),
         ("temporal: {address: here}", "temporal.address must be like 127.0.0.1:7233"),
         ("budget: {max_wall_hours: 0}", "budget.max_wall_hours must be a number, above 0, at most 8760, or"),
-        ("tracking: {high_from: 0.3}", "tracking: medium_from 0.4 must not be above high_from 0.3"),
         ("executor: {agents: 5}", "executor.agents must be a section with one section per name"),
         ("executor: {agents: {codex: 5}}", "executor.agents.codex must be a section with program, arguments"),
         ("executor: {agents: {1: {}}}", "names in executor.agents must be text, got 1"),
@@ -162,10 +160,6 @@ def test_budget_of_the_settings_is_the_budget_of_an_episode() -> None:
     assert Settings().budget.as_budget() == Budget()
     settings = parse_settings("budget: {max_iterations: null, max_wall_hours: 0.5, max_tokens: 7}", {})
     assert settings.budget.as_budget() == Budget(max_iterations=None, max_wall_time=timedelta(minutes=30), max_tokens=7)
-
-
-def test_thresholds_of_the_settings_are_those_of_an_episode() -> None:
-    assert Settings().tracking.as_thresholds() == Thresholds()
 
 
 def test_plans_may_not_run_what_runs_anything_else() -> None:

@@ -21,7 +21,7 @@ from tightloop.run.question import Question, QuestionKind
 from worker.build import build_executor_dependencies
 
 NEVER = ["echo nope; false"]
-ELSEWHERE = scripted({"write": [{"path": "notes.txt", "text": "".join(f"{{n}} other {i}\n" for i in range(220))}]})
+CIRCLING = scripted(*({"write": [{"path": "app.py", "text": f"{word} = 0\n"}]} for word in ("one", "two")))
 CHEATING = scripted({"write": [{"path": "done.txt", "text": "1"}, {"path": "check.sh", "text": "exit 0\n"}]})
 ENDING = scripted({"write": [{"path": ".tightloop-ending", "text": "impossible: the API was removed\n"}]})
 LIMITED = scripted({"limit_tries": 3, "retry_after_s": 0.01}).evolve(retries=3)
@@ -33,10 +33,13 @@ FORCE = FORCE.evolve(message=FORCE.message.evolve(steps=(PUSH,)))
 KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     QuestionKind.OPERATOR: ("resume", {}),
     QuestionKind.BUDGET: ("extend", {"definition_of_done": NEVER, "budget": {"max_iterations": 1}}),
-    QuestionKind.REPEATED_ERROR: ("continue", {"definition_of_done": NEVER, "repeat_error_limit": 2}),
+    QuestionKind.REPEATED_ERROR: (
+        "continue",
+        {"definition_of_done": NEVER, "pause_after": 2, "executor": scripted({})},
+    ),
     QuestionKind.DEVIATION: (
         "continue",
-        {"definition_of_done": NEVER, "executor": ELSEWHERE, "repeat_error_limit": 9},
+        {"definition_of_done": NEVER, "executor": CIRCLING},
     ),
     QuestionKind.LIMIT: ("retry", {"executor": LIMITED}),
     QuestionKind.FATAL: ("retry", {"executor": scripted({"status": "fatal", "error": "no key"})}),

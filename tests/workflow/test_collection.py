@@ -176,7 +176,7 @@ async def test_a_collection_killed_at_any_moment_loses_nothing_and_the_next_one_
         old = await client.start(request_for())
         assert (await client.result(old)).outcome is EpisodeOutcome.SUCCEEDED
         kept = await client.start(
-            request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=3), repeat_error_limit=9)
+            request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=3), pause_after=9)
         )
         await eventually(lambda: waits(kept))
         await client.cancel(kept)
@@ -283,7 +283,7 @@ async def test_collections_beside_running_episodes_take_nothing_from_them(
         for _ in range(3):
             # The same files and texts as in the first one: what it left is needed again.
             last = await client.start(
-                request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=3), repeat_error_limit=9)
+                request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=3), pause_after=9)
             )
             await eventually(waits)
             assert len(contents(folder, last)) == 4

@@ -7,7 +7,7 @@ import pytest
 
 from activities.workspace.working_tree import GitWorkspaces
 from tests.support.doubles import QuotaExecutor, ScriptedPlanner, claims_done, gives_up, malformed, planned
-from tests.support.episodes import APPEND, Git, Working, eventually, scripted
+from tests.support.episodes import APPEND, TRIES, Git, Working, eventually, scripted
 from tests.support.git_sample import stored
 from tightloop.client import TightloopClient
 from tightloop.episode.budget import Budget
@@ -85,14 +85,14 @@ async def test_checks_do_not_change_the_delivered_tree(client, working: Working,
 
 async def test_a_definition_of_done_that_never_passes_pauses_for_a_person(client, working, request_for) -> None:
     async with working():
-        episode_id = await client.start(request_for(definition_of_done=["echo nope; false"], deviation_limit=9))
+        episode_id = await client.start(request_for(definition_of_done=["echo nope; false"], executor=scripted(TRIES)))
         status = await paused(client, episode_id)
         await client.cancel(episode_id)
         await client.result(episode_id)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
     # As many as the limit.
-    assert "3 times without progress" in status.questions[0].title
+    assert "4 times without progress" in status.questions[0].title
     assert status.questions[0].options
 
 
@@ -145,7 +145,7 @@ async def test_what_a_person_fixes_in_a_pause_is_checked_before_anyone_plans(
     assert (workspace / "fixed.txt").read_text() == "by hand\n"
 
 
-async def test_three_unusable_answers_of_the_planner_pause(client, working: Working, request_for) -> None:
+async def test_four_unusable_answers_of_the_planner_pause(client, working: Working, request_for) -> None:
     async with working(ScriptedPlanner(lambda _briefing: malformed())):
         episode_id = await client.start(request_for())
         status = await paused(client, episode_id)
@@ -153,7 +153,7 @@ async def test_three_unusable_answers_of_the_planner_pause(client, working: Work
         await client.result(episode_id)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
-    assert status.iteration == 3
+    assert status.iteration == 4
 
 
 async def test_a_limit_backs_off_and_continues_the_same_iteration(client, working, request_for, workspace) -> None:

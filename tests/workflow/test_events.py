@@ -39,7 +39,7 @@ async def test_timeline_of_a_restored_episode_has_what_was_before(
 ) -> None:
     async with working(ScriptedPlanner()):
         episode_id = await client.start(
-            request_for(definition_of_done=[lines_of(5)], iterations_per_run=2, repeat_error_limit=50)
+            request_for(definition_of_done=[lines_of(5)], iterations_per_run=2, pause_after=50)
         )
         await client.result(episode_id)
         first = await client.timeline(episode_id)
@@ -104,7 +104,7 @@ async def test_whoever_follows_sees_each_event_once_through_new_runs_and_a_reset
         definition_of_done=["test -f never"],
         budget=Budget(max_iterations=5),
         iterations_per_run=2,
-        repeat_error_limit=50,
+        pause_after=50,
     )
     seen: list[list[Event]] = [[], [], []]
 

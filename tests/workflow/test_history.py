@@ -64,7 +64,7 @@ async def test_long_episodes_continue_as_new_and_forget_nothing(
         episode_id = await client.start(
             request_for(
                 definition_of_done=["test $(cat log.txt | wc -l) -ge 12"],
-                repeat_error_limit=50,
+                pause_after=50,
                 iterations_per_run=5,
                 executor=scripted(APPEND),
                 budget=Budget(max_iterations=20, warn_at_iteration=None),

@@ -160,7 +160,7 @@ async def test_cancelling_in_temporal_ends_an_episode_of_short_steps(client, tem
     """No activity runs long enough to be cancelled itself; the cancellation must not be swallowed."""
     async with working():
         episode_id = await client.start(
-            request_for(definition_of_done=["false"], repeat_error_limit=1_000, budget=Budget(max_iterations=1_000))
+            request_for(definition_of_done=["false"], pause_after=1_000, budget=Budget(max_iterations=1_000))
         )
 
         async def runs() -> bool:

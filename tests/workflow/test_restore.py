@@ -68,7 +68,7 @@ def five_iterations(request_for):
         definition_of_done=["test -f never"],
         executor=scripted({**APPEND, **SHELL_EDIT}),
         budget=Budget(max_iterations=5),
-        repeat_error_limit=50,
+        pause_after=50,
     )
 
 

@@ -41,7 +41,7 @@ async def test_a_closed_episode_is_freed_and_an_open_one_keeps_all_it_needs(
         old = await client.start(request_for())
         assert (await client.result(old)).outcome is EpisodeOutcome.SUCCEEDED
         kept = await client.start(
-            request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=2), repeat_error_limit=9)
+            request_for(definition_of_done=["test -f never"], budget=Budget(max_iterations=2), pause_after=9)
         )
         await eventually(lambda: waits(kept))
         known = merged_runs(await known_workflows(temporal_client))

@@ -17,7 +17,10 @@ from tightloop.cli.start import (
     Planner,
     Result,
     Scenarios,
+    Unattended,
+    Until,
     Workspace,
+    budget_of,
     commit,
     drop_none,
     executor_values,
@@ -55,6 +58,8 @@ def plan(
     executor: Executor = None,
     executor_model: Model = None,
     executor_option: ExecutorOptions = None,
+    unattended: Unattended = None,
+    until: Until = None,
     result: Result = None,
     new_id: Annotated[str | None, Option("--id", help="Id of the plan. Default: a generated id.")] = None,
     as_json: AsJson = False,
@@ -70,7 +75,12 @@ def plan(
         gates=tuple(Check(run=command) for command in gate or ()),
         scenarios=commit(session, scenarios, folder),
         **drop_none(
-            parallel=parallel, planner=planner, result=result, executor=ExecutorChoice(**choice) if choice else None
+            parallel=parallel,
+            planner=planner,
+            result=result,
+            unattended=unattended,
+            budget=budget_of(None, until),
+            executor=ExecutorChoice(**choice) if choice else None,
         ),
     )
 

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,9 +31,12 @@ from tightloop.cli.start import (
     ExecutorOptions,
     Result,
     Scenarios,
+    Unattended,
+    Until,
     commit,
     drop_none,
     executor_values,
+    read_until,
     start_and_wait,
 )
 from tightloop.cli.terminal import on_terminal, plain, print_note, show, show_either, show_json
@@ -160,6 +164,8 @@ def run(
     worktree: Annotated[bool, Option("--worktree", help="Work in a new git worktree.")] = False,
     executor: Executor = None,
     executor_option: ExecutorOptions = None,
+    unattended: Unattended = None,
+    until: Until = None,
     result: Result = None,
     max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
     allow: Annotated[
@@ -175,7 +181,8 @@ def run(
 ) -> None:
     # False counts as omitted: with --again, the value of the earlier run then stays.
     options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
-    options |= drop_none(result=result)
+    options |= drop_none(result=result, unattended=unattended)
+    options |= drop_none(until=read_until(until, datetime.now().astimezone()))
     choice = drop_none(name=executor, options=executor_values(executor_option))
     options |= {"executor": choice} if choice else {}
     arguments = RunArguments(file, again, plan_id, workspace, values or [], goal, options)
@@ -232,8 +239,8 @@ async def _request(
         plan_id = await client.resolve(arguments.again, kind=Kind.PLAN)
         before = await client.request(plan_id)
         assert isinstance(before, PlanRequest)
-        # A dry run has to be requested each time; everything else is kept.
-        fields = {name: getattr(before, name) for name in PlanRequest.model_fields if name != "dry_run"}
+        # A dry run and the time to stop have to be requested each time; everything else is kept.
+        fields = {name: getattr(before, name) for name in PlanRequest.model_fields if name not in ("dry_run", "until")}
         folder = folder or before.workspace
         # The newest revision, because the first text may have been replaced since.
         if text is None and not arguments.goal and before.source:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,6 @@ from tightloop.coder.model import CODER
 from tightloop.episode.check import ProofRule
 from tightloop.episode.exit_status import refuse_masked
 from tightloop.episode.model import LONGEST_LIMIT_S, EpisodePhase, EpisodeRequest, EpisodeStatus
-from tightloop.episode.progress.classification import Preset, apply_preset_to_request
 from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError, TightloopError
 from tightloop.executor.model import AgentMode, OnCrash
@@ -98,8 +98,7 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     """
     merged: dict[str, Any] = {}
     for layer in layers:
-        # The preset of a layer fills only that layer, so that explicit values of later layers still win.
-        merged = merge_layers(merged, apply_preset_to_request(layer))
+        merged = merge_layers(merged, layer)
     try:
         request = EpisodeRequest.model_validate(merged)
     except ValidationError as error:
@@ -110,14 +109,41 @@ def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest
     return request
 
 
-def budget_of(limit: int | None) -> dict[str, Any] | None:
-    """Return the budget for `--max-iterations`. The planner is warned when 80 % of it is used."""
+def budget_of(limit: int | None, until: str | None = None) -> dict[str, Any] | None:
+    """Return the budget for `--max-iterations` and `--until`. The planner is warned when 80 % of it is used."""
+    budget: dict[str, Any] = drop_none(until=read_until(until, datetime.now().astimezone()))
     if limit is None:
-        return None
+        return budget or None
     if limit < 1:
         raise InvalidRequestError(f"--max-iterations must be at least 1, got {limit}")
     # The default budget has the same ratio, 12 of 15.
-    return {"max_iterations": limit, "warn_at_iteration": max(1, limit * 4 // 5)}
+    return budget | {"max_iterations": limit, "warn_at_iteration": max(1, limit * 4 // 5)}
+
+
+def read_until(text: str | None, now: datetime) -> datetime | None:
+    """Parse `--until`: the next time of day in the zone of this host, or an ISO time, which may name another zone.
+
+    Raises:
+        InvalidRequestError: it is no time, or it is over.
+    """
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        clock = time.fromisoformat(text)
+        today = datetime.combine(now.date(), clock)
+        # From local time for each day, because a night may change to or from summer time.
+        days = (day.astimezone() if day.tzinfo is None else day for day in (today, today + timedelta(days=1)))
+        return next(day for day in days if day > now)
+    try:
+        until = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequestError(
+            f"--until {text!r} is no time. For example: --until 07:00 or --until 2026-11-30T07:00+01:00"
+        ) from None
+    until = until if until.tzinfo is not None else until.astimezone()
+    if until <= now:
+        raise InvalidRequestError(f"--until {text} is over. Give a later time")
+    return until
 
 
 def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] | None:
@@ -196,7 +222,11 @@ WhenCrashed = Annotated[
 ExecutorOptions = Annotated[
     list[str] | None, Option(help="Executor option as name=value, with a JSON value. Repeatable.")
 ]
-ChosenPreset = Annotated[Preset | None, Option(help="How soon to ask a person about a deviation. Default: normal.")]
+PauseAfter = Annotated[int | None, Option(help="Pause after this number of iterations without progress. Default: 4.")]
+Unattended = Annotated[
+    bool | None,
+    Option("--unattended", help="Send alerts instead of pausing when the work is stuck. Only the budget stops it."),
+]
 Allow = Annotated[
     list[ProofRule] | None,
     Option(help="Proof finding to accept without asking (for example tests_changed). Repeatable."),
@@ -211,6 +241,10 @@ Scenarios = Annotated[
 ]
 NoDrafts = Annotated[bool, Option("--no-drafts", help="Do not let the planner's model draft hidden scenarios.")]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
+Until = Annotated[
+    str | None,
+    Option(metavar="TIME", help="Stop as at the end of the budget: 07:00 in local time, or an ISO time."),
+]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
 Result = Annotated[
     ResultMode | None,
@@ -241,12 +275,14 @@ def start(
     permissions: Permissions = None,
     on_crash: WhenCrashed = None,
     executor_option: ExecutorOptions = None,
-    preset: ChosenPreset = None,
+    pause_after: PauseAfter = None,
+    unattended: Unattended = None,
     allow: Allow = None,
     keep_green: KeepGreen = None,
     scenarios: Scenarios = None,
     no_drafts: NoDrafts = False,
     max_iterations: MaxIterations = None,
+    until: Until = None,
     worktree: Worktree = None,
     result: Result = None,
     new_id: EpisodeNewId = None,
@@ -261,11 +297,10 @@ def start(
     session = session_of(context)
     choice = drop_none(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions)
     choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
-    options = drop_none(
-        goal=goal, definition_of_done=done, planner=planner, preset=preset, worktree=worktree, allow=allow
-    )
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=0 if no_drafts else None)
-    options |= drop_none(executor=choice or None, budget=budget_of(max_iterations))
+    options = drop_none(goal=goal, definition_of_done=done, planner=planner, worktree=worktree, allow=allow)
+    options |= drop_none(pause_after=pause_after, unattended=unattended, drafts=0 if no_drafts else None)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
+    options |= drop_none(executor=choice or None, budget=budget_of(max_iterations, until))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace) or request.scenarios)
     start_now(session, request, new_id, replace=replace, watch=watch, wait=wait, as_json=as_json)
@@ -283,6 +318,8 @@ def code(
     scenarios: Scenarios = None,
     no_drafts: NoDrafts = False,
     max_iterations: MaxIterations = None,
+    until: Until = None,
+    unattended: Unattended = None,
     worktree: Worktree = None,
     result: Result = None,
     new_id: EpisodeNewId = None,
@@ -291,9 +328,9 @@ def code(
     as_json: AsJson = False,
 ) -> None:
     session = session_of(context)
-    options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow)
+    options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow, unattended=unattended)
     options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=0 if no_drafts else None)
-    options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations))
+    options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations, until))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace))
     start_now(session, request, new_id, replace=False, watch=watch, wait=wait, as_json=as_json)

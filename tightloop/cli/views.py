@@ -237,6 +237,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         *(("changed", drift_text(drift)) for drift in status.drifts),
         ("result", status.delivered),
         ("budget", budget_line(status.spent, status.budget)),
+        ("unattended", "alerts instead of pauses for stuck work" if status.unattended else ""),
         ("reason", status.reason),
     ]
 

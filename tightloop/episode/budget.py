@@ -5,6 +5,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from pydantic import AwareDatetime
+
 from tightloop.episode.check import Check
 from tightloop.executor.model import Usage
 from tightloop.run.commands import Amounts
@@ -34,6 +36,8 @@ class Budget(CallerInput):
     """Maximum cost of all model calls, at the configured prices."""
     max_wall_time: Duration | None = timedelta(hours=12)
     """Maximum working time. Pauses do not count."""
+    until: AwareDatetime | None = None
+    """Time at which the run stops as at any other limit, with a time zone. A delivery in progress ends first."""
 
     @property
     def spent_at_once(self) -> str:
@@ -124,14 +128,24 @@ def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
     return tuple(result)
 
 
+def describe_end(until: datetime | None, now: datetime) -> str:
+    """Return the time at which a run had to stop, such as `until 2026-11-30 07:00 UTC`. Empty if it may go on."""
+    return "" if until is None or now < until else f"until {until:%Y-%m-%d %H:%M %Z}"
+
+
 def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
-    """Return `budget` with each exhausted limit raised to the amount spent plus the corresponding amount in `first`."""
+    """Return `budget` with each exhausted limit raised to the amount spent plus the corresponding amount in `first`.
+
+    If none is exhausted, the time to stop was reached, and the limit on it is removed.
+    """
     raised: dict[str, Any] = {}
     for breach in breaches(budget, spent):
         field = breach.item.bound
         now, more = getattr(budget, field), getattr(first, field)
         # An iteration in progress may have exceeded the limit, so the addition starts from the spent amount.
         raised[field] = max(now, getattr(spent, breach.item.value)) + (now if more is None else more)
+    if not raised:
+        return budget.evolve(until=None)
     # The warning moves along; otherwise the planner would be asked to converge in every further iteration.
     if "max_iterations" in raised and budget.warn_at_iteration is not None and budget.max_iterations is not None:
         raised["warn_at_iteration"] = budget.warn_at_iteration + raised["max_iterations"] - budget.max_iterations
@@ -163,7 +177,8 @@ def topped_up(budget: Budget, addition: TopUp) -> Budget:
     amounts = {name: amount if amount > 0 else 0 for name, amount in addition.amounts.items()}
     minutes = min(amounts.pop("wall_minutes"), YEAR_MINUTES)
     added: dict[str, Any] = {f"max_{name}": amount for name, amount in amounts.items()}
-    added |= {"warn_at_iteration": amounts["iterations"], "max_wall_time": timedelta(minutes=minutes)}
+    time = timedelta(minutes=minutes)
+    added |= {"warn_at_iteration": amounts["iterations"], "max_wall_time": time, "until": time}
     now = {name: getattr(budget, name) for name in added}
     return budget.evolve(**{name: limit + added[name] for name, limit in now.items() if limit is not None})
 

@@ -433,14 +433,6 @@ def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> boo
     return new.counts.failed > old.counts.failed
 
 
-def has_same_output(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether the failing checks produced output and it is the same as before."""
-    if before is None:
-        return False
-    old, new = ({result.run: result.printed.text for result in report.failed} for report in (before, after))
-    return old == new and any(new.values())
-
-
 def failing_text(failed: int, total: int) -> str:
     """Return the number of failing checks as text, such as `1 of 3 checks fails`."""
     if total == 1:
@@ -498,8 +490,6 @@ class Verification(Value):
     """True if the result is worse than the previous report."""
     same: bool = False
     """True if the failures are the same as in the previous report."""
-    unchanged: bool = False
-    """True if the output is the same as before, including numbers. False if there is no output."""
     newly_failing: tuple[str, ...] = ()
     flaky: tuple[str, ...] = ()
     """Checks that failed and then passed when they were repeated without a change. They count as passed."""

@@ -285,6 +285,7 @@ def status_of(
         proof=state.proof,
         drafts=state.drafts,
         executor_error=state.executor_error,
+        unattended=request.unattended,
         probability_class=state.probability_class,
         diagnosis=state.diagnosis,
         checkpoint_id=last.id if last else "",
@@ -327,6 +328,7 @@ def details_markdown(
         *([f"- executor: `{clip(state.executor_error, 200)}`"] if state.executor_error else []),
         f"- class: {state.probability_class.value if state.probability_class else 'none yet'}",
         f"- budget: `{budget_line(state.spent, state.budget)}`",
+        *(["- unattended: alerts instead of pauses for stuck work"] if request.unattended else []),
     ]
     if state.diagnosis:
         lines.append(f"- diagnosis: {state.diagnosis}")

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from tightloop.episode.budget import breaches
+from tightloop.episode.budget import breaches, describe_end
 from tightloop.episode.check import Check, Verification, check_name, failing_text
 from tightloop.episode.failure import Failure, FailureKind, FailureStreak, signature
 from tightloop.episode.model import EpisodeRequest, EpisodeState
@@ -27,7 +27,10 @@ THE_EPISODE = "the episode"
 
 _FIRST = {
     QuestionKind.OPERATOR: ("resume", "go on working; your edits to files are kept"),
-    QuestionKind.BUDGET: (EXTEND, "raise each exhausted limit by its initial amount, and go on working"),
+    QuestionKind.BUDGET: (
+        EXTEND,
+        "raise each exhausted limit by its initial amount, or drop the time to stop, and go on working",
+    ),
     QuestionKind.REPEATED_ERROR: (
         "continue",
         "try again; failures and iterations without progress are counted from zero",
@@ -235,8 +238,8 @@ def is_ended_by_message(question: Question) -> bool:
 RETRY_UNANSWERED = timedelta(hours=1)
 """Time after which a delivery is tried again although nobody has answered that its login or quota is in order."""
 LAST_LINES_CHARACTERS = 2_000
-OTHER_CAUSES = 2
-"""Number of additional fruitless iterations that are allowed if their causes differ."""
+UNMOVED_MORE = 1
+"""Number of iterations beyond `pause_after` for which new work may not show in the checks before an alert."""
 
 
 class NextAction(StrEnum):
@@ -246,7 +249,7 @@ class NextAction(StrEnum):
     SUCCEED = "succeed"
     ASK = "ask"
     TELL = "tell"
-    """Continue with another iteration, and report the doubt to people and to the planner."""
+    """Continue with another iteration, and report to people and to the planner."""
     REPEAT = "repeat"
     """Deliver the same plan again after a wait."""
 
@@ -271,13 +274,12 @@ def _ask(kind: QuestionKind, title: str) -> Decision:
     return Decision(action=NextAction.ASK, question=make_question(kind, title))
 
 
-def guard_rails(state: EpisodeState) -> Decision:
+def guard_rails(state: EpisodeState, now: datetime) -> Decision:
     """Check every budget limit before another iteration."""
-    reached_limits = breaches(state.budget, state.spent)
+    end = describe_end(state.budget.until, now)
+    reached_limits = (*map(str, breaches(state.budget, state.spent)), *([end] if end else []))
     return (
-        _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(map(str, reached_limits)))
-        if reached_limits
-        else CONTINUE
+        _ask(QuestionKind.BUDGET, "the budget is spent: " + ", ".join(reached_limits)) if reached_limits else CONTINUE
     )
 
 
@@ -415,63 +417,41 @@ def must_find_failing_check(state: EpisodeState, request: EpisodeRequest) -> boo
 def after_tracking(state: EpisodeState, request: EpisodeRequest) -> Decision:
     """Decide what to do at the end of an iteration: succeed, ask a question, or continue, possibly with a report.
 
-    Findings come first, because the work may have made the checks pass in an illegitimate way. Proven futility leads to
-    a pause at once. Suspected futility is only reported the first time, because the checks do not measure whether the
-    work is useful, while people and the planner can judge it. If it recurs without any progress in between, the episode
-    pauses.
+    Findings come first, because the work may have made the checks pass in an illegitimate way.
     """
     decision = _ask_about(unanswered_findings(state.findings, state.overruled), state.change)
     if decision.action is NextAction.ASK:
         return decision
     if is_complete(state):
         return SUCCEED
-    if proof := _in_vain(state.failures, request.repeat_error_limit):
-        return _ask(QuestionKind.REPEATED_ERROR, proof)
-    doubt = _doubt(state, request)
-    if state.told:
-        return doubt or CONTINUE
-    if doubt is not None and doubt.question is not None:
-        return Decision(action=NextAction.TELL, tell=doubt.question.title)
+    streak, limit = state.failures, request.pause_after
+    if streak.last is not None and streak.iterations >= limit:
+        question = _stuck_question(state, streak)
+        if not request.unattended:
+            return Decision(action=NextAction.ASK, question=question)
+        # Once for each `limit` iterations.
+        return Decision(action=NextAction.TELL, tell=question.title) if streak.iterations % limit == 0 else CONTINUE
     unmoved = state.memory.unmoved if state.memory else 0
     # Equality, so that it is reported once and not in every further iteration.
-    if unmoved != request.repeat_error_limit + OTHER_CAUSES:
+    if unmoved != limit + UNMOVED_MORE:
         return CONTINUE
     names = ", ".join(map(str, state.failed_checks[:3]))
     return Decision(action=NextAction.TELL, tell=f"the checks have shown no progress for {unmoved} iterations: {names}")
 
 
-def _in_vain(streak: FailureStreak, limit: int) -> str:
-    """Return text that proves that the last iterations were futile, or ""."""
-    if streak.last is None:
-        return ""
-    if streak.idle >= limit:
-        return (
-            f"{format_count(streak.idle, 'iteration')} in a row changed no file, restored earlier files "
-            f"or made the "
-            f"checks worse: {streak.last.summary}"
-        )
-    # The same failing checks may hide progress in the code; only other failures prove futility.
-    return _same_error(streak) if streak.last.kind is not FailureKind.CHECK and streak.count >= limit else ""
-
-
-def _doubt(state: EpisodeState, request: EpisodeRequest) -> Decision | None:
-    """Return a question about whether to continue if the last iterations appear futile, or None."""
-    streak, limit = state.failures, request.repeat_error_limit
-    if streak.last is not None:
-        if streak.count >= limit:
-            return _ask(QuestionKind.REPEATED_ERROR, _same_error(streak))
-        if streak.fruitless >= limit + OTHER_CAUSES:
-            title = f"{format_count(streak.iterations, 'iteration')} without progress produced nothing new"
-            return _ask(QuestionKind.REPEATED_ERROR, f"{title}: {streak.last.summary}")
-    if state.low_streak < request.deviation_limit:
-        return None
-    left = f"{format_count(state.low_streak, 'iteration')} in a row went off course: {state.reflect_detail}"
-    return _ask(QuestionKind.DEVIATION, left)
-
-
-def _same_error(streak: FailureStreak) -> str:
-    summary = streak.last.summary if streak.last else ""
-    return f"the same error {format_count(streak.times, 'time')} without progress: {summary}"
+def _stuck_question(state: EpisodeState, streak: FailureStreak) -> Question:
+    """Return the question about iterations without progress, with their cause."""
+    count, failure = format_count(streak.iterations, "iteration"), streak.last.summary if streak.last else ""
+    if state.circles:
+        title = f"going round in circles: {count} without progress led back to earlier files or failures: {failure}"
+        return make_question(QuestionKind.DEVIATION, title)
+    if streak.unchanged >= streak.iterations:
+        title = f"{count} in a row changed no file: {failure}"
+    elif streak.times >= streak.iterations:
+        title = f"the same error {format_count(streak.times, 'time')} without progress: {failure}"
+    else:
+        title = f"{count} in a row without progress: {failure}"
+    return make_question(QuestionKind.REPEATED_ERROR, title)
 
 
 def may_continue_as_new(request: EpisodeRequest, *, iterations_in_run: int, suggested: bool) -> bool:

@@ -2,12 +2,11 @@
 
 import base64
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from functools import cache
-from typing import NamedTuple
 
 from tightloop.value import Value, shorten
 
@@ -42,15 +41,14 @@ _NOISE = (
         ),
         "<at>",
     ),
-)
-# Apart from the rest, because next to a limit a duration is a measurement.
-_DURATION = (
-    re.compile(
-        r"\b(?:in|took|after|elapsed|duration|time)[ :=]*\d+(?:\.\d+)? ?(?:m?s|secs?|seconds?|min|minutes)?\b"
-        r"|\b\d+\.\d+ ?s\b",
-        re.IGNORECASE,
+    (
+        re.compile(
+            r"\b(?:in|took|after|elapsed|duration|time)[ :=]*\d+(?:\.\d+)? ?(?:m?s|secs?|seconds?|min|minutes)?\b"
+            r"|\b\d+\.\d+ ?s\b",
+            re.IGNORECASE,
+        ),
+        "<time>",
     ),
-    "<time>",
 )
 _COLOURS, _ = _NOISE[0]
 _SPACE = re.compile(r"\s+")
@@ -73,15 +71,12 @@ class FailureKind(StrEnum):
     """Nothing in the loop can fix it, so a person is needed."""
 
 
-def without_noise(text: str, *, numbers: bool = True, durations: bool = True) -> str:
+def without_noise(text: str, *, numbers: bool = True) -> str:
     """Remove the parts of a text that vary between runs: times, addresses, hashes, folders and colours.
 
-    Args:
-        text: one or more lines.
-        numbers: whether to remove all other numbers too.
-        durations: whether to remove durations too.
+    Other numbers too, unless `numbers` is False.
     """
-    for pattern, replacement in (*_NOISE, _DURATION) if durations else _NOISE:
+    for pattern, replacement in _NOISE:
         text = pattern.sub(replacement, text)
     text = _SPACE.sub(" ", text)
     return (_NUMBER.sub("<n>", text) if numbers else text).strip()
@@ -120,36 +115,25 @@ class Failure(Value):
 
 
 class FailureStreak(Value):
-    """Consecutive failed iterations without progress, each with no value or unknown value."""
+    """Consecutive iterations without progress."""
 
     last: Failure | None = None
     times: int = 0
     """Number of consecutive iterations with the latest cause."""
-    count: float = 0
-    """Same as `times`, but iterations of unknown value have less weight."""
     iterations: int = 0
     """Number of iterations with any cause."""
-    fruitless: float = 0
-    """Same as `iterations`, but iterations of unknown value have less weight."""
-    idle: int = 0
-    """Number of consecutive futile iterations. See `Tracking.idle`."""
+    unchanged: int = 0
+    """Number of consecutive iterations that changed no file."""
 
-    def plus(self, failure: Failure, *, weight: float = 1, idle: bool = False) -> "FailureStreak":
+    def plus(self, failure: Failure, *, changed: bool = True) -> "FailureStreak":
         """Return the streak with one more failure. A different cause restarts the count."""
         again = self.last is not None and self.last.signature == failure.signature
         return FailureStreak(
             last=failure,
             times=self.times + 1 if again else 1,
-            # Rounded, because sums of weights such as 0.6 are inexact and are compared with whole limits.
-            count=round(self.count + weight, 3) if again else weight,
             iterations=self.iterations + 1,
-            fruitless=round(self.fruitless + weight, 3),
-            idle=self.idle + 1 if idle else 0,
+            unchanged=0 if changed else self.unchanged + 1,
         )
-
-    def with_halved_counts(self) -> "FailureStreak":
-        """Return the streak with its counts halved, for use after new work that the checks cannot measure."""
-        return self.evolve(count=round(self.count / 2, 3), fruitless=round(self.fruitless / 2, 3), idle=0)
 
 
 NO_FAILURES = FailureStreak.model_construct()
@@ -173,14 +157,6 @@ def goes_round(marks: tuple[str, ...]) -> bool:
 
 LINES_LIMIT = 400
 NUMBERS_LIMIT = 12
-# With more numbers, as in a table or a log, it is unclear which one is limited.
-DURATION_AND_LIMIT = 2
-PASSED = 4
-"""Direction of a number of tests that passed, rather than just ran: up."""
-SHARE = 3
-"""Direction of a number such as the 9 in `9 of 24`, for which only the trend shows what is better."""
-MEASURE = 2
-"""Factor applied to the direction of a measured number, which fluctuates, unlike a count."""
 
 # The stack depth at a failure is not its cause: the frames of Python, and of JavaScript and Java.
 _FRAMES = re.compile(r"(?<=^Traceback \(most recent call last\):)(?:\n[ \t]+.*)+|^[ \t]+at \S.*$", re.MULTILINE)
@@ -189,72 +165,6 @@ _PRINTED_NUMBER = re.compile(
     r"(?<![\w.])(?<![A-Za-z]-)\d+(?:\.\d+)?(?:e[-+]?\d+)?(?:(?=(?:[mµun]?s|[kMG]i?B)\b)|(?![\w.]*\w))"
 )
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
-_FIGURE = r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
-_COUNTED = r"(?:failures?|errors?|problems?|violations?|warnings?|issues?)\b"
-_SO_MANY = rf"(?<![\w.]){_FIGURE}(?:(?:\s*/\s*|\s+(?:out )?of\s+)\d+)? (?:(?!no[nt]? )[a-z-]+ ){{0,3}}?"
-_GOOD_COUNT = (
-    rf"{_SO_MANY}(?:done|tested|covered|complete\w*|finished|ready|run|executed|collected)\b"
-    # A run that stops at the first problem gets further.
-    rf"|\b(?:case|test|step|stage|level|phase|row|record|token|byte|offset)[ #:=]{{1,2}}(\d+)\b(?! {_COUNTED})"
-)
-_PASSED = rf"{_SO_MANY}(?:pass(?!w)\w*|ok|succeed\w*)\b"
-_SHARE = rf"(?<![\w.]){_FIGURE}(?:\s*/\s*\d+|\s+(?:out )?of\s+\d+|\s*%)"
-_BAD = (
-    r"\b(?:fail\w*|errors?|problems?|violations?|warnings?|broken|missing|left|remain\w*|to go|todo|open|lack\w*"
-    r"|lost|leak(?:s|ed)?|bad|wrong|invalid|incorrect|incomplete|dead|stale|outdated|differ|without"
-    r"|un(?:resolved|reachable|used|defined|covered|documented|translated|tested|checked|formatted|typed|known|handled)"
-    r"|(?:do|are|were|have|did|could|can) ?not|(?:do|are|were|have|did|could|ca)n't)\b"
-)
-# The 17 of "3 failed, 17 passed" does not count failures.
-_BAD_COUNT = rf"(?<![\w.]){_FIGURE}(?![\w.]*\d)[^\d\n;]{{0,40}}?{_BAD}|{_BAD}[ \t]*[:=#]?[ \t]*{_FIGURE}\b"
-# The 4 of "page 4 is missing" is a name: it is not worse if page 5 is the first one.
-_LABEL = (
-    rf"\b(?!(?:found|got|with|total|still|only|all|and|are|than|other|another)\b)[a-z]+ #?{_FIGURE}"
-    r"(?=:| (?:is|was|has|does|lacks|fails|failed|missing|not)\b)"
-)
-_BETWEEN = r"[^\w\n;,]{1,4}(?:is |are |of |at )?"
-_HIGHER = (
-    r"(?:accuracy|coverage|score|recall|precision|f1|auc|bleu|throughput|speedup|similarity|uptime"
-    r"|(?:hit|pass|success) rate)\b"
-)
-_OFF = r"(?:off|out|away|short|over|above|late|behind|missed|exceed\w*|too \w+)"
-_LOWER = (
-    r"(?:loss|[wc]er|(?:error|failure|miss) rate|latency|rmse|mae|mse|perplexity|distance|lag|misses|overhead|leaked"
-    r"|lost|runtime|diff\w*|delta|deviation|gap|drift|size|memory|duration|jitter|stall\w*)\b"
-)
-_UNIT = r"(?:[a-zµ]+/op|[mµun]?s|secs?|seconds?|minutes|[kMG]i?B|bytes)"
-_MEASURES = (
-    (1, rf"(?:\b|_){_HIGHER}{_BETWEEN}{_FIGURE}|{_FIGURE} ?(?:[a-z]+/s|[frq]ps)\b"),
-    (-1, rf"(?:\b|_){_LOWER}{_BETWEEN}{_FIGURE}|{_FIGURE} ?{_UNIT}\b"),
-    (-1, rf"\b{_OFF} by {_FIGURE}|(?<![\w.]){_FIGURE}(?: [a-zµ%]+)? {_OFF}\b"),
-)
-_WANTED = (
-    r"\b(?:goal|target|expect\w*|want\w*|need\w*|requir\w*|limit|threshold|below|under|above|over|least|most|max\w*"
-    r"|min\w*|should|must|than|within|exceed\w*|allow\w*|permit\w*|budget|cap|quota|sl[oa]|spec|aim|tolerance|reference|baseline)\b"
-)
-
-
-class _NumberWords:
-    """Compiled patterns for the words next to numbers. They are created on first use."""
-
-    def __init__(self) -> None:
-        self.ways = (
-            (-1, re.compile(_BAD_COUNT, re.IGNORECASE)),
-            (0, re.compile(_LABEL, re.IGNORECASE)),
-            (SHARE, re.compile(_SHARE)),
-            *((way * MEASURE, re.compile(pattern, re.IGNORECASE)) for way, pattern in _MEASURES),
-            (1, re.compile(_GOOD_COUNT, re.IGNORECASE)),
-            (PASSED, re.compile(_PASSED, re.IGNORECASE)),
-        )
-        """Patterns with their directions. The last match counts."""
-        self.limited = re.compile(rf"{_WANTED}|<=?|>=?", re.IGNORECASE)
-        self.goal = re.compile(
-            rf"{_WANTED}[^\d\n;]{{1,15}}?{_FIGURE}|(?<![\w.]){_FIGURE}[^\d\n;,]{{1,15}}?{_WANTED}", re.IGNORECASE
-        )
-
-
-# On first use: clients import this module and read no output.
-_number_words = cache(_NumberWords)
 
 
 class ComparableOutput(Value):
@@ -263,17 +173,7 @@ class ComparableOutput(Value):
     lines: tuple[str, ...] = ()
     """Sorted marks of all lines, without noise. Empty if there are more than `LINES_LIMIT` lines."""
     numbers: tuple[float, ...] = ()
-    """Numbers in text order, without noise such as times and positions."""
-    better: tuple[int, ...] = ()
-    """Direction in which each number improves, as far as the words next to it show.
-
-    1 means up and -1 means down; 2 and -2 are used for measures. `SHARE` and `PASSED` are also possible. 0 means
-    unknown.
-    """
-    goals: tuple[float | None, ...] = ()
-    """The target of each number, if the words on its line name one."""
-    text: str = ""
-    """Mark of the whole output, including numbers."""
+    """The first numbers in text order, without noise such as times and positions."""
 
 
 def read_output(text: str) -> ComparableOutput:
@@ -281,14 +181,11 @@ def read_output(text: str) -> ComparableOutput:
     text = without_frames(text)
     lines = [without_noise(line) for line in text.split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
-    numbers = _numbers(text)
+    numbers = itertools.chain.from_iterable(map(_numbers, text.split("\n")))
     return ComparableOutput(
         # The marks are stored with every result; a longer output is compared as a whole only.
         lines=marks if len(marks) <= LINES_LIMIT else (),
-        numbers=tuple(number.value for number in numbers),
-        better=tuple(number.better for number in numbers),
-        goals=tuple(number.goal for number in numbers),
-        text=short_mark(without_noise(text, numbers=False)) if marks else "",
+        numbers=tuple(itertools.islice(numbers, NUMBERS_LIMIT)),
     )
 
 
@@ -297,35 +194,9 @@ def without_frames(text: str) -> str:
     return _FRAMES.sub("", text)
 
 
-class _Number(NamedTuple):
-    value: float
-    better: int
-    goal: float | None
-
-
-def _numbers(text: str) -> list[_Number]:
-    result: list[_Number] = []
-    for raw in text.split("\n"):
-        line = _THOUSANDS.sub("", raw)
-        # Durations are noise unless they appear with a limit.
-        is_limited = _number_words().limited.search(line) and len(_PRINTED_NUMBER.findall(line)) <= DURATION_AND_LIMIT
-        result += _numbers_of(without_noise(line, numbers=False, durations=not is_limited))
-        if len(result) >= NUMBERS_LIMIT:
-            break
-    return result[:NUMBERS_LIMIT]
-
-
-def _numbers_of(line: str) -> Iterator[_Number]:
-    values = {number.start(): float(number[0]) for number in _PRINTED_NUMBER.finditer(line)}
-    patterns = _number_words()
-    ways = {at: way for way, pattern in patterns.ways for at in _places(pattern, line)}
-    goal = next((at for at in _places(patterns.goal, line) if at in values), None)
-    for at, value in values.items():
-        yield _Number(value, ways.get(at, 0), None if goal in (None, at) else values[goal])
-
-
-def _places(pattern: re.Pattern[str], line: str) -> Iterator[int]:
-    return (match.start(1 if match[1] else 2) for match in pattern.finditer(line))
+def _numbers(line: str) -> Iterator[float]:
+    text = without_noise(_THOUSANDS.sub("", line), numbers=False)
+    return (float(number[0]) for number in _PRINTED_NUMBER.finditer(text))
 
 
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:

@@ -4,16 +4,13 @@ import math
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Self
-
-from pydantic import model_validator
+from typing import Self
 
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, FailedCheck, ProofRule
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
-from tightloop.episode.progress import classification
-from tightloop.episode.progress.tracking import ProbabilityClass, Thresholds, TrackerMemory
+from tightloop.episode.progress.tracking import ProbabilityClass, TrackerMemory
 from tightloop.episode.scenarios import DRAFTS_LIMIT, HiddenScenarios
 from tightloop.errors import InvalidRequestError, did_you_mean
 from tightloop.executor.model import ExecutorChoice, ExecutorStatus, Grant, ResumeToken
@@ -147,19 +144,10 @@ class EpisodeRequest(CallerInput):
     drafts: int = 0
     """Maximum number of hidden scenarios that the planner's model drafts before the work starts."""
     budget: Budget = Budget.model_construct()
-    preset: classification.Preset = classification.Preset.NORMAL
-    """Preset that provides the defaults for `thresholds` and for the two limits below."""
-    thresholds: Thresholds = Thresholds.model_construct()
-    repeat_error_limit: int = 3
-    """Number of consecutive iterations with the same error before it is reported.
-
-    After the same number again, the episode pauses.
-    """
-    deviation_limit: int = 2
-    """Number of consecutive iterations with class LOW before they are reported.
-
-    After the same number again, the episode pauses.
-    """
+    pause_after: int = 4
+    """Number of consecutive iterations without progress after which the episode pauses."""
+    unattended: bool = False
+    """Send an alert instead of pausing if the work is stuck. Only the budget stops such a run."""
     scenario_reports: int = 3
     """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
     # 1 550 events, 31 per iteration (docs/reference/figures.md). Temporal suggests a new run at 4 096, warns at 10 240.
@@ -168,12 +156,6 @@ class EpisodeRequest(CallerInput):
     pause_timeout: Duration = timedelta(days=7)
     """Maximum duration of a pause, after which the episode fails."""
     queues: Queues = Queues.model_construct()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, data: Any) -> Any:
-        # Before the validation, because a preset must not override what the caller gave.
-        return classification.apply_preset_to_request(data)
 
     @property
     def is_nested(self) -> bool:
@@ -198,7 +180,7 @@ class EpisodeRequest(CallerInput):
                 f"the goal is {len(self.goal)} characters long, but the limit is {GOAL_CHARACTERS}. Put long material "
                 "in a workspace file and refer to that file in the goal"
             )
-        counts = ("repeat_error_limit", "deviation_limit", "iterations_per_run")
+        counts = ("pause_after", "iterations_per_run")
         check_run(self.workspace, self.pause_timeout, {name: getattr(self, name) for name in counts})
         # A plan's author decides which checks a step has.
         is_of_plan = bool(self.within) or self.tells_parent
@@ -231,9 +213,6 @@ class EpisodeRequest(CallerInput):
         wrong = next((limit for limit in limits if not 0 < limit <= LONGEST_LIMIT_S), None)
         if wrong is not None:
             raise InvalidRequestError(f"a time limit must be between 0 and {LONGEST_LIMIT_S} s, got {wrong:g} s")
-        problem = self.thresholds.problem()
-        if problem:
-            raise InvalidRequestError(f"thresholds: {problem}")
         cost = self.budget.max_cost_usd
         if cost is not None and not math.isfinite(cost):
             raise InvalidRequestError(f"budget.max_cost_usd must be a finite number, got {cost}. Omit it for no limit")
@@ -318,10 +297,9 @@ class EpisodeState(Value):
     reflect_next: ReflectCause | None = None
     reflect_detail: str = ""
     probability_class: ProbabilityClass | None = None
-    low_streak: int = 0
+    circles: bool = False
+    """True if the last iterations go back and forth between the same files or failures."""
     failures: FailureStreak = NO_FAILURES
-    told: bool = False
-    """True if doubts about the progress were reported and there has been no progress since."""
     trees: tuple[str, ...] = ()
     """Trees at the end of the last iterations, oldest first."""
     memory: TrackerMemory | None = None
@@ -419,6 +397,8 @@ class EpisodeStatus(RunStatus):
     """Commitment to the drafted scenarios that count."""
     executor_error: str = ""
     """Reason why the last delivery failed, in the executor's own words."""
+    unattended: bool = False
+    """True if the episode sends alerts instead of pausing when its work is stuck."""
     probability_class: ProbabilityClass | None = None
     diagnosis: str = ""
     checkpoint_id: str = ""

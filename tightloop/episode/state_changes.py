@@ -7,7 +7,7 @@ from tightloop.episode.budget import Budget, extend_budget, should_converge
 from tightloop.episode.check import Verification
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, Tracked, discard_after, merge
 from tightloop.episode.decisions import ACCEPT, ADD, ALLOW, ASKED, EXTEND, REFUSE, WORK, failure_of
-from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, Failure, FailureStreak
+from tightloop.episode.failure import LONGEST_CIRCLE, NO_FAILURES, FailureStreak
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase, EpisodeResult, EpisodeState
 from tightloop.episode.planning import PlanningOutcome, PlanVerdict, ReflectCause, ReflectionOutcome
 from tightloop.episode.progress.course import reset_counts
@@ -37,10 +37,6 @@ NAMES_LIMIT = 50
 LAST_WORDS_CHARACTERS = 400
 # Two rounds of the longest cycle that `goes_round` recognises.
 TREES_REMEMBERED = 2 * LONGEST_CIRCLE
-DOUBTFUL_WEIGHT = 0.6
-"""Weight of an iteration with an unknown benefit. A fruitless iteration has a weight of 1."""
-NEWS_WEIGHT = 0.4
-"""Weight of such an iteration if the checks fail in a new way."""
 NOT_A_FAILURE = SUCCESSES | {
     ExecutorStatus.LIMIT_HIT,
     ExecutorStatus.CANCELLED,
@@ -214,9 +210,11 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     """Record the tracker's results and update the loop detection."""
     tracking = tracked.tracking
     failure = failure_of(state, verification, changed=tracking.files_changed > 0)
-    streak = _failures_after(state.failures, failure, tracking)
-    # A class above LOW ends the streak; progress ends the failures even while checks still fail.
-    low = tracking.probability_class is ProbabilityClass.LOW
+    streak = (
+        NO_FAILURES
+        if failure is None or tracking.progress
+        else state.failures.plus(failure, changed=tracking.files_changed > 0)
+    )
     cause, detail = _find_reflect_cause(tracking, streak)
     is_refused = any(finding.refused for finding in tracked.findings)
     is_same = bool(state.refused_tree) and tracked.checkpoint.tree == state.refused_tree
@@ -226,9 +224,8 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
             tree=tracked.checkpoint.tree or state.tree,
             plan_request=tracked.plan_request or state.plan_request,
             probability_class=tracking.probability_class,
-            low_streak=state.low_streak + 1 if low else 0,
+            circles=tracking.circles,
             failures=streak,
-            told=state.told and (low or not _is_progress(failure, tracking)),
             trees=(*state.trees, tracked.checkpoint.tree)[-TREES_REMEMBERED:],
             memory=tracking.memory or state.memory,
             findings=tracked.findings,
@@ -242,29 +239,10 @@ def with_tracking(state: EpisodeState, tracked: Tracked, verification: Verificat
     )
 
 
-def with_reported_doubt(state: EpisodeState) -> EpisodeState:
-    """Record that a doubt was reported. Only later iterations count towards a pause."""
-    failures = state.failures.evolve(times=0, count=0, iterations=0, fruitless=0)
-    return state.evolve(told=True, low_streak=0, failures=failures)
-
-
-def _is_progress(failure: Failure | None, tracking: Tracking) -> bool:
-    return failure is None or (tracking.went_on and not (tracking.doubtful or tracking.unproven))
-
-
-def _failures_after(streak: FailureStreak, failure: Failure | None, tracking: Tracking) -> FailureStreak:
-    if failure is None or _is_progress(failure, tracking):
-        return NO_FAILURES
-    if tracking.unproven:
-        return streak.with_halved_counts()
-    weight = NEWS_WEIGHT if tracking.news else DOUBTFUL_WEIGHT if tracking.doubtful else 1
-    return streak.plus(failure, weight=weight, idle=tracking.idle)
-
-
 def _find_reflect_cause(tracking: Tracking, streak: FailureStreak) -> tuple[ReflectCause | None, str]:
     reasons = [r.detail for r in tracking.reasons if r.implies is not ProbabilityClass.HIGH]
     # The repeated failure first, because it names the error.
-    if streak.last is not None and streak.times >= 2 and not tracking.unproven:
+    if streak.last is not None and streak.times >= 2:
         again = f"{streak.times} times in a row: {streak.last.summary}"
         return ReflectCause.REPEATED_FAILURE, shorten("; ".join((again, *reasons)), 400)
     if tracking.probability_class is not ProbabilityClass.HIGH:
@@ -292,8 +270,6 @@ def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | No
         return state  # what is harmless may still lead nowhere
     return state.evolve(
         failures=NO_FAILURES,
-        told=False,
-        low_streak=0,
         failed_deliveries=0,
         memory=reset_counts(state.memory, state.spent),
     )
@@ -423,9 +399,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         budget=current.budget,
         notes=current.notes,
         asked_for=current.asked_for,
-        low_streak=0,
         failures=NO_FAILURES,
-        told=False,
         memory=reset_counts(current.memory, current.spent, keep_plans=True),
         failed_deliveries=0,
         # An agent's session remembers work that is now undone.

@@ -199,7 +199,9 @@ class LoopRequest(CallerInput):
     scenarios: HiddenScenarios | None = None
     """Hidden scenarios that must pass at the end, together with the gates, in the proof of the whole plan."""
     budget: Budget = Budget.model_construct()
-    """Budget for each task."""
+    """Budget for each task. Its `until` also applies to the plan itself."""
+    unattended: bool = False
+    """Send an alert instead of pausing when the work of a task is stuck."""
     parallel: int = 4
     """Maximum number of concurrent tasks."""
     result: ResultMode = "auto"

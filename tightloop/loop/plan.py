@@ -394,6 +394,8 @@ class ProjectInput(LoopInput):
             pause_timeout=self.pause_timeout,
             queues=self.queues,
             executor=self.executor,
+            unattended=self.unattended,
+            until=self.budget.until,
             result=self.result,
             scenarios=self.scenarios,
             progress=self.progress,

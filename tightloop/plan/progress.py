@@ -67,6 +67,8 @@ class PlanProgress(Value):
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent.model_construct()
     budget: PlanBudget = PlanBudget.model_construct()
+    until: datetime | None = None
+    """Time at which the plan stops as at a limit of the budget."""
     """Budget, including top-ups."""
     runs: int = 1
     """Number of workflow runs so far, including this run."""

@@ -5,7 +5,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from tightloop.episode.check import ProofRule
 from tightloop.episode.model import check_run
@@ -83,6 +83,12 @@ class PlanRequest(CallerInput):
     queues: Queues = Queues.model_construct()
     executor: ExecutorChoice | None = None
     """Executor of episode steps that do not specify one. If null, it is taken from the settings."""
+    unattended: bool = False
+    """Send an alert instead of pausing when the work of an episode step is stuck."""
+    until: AwareDatetime | None = None
+    """Time at which the plan and its children stop as at a limit of the budget, with a time zone. Running steps end
+    first.
+    """
     depth: int = 1
     """Nesting depth: 1 for a top-level plan, plus one for each enclosing plan."""
     within: str = ""

@@ -1,8 +1,9 @@
 """Settings for execution, planning and the coder."""
 
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
@@ -10,9 +11,6 @@ from pydantic import Field, WithJsonSchema, model_validator
 from tightloop.coder.model import Positive, Role, Temperature, TopP, known_roles, known_tools
 from tightloop.episode.budget import Budget
 from tightloop.episode.check import Check
-from tightloop.episode.progress import classification
-from tightloop.episode.progress.classification import Preset
-from tightloop.episode.progress.tracking import Thresholds
 from tightloop.episode.scenarios import DRAFTS_LIMIT
 from tightloop.errors import did_you_mean
 from tightloop.safety.code.rules import CodeRule, CodeRules, default_rules
@@ -433,9 +431,6 @@ class GateSettings(Section):
         return checks_by_folder.get(path, self.checks)
 
 
-PresetName = Annotated[Preset, WithJsonSchema({"type": "string", "enum": [preset.value for preset in Preset]})]
-
-
 class BudgetSettings(Section):
     """Default budget of an episode. If a field is null, it is unlimited."""
 
@@ -459,17 +454,13 @@ class BudgetSettings(Section):
         return Budget(**fields, max_wall_time=None if hours is None else timedelta(hours=hours))
 
 
-class TrackingSettings(Thresholds, Section):
-    """Detection of episodes that deviate from their goal or go in circles."""
+class TrackingSettings(Section):
+    """Detection of episodes that are stuck."""
 
-    preset: PresetName = Preset.NORMAL
-    """Default for the other fields of this section: `careful`, `normal` or `bold`."""
-    deviation_limit: Count = 2
-    """Number of consecutive iterations classified as LOW before an alert. After twice as many, the episode is paused.
-    """
-    repeat_error_limit: Count = 3
-    """Number of consecutive iterations with the same error before an alert. After twice as many, the episode is paused.
-    """
+    pause_after: Count = 4
+    """Number of consecutive iterations without progress after which an episode pauses."""
+    unattended: bool = False
+    """Send an alert instead of pausing if the work is stuck. Only the budget stops such a run."""
     scenario_reports: int = Field(default=3, ge=0, le=100)
     """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
     tests_twice_s: float = Field(default=60.0, ge=0, le=3_600)
@@ -479,20 +470,39 @@ class TrackingSettings(Thresholds, Section):
     this off. It costs two questions to the model.
     """
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fill(cls, values: Any) -> Any:
-        return classification.apply_preset(values, classification.TRACKING)
 
-    @model_validator(mode="after")
-    def _check_order(self) -> "TrackingSettings":
-        if problem := self.problem():
-            raise ValueError(problem)
-        return self
+class Preset(StrEnum):
+    """Strictness of the alignment rubric."""
 
-    def as_thresholds(self) -> Thresholds:
-        """Return the thresholds of an episode."""
-        return Thresholds.model_validate(self.model_dump())
+    CAREFUL = "careful"
+    """About half the tolerance of `normal`. Intended for critical code."""
+    NORMAL = "normal"
+    """Calibrated on `tests/data/alignment`."""
+    BOLD = "bold"
+    """About twice the tolerance of `normal`. Intended for experiments and long refactorings."""
+
+
+PresetName = Annotated[Preset, WithJsonSchema({"type": "string", "enum": [preset.value for preset in Preset]})]
+ALIGNMENT: Mapping[Preset, Mapping[str, float]] = {
+    Preset.CAREFUL: {
+        "cpu_minutes": 5.0,
+        "wall_minutes": 45.0,
+        "deleted_files": 10,
+        "deleted_share": 0.25,
+        "deleted_lines": 250,
+        "suppressions": 2,
+    },
+    Preset.NORMAL: {},
+    Preset.BOLD: {
+        "cpu_minutes": 20.0,
+        "wall_minutes": 180.0,
+        "deleted_files": 50,
+        "deleted_share": 0.8,
+        "deleted_lines": 1_000,
+        "suppressions": 10,
+    },
+}
+"""Limits of the rubric that differ from its defaults."""
 
 
 class AlignmentSettings(Rubric, Section):
@@ -515,7 +525,10 @@ class AlignmentSettings(Rubric, Section):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
-        return classification.apply_preset(values, classification.ALIGNMENT)
+        # An unknown preset is left to the validation, which names the known ones.
+        if not isinstance(values, Mapping) or values.get("preset") not in list(Preset):
+            return values
+        return {**ALIGNMENT[Preset(values["preset"])], **values}
 
     @model_validator(mode="after")
     def _code_is_known(self) -> Self:

@@ -390,10 +390,8 @@ def _defaults(settings: Settings) -> dict[str, Any]:
             "on_crash": executor.on_crash,
         },
         "budget": settings.budget.as_budget().model_dump(),
-        "preset": tracking.preset,
-        "thresholds": tracking.as_thresholds().model_dump(),
-        "repeat_error_limit": tracking.repeat_error_limit,
-        "deviation_limit": tracking.deviation_limit,
+        "pause_after": tracking.pause_after,
+        "unattended": tracking.unattended,
         "scenario_reports": tracking.scenario_reports,
         "drafts": tracking.drafts,
     }

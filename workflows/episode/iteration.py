@@ -332,7 +332,7 @@ class Iteration:
         """Wait until the budget allows another iteration."""
         while True:
             self._record.count_work()
-            decision = decisions.guard_rails(self._record.state)
+            decision = decisions.guard_rails(self._record.state, self._record.now())
             if decision.question is None:
                 return
             await self._points.apply_decision(decision)

@@ -236,7 +236,7 @@ class EpisodeCommands(Commands):
         self._intervene("top_up")
         record.replace(record.state.evolve(budget=topped_up(record.state.budget, addition)))
         record.log("topped up", str(addition))
-        still = decisions.guard_rails(record.state).question
+        still = decisions.guard_rails(record.state, record.now()).question
         if still is not None:
             return f"the budget was raised, but {still.title}"
         for question in record.find(QuestionKind.BUDGET):
@@ -386,22 +386,16 @@ class EpisodeWorkflow(RunWorkflow):
         verification = await steps.verify() if plan.verdict is not PlanVerdict.MALFORMED else None
         await steps.track(before, report, verification)
         self._copies.keep_up()
-        decision = self._decide()
+        decision = decisions.after_tracking(record.state, record.request)
         option = await self._points.apply_decision(decision)
         # The findings hid what would have been decided without them, so decide once more.
         if option in (ALLOW, ASKED) and decisions.is_change_allowed(record.state):
-            decision = self._decide()
+            decision = decisions.after_tracking(record.state, record.request)
             await self._points.apply_decision(decision)
         if decision.action is NextAction.SUCCEED:
             await self._proof.prove_success()
         elif decision.action is NextAction.TELL:
             self._points.report(decision.tell)
-
-    def _decide(self) -> decisions.Decision:
-        decision = decisions.after_tracking(self._record.state, self._record.request)
-        if decision.action is NextAction.TELL:
-            self._record.apply(state_changes.with_reported_doubt)
-        return decision
 
     async def _end(self, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
         self._record.count_work()

@@ -14,6 +14,7 @@ from tightloop.episode.control import EpisodeInput
 from tightloop.episode.model import EpisodeResult
 from tightloop.plan.child import REASON_CHARACTERS, StepFailure, StepResult, StepStatus, child_id
 from tightloop.plan.failing import FailureClass
+from tightloop.plan.guard import least
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanResult
 from tightloop.plan.step import CHILDREN, Capability
@@ -179,9 +180,13 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
     if run.episode:
         inherited = {"queues": parent.queues, "pause_timeout": parent.pause_timeout, "allow": parent.allow}
         executor_choice = {} if run.names_executor or parent.executor is None else {"executor": parent.executor}
+        episode = EpisodeInput.model_validate({**inherited, "within": scope.holder, **run.episode, **executor_choice})
         yield (
             child_id(scope.episode_id, attempt.name, attempt.number),
-            EpisodeInput.model_validate({**inherited, "within": scope.holder, **run.episode, **executor_choice}),
+            episode.evolve(
+                unattended=episode.unattended or parent.unattended,
+                budget=episode.budget.evolve(until=least(episode.budget.until, parent.until)),
+            ),
         )
     for index, plan in enumerate(run.plans):
         name = run.names[index] if index < len(run.names) else ""
@@ -192,6 +197,7 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
         patience = min(plan.pause_timeout, parent.pause_timeout)
         inherited = {
             "queues": parent.queues, "allow": parent.allow, "depth": parent.depth + 1, "executor": parent.executor,
+            "unattended": parent.unattended, "until": parent.until,
         }  # fmt: skip
         yield identity, PlanInput.of(plan, pause_timeout=patience, within=holder, **inherited)
 

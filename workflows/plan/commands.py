@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -167,7 +168,9 @@ class PlanCommands(Commands):
         await self._until_open()
         self.refuse_late()
         context = self._context
-        context.progress = context.progress.evolve(budget=addition.apply_to(context.progress.budget))
+        progress = context.progress
+        until = progress.until + timedelta(minutes=addition.wall_minutes) if progress.until else None
+        context.progress = progress.evolve(budget=addition.apply_to(progress.budget), until=until)
         context.log("topped up", str(addition))
         still = context.find_breach()
         if still is None:

@@ -10,6 +10,7 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.plan.requests import OpenedPlan, PlanScope, RevisedPlan, RunStepRequest
+from tightloop.episode.budget import describe_end
 from tightloop.episode.failure import signature
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import GOAL_SHOWN, Alert, AlertKind, Subject, alert_key
@@ -233,7 +234,7 @@ class PlanContext(Run):
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=opened.home or queues.home))
         progress = self.progress.evolve(plan=opened.plan, base_tree=opened.tree, tree=opened.tree)
-        progress = progress.begin(graph.head.budget, graph.head.hypotheses)
+        progress = progress.begin(graph.head.budget, graph.head.hypotheses).evolve(until=self.request.until)
         self.progress = progress.count_usage(opened.usage, opened.api_calls)
         self.core = self.core.evolve(worktree=opened.worktree)
         self.log("opened", "; ".join([format_count(len(graph.nodes), "step"), *opened.notes]))
@@ -423,7 +424,9 @@ class PlanContext(Run):
 
     def find_breach(self) -> str | None:
         """Return a description of the limit that was reached, or None."""
-        return find_breach(self.progress.budget, self.progress.spent, depth=self.request.depth)
+        reached = find_breach(self.progress.budget, self.progress.spent, depth=self.request.depth)
+        end = describe_end(self.progress.until, self.now())
+        return reached or (f"the plan was to run {end}" if end else None)
 
     def extend_budget(self, step: str = "") -> None:
         """Raise the limits that were reached by the amounts that the plan states.
@@ -432,6 +435,7 @@ class PlanContext(Run):
         """
         schedule, progress = self.schedule, self.progress
         number = schedule.find(step) if step else None
+        is_over = bool(describe_end(progress.until, self.now()))
         budget = raise_exhausted_bounds(
             progress.budget,
             schedule.graph.head.budget,
@@ -439,7 +443,7 @@ class PlanContext(Run):
             depth=self.request.depth,
             fan_out=0 if number is None else schedule.held.get(number, 0),
         )
-        self.progress = progress.evolve(budget=budget)
+        self.progress = progress.evolve(budget=budget, until=None if is_over else progress.until)
 
     def on_host(self, summary: str, timeout: timedelta) -> ActivityOptions:
         """Return options that run an activity on the workspace's host."""

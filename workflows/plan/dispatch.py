@@ -151,16 +151,14 @@ class Dispatch:
             self._working_time.cancel()
 
     def _watch_working_time(self) -> None:
-        """Wake the main loop when the plan's working time is used up."""
-        limit, spent = self._context.progress.budget.max_wall_s, self._context.progress.spent.wall_time
+        """Wake the main loop when the plan's working time is used up, or when it has to stop."""
+        progress = self._context.progress
         is_watched = self._working_time is not None and not self._working_time.done()
-        if (
-            limit is not None
-            and self._context.running
-            and not is_watched
-            and (left := limit - spent.total_seconds()) > 0
-        ):
-            self._working_time = asyncio.create_task(self._wake_after(left))
+        limits = [] if progress.budget.max_wall_s is None else [progress.budget.max_wall_s]
+        left = [limit - progress.spent.wall_time.total_seconds() for limit in limits]
+        left += [] if progress.until is None else [(progress.until - self._context.now()).total_seconds()]
+        if self._context.running and not is_watched and (ahead := [seconds for seconds in left if seconds > 0]):
+            self._working_time = asyncio.create_task(self._wake_after(min(ahead)))
 
     async def _wake_after(self, seconds: float) -> None:
         await workflow.sleep(seconds, summary="remaining working time")
@@ -204,7 +202,8 @@ class Dispatch:
             summary=_summary(name, node),
             instant=node.plain,
             timeout=self._time_limit(name, node),
-            plan=context.request,
+            # A person may have dropped the time to stop since the start.
+            plan=context.request.evolve(until=progress.until),
             since=context.now(),
             touches_tree=touches,
             writes=node.access is Access.WRITES,

@@ -29,7 +29,7 @@ FILE = """
 budget: {max_iterations: 7, warn_at_iteration: 5, max_tokens: 900}
 executor: {default: codex, fallback: [person], wall_limit_s: 60, on_crash: ask}
 planner: {kind: heuristic}
-tracking: {preset: careful}
+tracking: {pause_after: 2}
 queues: {llm: models}
 """
 SECRET = "the-goal-nobody-else-reads"
@@ -80,7 +80,7 @@ async def test_connect_without_arguments_uses_what_the_command_line_uses(
     assert (request.budget.max_iterations, request.budget.max_tokens, request.planner) == (7, 1000, "heuristic")
     assert (request.executor.name, request.executor.fallback) == ("scripted", ("person",))
     assert (request.executor.wall_limit_s, request.executor.on_crash.value) == (60, "ask")
-    assert (request.preset.value, request.deviation_limit, request.queues.llm) == ("careful", 1, "models")
+    assert (request.pause_after, request.queues.llm) == (2, "models")
 
 
 STEPS = {"steps": [{"hang": True}]}

@@ -22,7 +22,6 @@ from tests.support.git_sample import git, make_repository, on_disk, write
 from tests.support.plan.stage import SANDBOX, Stage, activities_for, stage
 from tightloop.episode.budget import Budget
 from tightloop.episode.control import EpisodeInput
-from tightloop.episode.progress.classification import Preset
 from tightloop.executor.model import ExecutorChoice, OnCrash
 from tightloop.host import state_folder
 from tightloop.plan.child import Belief, StepResult, StepStatus, child_id
@@ -43,7 +42,7 @@ def opened(root: Path, *steps: dict[str, Any], **fields: Any) -> Stage:
     checks = ProcessCheckRunner(choose_sandbox(SANDBOX), SANDBOX)
     own = {
         "executor": {"default": "scripted", "fallback": ["person"], "on_crash": "ask"},
-        "tracking": {"preset": "bold"},
+        "tracking": {"pause_after": 8},
     }
     children = StepChildren(GitWorkspaces(), checks, Settings.model_validate(own))
     return stage(root, *steps, activities=activities_for(plan_children=children), **fields)
@@ -346,7 +345,7 @@ class TestEpisode:
         assert episode.goal == "fix a.txt"
         assert episode.within == plan.plan_id
         assert episode.executor == ExecutorChoice(name="scripted", fallback=("person",), on_crash=OnCrash.ASK)
-        assert (episode.preset, episode.deviation_limit) == (Preset.BOLD, 4)
+        assert episode.pause_after == 8
         assert episode.budget.max_cost_usd == 0.5
         assert episode.budget.max_wall_time is not None
         assert episode.budget.max_wall_time.total_seconds() == 1_800

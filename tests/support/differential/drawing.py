@@ -190,8 +190,7 @@ def draw_episode(draw: Draw) -> Schedule:
         "planner": "heuristic",
         "executor": {"name": "scripted"},
         "budget": budget,
-        "repeat_error_limit": draw.one([1, 2, 2, 3]),
-        "deviation_limit": draw.one([1, 1, 2]),
+        "pause_after": draw.one([1, 2, 2, 3]),
         "iterations_per_run": draw.one([1, 1, 2, 3, 50]),
         "pause_timeout": draw.one([600, 86_400, 604_800]),
     }
@@ -268,7 +267,7 @@ def _tracked(draw: Draw) -> Step:
     step: Step = {}
     if draw.chance(0.3):
         step["class"] = draw.one(["LOW", "LOW", "MEDIUM", "HIGH"])
-    for name in ("doubtful", "news", "unproven"):
+    for name in ("progress",):
         if draw.chance(0.06):
             step[name] = True
     if draw.chance(0.06):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.episode.budget import Spent
-from tightloop.episode.check import CheckReport, CheckResult, CheckStatus, FailedCheck, Verification
+from tightloop.episode.check import CheckReport, CheckResult, CheckStatus, Counts, FailedCheck, Verification
 from tightloop.episode.failure import ComparableOutput
 from tightloop.episode.progress.course import (
     ERRORS_REMEMBERED,
@@ -19,7 +19,8 @@ from tightloop.episode.progress.course import (
     observe,
     reset_counts,
 )
-from tightloop.episode.progress.tracking import Spending, TrackerMemory, TrackingFacts, Work
+from tightloop.episode.progress.tracking import Spending, TrackerMemory, TrackingFacts
+from tightloop.episode.progress.work import Touched
 from tightloop.executor.message import PlanMessage, PlannedStep, Reflection
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 
@@ -73,7 +74,7 @@ def delivered(verification: Verification | None = None, **more: Any) -> Iteratio
 
 
 def test_same_failure_is_counted_once_it_is_not_new() -> None:
-    found, _ = course(*(delivered(red(mark), news=place in (0, 2)) for place, mark in enumerate("aabbaa")))
+    found, _ = course(*(delivered(red(mark), new_work=place in (0, 2)) for place, mark in enumerate("aabbaa")))
     assert [facts.error_count for facts in found] == [1, 1, 1, 1, 1, 2]
     assert [facts.error_seen_before for facts in found] == [False, False, False, False, True, False]
 
@@ -81,7 +82,7 @@ def test_same_failure_is_counted_once_it_is_not_new() -> None:
 def test_failure_of_before_the_first_plan_is_not_new() -> None:
     found, _ = course(*(delivered(red("a", same=True)) for _ in range(3)))
     assert [facts.error_count for facts in found] == [1, 2, 3]
-    assert not any(facts.went_on for facts in found)
+    assert not any(facts.progress for facts in found)
 
 
 def test_what_progress_left_is_not_yet_the_same_failure_again() -> None:
@@ -91,12 +92,12 @@ def test_what_progress_left_is_not_yet_the_same_failure_again() -> None:
 
 
 def test_failures_that_go_round_are_noticed_while_the_trees_differ() -> None:
-    found, _ = course(*(delivered(red(mark), news=place < 3) for place, mark in enumerate("abcabcabc")))
+    found, _ = course(*(delivered(red(mark), new_work=place < 3) for place, mark in enumerate("abcabcabc")))
     assert [facts.errors_alternate for facts in found] == [False] * 8 + [True]
 
 
 def test_circle_with_progress_in_it_is_none() -> None:
-    found, _ = course(*(delivered(work=work) for work in (Work.AGAIN, Work.AGAIN, Work.NEW) * 4))
+    found, _ = course(*(delivered(new_work=new_work) for new_work in (False, False, True) * 4))
     assert not any(facts.errors_alternate for facts in found)
 
 
@@ -109,66 +110,49 @@ def test_iteration_without_checks_has_no_error_and_forgets_none() -> None:
 # what is new
 
 
-@pytest.mark.parametrize("work", [Work.NOTHING, Work.AGAIN, Work.REWORK])
-def test_better_checks_count_once_not_each_time_they_come_back(work: Work) -> None:
+def test_better_checks_count_once_not_each_time_they_come_back() -> None:
     swings = (red("bad", same=True), red("good", progress=True)) * 3
-    found, _ = course(*(delivered(one, work=work) for one in swings))
-    assert [facts.went_on for facts in found] == [False, True, False, False, False, False]
+    found, _ = course(*map(delivered, swings))
+    assert [facts.progress for facts in found] == [False, True, False, False, False, False]
 
 
 def test_new_work_goes_on_while_the_checks_say_the_same() -> None:
-    found, _ = course(*(delivered(red("a", same=True), work=Work.NEW) for _ in range(9)))
-    assert all(facts.went_on for facts in found)
+    found, memory = course(*(delivered(red("a", same=True), new_work=True) for _ in range(9)))
+    assert all(facts.progress for facts in found)
     assert found[-1].since_progress.iterations == 0
+    assert memory.unmoved == 9
 
 
-def test_new_work_that_makes_the_checks_worse_is_not_what_was_wanted() -> None:
-    found, _ = course(*(delivered(red(str(n), regress=True), work=Work.NEW) for n in range(4)))
-    assert not any(facts.moved for facts in found)
+def failing(*names: str, numbers: tuple[float, ...] = ()) -> CheckReport:
+    result = CheckResult(
+        name="c", run="c", status=CheckStatus.FAILED, failing=names, printed=ComparableOutput(numbers=numbers)
+    )
+    return CheckReport(results=(result,))
 
 
-@pytest.mark.parametrize("idle", [{"work": Work.NOTHING}, {"tree_seen_before": True}, {"files_changed": 0}])
+@pytest.mark.parametrize("worse", [{"newly_failing": ("mypy",)}, {"regress": True}])
+def test_new_work_that_makes_more_tests_fail_is_no_progress(worse: dict[str, Any]) -> None:
+    result = CheckResult(name="c", run="c", status=CheckStatus.FAILED, counts=Counts(failed=3))
+    report = CheckReport(results=(result,))
+    found, _ = course(*(delivered(red(str(n), **worse), new_work=True, checks=report) for n in range(4)))
+    assert not any(facts.progress for facts in found)
+
+
+def test_another_test_that_fails_is_progress_the_first_time() -> None:
+    names = "aabba"
+    found, _ = course(*(delivered(red(str(n)), checks=failing(name)) for n, name in enumerate(names)))
+    assert [facts.progress for facts in found] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("idle", [{"tree_seen_before": True}, {"files_changed": 0}])
 def test_another_failure_of_files_that_stay_as_they_are_is_chance(idle: dict[str, Any]) -> None:
-    found, _ = course(*(delivered(red(mark), **idle) for mark in "abc"))
-    assert not any(facts.went_on for facts in found)
+    found, _ = course(*(delivered(red(mark), checks=failing(mark), **idle) for mark in "abc"))
+    assert not any(facts.progress for facts in found)
 
 
-def test_count_that_is_lower_than_ever_before_is_progress() -> None:
-    def counting(*numbers: float) -> CheckReport:
-        result = CheckResult(
-            name="c",
-            run="c",
-            status=CheckStatus.FAILED,
-            printed=ComparableOutput(numbers=numbers, better=(-1,) * len(numbers)),
-        )
-        return CheckReport(results=(result,))
-
-    course_of = (9, 8, 8, 7, 9, 6)
-    found, _ = course(*(delivered(red("a", same=True), checks=counting(n), work=Work.AGAIN) for n in course_of))
-    assert [facts.went_on for facts in found] == [False, True, False, True, False, True]
-
-
-def test_another_failure_without_new_work_is_doubtful_and_its_echo_is_none() -> None:
-    told = (("a", True), ("b", True), ("c", False))
-    found, _ = course(*(delivered(red(mark), work=Work.REWORK, news=news) for mark, news in told))
-    assert [(facts.went_on, facts.doubtful) for facts in found] == [(True, True), (True, True), (False, False)]
-
-
-@pytest.mark.parametrize(
-    ("one", "proven"),
-    [
-        (delivered(red("a", same=True), work=Work.NEW), False),
-        (delivered(red("b"), work=Work.NEW), False),
-        (delivered(red("b"), work=Work.NEW, news=True), True),
-        (delivered(red("b", progress=True), work=Work.NEW), True),
-        (delivered(red("b", progress=True), work=Work.AGAIN), True),
-    ],
-)
-def test_new_work_is_a_promise_until_the_checks_show_that_it_helps(one: Iteration, proven: bool) -> None:
-    (facts,), memory = course(one)
-    assert (facts.went_on, facts.unproven, facts.moved) == (True, not proven, proven)
-    assert course(delivered(red("a", same=True)), one)[1].unmoved == (1 if proven else 2)
-    assert memory.unmoved == 1
+def test_number_that_is_lower_than_ever_before_is_progress() -> None:
+    found, _ = course(*(delivered(red("a"), checks=failing("t", numbers=(n,))) for n in (9, 8, 8, 7, 9, 6)))
+    assert [facts.progress for facts in found] == [False, True, False, True, False, True]
 
 
 def test_same_plan_again_is_noticed_whatever_its_number_and_reflection() -> None:
@@ -287,7 +271,7 @@ def test_spending_is_counted_from_the_last_checks_that_got_better() -> None:
 def test_iterations_are_counted_from_the_one_in_which_the_checks_showed_progress() -> None:
     same, unchecked, other = delivered(), Iteration(report=DONE), delivered(red("b", progress=True))
     counts = [course(*passes)[1].unmoved for passes in ([same] * 3, [same, unchecked, same], [same, other, same])]
-    assert counts == [3, 3, 2]
+    assert counts == [3, 3, 1]
     assert course(same, same, delivered(GREEN))[1].unmoved == 0
 
 
@@ -302,7 +286,10 @@ def test_person_who_stepped_in_starts_the_count_anew() -> None:
     _, memory = course(delivered(red("a"), plan=plan("x")), delivered(red("a"), plan=plan("y")))
     fresh = reset_counts(memory, Spent(iterations=2, input_tokens=70))
     assert (fresh.errors, fresh.plans, fresh.at_progress) == ((), (), Spending(iterations=2, tokens=70))
-    assert reset_counts(TrackerMemory(heard="abcd", unmoved=4), Spent()).heard == "abcd", "old words are no news"
+    touched = Touched(files="abcd")
+    assert reset_counts(TrackerMemory(known=touched, unmoved=4), Spent()) == TrackerMemory(
+        known=touched, at_progress=Spending()
+    ), "old files are not new"
     assert reset_counts(memory, Spent(), keep_plans=True).plans == memory.plans
     assert reset_counts(None, Spent(), keep_plans=True).plans == ()
 

@@ -16,6 +16,7 @@ from tightloop.episode.control import EpisodeInput
 from tightloop.episode.decisions import (
     ALLOW,
     CONTINUE,
+    EXTEND,
     REFUSE,
     SUCCEED,
     Decision,
@@ -39,12 +40,12 @@ from tightloop.episode.state_changes import (
     begin_iteration,
     restore_state,
     result_of,
+    with_answer,
     with_ended_wait,
     with_note,
     with_plan,
     with_reflection,
     with_report,
-    with_reported_doubt,
     with_retries,
     with_tracking,
     with_verification,
@@ -82,15 +83,15 @@ def tracked(number: int = 1, *, verdict: ProbabilityClass = ProbabilityClass.HIG
 
 
 def after_iterations(
-    *verifications: Verification, verdict: ProbabilityClass = ProbabilityClass.HIGH, idle: bool = False
+    *verifications: Verification, verdict: ProbabilityClass = ProbabilityClass.HIGH, files: int = 1
 ) -> EpisodeState:
     """Return the state after iterations that ended with these verifications."""
     state = EpisodeState(baseline_red=True)
     for number, verification in enumerate(verifications, start=1):
         state = with_verification(begin_iteration(state), verification)
-        made = tracked(number, verdict=verdict)
-        news = made.tracking.evolve(went_on=verification.progress, idle=idle)
-        state = with_tracking(state, made.evolve(tracking=news), verification)
+        made = tracked(number, verdict=verdict, files=files)
+        tracking = made.tracking.evolve(progress=verification.progress)
+        state = with_tracking(state, made.evolve(tracking=tracking), verification)
     return state
 
 
@@ -107,13 +108,13 @@ states = st.builds(
     plan_verdict=verdicts,
     checks_green=st.booleans(),
     baseline_red=st.booleans(),
-    low_streak=st.integers(min_value=0, max_value=5),
+    circles=st.booleans(),
     failures=st.builds(
         FailureStreak,
         last=failures,
-        count=st.integers(min_value=1, max_value=5),
-        fruitless=st.integers(min_value=1, max_value=7),
-        idle=st.integers(min_value=0, max_value=5),
+        times=st.integers(min_value=1, max_value=5),
+        iterations=st.integers(min_value=1, max_value=7),
+        unchanged=st.integers(min_value=0, max_value=5),
     ),
     failed_deliveries=st.integers(min_value=0, max_value=5),
     executor_status=statuses,
@@ -154,81 +155,72 @@ def test_checks_that_turn_green_are_success() -> None:
 # what pauses an episode
 
 
-@given(states)
-def test_end_of_an_iteration_tells_or_pauses_for_a_repeated_error_or_a_lost_course_only(state: EpisodeState) -> None:
-    decision = after_tracking(state, REQUEST)
-    if decision.action is NextAction.ASK:
-        assert decision.question is not None
+@given(states, st.booleans())
+def test_end_of_an_iteration_pauses_only_after_iterations_without_progress(
+    state: EpisodeState, unattended: bool
+) -> None:
+    decision = after_tracking(state, REQUEST.evolve(unattended=unattended))
+    is_stuck = state.failures.iterations >= REQUEST.pause_after and not is_complete(state)
+    assert (decision.action is NextAction.ASK) == (is_stuck and not unattended)
+    if decision.question is not None:
+        assert decision.question.kind is (QuestionKind.DEVIATION if state.circles else QuestionKind.REPEATED_ERROR)
         assert decision.question.title
         assert decision.question.options
-        streak, limit = state.failures, REQUEST.repeat_error_limit
-        repeated = max(streak.count, streak.idle, streak.fruitless - 2) >= limit
-        assert decision.question.kind is (QuestionKind.REPEATED_ERROR if repeated else QuestionKind.DEVIATION)
-    elif decision.action is NextAction.CONTINUE:
-        assert state.failures.count < REQUEST.repeat_error_limit
-        assert state.low_streak < REQUEST.deviation_limit
 
 
-def test_same_error_three_times_in_a_row_is_told() -> None:
-    assert after_tracking(after_iterations(red(), red()), REQUEST) == CONTINUE
-    decision = after_tracking(after_iterations(red(), red(), red()), REQUEST)
-    assert decision == Decision(
-        action=NextAction.TELL, tell="the same error 3 times without progress: the check fails: pytest"
-    )
+def asked_after(*verifications: Verification, **fields: Any) -> str:
+    """Return the title of the question after iterations, or ""."""
+    question = after_tracking(after_iterations(*verifications, **fields), REQUEST).question
+    return question.title if question is not None else ""
 
 
-def test_other_error_or_something_new_between_ends_the_streak() -> None:
-    assert after_tracking(after_iterations(red(), red(), red("other"), red()), REQUEST) == CONTINUE
-    assert after_tracking(after_iterations(red(), red(), red(progress=True)), REQUEST) == CONTINUE
+def test_same_error_four_times_in_a_row_pauses() -> None:
+    assert asked_after(*[red()] * 3) == ""
+    assert asked_after(*[red()] * 4) == "the same error 4 times without progress: the check fails: pytest"
 
 
-def test_five_iterations_that_bring_nothing_are_told_of_whatever_their_errors() -> None:
-    causes = [red(mark) for mark in "abcde"]
-    assert after_tracking(after_iterations(*causes[:4]), REQUEST) == CONTINUE
-    decision = after_tracking(after_iterations(*causes), REQUEST)
-    assert decision == Decision(
-        action=NextAction.TELL, tell="5 iterations without progress produced nothing new: the check fails: pytest"
-    )
+def test_iterations_that_bring_nothing_pause_whatever_their_errors() -> None:
+    assert asked_after(*map(red, "abca")) == "4 iterations in a row without progress: the check fails: pytest"
 
 
-def test_three_iterations_that_leave_the_files_as_they_were_pause() -> None:
-    decision = after_tracking(after_iterations(red("a"), red("b"), red("a"), idle=True), REQUEST)
-    assert decision.question is not None
-    assert decision.question.title.startswith("3 iterations in a row changed no file, restored")
+def test_iterations_that_change_no_file_pause() -> None:
+    assert asked_after(*map(red, "abca"), files=0) == "4 iterations in a row changed no file: the check fails: pytest"
 
 
-def test_iteration_that_got_better_is_not_counted_as_a_failure_of_what_is_still_red() -> None:
-    better = red("fewer", progress=True)
-    assert after_tracking(after_iterations(better, red("fewer"), red("fewer")), REQUEST) == CONTINUE
-    decision = after_tracking(after_iterations(better, red("fewer"), red("fewer"), red("fewer")), REQUEST)
-    assert decision == Decision(
-        action=NextAction.TELL, tell="the same error 3 times without progress: the check fails: pytest"
-    )
+def test_progress_starts_the_count_anew() -> None:
+    assert asked_after(red(), red(), red(), red("fewer", progress=True), *[red("fewer")] * 3) == ""
+    assert asked_after(red("fewer", progress=True), *[red("fewer")] * 4)
 
 
-def test_two_low_iterations_in_a_row_are_told_of_with_the_reason() -> None:
+def test_unattended_episode_tells_of_every_fourth_iteration() -> None:
+    unattended = REQUEST.evolve(unattended=True)
+    decisions = [after_tracking(after_iterations(*[red()] * count), unattended).action for count in range(1, 9)]
+    assert [count for count, action in enumerate(decisions, start=1) if action is NextAction.TELL] == [4, 8]
+    assert NextAction.ASK not in decisions
+
+
+def test_class_alone_does_not_pause() -> None:
     low = ProbabilityClass.LOW
-    assert after_tracking(after_iterations(red("a"), verdict=low), REQUEST) == CONTINUE
-    state = after_iterations(red("a"), red("b"), verdict=low)
-    decision = after_tracking(state, REQUEST)
-    assert decision.action is NextAction.TELL
-    assert "0.1 of the tree is unchanged" in decision.tell
-    again = after_tracking(state.evolve(told=True), REQUEST)
-    assert again.question is not None
-    assert (again.question.kind, again.question.title) == (QuestionKind.DEVIATION, decision.tell)
+    assert asked_after(*(red(mark, progress=True) for mark in "abcdefgh"), verdict=low) == ""
 
 
-def test_the_same_error_again_after_it_was_told_asks_a_person() -> None:
-    again = after_tracking(after_iterations(red(), red(), red()).evolve(told=True), REQUEST)
-    assert again.question is not None
-    assert again.question.kind is QuestionKind.REPEATED_ERROR
+@pytest.mark.parametrize(("minutes", "is_over"), [(-1, False), (0, True), (1, True)])
+def test_no_iteration_begins_after_the_time_to_stop(minutes: int, is_over: bool) -> None:
+    until = datetime(2026, 11, 30, 7, tzinfo=UTC)
+    state = EpisodeState(budget=Budget(until=until))
+    question = guard_rails(state, until + timedelta(minutes=minutes)).question
+    assert (question is not None) == is_over
+    if question is not None:
+        assert question.title == "the budget is spent: until 2026-11-30 07:00 UTC"
+        extended = with_answer(state, question, Answer(question="", option=EXTEND, by="ada"), first=Budget(until=until))
+        assert extended.budget.until is None
 
 
 @given(states, st.builds(Budget, max_iterations=st.one_of(st.none(), amounts)))
 def test_no_iteration_begins_with_a_spent_budget(state: EpisodeState, budget: Budget) -> None:
     state = state.evolve(budget=budget)
     spent = budget.max_iterations is not None and state.spent.iterations >= budget.max_iterations
-    decision = guard_rails(state)
+    decision = guard_rails(state, datetime.now(UTC))
     if spent:
         assert decision.question is not None
         assert decision.question.kind is QuestionKind.BUDGET
@@ -351,7 +343,7 @@ def test_person_who_resumes_gives_every_counter_a_new_start() -> None:
     state = after_iterations(red(), red(), red(), verdict=ProbabilityClass.LOW)
     asked = make_question(QuestionKind.REPEATED_ERROR, "the same error")
     after = with_ended_wait(state.evolve(failed_deliveries=3), asked, None)
-    assert (after.failures.count, after.low_streak, after.failed_deliveries) == (0, 0, 0)
+    assert (after.failures.iterations, after.failed_deliveries) == (0, 0)
     assert after.spent == state.spent
 
 
@@ -359,31 +351,8 @@ def test_person_who_allows_a_finding_has_not_looked_at_the_course() -> None:
     state = after_iterations(red(), red())
     asked = make_question(QuestionKind.ALIGNMENT, "tests are deleted")
     allowed = Answer(question=asked.id, option=ALLOW, by="ada")
-    assert with_ended_wait(state, asked, allowed).failures.count == 2
-    assert with_ended_wait(state, asked, allowed.evolve(option=REFUSE)).failures.count == 0
-
-
-def test_five_doubtful_iterations_are_told_of_where_three_without_anything_new_are() -> None:
-    state, told = EpisodeState(), []
-    for number in range(1, 6):
-        tracking = Tracking(went_on=True, doubtful=True, files_changed=1)
-        tracked = Tracked(tracking=tracking, checkpoint=record(number))
-        state = with_tracking(with_verification(begin_iteration(state), red()), tracked, red())
-        told.append(after_tracking(state, REQUEST).action is NextAction.TELL)
-    assert told == [False] * 4 + [True]
-    assert "the same error 5 times without progress" in after_tracking(state, REQUEST).tell
-
-
-def test_doubt_is_told_once_and_pauses_where_it_comes_back() -> None:
-    told = with_reported_doubt(after_iterations(red(), red(), red()))
-    assert after_tracking(told, REQUEST) == CONTINUE
-    again = told.evolve(failures=after_iterations(red(), red(), red()).failures)
-    assert after_tracking(again, REQUEST).action is NextAction.ASK
-    better = with_tracking(again, Tracked(tracking=Tracking(went_on=True), checkpoint=record(4)), red("other"))
-    assert not better.told, "progress begins a new stretch"
-    assert not with_ended_wait(told, make_question(QuestionKind.OPERATOR, "lunch"), None).told
-    failing = again.failures.evolve(last=Failure(kind=FailureKind.EXECUTOR, signature="x"))
-    assert after_tracking(EpisodeState(failures=failing), REQUEST).action is NextAction.ASK, "no delivery is a proof"
+    assert with_ended_wait(state, asked, allowed).failures.iterations == 2
+    assert with_ended_wait(state, asked, allowed.evolve(option=REFUSE)).failures.iterations == 0
 
 
 # what an iteration adds
@@ -544,7 +513,7 @@ def test_restore_forgets_no_checkpoint_and_no_spending(
     assert set(kept) <= wanted
     assert state.last_checkpoint is not None
     assert state.last_checkpoint.id == target.id
-    assert (state.failures.count, state.low_streak) == (0, 0)
+    assert state.failures.iterations == 0
     assert state.reflect_next is ReflectCause.RESTORED
 
 
@@ -597,7 +566,7 @@ def test_run_is_followed_by_a_new_one_when_suggested_or_long() -> None:
         ({"workspace": "shop"}, "the workspace 'shop' is not an absolute path"),
         ({"definition_of_done": (), "tells_parent": True}, "the definition of done is empty"),
         ({"definition_of_done": (Check(run=" "),)}, "a check has no command"),
-        ({"deviation_limit": 0}, "deviation_limit must be at least 1, got 0"),
+        ({"pause_after": 0}, "pause_after must be at least 1, got 0"),
     ],
 )
 def test_request_that_cannot_work_is_refused(change: dict[str, object], sentence: str) -> None:

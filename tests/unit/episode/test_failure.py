@@ -65,11 +65,11 @@ def test_signature_is_short_and_does_not_depend_on_a_line_number(text: str, one:
 
 @given(st.lists(marks, max_size=30), st.integers(min_value=1, max_value=40))
 def test_streak_counts_the_last_signature_in_a_row(before: list[str], times: int) -> None:
-    assert streak_of([*before, "other", *["same"] * times]).count == times
+    assert streak_of([*before, "other", *["same"] * times]).times == times
 
 
 def test_no_failure_is_no_streak() -> None:
-    assert NO_FAILURES.count == 0
+    assert NO_FAILURES.iterations == 0
     assert NO_FAILURES.last is None
 
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tightloop.cli.start import build_request
-from tightloop.episode.model import EpisodeRequest, EpisodeState
-from tightloop.episode.progress.classification import ALIGNMENT, LIMITS, TRACKING, Preset
+from tightloop.episode.model import EpisodeState
 from tightloop.episode.progress.tracking import Spending, Thresholds, Tracking, similarity
-from tightloop.errors import InvalidRequestError, SettingsError
+from tightloop.errors import SettingsError
 from tightloop.safety.rubric import Rubric
-from tightloop.settings import AlignmentSettings, TrackingSettings, parse_settings
+from tightloop.settings import AlignmentSettings, parse_settings
+from tightloop.settings.execution import ALIGNMENT, Preset
 
 spendings = st.builds(
     Spending,
@@ -47,87 +47,29 @@ def test_what_was_spent_between_two_moments_is_never_negative(one: Spending, oth
 
 def test_default_thresholds_are_those_of_the_seed_and_in_order() -> None:
     assert (Thresholds().high_from, Thresholds().medium_from) == (0.6, 0.4)
-    assert Thresholds().problem() == ""
 
 
-@pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [
-        ({"high_from": 1.5}, "high_from must be between 0 and 1, got 1.5"),
-        ({"medium_from": float("nan")}, "medium_from must be between 0 and 1, got nan"),
-        ({"medium_from": 0.7}, "medium_from 0.7 must not be above high_from 0.6"),
-        ({"scope_share_medium": 0.9}, "scope_share_medium 0.9 must not be above scope_share_low 0.7"),
-        ({"open_items_medium": 6}, "open_items_medium 6 must not be above open_items_low 5"),
-        ({"no_change_low": 0}, "no_change_low must be at least 1, got 0"),
-        ({"same_error_low": 1}, "same_error_low must be at least 2, got 1"),
-        ({"cost_low_factor": float("nan")}, "cost_low_factor must be at least 1, got nan"),
-        ({"tokens_per_progress": 0}, "tokens_per_progress must be above 0, or empty for no limit, got 0"),
-        ({"hours_per_progress": -1.0}, "hours_per_progress must be above 0, or empty for no limit, got -1"),
-    ],
-)
-def test_thresholds_that_do_not_fit_together_are_named(wrong: dict[str, float], problem: str) -> None:
-    thresholds = Thresholds.model_validate(wrong)
-    assert thresholds.problem() == problem
-    request = EpisodeRequest(goal="g", workspace="/w", definition_of_done=("true",), thresholds=thresholds)
-    with pytest.raises(InvalidRequestError, match="thresholds: "):
-        request.check()
-
-
-def test_settings_give_every_threshold() -> None:
-    names = set(Thresholds.model_fields)
-    assert names <= set(TrackingSettings.model_fields)
-    assert TrackingSettings().as_thresholds() == Thresholds()
-    changed = TrackingSettings(tokens_per_progress=None, reasons_low=4, hours_per_progress=0.5).as_thresholds()
-    assert (changed.tokens_per_progress, changed.reasons_low, changed.hours_per_progress) == (None, 4, 0.5)
-
-
-def test_presets_are_in_order_and_each_gives_every_value() -> None:
-    steps = [TrackingSettings(preset=preset) for preset in Preset]
-    for preset, step in zip(Preset, steps, strict=True):
-        assert step.as_thresholds().problem() == ""
-        assert set(TRACKING[preset]) == {*Thresholds.model_fields, *LIMITS}
-        assert set(ALIGNMENT[preset]) == set(Rubric.model_fields) - {"enabled", "allow"}
-        assert AlignmentSettings(preset=preset).rubric == Rubric(**ALIGNMENT[preset])
-    assert (steps[1], AlignmentSettings(preset=Preset.NORMAL)) == (TrackingSettings(), AlignmentSettings())
-    careful, normal, bold = (TRACKING[preset] for preset in Preset)
-    falling = {"high_from", "medium_from", "growth_keeps"}
-    for name in normal:
-        values = (careful[name], normal[name], bold[name])
-        assert list(values) == sorted(values, reverse=name in falling), name
-    assert all(
-        sorted(ALIGNMENT[preset][name] for preset in Preset) == [ALIGNMENT[preset][name] for preset in Preset]
-        for name in ALIGNMENT[Preset.NORMAL]
+def test_presets_of_the_rubric_are_in_order() -> None:
+    careful, normal, bold = (AlignmentSettings(preset=preset).rubric for preset in Preset)
+    assert normal == Rubric()
+    assert (
+        set(ALIGNMENT[Preset.CAREFUL]) == set(ALIGNMENT[Preset.BOLD]) == set(Rubric.model_fields) - {"enabled", "allow"}
     )
+    assert all(getattr(careful, name) < getattr(normal, name) < getattr(bold, name) for name in ALIGNMENT[Preset.BOLD])
 
 
-def test_single_values_win_over_the_preset_in_settings_and_requests() -> None:
-    settings = parse_settings("tracking: {preset: careful, reasons_low: 7}\nalignment: {preset: bold}", {})
-    assert (settings.tracking.reasons_low, settings.tracking.deviation_limit) == (7, 1)
-    assert settings.alignment.rubric.deleted_files == ALIGNMENT[Preset.BOLD]["deleted_files"]
-    request = EpisodeRequest.model_validate({"preset": "bold", "deviation_limit": 9, "thresholds": {"reasons_low": 7}})
-    assert (request.deviation_limit, request.repeat_error_limit) == (9, 6)
-    assert (request.thresholds.reasons_low, request.thresholds.same_error_low) == (7, 5)
-    assert EpisodeRequest.model_validate(request.model_dump(mode="json")) == request
-    with pytest.raises(SettingsError, match=r"tracking\.preset must be one of careful, normal, bold, got 'wild'"):
-        parse_settings("tracking: {preset: wild}", {})
+def test_single_values_win_over_the_preset() -> None:
+    settings = parse_settings("alignment: {preset: bold, suppressions: 1}", {})
+    assert (settings.alignment.rubric.suppressions, settings.alignment.rubric.deleted_files) == (1, 50)
+    with pytest.raises(SettingsError, match=r"alignment\.preset must be one of careful, normal, bold, got 'wild'"):
+        parse_settings("alignment: {preset: wild}", {})
 
 
-def test_preset_of_a_request_wins_over_the_settings() -> None:
-    settings = parse_settings("tracking: {preset: careful, no_change_low: 5}", {})
+def test_request_wins_over_the_settings() -> None:
+    settings = parse_settings("tracking: {pause_after: 7, unattended: true}", {})
     request = {"goal": "g", "workspace": "/w", "definition_of_done": ["true"]}
-    kept = build_request(settings, request)
-    assert (kept.preset, kept.deviation_limit, kept.thresholds.no_change_low) == (Preset.CAREFUL, 1, 5)
-    normal = build_request(settings, {**request, "thresholds": {"high_from": 0.9}}, {"preset": "normal"})
-    assert normal == EpisodeRequest.model_validate({**request, "planner": "auto", "budget": normal.budget})
-
-
-def test_episode_that_bears_the_same_error_for_long_is_not_called_off_its_course_for_it() -> None:
-    assert Thresholds().patient(3) == Thresholds()
-    assert Thresholds().patient(1) == Thresholds()
-    patient = Thresholds(iterations_per_progress=None).patient(50)
-    assert (patient.same_error_low, patient.no_change_low, patient.iterations_per_progress) == (50, 49, None)
-    assert Thresholds().patient(50).iterations_per_progress == 51
-    assert patient.problem() == ""
+    kept, own = build_request(settings, request), build_request(settings, request, {"pause_after": 2})
+    assert [(one.pause_after, one.unattended) for one in (kept, own)] == [(7, True), (2, True)]
 
 
 def test_records_of_before_are_still_read() -> None:

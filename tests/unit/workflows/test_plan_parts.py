@@ -10,6 +10,7 @@ from tests.support.runs import KeptMeter
 from tightloop.errors import InvalidRequestError
 from tightloop.ledger.alert import Alert
 from tightloop.plan.child import StepFailure, StepStatus
+from tightloop.plan.control import PlanTopUp
 from tightloop.plan.document import Plan, PlanBudget
 from tightloop.plan.engine.graph import compile_graph
 from tightloop.plan.engine.state import choices
@@ -137,6 +138,18 @@ async def test_resume_ends_the_pause_and_says_that_the_budget_needs_a_decision()
     assert await parts.answer("extend") == "budget: extend"
     assert parts.context.progress.budget == PlanBudget(max_attempts=2)
     assert not parts.context.is_paused
+
+
+async def test_plan_stops_at_its_time_and_goes_on_without_it() -> None:
+    parts = Parts()
+    parts.context.progress = parts.context.progress.evolve(until=NOW)
+    assert parts.context.find_breach() == f"the plan was to run until {NOW:%Y-%m-%d %H:%M %Z}"
+    parts.questions.pause(QuestionKind.BUDGET, "the plan was to end")
+    assert await parts.answer("extend") == "budget: extend"
+    assert parts.context.find_breach() is None
+    parts.context.progress = parts.context.progress.evolve(until=NOW)
+    assert await parts.commands.top_up(PlanTopUp(wall_minutes=5)) == "the budget was raised"
+    assert parts.context.progress.until == NOW + timedelta(minutes=5)
 
 
 async def test_cancel_is_an_option_and_a_signal_and_the_first_reason_counts() -> None:

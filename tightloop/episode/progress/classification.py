@@ -1,9 +1,7 @@
 """Rules for the probability class of a change."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from enum import StrEnum
-from typing import Any
 
 from tightloop.episode.progress.tracking import (
     ProbabilityClass,
@@ -12,12 +10,10 @@ from tightloop.episode.progress.tracking import (
     Spending,
     Thresholds,
     TrackingFacts,
-    Work,
 )
-from tightloop.safety.rubric import Rubric
 from tightloop.value import format_count, shorten
 
-RULES = "deviation/5"
+RULES = "deviation/6"
 """Version of the rules, stored with each class. Update it whenever the rules change."""
 NAMES_LISTED = 5
 DETAIL_CHARACTERS = 200
@@ -96,7 +92,7 @@ def _change(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
         yield _reason(ReasonKind.NO_CHANGE, implied, f"the executor changed no file{times}")
     if facts.newly_failing:
         # A long change breaks several checks before it repairs them.
-        implied = _MEDIUM if facts.work is Work.NEW else _LOW
+        implied = _MEDIUM if facts.progress else _LOW
         yield _reason(ReasonKind.NEWLY_FAILING, implied, f"newly failing: {_list_names(facts.newly_failing)}")
 
 
@@ -114,7 +110,7 @@ def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
             f"{_list_names(facts.out_of_scope)}"
         )
         yield _reason(ReasonKind.OUT_OF_SCOPE, implied, detail)
-    going_on = facts.made_progress or facts.went_on
+    going_on = facts.made_progress or facts.progress
     # While the work advances, items may wait for their turn.
     patience = 2 if going_on else 1
     if facts.open_items and facts.open_for >= thresholds.open_items_medium * patience:
@@ -126,7 +122,7 @@ def _plan_reasons(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reas
 
 def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """Apply the rules for repetition. Progress excuses a repetition, but never a cycle."""
-    stuck = not (facts.made_progress or facts.went_on)
+    stuck = not (facts.made_progress or facts.progress)
     # Without a change the tree is always the previous one; NO_CHANGE already covers that.
     if stuck and facts.tree_seen_before and not facts.executor_changed_nothing:
         yield _reason(ReasonKind.SAME_TREE_AGAIN, _MEDIUM, "the tree was in exactly this state before")
@@ -147,7 +143,7 @@ def _repetition(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason
 
 def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     """Apply the rules for wrong claims, unfinished work and fruitless spending."""
-    stuck = not (facts.made_progress or facts.went_on)
+    stuck = not (facts.made_progress or facts.progress)
     if stuck and facts.claimed_done and facts.checks_failed:
         detail = f"the planner claims that the goal is met, but {format_count(facts.checks_failed, 'check')} failed"
         yield _reason(ReasonKind.FALSE_CLAIM, _MEDIUM, detail)
@@ -158,7 +154,7 @@ def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
     if not facts.made_progress and not facts.green:
         implied, excess = spending_class(facts.since_progress, thresholds)
         # New work that no check measures yet may be expensive and still right.
-        if facts.went_on and implied is _LOW:
+        if facts.progress and implied is _LOW:
             implied = _MEDIUM
         if excess:
             yield _reason(ReasonKind.COST, implied, f"no check improved for {excess}")
@@ -166,81 +162,3 @@ def _waste(facts: TrackingFacts, thresholds: Thresholds) -> Iterator[Reason]:
 
 # The first reason of a class is the ratio, so `_change` comes first.
 EVERY_RULE: tuple[Rule, ...] = (_change, _plan_reasons, _repetition, _waste)
-
-
-class Preset(StrEnum):
-    """Strictness of the thresholds."""
-
-    CAREFUL = "careful"
-    """About half the tolerance of `normal`. Intended for critical code."""
-    NORMAL = "normal"
-    """Calibrated on `tests/data/deviation` and `tests/data/alignment`. The other presets are scaled from it."""
-    BOLD = "bold"
-    """About twice the tolerance of `normal`. Intended for experiments and long refactorings."""
-
-
-# (careful, bold) per bound.
-_TRACKING: Mapping[str, tuple[float, float]] = {
-    "high_from": (0.7, 0.5),
-    "medium_from": (0.5, 0.3),
-    "growth_keeps": (0.98, 0.9),
-    "scope_share_medium": (0.2, 0.6),
-    "scope_share_low": (0.5, 0.9),
-    "open_items_medium": (1, 4),
-    "open_items_low": (3, 8),
-    "no_change_low": (1, 3),
-    "same_error_low": (2, 5),
-    "iterations_per_progress": (2, 8),
-    "tokens_per_progress": (1_000_000, 4_000_000),
-    "cost_usd_per_progress": (2.5, 10.0),
-    "hours_per_progress": (1.0, 4.0),
-    "cost_low_factor": (1.5, 3.0),
-    "reasons_low": (2, 4),
-    "deviation_limit": (1, 4),
-    "repeat_error_limit": (2, 6),
-}
-_ALIGNMENT: Mapping[str, tuple[float, float]] = {
-    "cpu_minutes": (5.0, 20.0),
-    "wall_minutes": (45.0, 180.0),
-    "deleted_files": (10, 50),
-    "deleted_share": (0.25, 0.8),
-    "deleted_lines": (250, 1_000),
-    "suppressions": (2, 10),
-}
-
-
-def _presets(scaled: Mapping[str, tuple[float, float]], normal: Mapping[str, Any]) -> dict[Preset, dict[str, Any]]:
-    careful, bold = ({name: pair[index] for name, pair in scaled.items()} for index in (0, 1))
-    return {Preset.CAREFUL: careful, Preset.NORMAL: dict(normal), Preset.BOLD: bold}
-
-
-TRACKING = _presets(_TRACKING, {**dict(Thresholds.model_construct()), "deviation_limit": 2, "repeat_error_limit": 3})
-"""Fields of `Thresholds`, and the two related limits in a request."""
-ALIGNMENT = _presets(_ALIGNMENT, {name: getattr(Rubric.model_construct(), name) for name in _ALIGNMENT})
-"""Fields of `Rubric`."""
-LIMITS = ("deviation_limit", "repeat_error_limit")
-
-
-def apply_preset(values: Any, presets: Mapping[Preset, Mapping[str, Any]]) -> Any:
-    """Fill in the values of the named preset, without overriding explicit values.
-
-    Anything else is returned unchanged.
-    """
-    # An unknown preset is left to the validation, which names the known ones.
-    if not isinstance(values, Mapping) or values.get("preset") not in list(Preset):
-        return values
-    return {**presets[Preset(values["preset"])], **values}
-
-
-def apply_preset_to_request(request: Any) -> Any:
-    """Apply the preset to a request, whose thresholds are nested."""
-    if not isinstance(request, Mapping) or request.get("preset") not in list(Preset):
-        return request
-    preset_values = dict(TRACKING[Preset(request["preset"])])
-    limits = {name: preset_values.pop(name) for name in LIMITS}
-    thresholds = request.get("thresholds", {})
-    return {
-        **limits,
-        **request,
-        "thresholds": {**preset_values, **thresholds} if isinstance(thresholds, Mapping) else thresholds,
-    }

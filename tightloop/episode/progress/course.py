@@ -7,16 +7,17 @@ from collections.abc import Iterable
 
 from tightloop.episode.budget import Spent
 from tightloop.episode.check import CheckReport, CheckResult, Verification
-from tightloop.episode.failure import LONGEST_CIRCLE, goes_round, signature, without_noise
-from tightloop.episode.progress.tracking import (
-    Count,
-    ItemMemory,
-    Spending,
-    TrackerMemory,
-    TrackingFacts,
-    Work,
-    update_count,
+from tightloop.episode.failure import (
+    LONGEST_CIRCLE,
+    NUMBERS_LIMIT,
+    failure_type,
+    goes_round,
+    short_mark,
+    signature,
+    without_noise,
 )
+from tightloop.episode.progress.tracking import ItemMemory, Spending, TrackerMemory, TrackingFacts
+from tightloop.episode.progress.work import Touched
 from tightloop.executor.message import PlanMessage
 from tightloop.executor.model import ExecutorReport, ExecutorStatus
 from tightloop.safety.scope import files_in, list_scope_paths, outside
@@ -27,6 +28,8 @@ REMEMBERED = 2 * LONGEST_CIRCLE
 ERRORS_REMEMBERED = 4 * LONGEST_CIRCLE
 ITEMS_REMEMBERED = 12
 FILES_NAMED = 20
+TREMBLES = 0.01
+"""Minimum relative decrease of a printed number that counts."""
 MARK = 12
 """Number of signature characters to remember."""
 PROGRESS = "+"
@@ -54,17 +57,10 @@ class Iteration(Value):
     changed: tuple[ChangedFile, ...] = ()
     files_changed: int = 0
     """Total number of changed files, which may exceed the length of `changed`."""
-    work: Work = Work.AGAIN
-    only_tests: bool = False
-    """True if the change only adds tests."""
-    touched: str = ""
-    """Marks of the touched lines, including those of this change."""
-    news: bool = False
-    """True if the checks print a word for the first time that was not introduced by this change."""
-    other: bool = False
-    """True if the checks print something for the first time, even if it is only a number."""
-    heard: str = ""
-    """Marks of the words that the checks printed, including this run."""
+    new_work: bool = False
+    """True if the change touches a file for the first time, or adds lines that stay; see `work.py`."""
+    touched: Touched = Touched.model_construct()
+    """Marks of the touched files and lines, including those of this change."""
     tree_seen_before: bool = False
     plan: PlanMessage | None = None
     """The plan that was delivered, or that claims that nothing is left to do."""
@@ -88,9 +84,8 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
     """Return the memory after a person intervened. Everything that counted towards a class restarts at zero."""
     # After a restore (`keep_plans`) the plans that led nowhere stay known, but their lines are undone.
     plans = memory.plans if memory and keep_plans else ()
-    touched = memory.touched if memory and not keep_plans else ""
-    word_marks = memory.heard if memory else ""
-    return TrackerMemory(plans=plans, touched=touched, heard=word_marks, at_progress=spending(spent))
+    known = memory.known if memory and not keep_plans else Touched()
+    return TrackerMemory(plans=plans, known=known, at_progress=spending(spent))
 
 
 def spending(spent: Spent) -> Spending:
@@ -104,26 +99,25 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
     """Return the facts for classifying an iteration (without the trees), and the memory for the next iteration."""
     # An episode that predates the memory is not charged for its earlier spending.
     before = memory or TrackerMemory(at_progress=Spending() if iteration.spent.iterations <= 1 else None)
-    count = _count(before, iteration)
-    facts = _with_gain(_collect_facts(iteration), before, iteration, count)
+    checks_moved = _have_checks_moved(before, iteration)
+    is_new_work = iteration.new_work and not iteration.tree_seen_before and not _is_worse(iteration)
+    facts = _collect_facts(iteration).evolve(progress=checks_moved or is_new_work)
     items = _judge_items(before, iteration)
     plan = _plan_mark(iteration)
-    errors = _errors(before, iteration.verification, went_on=facts.went_on)
+    errors = _errors(before, iteration.verification, progress=facts.progress)
     now = spending(iteration.spent)
     after = TrackerMemory(
         # A plan that failed half-way may be delivered again without being a repetition.
         plans=(*before.plans, plan)[-REMEMBERED:] if plan and _carried_out(iteration) else before.plans,
-        touched=iteration.touched,
-        numbers=count.numbers,
-        ways=count.ways,
-        best=count.best,
-        heard=iteration.heard,
+        known=iteration.touched,
+        failing=_failing(before, iteration),
+        lowest=_lowest(before, iteration),
         errors=errors,
         # Without a delivery nothing could change, so the streak neither grows nor ends.
         no_change=(before.no_change + 1) * (iteration.files_changed == 0) if iteration.report else before.no_change,
-        unmoved=_count_stalls(before, facts),
+        unmoved=0 if facts.green or checks_moved else before.unmoved + 1,
         items=tuple({item.mark: item for item in items.values()}.values()),
-        at_progress=now if _is_worthwhile(facts, count) or before.at_progress is None else before.at_progress,
+        at_progress=now if facts.green or facts.progress or before.at_progress is None else before.at_progress,
     )
     ran = iteration.verification is not None
     # An item about a check that keeps failing in the same way is the same error, which has its own reason.
@@ -135,10 +129,64 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
         open_for=max((item.rounds for item in still_open.values()), default=0),
         error_count=_times(errors) if ran else 0,
         error_seen_before=ran and _came_back(errors),
-        errors_alternate=ran and not facts.green and not facts.went_on and goes_round(_since_progress(errors)),
+        errors_alternate=ran and not facts.green and not facts.progress and goes_round(_since_progress(errors)),
         plan_seen_before=bool(plan) and plan in before.plans,
         since_progress=now.since(after.at_progress or now),
     ), after
+
+
+def _have_checks_moved(before: TrackerMemory, iteration: Iteration) -> bool:
+    """Return whether fewer checks or tests fail, others than ever before, or they print a lower number than ever."""
+    verification = iteration.verification
+    if verification is None or verification.green:
+        return verification is not None
+    # Returning to a known failure regains a loss; it is no progress.
+    is_known = verification.same or verification.signature[:MARK] in _plain(before.errors)
+    if iteration.files_changed == 0:
+        return False
+    if verification.progress and not is_known:
+        return True
+    if iteration.tree_seen_before or _is_worse(iteration):
+        return False
+    failing, numbers = _failing_tests(iteration), _numbers(iteration)
+    is_lower = len(numbers) == len(before.lowest) and any(
+        number < lowest * (1 - TREMBLES) for number, lowest in zip(numbers, before.lowest, strict=True)
+    )
+    return is_lower or (bool(failing) and bool(before.failing) and failing not in before.failing)
+
+
+def _is_worse(iteration: Iteration) -> bool:
+    """Return whether another check fails, or more tests do. More lines of output may also report what is new."""
+    verification, checks = iteration.verification, iteration.checks
+    if verification is None or checks is None:
+        return False
+    return bool(verification.newly_failing) or (
+        verification.regress and any(result.counts.failed is not None for result in checks.failed)
+    )
+
+
+def _failing_tests(iteration: Iteration) -> str:
+    """Return a mark for the failing tests, or the type of the error where a check names no test. "" means unknown."""
+    failed = iteration.checks.failed if iteration.checks else ()
+    names = [f"{result.run} {name}" for result in failed for name in result.failing or (failure_type(result.tail),)]
+    return short_mark("\n".join(names)) if names else ""
+
+
+def _numbers(iteration: Iteration) -> tuple[float, ...]:
+    """Return the numbers that the failing checks print."""
+    failed = iteration.checks.failed if iteration.checks else ()
+    return tuple(number for result in failed for number in result.printed.numbers)[:NUMBERS_LIMIT]
+
+
+def _lowest(before: TrackerMemory, iteration: Iteration) -> tuple[float, ...]:
+    numbers = _numbers(iteration)
+    # With another number of numbers their positions no longer correspond, so all of them start over.
+    return tuple(map(min, numbers, before.lowest)) if len(numbers) == len(before.lowest) else numbers
+
+
+def _failing(before: TrackerMemory, iteration: Iteration) -> tuple[str, ...]:
+    failing = _failing_tests(iteration)
+    return (*before.failing, failing)[-ERRORS_REMEMBERED:] if failing else before.failing
 
 
 def _collect_facts(iteration: Iteration) -> TrackingFacts:
@@ -151,7 +199,6 @@ def _collect_facts(iteration: Iteration) -> TrackingFacts:
         checks_failed=verification.failed_count if verification and verification.total else None,
         newly_failing=verification.newly_failing if verification else (),
         made_progress=verification is not None and verification.progress,
-        work=iteration.work,
         tree_seen_before=iteration.tree_seen_before,
         claimed_done=iteration.claimed_done,
         outcome_unknown=report is not None and report.status is ExecutorStatus.OUTCOME_UNKNOWN,
@@ -176,80 +223,16 @@ def _carried_out(iteration: Iteration) -> bool:
     return iteration.report is not None and iteration.report.succeeded
 
 
-def _is_worthwhile(facts: TrackingFacts, count: Count) -> bool:
-    """Return whether the iteration was worth its cost. A different failure alone is not enough."""
-    return facts.green or (facts.went_on and (facts.work is Work.NEW or facts.made_progress or count.better))
-
-
-def _with_gain(facts: TrackingFacts, before: TrackerMemory, iteration: Iteration, count: Count) -> TrackingFacts:
-    """Add an iteration's gain to its facts: measured progress, a promise, a doubt, or none.
-
-    Progress is measured against the best result so far, so recovering from a setback is not progress. New work alone is
-    a promise (`unproven`). Something new without work is a doubt (`doubtful`).
-    """
-    verification = iteration.verification
-    # Returning to a known failure regains a loss; it is no progress.
-    is_known = verification is None or verification.same or verification.signature[:MARK] in _plain(before.errors)
-    if facts.made_progress and not is_known:
-        return facts.evolve(went_on=True)
-    if iteration.files_changed == 0 or iteration.tree_seen_before:
-        return facts
-    if count.better:
-        return facts.evolve(went_on=True)
-    if _is_damage(iteration, count):
-        # A long change breaks several things before it repairs them.
-        large = iteration.work is Work.NEW
-        return facts.evolve(went_on=large, doubtful=large, worse=not large)
-    if iteration.work is Work.NOTHING and not count.lowest:
-        return facts
-    # After new work, more lines may list either completed or broken items, so their words are no evidence.
-    news = iteration.news and not is_known and not _is_longer(iteration, count)
-    # A text that no check names, but that changes their output, is read by them.
-    read = iteration.work is Work.DOUBTFUL and iteration.other
-    if iteration.work is Work.NEW or read or count.lowest:
-        return facts.evolve(went_on=True, unproven=not (news or facts.made_progress))
-    something = news or iteration.other or iteration.work is Work.DOUBTFUL
-    return facts.evolve(went_on=something, doubtful=something, news=news)
-
-
-def _is_damage(iteration: Iteration, count: Count) -> bool:
-    """Return whether the checks got worse. A test that is written before its code fails without breaking anything."""
-    verification = iteration.verification
-    if verification is not None and verification.newly_failing:
-        return True
-    longer = iteration.work is not Work.NEW and _is_longer(iteration, count)
-    return longer or (count.worse and not iteration.only_tests)
-
-
-def _is_longer(iteration: Iteration, count: Count) -> bool:
-    verification = iteration.verification
-    return verification is not None and verification.regress and not (count.kept or iteration.only_tests)
-
-
 def _plain(errors: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(error.removeprefix(PROGRESS) for error in errors)
 
 
-def _count(before: TrackerMemory, iteration: Iteration) -> Count:
-    count = Count(numbers=before.numbers, ways=before.ways, best=before.best)
-    if iteration.checks is None:
-        return count
-    return update_count(count, (result.printed for result in iteration.checks.failed))
-
-
-def _errors(before: TrackerMemory, verification: Verification | None, *, went_on: bool) -> tuple[str, ...]:
+def _errors(before: TrackerMemory, verification: Verification | None, *, progress: bool) -> tuple[str, ...]:
     if verification is None:
         return before.errors
     error_mark = "" if verification.green else verification.signature[:MARK]
     # An error left after progress does not count as repeated: the first fruitless iteration is the first.
-    return (*before.errors, f"{PROGRESS}{error_mark}" if error_mark and went_on else error_mark)[-ERRORS_REMEMBERED:]
-
-
-def _count_stalls(before: TrackerMemory, facts: TrackingFacts) -> int:
-    if facts.green:
-        return 0
-    # A failure that is news indicates progress, even if the work behind it is not new.
-    return 1 if facts.moved or facts.news else before.unmoved + 1
+    return (*before.errors, f"{PROGRESS}{error_mark}" if error_mark and progress else error_mark)[-ERRORS_REMEMBERED:]
 
 
 def _since_progress(errors: tuple[str, ...]) -> tuple[str, ...]:

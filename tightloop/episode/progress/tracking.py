@@ -1,13 +1,10 @@
-"""Models of the tracker, and measurement of printed numbers."""
+"""Models of the tracker."""
 
-import itertools
-from collections.abc import Iterable
 from datetime import timedelta
 from enum import StrEnum
-from typing import NamedTuple
 
-from tightloop.episode.failure import NUMBERS_LIMIT, PASSED, SHARE, ComparableOutput
-from tightloop.value import CallerInput, Value
+from tightloop.episode.progress.work import Touched
+from tightloop.value import Value
 
 
 class ProbabilityClass(StrEnum):
@@ -40,21 +37,6 @@ class ReasonKind(StrEnum):
     """Too much was spent since the checks last improved."""
     COMBINATION = "combination"
     """There are several reasons, none of which is serious on its own."""
-
-
-class Work(StrEnum):
-    """Type of change, by its novelty."""
-
-    NOTHING = "nothing"
-    """The change is empty, or consists only of comments, white space, or repeated text in a log."""
-    AGAIN = "again"
-    """The change only affects lines and numbers that were changed before."""
-    DOUBTFUL = "doubtful"
-    """New lines in a text that no check reads, or moved lines that did not affect the output of the checks."""
-    REWORK = "rework"
-    """New lines that replace lines written by the episode itself."""
-    NEW = "new"
-    """New lines, or lines that were removed for the first time."""
 
 
 class Reason(Value):
@@ -102,18 +84,8 @@ class TrackingFacts(Value):
     newly_failing: tuple[str, ...] = ()
     made_progress: bool = False
     """True if the checks improved and none got worse."""
-    work: Work = Work.AGAIN
-    """Type of the change."""
-    went_on: bool = False
-    """True if the iteration produced something new: work, better checks, or different failures."""
-    doubtful: bool = False
-    """True if the benefit is unknown."""
-    news: bool = False
-    """True if the checks fail in a new way without new work."""
-    unproven: bool = False
-    """True if the change is new work that the checks cannot measure."""
-    worse: bool = False
-    """True if the checks got worse without new work."""
+    progress: bool = False
+    """True if fewer or other tests fail, or there is new work."""
     scope_announced: bool = False
     """True if the plan announced which files it would change."""
     out_of_scope: tuple[str, ...] = ()
@@ -146,13 +118,8 @@ class TrackingFacts(Value):
         """True if checks ran and all of them passed."""
         return self.checks_failed == 0
 
-    @property
-    def moved(self) -> bool:
-        """True if the checks show an improvement."""
-        return self.went_on and not (self.doubtful or self.unproven)
 
-
-class Thresholds(CallerInput):
+class Thresholds(Value):
     """Thresholds of the classes, calibrated on `tests/data/deviation` with the `calibrate.py` in that folder."""
 
     # 0.6 and 0.4 are those of the seed "Plan-Execu Tight Loop".
@@ -190,45 +157,6 @@ class Thresholds(CallerInput):
     reasons_low: int = 3
     """Number of MEDIUM reasons that together result in LOW."""
 
-    def patient(self, repeat_error_limit: int) -> "Thresholds":
-        """Return the thresholds for an episode that tolerates this many iterations with the same error.
-
-        A raised limit means that some checks pass only after the last step. Until then, repeated failures, iterations
-        without progress and their consequences do not result in LOW.
-        """
-        iterations = self.iterations_per_progress
-        return self.evolve(
-            same_error_low=max(self.same_error_low, repeat_error_limit),
-            no_change_low=max(self.no_change_low, repeat_error_limit - 1),
-            open_items_low=max(self.open_items_low, repeat_error_limit + 2),
-            iterations_per_progress=None if iterations is None else max(iterations, repeat_error_limit + 1),
-        )
-
-    def problem(self) -> str:
-        """Return a sentence about the first invalid threshold, or "" if all are valid."""
-        shares = ("high_from", "medium_from", "growth_keeps", "scope_share_medium", "scope_share_low")
-        for name in shares:
-            if not 0 <= getattr(self, name) <= 1:
-                return f"{name} must be between 0 and 1, got {getattr(self, name):g}"
-        pairs = (
-            ("medium_from", "high_from"),
-            ("scope_share_medium", "scope_share_low"),
-            ("open_items_medium", "open_items_low"),
-        )
-        for lower, upper in pairs:
-            if getattr(self, lower) > getattr(self, upper):
-                return f"{lower} {getattr(self, lower):g} must not be above {upper} {getattr(self, upper):g}"
-        counts = ("open_items_medium", "no_change_low", "cost_low_factor")
-        for name, least in (*((name, 1) for name in counts), ("same_error_low", 2), ("reasons_low", 2)):
-            # Not `<`, because NaN would pass.
-            if not getattr(self, name) >= least:
-                return f"{name} must be at least {least}, got {getattr(self, name):g}"
-        for name in ("iterations", "tokens", "cost_usd", "hours"):
-            bound = getattr(self, f"{name}_per_progress")
-            if bound is not None and not bound > 0:
-                return f"{name}_per_progress must be above 0, or empty for no limit, got {bound:g}"
-        return ""
-
 
 class ItemMemory(Value):
     """An action item and its status."""
@@ -247,16 +175,12 @@ class TrackerMemory(Value):
 
     plans: tuple[str, ...] = ()
     """Signatures of the most recently executed plans, oldest first."""
-    touched: str = ""
-    """Marks of the lines touched by the latest changes; see `work.py`."""
-    numbers: tuple[float, ...] = ()
-    """The last numbers printed by the failing checks."""
-    ways: tuple[int, ...] = ()
-    """Direction of each number, as in `Count`."""
-    best: tuple[float, ...] = ()
-    """Best distance of each number from its target, as in `Count`."""
-    heard: str = ""
-    """Marks of the words printed by the failing checks; see `work.py`."""
+    known: Touched = Touched.model_construct()
+    """Marks of the files and lines that the episode has changed."""
+    failing: tuple[str, ...] = ()
+    """Marks of the sets of failing tests, oldest first."""
+    lowest: tuple[float, ...] = ()
+    """Lowest value of each number that the failing checks printed."""
     errors: tuple[str, ...] = ()
     """Signatures of the failures at the end of the last iterations, oldest first.
 
@@ -264,7 +188,7 @@ class TrackerMemory(Value):
     """
     no_change: int = 0
     unmoved: int = 0
-    """Number of iterations since the checks last showed progress, including that iteration."""
+    """Number of iterations since the checks last improved."""
     items: tuple[ItemMemory, ...] = ()
     at_progress: Spending | None = None
     """Amounts spent when the checks last improved or passed. None if they are unknown."""
@@ -292,16 +216,10 @@ class Tracking(Value):
     """Number of renamed files, as far as they were listed."""
     memory: TrackerMemory | None = None
     """Memory for the next iteration."""
-    went_on: bool = False
-    """True if the iteration produced something new."""
-    doubtful: bool = False
-    """True if the benefit is unknown."""
-    news: bool = False
-    """True if the benefit is unknown and the checks fail in a new way."""
-    unproven: bool = False
-    """True if the iteration produced new work that the checks cannot measure."""
-    idle: bool = False
-    """True if the iteration was futile: no change, an earlier tree, or worse checks without new work."""
+    progress: bool = False
+    """True if fewer or other tests fail, or there is new work."""
+    circles: bool = False
+    """True if the files or the failures go back and forth between the same states."""
 
 
 def similarity(lines_before: int, *, added: int, removed: int) -> float:
@@ -310,123 +228,3 @@ def similarity(lines_before: int, *, added: int, removed: int) -> float:
     common = max(lines_before - removed, 0)
     total = lines_before + common + added
     return 1.0 if total <= 0 else min(1.0, 2 * common / total)
-
-
-DOUBT = 1
-"""Initial direction of a plain number. To count as falling, it must fall more often than it rises."""
-FIXED = 2
-"""Direction of a number that rose twice. If it fell twice, the direction is `-FIXED`."""
-TREMBLES = 0.01
-"""Minimum relative improvement of a measure that counts as an improvement."""
-
-
-class Count(Value):
-    """Numbers printed by the failing checks, and how they have changed."""
-
-    numbers: tuple[float, ...] = ()
-    ways: tuple[int, ...] = ()
-    """Direction of each number, up or down, if only its trend shows what is better."""
-    best: tuple[float, ...] = ()
-    """Best distance of each number from its target."""
-    better: bool = False
-    """True if a number is closer to its target than ever before."""
-    lowest: bool = False
-    """True if a number without descriptive words is lower than ever before."""
-    worse: bool = False
-    """True if a count moved away from its target and no number improved."""
-    kept: bool = False
-    """True if as many tests pass as before, which means that additional failures come from new tests."""
-
-
-def update_count(before: Count, printed: Iterable[ComparableOutput]) -> Count:
-    """Update the numbers after another run of the checks."""
-    read = list(itertools.chain.from_iterable(map(_numbers, printed)))[:NUMBERS_LIMIT]
-    # With another number of numbers their positions no longer correspond, so all of them start over.
-    if len(read) == len(before.numbers) == len(before.ways) == len(before.best):
-        earlier = zip(before.numbers, before.ways, before.best, strict=True)
-        steps = [number.after(*old) for number, old in zip(read, earlier, strict=True)]
-    else:
-        steps = [number.first() for number in read]
-    # More failures do not count here: they may be new tests.
-    tests_kept = any(number.direction == PASSED for number in read) and not any(
-        step.worse for number, step in zip(read, steps, strict=True) if number.direction != -1
-    )
-    better = any(step.better for number, step in zip(read, steps, strict=True) if not number.is_outweighed(read))
-    return Count(
-        numbers=tuple(number.value for number in read),
-        ways=tuple(step.way for step in steps),
-        best=tuple(step.best for step in steps),
-        better=better,
-        lowest=any(step.lowest for number, step in zip(read, steps, strict=True) if not number.is_outweighed(read)),
-        worse=not (better or tests_kept) and any(step.worse for step in steps),
-        kept=tests_kept,
-    )
-
-
-class _Step(NamedTuple):
-    way: int
-    best: float
-    better: bool = False
-    worse: bool = False
-    lowest: bool = False
-
-
-class _Number(NamedTuple):
-    """A number with its direction, as in `Printed`, and its target."""
-
-    value: float
-    direction: int
-    goal: float | None
-
-    @property
-    def is_plain(self) -> bool:
-        """True if no words describe the number."""
-        return self.direction == 0 and self.goal is None
-
-    def is_outweighed(self, other_numbers: Iterable["_Number"]) -> bool:
-        """Return whether other numbers are more informative.
-
-        Failures outweigh passes, and described numbers outweigh plain ones.
-        """
-        return (
-            self.direction in (1, PASSED) and any(other.direction == -1 and other.value > 0 for other in other_numbers)
-        ) or (self.is_plain and not all(other.is_plain for other in other_numbers))
-
-    def first(self) -> _Step:
-        """Return the number's initial step."""
-        return _Step(DOUBT if self.is_plain else 0, self.off(self.value, 0))
-
-    def after(self, earlier: float, way: int, best: float) -> _Step:
-        """Return the number's step since the last run."""
-        step = (self.value > earlier) - (self.value < earlier)
-        if self.is_plain:
-            # A rising plain number may be a process id.
-            way = max(-FIXED, min(DOUBT, way + step))
-            lowest = self.value < best * (1 - TREMBLES)
-            return _Step(way, min(best, self.value), better=way < 0 and lowest, lowest=lowest)
-        before = way
-        if step and abs(way) < FIXED:
-            way = FIXED * step if way == step else step
-        now, last = self.off(self.value, way), self.off(earlier, way)
-        if self.direction == SHARE:
-            # `9 of 24` may count done or open items: it proves nothing before it has moved the same way twice.
-            if abs(way) < FIXED:
-                return _Step(way, now)
-            # If the direction was only just fixed, earlier distances were measured the wrong way.
-            best = best if way == before else last
-        counts = self.direction in (1, -1, SHARE, PASSED)
-        # Counts are exact; measures such as seconds fluctuate by themselves.
-        margin = 0.0 if counts else TREMBLES * abs(best)
-        return _Step(way, min(best, now), better=now < best - margin, worse=counts and now > last)
-
-    def off(self, value: float, way: int) -> float:
-        """Return the distance of a value from its target for the direction `way`."""
-        if self.goal is not None and self.direction == 0:
-            return abs(value - self.goal)
-        # A smaller distance is always better, so a number that should rise counts negatively.
-        return -value if (way if self.direction in (0, SHARE) else self.direction) > 0 else value
-
-
-def _numbers(printed: ComparableOutput) -> Iterable[_Number]:
-    goals = printed.goals or (None,) * len(printed.numbers)
-    return itertools.starmap(_Number, zip(printed.numbers, printed.better, goals, strict=True))

@@ -199,7 +199,6 @@ class EpisodeFolder:
             progress=before is not None and failing < before,
             regress=before is not None and bool(failing - before),
             same=before is not None and failing == before and bool(failing),
-            unchanged=bool(step.get("unchanged")) and before == failing,
             newly_failing=tuple(sorted(failing - before)) if before is not None else (),
             attempt=attempt,
         )
@@ -323,11 +322,7 @@ class EpisodeFolder:
             probability_class=found,
             reasons=reasons,
             files_changed=changed,
-            went_on=bool(step.get("went_on", verification is not None and verification.progress)),
-            doubtful=bool(step.get("doubtful")),
-            news=bool(step.get("news")),
-            unproven=bool(step.get("unproven")),
-            idle=not changed,
+            progress=bool(step.get("progress", verification is not None and verification.progress)),
         )
         findings = ()
         if finding := step.get("finding"):
