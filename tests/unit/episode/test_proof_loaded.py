@@ -90,6 +90,16 @@ def test_a_program_that_asserts_about_other_code_is_a_check() -> None:
     assert deciding(files, *texts) == {"run_all.py": FileKind.CONFIGURATION}
 
 
+@pytest.mark.parametrize(("loader", "decides"), [("check.py", False), ("noxfile.py", True)])
+def test_what_configuration_loads_decides_and_what_a_check_loads_does_not(loader: str, decides: bool) -> None:
+    texts = {loader: CHECK, "calc.py": "def add(a, b):\n    return a - b\n"}
+    programs = ("check.py",) if loader == "check.py" else ()
+    files = loaded(texts, loads={"calc.py": (loader,)}, programs=programs)
+    kinds = Guards(programs=frozenset({"check.py"})).kind_of
+    assert kinds(loader) is FileKind.CONFIGURATION
+    assert ("calc.py" in deciding(files._replace(kind_of=kinds), "calc.py")) is decides
+
+
 def test_data_decides_where_a_check_compares_code_with_it() -> None:
     texts = {"run_all.py": CHECK, "calc.py": PRODUCT, "table.txt": "1 1 2\n"}
     loads = {"calc.py": ("run_all.py",), "table.txt": ("run_all.py",)}

@@ -173,7 +173,11 @@ class LoadedFiles(NamedTuple):
         return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
 
     def _is_configuration(self, path: str, deciding: Mapping[str, FileKind]) -> bool:
-        return FileKind.CONFIGURATION in (self.kind_of(path), deciding.get(path))
+        """Return whether a file configures a runner. A program that a check starts, such as `test.py`, does not."""
+        is_program_of_check = any(path in self._named(command) for command in self.commands) or any(
+            path in seen.programs for seen in (*self.before, *self.now)
+        )
+        return not is_program_of_check and FileKind.CONFIGURATION in (self.kind_of(path), deciding.get(path))
 
     def _is_test(self, path: str) -> bool:
         return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)

@@ -41,7 +41,7 @@ def add_printed_reports(seen: Observation, output: str) -> Observation:
         # A test program that cargo started is observed, and the examples in the documentation are not.
         if checker == "libtest" and "cargo" in seen.checkers:
             part = "\n".join(_DOC_TESTS.findall(text))
-        tests = tuple(form.read(part.splitlines()))
+        tests = tuple(form.read([*part.splitlines()]))
         if tests or part is text:
             results[checker] = dict(_number(tests))
             complete[checker] = form.is_complete(part, len(tests))
