@@ -374,11 +374,11 @@ class PlanSettings(Section):
     max_attempts: Count = 1_000
     """Maximum total number of attempts across all steps."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = 5.0
-    """Maximum cost in USD of planning and all steps, as far as prices are known. If null, there is no limit."""
+    """Maximum cost in USD of planning and all steps, as far as prices are known. Null means no limit."""
     max_tokens: Annotated[int, Field(ge=1)] | None = 1_000_000
-    """Maximum number of tokens for planning and all steps. If null, there is no limit."""
+    """Maximum number of tokens for planning and all steps. Null means no limit."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 4.0
-    """Maximum working time in hours, excluding the time spent waiting for a person. If null, there is no limit."""
+    """Maximum working time in hours, excluding the time spent waiting for a person. Null means no limit."""
     max_depth: Annotated[int, Field(ge=1, le=16)] = 2
     """Maximum nesting depth of plans, including the outermost plan."""
     max_fan_out: Annotated[int, Field(ge=1, le=2_500)] = 25
