@@ -101,7 +101,8 @@ def budget_line(spent: Any, budget: Any) -> str:
     limit = None if budget.max_wall_time is None else budget.max_wall_time.total_seconds() / 60
     parts.append(f"minutes {of(round(minutes, 1), limit)}")
     if budget.until is not None:
-        parts.append(f"until {budget.until:%Y-%m-%d %H:%M %Z}")
+        until = budget.until if isinstance(budget.until, datetime) else datetime.fromisoformat(budget.until)
+        parts.append(f"until {until:%Y-%m-%d %H:%M %Z}")
     return ", ".join(parts)
 
 

@@ -13,6 +13,7 @@ from tightloop.episode.budget import Budget
 from tightloop.episode.fixes import RuffRules
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
 from tightloop.episode.planning import Briefing, PlannerAnswer
+from tightloop.errors import WrongStateError
 from tightloop.executor.model import ExecutorChoice, ExecutorOutcome, ExecutorStatus, WorkOrder
 from tightloop.run.question import QuestionKind
 
@@ -113,7 +114,8 @@ async def test_words_at_a_spent_budget_are_read_after_the_top_up(
         episode_id = await client.start(request_for(budget=Budget(max_iterations=2)))
         await asked(client, episode_id)
         answer = await client.respond(episode_id, "shorter lines")
-        await client.resume(episode_id)
+        with pytest.raises(WrongStateError, match="extend, cancel"):
+            await client.resume(episode_id)
         still = await client.status(episode_id)
         await client.top_up(episode_id, iterations=3)
         await client.result(episode_id)
