@@ -27,8 +27,12 @@ _SYSTEM_PACKAGES = ("usr/lib/python3*/dist-packages", "usr/local/lib/python3*/*-
 
 
 def list_later_commits(root: Path) -> tuple[str, ...]:
-    """Return the commits in all refs and reflogs that the checked-out history does not contain, newest first."""
-    arguments = ("rev-list", f"--max-count={COMMITS_LIMIT}", "--all", "--reflog", "--not", "HEAD")
+    """Return the commits in all refs and reflogs that the checked-out history does not contain, newest first.
+
+    Results of earlier runs are left out: a run that repeats one copies nobody's work.
+    """
+    results = ("--invert-grep", "--grep=^Tightloop-Run: ")
+    arguments = ("rev-list", f"--max-count={COMMITS_LIMIT}", *results, "--all", "--reflog", "--not", "HEAD")
     # A repository without a commit, or one that git cannot read, has no later ones.
     with suppress(GitError, WorkspaceError, NotARepositoryError), user_git(UserRepository(root)) as git:
         outcome = git.attempt(*arguments, timeout=TIMEOUT)
