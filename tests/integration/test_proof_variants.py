@@ -1,5 +1,6 @@
 """What a passing check is worth: proofs of real projects whose work suppresses, asserts nothing, is flaky or copied."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -186,3 +187,15 @@ def test_a_product_that_counts_its_calls_is_not_seen_where_the_second_run_is_off
 def test_a_test_that_cannot_run_twice_is_not_doubted(prove: Prove, test: str) -> None:
     base = {"calc.py": CALC, "tests/test_calc.py": test, "pytest.ini": "[pytest]\npythonpath = .\n"}
     assert rules(prove(base, {"calc.py": FIXED}, PYTEST)) == []
+
+
+def test_results_of_earlier_runs_are_no_later_commits(workspace: Path) -> None:
+    git(workspace, "switch", "--quiet", "-c", "tightloop/one")
+    (workspace / "app.py").write_text("print('done')\n")
+    git(workspace, "commit", "--quiet", "-am", "Fix it\n\nTightloop-Run: one")
+    git(workspace, "switch", "--quiet", "-c", "later", "main")
+    (workspace / "app.py").write_text("print('later')\n")
+    git(workspace, "commit", "--quiet", "-am", "Do more")
+    later = subprocess.check_output(("git", "rev-parse", "HEAD"), cwd=workspace, text=True).strip()
+    git(workspace, "switch", "--quiet", "main")
+    assert list_later_commits(workspace) == (later,)
