@@ -104,7 +104,7 @@ async def test_formatting_a_test_is_no_question_unless_it_changes_what_is_tested
     assert {finding.rule for finding in proof.findings} == ({ProofRule.TESTS_CHANGED} if outcome == "paused" else set())
 
 
-async def test_work_goes_on_with_the_reason_and_the_same_tree_is_not_asked_about_again(
+async def test_work_goes_on_with_the_reason_and_an_unchanged_tree_is_asked_about_again(
     client: TightloopClient, working: Working, request_for, project: Path
 ) -> None:
     def answer(briefing: Briefing) -> PlannerAnswer:
@@ -114,7 +114,9 @@ async def test_work_goes_on_with_the_reason_and_the_same_tree_is_not_asked_about
     async with working(planner):
         steps = scripted(CHEAT, {}, HONEST, repeat=False)
         episode_id = await client.start(request_for(definition_of_done=[CHECK], executor=steps))
-        await asked(client, episode_id)
+        first = await asked(client, episode_id)
+        await client.resume(episode_id)
+        await asked(client, episode_id, since=first)
         await client.resume(episode_id)
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED

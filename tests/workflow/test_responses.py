@@ -85,6 +85,24 @@ async def test_words_at_a_pause_with_green_checks_reach_the_executor(
     assert (project / "app.py").read_text() == "right = 1\n"
 
 
+async def test_an_answer_that_changes_nothing_leads_to_the_same_question(
+    client: TightloopClient, working: Working, request_for, project: Path
+) -> None:
+    executor = Obedient()
+    async with working(**agent(executor, HEURISTIC)):
+        choice = ExecutorChoice(name="scripted")
+        episode_id = await client.start(request_for(definition_of_done=["sh check.sh"], executor=choice))
+        first = await asked(client, episode_id)
+        await client.answer(episode_id, "work", by="ada")
+        second = await asked(client, episode_id, since=first)
+        await client.answer(episode_id, "work", text="undo that and fix app.py")
+        result = await client.result(episode_id)
+    assert [(q.kind, q.title) for q in first.questions] == [(q.kind, q.title) for q in second.questions]
+    assert second.questions[0].kind is QuestionKind.PROOF
+    assert (second.iteration, len(executor.prompts)) == (2, 3)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
 async def test_words_while_the_planner_works_are_read_before_the_episode_ends(
     client: TightloopClient, working: Working, request_for, workspace: Path
 ) -> None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, asked, eventually, scripted
 from tests.workflow.test_proof import proof_of
+from tests.workflow.test_responses import HEURISTIC
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
 from tightloop.client.scenarios import ScenarioStore
@@ -75,6 +76,33 @@ async def test_failed_scenarios_are_counted_for_the_planner_and_then_a_question(
     assert proof.scenarios is not None
     assert (proof.scenarios.digest, proof.scenarios.passed) == (commitment.digest, 2)
     assert proof.scenarios.failed_before == 2, "without the module, both failed at the start"
+
+
+async def test_work_that_stands_still_after_a_refused_proof_is_asked_about_with_the_finding(
+    client: TightloopClient, working: Working, request_for, settings, hidden: Path
+) -> None:
+    commitment = ScenarioStore(settings).commit(hidden)
+    async with working(HEURISTIC):
+        # Every further delivery writes the same file again, so it changes nothing.
+        request = request_for(
+            definition_of_done=[VISIBLE], executor=scripted(SPECIAL), scenarios=commitment, scenario_reports=2
+        )
+        episode_id = await client.start(request)
+        first = await asked(client, episode_id)
+        await client.answer(episode_id, "work", by="ada")
+        second = await asked(client, episode_id, since=first)
+        timeline = [line.text for line in await client.timeline(episode_id)]
+        await client.answer(episode_id, "accept", by="ada")
+        result = await client.result(episode_id)
+    for status in (first, second):
+        [question] = status.questions
+        assert question.kind is QuestionKind.PROOF
+        assert question.title == "the checks pass, but scenarios_failed: 1 of 2 hidden scenarios fails"
+    # Each report and each answer leads to one delivery.
+    assert (first.iteration, second.iteration) == (3, 4)
+    assert sum("the planner was told" in line for line in timeline) == 2
+    assert sum("0 files changed" in line for line in timeline) == 3
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
 
 
 async def test_a_scenario_that_failed_at_the_start_counts_as_a_check_that_was_seen_to_fail(

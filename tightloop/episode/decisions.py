@@ -400,12 +400,11 @@ def is_complete(state: EpisodeState) -> bool:
     """Return whether the goal is met: the checks pass, and that result is meaningful.
 
     The result is meaningful if the checks failed initially or the planner claims that the goal is met. A claim never
-    counts if the checks do not pass. A tree that a person refused is not considered again. Work that people have
-    requested is planned first.
+    counts if the checks do not pass. Work that people have requested is planned first. So a refused proof is repeated
+    after the next iteration, even if that one changed nothing: the finding is then reported or asked about again.
     """
-    is_refused = bool(state.refused_tree) and state.tree == state.refused_tree
     means_something = state.baseline_red or state.plan_final
-    return state.checks_green and means_something and not is_refused and not state.asked_for
+    return state.checks_green and means_something and not state.asked_for
 
 
 def must_find_failing_check(state: EpisodeState, request: EpisodeRequest) -> bool:

@@ -110,6 +110,21 @@ def test_iteration_without_checks_has_no_error_and_forgets_none() -> None:
 # what is new
 
 
+@pytest.mark.parametrize("report", [DONE, NOTHING, None])
+@pytest.mark.parametrize("verification", [GREEN, red("new", progress=True), None])
+def test_iteration_that_changes_no_file_is_no_progress(
+    report: ExecutorReport | None, verification: Verification | None
+) -> None:
+    idle = Iteration(report=report, verification=verification)
+    found, _ = course(delivered(red("a")), *[idle] * 3)
+    assert not any(facts.progress for facts in found)
+
+
+def test_checks_that_pass_after_a_change_are_progress() -> None:
+    found, _ = course(delivered(red("a")), delivered(GREEN))
+    assert [facts.progress for facts in found] == [False, True]
+
+
 def test_better_checks_count_once_not_each_time_they_come_back() -> None:
     swings = (red("bad", same=True), red("good", progress=True)) * 3
     found, _ = course(*map(delivered, swings))

@@ -45,6 +45,7 @@ from tightloop.episode.state_changes import (
     with_note,
     with_plan,
     with_reflection,
+    with_refused_proof,
     with_report,
     with_retries,
     with_tracking,
@@ -150,6 +151,14 @@ def test_checks_that_turn_green_are_success() -> None:
     state = with_verification(EpisodeState(), red(), baseline=True)
     assert state.baseline_red
     assert is_complete(with_verification(state, GREEN))
+
+
+def test_refused_proof_is_repeated_once_its_finding_was_planned() -> None:
+    passed = with_verification(EpisodeState(baseline_red=True, tree="t"), GREEN)
+    refused = with_refused_proof(passed, "the checks pass, but 1 of 2 hidden scenarios fails", ())
+    assert after_tracking(refused, REQUEST) == CONTINUE
+    planned = with_plan(refused, PlanningOutcome(verdict=PlanVerdict.PLANNED), refused.notes)
+    assert after_tracking(planned, REQUEST) == SUCCEED
 
 
 # what pauses an episode

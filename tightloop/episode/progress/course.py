@@ -138,12 +138,13 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
 def _have_checks_moved(before: TrackerMemory, iteration: Iteration) -> bool:
     """Return whether fewer checks or tests fail, others than ever before, or they print a lower number than ever."""
     verification = iteration.verification
-    if verification is None or verification.green:
-        return verification is not None
+    # Without a changed file nothing moved, even if the checks pass.
+    if verification is None or iteration.files_changed == 0:
+        return False
+    if verification.green:
+        return True
     # Returning to a known failure regains a loss; it is no progress.
     is_known = verification.same or verification.signature[:MARK] in _plain(before.errors)
-    if iteration.files_changed == 0:
-        return False
     if verification.progress and not is_known:
         return True
     if iteration.tree_seen_before or _is_worse(iteration):
