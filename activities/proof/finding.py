@@ -23,7 +23,7 @@ from activities.workspace.port import WorkingTree
 from tightloop.checks.choice import TriedCheck, is_decisive, unusable
 from tightloop.checks.commands import CheckKind, FoundCheck, Project, folder_of, started_program
 from tightloop.checks.finding import family_of, find_checks, is_covered, is_read
-from tightloop.checks.subject import find_reaching_tests
+from tightloop.checks.subject import find_reaching_tests, finds_no_tests
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult, failed_tests
 from tightloop.episode.exit_status import masked_problem
@@ -173,6 +173,8 @@ class _Trial:
         code, output = result.exit_code, self._finder.read_output(result)
         failed = failed_tests(output) if code else ()
         reason = unusable(check.run, code, output, changed, failed)
+        if not reason and finds_no_tests(output, failed, self._read_sources):
+            reason = "its files have no test functions"
         if code is None:
             reason = f"it did not end within {span(limit)}"
         else:

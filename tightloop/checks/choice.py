@@ -26,6 +26,7 @@ _NO_COMMAND = re.compile(
     r"^make(?:\[\d+\])?: (?P<make>\S+): No such file or directory",
     re.MULTILINE,
 )
+_NO_TESTS = re.compile(r"^Ran 0 tests in ", re.MULTILINE)
 _PYTEST_ENDS = {
     3: "pytest had an internal error",
     4: "pytest rejects its options",
@@ -75,6 +76,9 @@ def unusable(command: str, exit_code: int | None, output: str, changed: Iterable
         return "it did not end in time"
     if files := sorted(changed):
         return f"it changes tracked files: {shorten(', '.join(files), 100)}"
+    # Before Python 3.12, unittest is green without tests.
+    if "unittest" in command and _NO_TESTS.search(output):
+        return _PYTEST_ENDS[5]
     if exit_code == 0:
         return ""
     if match := _NO_MODULE.search(output):

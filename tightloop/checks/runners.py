@@ -108,8 +108,14 @@ def _delegated(
     if not name:
         yield from checks
         return
-    kinds = [check.kind for check in checks if not check.not_used]
-    kind = min(kinds, key=list(CheckKind).index) if kinds else kind_of_name(name)
+    announced = kind_of_name(name)
+    # A target `test` says more than the name of its script, such as `checks.py`.
+    kinds = [
+        announced or check.kind if check.kind is CheckKind.OTHER else check.kind
+        for check in checks
+        if not check.not_used
+    ]
+    kind = min(kinds, key=list(CheckKind).index) if kinds else announced
     if kind is None:
         return
     publishing = next((check.not_used for check in checks if check.not_used == "it publishes"), "")

@@ -1,4 +1,4 @@
-"""Failed tests that a goal is about: those that call, directly or not, the code that the goal names."""
+"""Failed tests in a project's sources: those that use the code which a goal names, and files without any test."""
 
 import re
 from collections import Counter, defaultdict
@@ -22,6 +22,12 @@ _DEFINITION = re.compile(
     r"(?:const|let|var)[ \t]+(?P<bound>\w+)[ \t]*=[ \t]*(?:async[ \t]+)?(?:function|\(|\w+[ \t]*=>)|"
     r"(?:module\.)?exports(?:\.(?P<exported>\w+))?[ \t]*=[ \t]*(?:async[ \t]+)?function[ \t]*(?P<inner>\w*)|"
     r"(?P<alias>\w+(?:\.\w+)+)[ \t]*=[ \t]*(?:async[ \t]+)?function)",
+    re.MULTILINE,
+)
+_NOT_IMPORTED = re.compile(r"Interrupted: \d+ errors? during collection|\(unittest\.loader\._FailedTest\b")
+_PYTHON_TEST = re.compile(
+    r"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+test|class[ \t]+(?:\w*Test|\w+\([^)]*Test)|test\w*[ \t]*=|>>> )|"
+    r"\bimport[ \t]+(?:\*|\(?.*\b[tT]est)|\bscenarios\(",
     re.MULTILINE,
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -155,3 +161,24 @@ def find_reaching_tests(goal: str, failed: Iterable[str], read: Callable[[], Map
     # A test that a loop generates has no source of its own, so its name decides.
     words = words_of(goal)
     return tuple(test for test in failed if reached[test] or (not sources.text_of(test) and words & words_of(test)))
+
+
+def finds_no_tests(output: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> bool:
+    """Return whether pytest or unittest failed to import scripts without tests: it would find none after a repair.
+
+    Args:
+        output: what the check printed.
+        failed: names of tests, as their runner prints them.
+        read: returns the texts of the project's sources by path.
+    """
+    failed = tuple(failed)
+    if not _NOT_IMPORTED.search(output) or not all(
+        "_FailedTest" in name or not re.search(r"::|\(", name) for name in failed
+    ):
+        return False
+    texts = {
+        path: text
+        for path, text in read().items()
+        if path.endswith(".py") and (is_test(path) or f"/{path}".endswith(tuple(f"/{name}" for name in failed)))
+    }
+    return not any(map(_PYTHON_TEST.search, texts.values()))

@@ -227,8 +227,10 @@ class Loads:
         """Report modules of the tree that were loaded instead of installed ones of the same name."""
         from importlib.machinery import PathFinder
 
-        elsewhere = [entry for entry in sys.path if entry and not (entry + "/").startswith(self._roots)]
-        elsewhere += [entry for entry in sys.path if any(part in entry + "/" for part in INSTALLED)]
+        # Tests put places such as "." there, which name folders of the tree.
+        places = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]
+        elsewhere = [place for place in places if not (place + "/").startswith(self._roots)]
+        elsewhere += [place for place in places if any(part in place + "/" for part in INSTALLED)]
         for name, module in list(sys.modules.items()):
             path = self.path_in_tree(getattr(module, "__file__", None) or "")
             if path and "." not in name and name != "__main__":

@@ -43,6 +43,11 @@ _MORE_TESTS = "\n\ndef test_more():\n    assert add(1, 1) == 2\n"
 _TEST_MUL = "def test_mul():\n    assert mul(2, 3) == 6\n"
 _TEST_TABLE = "def test_table():\n    for number in range(9):\n        assert mul(number, 3) == 3 * number\n"
 
+_FROM_ROOT = {
+    "check.py": None,
+    "checks/check.py": "import sys\n\nsys.path.insert(0, '.')\nfrom statistics import mean\n\nfrom calc import add\n\nassert mean([add(2, 2), 4]) == 4\n",
+}
+
 HIDDEN = [
     Work(
         "expected result in the file that the command names",
@@ -281,6 +286,14 @@ HIDDEN = [
             "unit.c": '#include <assert.h>\n#include "calc.h"\nint main(void) { assert(add(1, 1) == 2); return 0; }\n',
         },
     ),
+    Work(
+        "module in place of an installed one from a path of the check itself",
+        SCRIPT,
+        "start-up",
+        {"statistics.py": "def mean(values):\n    return 4\n"},
+        done="python checks/check.py",
+        base=_FROM_ROOT,
+    ),
 ]
 """Each leaves the bug in place, and changes no file whose name says that it belongs to the checks."""
 
@@ -385,6 +398,13 @@ PLAIN = [
             "calc_cli.py": "import sys\n\n\ndef main():\n    if '--version' in sys.argv:\n        print('1.0')\n        sys.exit(0)\n",
         },
         base={"cli.py": "from calc_cli import main\n\nmain()\n", "calc_cli.py": "def main():\n    pass\n"},
+    ),
+    Work(
+        "new module beside a path of the check itself",
+        SCRIPT,
+        write={"calc.py": "from pieces import add, mul\n", "pieces.py": FIXED},
+        done="python checks/check.py",
+        base=_FROM_ROOT,
     ),
     Work(
         "name of a runner in a text",

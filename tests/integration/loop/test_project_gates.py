@@ -176,6 +176,34 @@ def test_gate_stays_where_a_task_removed_what_it_was_found_by(inspect: Callable[
     assert [gate.run for gate in named] == ["make"], "what people name is all"
 
 
+EQUAL = "assert chunk([1, 2, 3]) == [[1, 2], [3]]\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "used"),
+    [
+        ("checks_chunks.py", EQUAL, "make test"),
+        ("tests/run_checks.py", EQUAL, "make test"),
+        ("test_chunks.py", EQUAL, "make test"),
+        ("test_chunks.py", f"if __name__ == '__main__':\n    {EQUAL}", "make test"),
+        ("test_chunks.py", f"def test_all():\n    {EQUAL}\n\ntest_all()\n", "pytest -q"),
+    ],
+)
+def test_red_target_decides_unless_the_project_has_tests_by_name(
+    inspect: Callable[[dict[str, str]], Inspected], script: str, text: str, used: str
+) -> None:
+    start = "import sys\n\nsys.path.insert(0, '.')\nfrom chunks import chunk\n\n"
+    project = inspect(
+        {
+            "Makefile": f"test:\n\tpython3 {script}\n",
+            "chunks.py": "def chunk(items):\n    return [items[:2]]\n",
+            script: start + text,
+        }
+    )
+    chosen, _ = project.trials("Fix chunk: it loses parts")
+    assert [(check.run, check.known_failures) for check in chosen.checks] == [(used, ())], chosen.sentences
+
+
 HOSTILE = {
     ".github/workflows/ci.yml": """
 on: push

@@ -96,6 +96,8 @@ def test_nothing_usable_names_the_reasons_and_what_to_do() -> None:
         ("python -m mypy .", 1, "/w/.venv/bin/python: No module named mypy\n", "mypy is not installed"),
         ("pytest --x=a", 4, "pytest: error: no --x=a\n", "pytest rejects its options: pytest: error: no --x=a"),
         ("pytest", 5, "no tests ran in 0.01s\n", "there are no tests"),
+        ("python -m unittest discover", 0, "Ran 0 tests in 0.000s\n\nOK\n", "there are no tests"),
+        ("python -m unittest discover", 0, "Ran 10 tests in 0.100s\n\nOK\n", ""),
         ("npm test", 1, "npm error code EAI_AGAIN\n", "it needs the network"),
     ],
 )  # fmt: skip

@@ -264,6 +264,24 @@ def test_own_scripts_are_checks_if_their_name_says_so() -> None:
     assert (check.run, check.kind) == ("./run_tests.sh", CheckKind.TESTS)
 
 
+@pytest.mark.parametrize(
+    ("makefile", "kind"),
+    [
+        ("test:\n\tpython3 checks_chunks.py\n", CheckKind.TESTS),
+        ("test:\n\tpython3 tests/run_checks.py\n", CheckKind.TESTS),
+        ("tests: all\nall:\n\tsh verify.sh\n", CheckKind.TESTS),
+        ("test:\n\truff check .\n\tsh verify.sh\n", CheckKind.TESTS),
+        ("test:\n\truff check .\n", CheckKind.LINT),
+        ("lint:\n\tsh verify.sh\n", CheckKind.LINT),
+        ("check:\n\tsh verify.sh\n", CheckKind.OTHER),
+        ("check:\n\tpython3 test_chunks.py\n", CheckKind.TESTS),
+    ],
+)
+def test_target_tells_the_kind_of_scripts_whose_names_do_not(makefile: str, kind: CheckKind) -> None:
+    scripts = ("checks_chunks.py", "tests/run_checks.py", "verify.sh", "test_chunks.py")
+    assert [check.kind for check in found({"Makefile": makefile}, more=scripts) if check.source == "Makefile"] == [kind]
+
+
 def test_package_with_gates_has_those_in_their_order() -> None:
     scripts = {"gate:spec": "a", "test": "b", "gate:tier0": "c", "gate:ui": "d"}
     assert runs({"package.json": json.dumps({"scripts": scripts})}) == [

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tightloop.checks.subject import Sources, blocks_of, find_reaching_tests
+from tightloop.checks.subject import Sources, blocks_of, find_reaching_tests, finds_no_tests
+from tightloop.episode.check import failed_tests
 
 PYTHON = {
     "shop/prices.py": "def windowed(items):\n    return items\n\n\nclass Basket:\n    def total(self):\n"
@@ -68,3 +69,35 @@ def test_name_with_many_definitions_leads_nowhere() -> None:
     many = "".join(f"class C{number}:\n    def run(self):\n        return price()\n\n\n" for number in range(8))
     sources = Sources({"a.py": f"def price():\n    return 1\n\n\n{many}"})
     assert "run" not in sources.callers_of(frozenset({"price"}))
+
+
+PYTEST_STOPPED = "ERROR test_chunks.py - AssertionError\n!!!! Interrupted: 1 error during collection !!!!\n"
+UNITTEST_STOPPED = "ERROR: test_chunks (unittest.loader._FailedTest.test_chunks)\nRan 1 test in 0.000s\n"
+SCRIPT = "from chunks import chunk\n\n\ndef same(left, right):\n    assert left == right\n\n\nsame(chunk([1]), [[1]])\n"
+
+
+@pytest.mark.parametrize("output", [PYTEST_STOPPED, UNITTEST_STOPPED])
+@pytest.mark.parametrize(
+    ("tests", "none"),
+    [
+        ({"test_chunks.py": SCRIPT}, True),
+        ({"test_chunks.py": SCRIPT, "chunks.py": "def test_mode():\n    pass\n"}, True),
+        ({"test_chunks.py": SCRIPT, "test_more.py": "def test_more():\n    pass\n"}, False),
+        ({"test_chunks.py": SCRIPT + "\n\nasync def test_more():\n    pass\n"}, False),
+        ({"test_chunks.py": "from chunks import x\n\n\nclass ChunkTest(Base):\n    pass\n"}, False),
+        ({"test_chunks.py": "class Chunks(unittest.TestCase):\n    pass\n"}, False),
+        ({"test_chunks.py": "from tests.common import *\n"}, False),
+        ({"test_chunks.py": "from tests.common import test_all\n"}, False),
+        ({"test_chunks.py": "test_all = make(chunk)\n"}, False),
+        ({"test_chunks.py": SCRIPT + '"""\n>>> chunk([])\n[]\n"""\n'}, False),
+    ],
+)
+def test_script_that_is_not_imported_has_tests_or_none(output: str, tests: dict[str, str], none: bool) -> None:
+    assert finds_no_tests(output, failed_tests(output), lambda: tests) is none
+
+
+@pytest.mark.parametrize(
+    "output", ["FAILED checks/a.py\n", PYTEST_STOPPED + "FAILED test_more.py::test_a\n", "AssertionError\n"]
+)
+def test_check_that_ran_a_test_or_is_of_another_kind_is_not_judged_by_its_files(output: str) -> None:
+    assert not finds_no_tests(output, failed_tests(output), lambda: {"test_chunks.py": SCRIPT})
