@@ -11,6 +11,7 @@ from activities.artifacts.port import get_model
 from activities.artifacts.stores import open_local_store
 from tests.support.doubles import ScriptedPlanner, planned
 from tests.support.episodes import Working, eventually, scripted
+from tests.support.episodes import asked as asked_anew
 from tests.support.proofs import make_key
 from tightloop.cli.main import app
 from tightloop.client import TightloopClient
@@ -116,7 +117,7 @@ async def test_work_goes_on_with_the_reason_and_an_unchanged_tree_is_asked_about
         episode_id = await client.start(request_for(definition_of_done=[CHECK], executor=steps))
         first = await asked(client, episode_id)
         await client.resume(episode_id)
-        await asked(client, episode_id, since=first)
+        await asked_anew(client, episode_id, since=first)
         await client.resume(episode_id)
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
