@@ -465,9 +465,9 @@ class TrackingSettings(Section):
     """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
     tests_twice_s: float = Field(default=60.0, ge=0, le=3_600)
     """Time in seconds that a pytest check may take for the proof to run its tests twice in one process. 0 is off."""
-    drafts: int = Field(default=5, ge=0, le=DRAFTS_LIMIT)
-    """Maximum number of hidden scenarios that the planner's model drafts for an episode before the work starts. 0 turns
-    this off. It costs two questions to the model.
+    drafts: int = Field(default=0, ge=0, le=DRAFTS_LIMIT)
+    """Maximum number of hidden scenarios that the planner's model drafts for an episode before the work starts, such as
+    5. 0 turns this off. It costs two questions to the model.
     """
 
 
