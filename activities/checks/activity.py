@@ -132,7 +132,7 @@ class VerificationActivities:
             try:
                 for number, check in enumerate(checks, start=1):
                     activity.heartbeat(check_work(check, number, len(checks), datetime.now(UTC)))
-                    result, is_flaky = run_doubted_check(
+                    result, is_flaky = run_check_with_retry(
                         self._runner,
                         check,
                         tree,
@@ -220,7 +220,7 @@ def run_check(
     return judged.evolve(sandbox=result.sandbox, not_enforced=result.not_enforced, cpu_s=result.cpu_s)
 
 
-def run_doubted_check(
+def run_check_with_retry(
     runner: CheckRunner,
     check: Check,
     tree: CheckedTree,
@@ -230,12 +230,13 @@ def run_doubted_check(
     cancelled: Callable[[], bool],
     failed_before: Collection[str],
 ) -> tuple[CheckResult, bool]:
-    """Run one check, and repeat its first failure, which could be due to chance.
+    """Run one check, and retry its first failure, which could be due to chance.
 
-    `failed_before` are the keys of the checks that have failed before; they are not repeated again.
+    `failed_before` contains the keys of the checks that have failed before. They are not retried.
 
     Returns:
-        The result, and whether the check is flaky: it failed and passed when it was repeated. It has passed then.
+        The result, and whether the check is flaky: it failed, but passed when it was retried. A flaky check counts as
+        passed.
 
     Raises:
         CancelledError: the activity was cancelled in the meantime.

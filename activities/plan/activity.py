@@ -9,7 +9,7 @@ from temporalio import activity
 
 from activities.artifacts.port import put_model
 from activities.attempt import should_stop
-from activities.checks.activity import CheckRunner, run_doubted_check
+from activities.checks.activity import CheckRunner, run_check_with_retry
 from activities.plan.attempts.context import AttemptPorts
 from activities.plan.attempts.runner import (
     AttemptRunner,
@@ -273,7 +273,7 @@ def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: Ve
     with ports.workspaces.hold(scope) as tree:
         drift = tree.expect(request.expected_tree)
         outcomes = [
-            run_doubted_check(
+            run_check_with_retry(
                 runner,
                 check,
                 tree,

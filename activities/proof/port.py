@@ -212,9 +212,9 @@ class ProveResult(Value):
     change: ShownChange | None = None
     """Change that the open findings are about. It names no files if a finding is about something else."""
     only_scenarios: bool = False
-    """True if nothing speaks against the proof except failed hidden scenarios."""
+    """True if failed hidden scenarios are the only reason for doubt."""
     failed_drafts: tuple[int, ...] = ()
-    """Numbers of the failed drafted scenarios, from 0. Empty if something else speaks against the proof, too."""
+    """Numbers of the failed drafted scenarios, from 0. Empty if there is another reason for doubt."""
     drift: Drift | None = None
     attempt: int = 1
 

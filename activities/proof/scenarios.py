@@ -40,7 +40,7 @@ class _Outcome(NamedTuple):
     is_odd: bool
     """See `ScenarioBaseline.odd`."""
     has_run: bool
-    """Whether the command exited with 0, whatever it printed."""
+    """True if the command exited with 0. Its output does not matter."""
     printed: str
     """Last line of its output."""
 

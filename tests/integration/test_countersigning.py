@@ -40,7 +40,7 @@ Change = Callable[[bytes], bytes]
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have a state home of our own, and no configuration of whoever runs the tests."""
+    """Use a separate state home, without the user's configuration."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIGHTLOOP_HOME", str(folder))
@@ -79,7 +79,7 @@ class Side:
         return self.verify(content, "--run", "--output", self.output, *options)
 
     def refuses(self, content: bytes, said: str, *options: object) -> str:
-        """Check that a proof is not countersigned, for a reason that is told."""
+        """Check that a proof is not countersigned, and that the message says why."""
         code, out = self.countersign(content, *options)
         assert (code, said in out, self.output.exists()) == (1, True, False), out
         return out

@@ -45,7 +45,7 @@ pytestmark = [
 ]
 RELEASE = "bookworm"
 PACKAGES = ("git", "python3", "python3-venv", "ca-certificates")
-"""What the images of both services have. The steps install the rest."""
+"""Packages in the images of both services. The steps install the rest."""
 STEP_S = 1_500.0
 FIX = Work("fix", UNITTEST, write={"calc.py": FIXED}, goal="Let add() add")
 SCENARIO = '- python3 -c "from calc import add; assert add(40, 2) == 42"\n'

@@ -205,7 +205,7 @@ def repairing(shape: Shape, folder: Path) -> ExecutorChoice:
 
 
 def state_of(root: Path) -> dict[str, str]:
-    """Return what a run must leave as it was."""
+    """Return the state that a run must not change."""
     commands = {"refs": ("for-each-ref",), "worktrees": ("worktree", "list"), "head": ("rev-parse", "HEAD")}
     return {name: git(root, *words).decode() for name, words in commands.items()}
 

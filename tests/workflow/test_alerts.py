@@ -131,7 +131,7 @@ async def test_an_alert_leaves_in_the_workflow_task_of_its_pause_and_is_told_onc
           f"p95 {p95:.3f} s, most {seconds[-1]:.3f} s")  # fmt: skip
     for cause in CAUSES:
         print(f"  {cause}: most {max(second for name, second in took if name == cause):.3f} s")
-    assert len(receiver.came) == len(mixed), "each cause is told once"
+    assert len(receiver.came) == len(mixed), "each cause sends one alert"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
 
     The goal is about a test that uses the code which the goal names. If no failed test is known to do that, the goal is
     about a test if it has a word of the test's name or file; tests in the same file belong together. It is about the
-    check if it has a word of the check's name, such as `tests` or `lint`, or no subject at all ("fix the bug").
+    check if it has a word of the check's name, such as `tests` or `lint`, or names nothing ("fix the bug").
     """
     words = words_of(goal)
     if not words:

@@ -134,7 +134,7 @@ class Sources:
         return block.path == path if path in self.texts else block.path in self._tests
 
     def _shared(self, block: Block, parts: set[str]) -> int:
-        """Return how many parts of a test's name are those of a definition's file and of the classes around it."""
+        """Count the parts of a test's name that also name a definition's file or the classes around it."""
         around = {other.name for other in self.blocks if other.path == block.path and block.text in other.text}
         return len(parts & {*around, *re.findall(r"\w+", block.path)})
 

@@ -124,7 +124,7 @@ def read_until(text: str | None, now: datetime) -> datetime | None:
     """Parse `--until`: the next time of day in the zone of this host, or an ISO time, which may name another zone.
 
     Raises:
-        InvalidRequestError: it is no time, or it is over.
+        InvalidRequestError: the text is not a time, or the time has passed.
     """
     if text is None:
         return None
@@ -138,11 +138,11 @@ def read_until(text: str | None, now: datetime) -> datetime | None:
         until = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequestError(
-            f"--until {text!r} is no time. For example: --until 07:00 or --until 2026-11-30T07:00+01:00"
+            f"--until {text!r} is not a time. For example: --until 07:00 or --until 2026-11-30T07:00+01:00"
         ) from None
     until = until if until.tzinfo is not None else until.astimezone()
     if until <= now:
-        raise InvalidRequestError(f"--until {text} is over. Give a later time")
+        raise InvalidRequestError(f"--until {text} has passed. Give a later time")
     return until
 
 

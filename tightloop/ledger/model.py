@@ -130,7 +130,7 @@ class WorkflowPage(Value):
 
 
 class InboxItem(Value):
-    """Open question waiting for a person."""
+    """Open question, or project plan that waits for `dispatch` or `verify`."""
 
     project: str
     workflow_id: str

@@ -1,4 +1,4 @@
-"""Which failed tests a goal is about, by the code that they use."""
+"""Failed tests that a goal covers, found by the code that they use."""
 
 import pytest
 

@@ -173,8 +173,10 @@ NAMESPACE = "tightloop-proof"
 versa.
 """
 COUNTERSIGNATURE = "tightloop-countersignature"
-"""Namespace of the signatures of whoever reproduced a proof. The key of an author cannot be used for it if its line in
-the allowed signers file names the other namespace, and vice versa.
+"""SSH signature namespace of the party that reproduced a proof.
+
+An author's key cannot be used for it if the key's line in the allowed signers file names the other namespace, and vice
+versa.
 """
 SIGN_SECONDS = 120.0
 """Time limit for signing. A person may have to enter a passphrase or touch a security key."""
@@ -268,12 +270,12 @@ def sign(content: bytes, key: SigningKey, namespace: str = NAMESPACE) -> Signatu
 
 
 def namespace_of(sig: str) -> str:
-    """Return the namespace that a signature claims, or "" if it is no SSH signature. Nothing is verified."""
+    """Return the namespace that a signature claims, or "" if it is not an SSH signature. Verifies nothing."""
     return _fields_of(sig)[1].decode("utf-8", "replace")
 
 
 def public_key_of(sig: str) -> bytes:
-    """Return the public key that a signature contains, or nothing if it is no SSH signature. Nothing is verified."""
+    """Return the public key that a signature contains, or nothing if it is not an SSH signature. Verifies nothing."""
     return _fields_of(sig)[0]
 
 

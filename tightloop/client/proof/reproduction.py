@@ -96,7 +96,7 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
 def _compare_runs(old: RunDetails, new: RunDetails | None, tails: Mapping[str, str]) -> Iterator[Point]:
     suffix = _RUNS[old.tests]
     if new is None:
-        yield Point(False, f"it contains a run of the checks{suffix}, for which there is no reason here")
+        yield Point(False, f"it contains a run of the checks{suffix}, which this host did not need")
         return
     for one, other in zip_longest(old.checks, new.checks):
         if one is None or other is None or one.run != other.run:
