@@ -246,20 +246,23 @@ class PlanningActivities:
         episode, briefing = await asyncio.to_thread(self._brief, store, plan_request)
         # In a thread, because the first use of a sandbox probes it.
         writer = await asyncio.to_thread(self.scenario_writers, episode.planner)
-        if writer is None or briefing.prompt_privacy is PromptPrivacy.SUMMARY:
-            return DraftedScenarios(attempt=attempt)
+        if writer is None:
+            reason = "no model plans, or the worker has no sandbox"
+            return DraftedScenarios(reason=reason, attempt=attempt)
+        if briefing.prompt_privacy is PromptPrivacy.SUMMARY:
+            return DraftedScenarios(reason="prompts may not contain code (privacy.prompts)", attempt=attempt)
         root = root_of(request.scope)
         try:
             answer = await ask_with_timeout(
                 lambda: writer.write(briefing, root, request.limit), self.timeout, episode.planner
             )
         except PlannerError as error:
-            return DraftedScenarios(by_model=True, reason=shorten(error.message, 400), attempt=attempt)
+            return DraftedScenarios(reason=shorten(error.message, 400), attempt=attempt)
         drafts = None
         if answer.bundle is not None:
             drafts = await asyncio.to_thread(self.store_scenarios, answer.bundle)
         reason = shorten(answer.reason, 400)
-        return DraftedScenarios(by_model=True, drafts=drafts, reason=reason, usage=answer.usage, attempt=attempt)
+        return DraftedScenarios(drafts=drafts, reason=reason, usage=answer.usage, attempt=attempt)
 
     @activity.defn
     async def write_check(self, request: WriteCheckRequest) -> WrittenCheck:

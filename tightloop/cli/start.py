@@ -239,7 +239,9 @@ Scenarios = Annotated[
     Path | None,
     Option(help="Hidden scenarios: a folder, a YAML file or an encrypted bundle. See: tightloop scenarios"),
 ]
-NoDrafts = Annotated[bool, Option("--no-drafts", help="Do not let the planner's model draft hidden scenarios.")]
+Drafts = Annotated[
+    int | None, Option(help="Let the planner's model draft up to this number of hidden scenarios. 0 drafts none.")
+]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Until = Annotated[
     str | None,
@@ -280,7 +282,7 @@ def start(
     allow: Allow = None,
     keep_green: KeepGreen = None,
     scenarios: Scenarios = None,
-    no_drafts: NoDrafts = False,
+    drafts: Drafts = None,
     max_iterations: MaxIterations = None,
     until: Until = None,
     worktree: Worktree = None,
@@ -298,7 +300,7 @@ def start(
     choice = drop_none(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions)
     choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
     options = drop_none(goal=goal, definition_of_done=done, planner=planner, worktree=worktree, allow=allow)
-    options |= drop_none(pause_after=pause_after, unattended=unattended, drafts=0 if no_drafts else None)
+    options |= drop_none(pause_after=pause_after, unattended=unattended, drafts=drafts)
     options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations, until))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
@@ -316,7 +318,7 @@ def code(
     allow: Allow = None,
     keep_green: KeepGreen = None,
     scenarios: Scenarios = None,
-    no_drafts: NoDrafts = False,
+    drafts: Drafts = None,
     max_iterations: MaxIterations = None,
     until: Until = None,
     unattended: Unattended = None,
@@ -329,7 +331,7 @@ def code(
 ) -> None:
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow, unattended=unattended)
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=0 if no_drafts else None)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=drafts)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations, until))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace))

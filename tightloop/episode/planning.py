@@ -196,8 +196,6 @@ class WrittenCheck(Value):
 class DraftedScenarios(Value):
     """Result of drafting hidden scenarios, as seen by the workflow."""
 
-    by_model: bool = False
-    """False if no model plans this episode, or prompts must not contain code, so nobody was asked."""
     drafts: HiddenScenarios | None = None
     """Commitment to the drafts, which are stored encrypted and have not been tried yet."""
     reason: str = ""

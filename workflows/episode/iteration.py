@@ -109,6 +109,8 @@ class Proof:
         if not record.request.drafts or record.state.drafts is not None or record.state.inherited is not None:
             return None
         if record.request.planner == HEURISTIC:
+            record.replace(record.state.evolve(drafts=HiddenScenarios()))
+            record.log("scenarios", "no scenario was drafted: the planner heuristic uses no model")
             return None
         self._points.enter(EpisodePhase.PLANNING)
         drafted = await self._points.do(
@@ -120,7 +122,7 @@ class Proof:
             record.state.evolve(drafts=HiddenScenarios(), spent=record.state.spent.with_usage(drafted.usage))
         )
         record.apply(state_changes.with_retries, drafted.attempt)
-        if drafted.by_model and drafted.drafts is None:
+        if drafted.drafts is None:
             record.log("scenarios", f"no scenario was drafted: {drafted.reason}")
         self._points.enter(EpisodePhase.VERIFYING)
         return drafted.drafts
