@@ -72,6 +72,7 @@ class Difference:
             frozenset(self.before),
             tuple(self._commands),
             frozenset(name for path in self._changed if which(name := path.rpartition("/")[2])),
+            len(self.after),
         )
         self._loaded = loaded
         deciding = loaded.find_deciding(self._changed)

@@ -323,8 +323,8 @@ async def test_a_check_that_never_ends_is_stopped_with_all_its_processes(client,
         await ended_by_hand(client, episode_id)
     assert [check.status for check in status.failed_checks] == [CheckStatus.TIMED_OUT]
     assert status.checks == "0/1"
-    # The first one made a file, which is progress.
-    assert status.iteration == 3
+    # The first one made a file, which is progress. On a busy machine the shell may have printed nothing in its second.
+    assert status.iteration in (3, 4)
     assert status.questions
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
     assert "endless" in status.questions[0].title

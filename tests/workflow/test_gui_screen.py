@@ -1,6 +1,7 @@
 """One screen and several plans: real workers of role `gui`, with a desktop in memory that takes its time."""
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -40,6 +41,7 @@ class Screen:
         self.desktop.on_submit = lambda text: threading.Thread(target=self.work, args=(text,)).start()
         self.folder, self.roots = folder, roots
         self.calls: list[tuple[int, str]] = []
+        self.numbers = itertools.count()
         (folder / "transcripts").mkdir(parents=True)
 
     @property
@@ -72,18 +74,19 @@ class Slow(FakeDriver):
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen.desktop)
         self.screen = screen
+        self.number = next(screen.numbers)
 
     def preflight(self) -> Health:
-        self.screen.calls.append((id(self), "preflight"))
+        self.screen.calls.append((self.number, "preflight"))
         return super().preflight()
 
     def _do(self, name: str, effect: Callable[[], object]) -> object:
-        self.screen.calls.append((id(self), name))
+        self.screen.calls.append((self.number, name))
         time.sleep(SLOW_S)
         return super()._do(name, effect)
 
     def close(self) -> None:
-        self.screen.calls.append((id(self), "close"))
+        self.screen.calls.append((self.number, "close"))
 
 
 Play = Callable[[int], Awaitable[Screen]]

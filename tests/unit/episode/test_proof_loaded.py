@@ -83,6 +83,14 @@ def test_a_new_file_with_the_name_of_a_command_decides_and_one_that_a_check_name
     assert deciding(files, *texts, change=ADDED) == {"bin/lint": FileKind.START_UP}
 
 
+def test_a_new_file_with_the_name_of_a_command_decides_nothing_where_a_search_opened_it() -> None:
+    texts = {"bin/lint": "", **{f"notes/{number}.txt": "" for number in range(80)}}
+    files = loaded(texts)._replace(commands=("lint .",), delivered=len(texts))
+    assert deciding(files, "bin/lint", change=ADDED) == {}
+    more = files._replace(delivered=2 * len(texts))
+    assert deciding(more, "bin/lint", change=ADDED) == {"bin/lint": FileKind.START_UP}, "it opened half of the files"
+
+
 def test_a_program_that_asserts_about_other_code_is_a_check() -> None:
     texts = {"run_all.py": CHECK, "calc.py": PRODUCT, "main.py": "from calc import add\nprint(add(1, 1))\n"}
     loads = {"calc.py": ("run_all.py", "main.py")}
