@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowFailureError
 
 from tests.support.alert_receiver import SECRET, Receiver, receiving
 from tests.support.doubles import ScriptedPlanner, claims_done, planned
@@ -349,6 +349,36 @@ async def test_page_of_a_run_in_its_first_check_says_what_it_does(
         assert await eventually(is_closed)
     assert "sleep 15" in running
     assert " of at most " in running
+
+
+async def test_a_run_that_could_not_open_its_workspace_is_listed_with_the_reason(
+    client: TightloopClient, temporal_client: Client, settings: Settings, working: Working, request_for: Any,
+    workspace: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    file = tmp_path / "settings.yaml"
+    file.write_text(settings.as_yaml().replace("api_key: '**********'", "api_key: ''"))
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(gateway(tmp_path, client, settings, local_ledger()))
+        await stack.enter_async_context(working())
+        surfaces = Surfaces(stack, served, client, temporal_client, file, Receiver())
+        await surfaces.open()
+        first = await client.start(request_for(executor=scripted({"sleep": 30})))
+        await eventually(lambda: _is_open(client, first))
+        second = await client.start(request_for())
+        with pytest.raises(WorkflowFailureError):
+            await temporal_client.get_workflow_handle(second).result()
+        row = (await surfaces.http.get(f"/api/episodes/{second}")).json()
+        [digest] = await surfaces.cli("digest", "--project", state_folder(workspace).name)
+        listed = {item["id"] for item in (await surfaces.http.get("/api/episodes?limit=200")).json()["items"]}
+        await client.cancel(first, by="ada")
+        await client.result(first)
+    assert (row["status"], row["started"] < row["closed"]) == ("failed", True)
+    assert {first, second} <= listed
+    assert any(line.startswith(f"{second}: {first} is using ") for line in digest["blocked"]), digest
+
+
+async def _is_open(client: TightloopClient, run_id: str) -> bool:
+    return bool((await client.status(run_id)).iteration)
 
 
 async def test_a_result_on_a_branch_is_named_on_every_surface(

@@ -155,11 +155,14 @@ class Recording:
         while (state := self._see()) != self._recorded:
             # Set before the call: a change that arrives during it starts another round.
             self._recorded = state
-            try:
-                snapshot, events = self._row(), self._events()
-                await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=events))
-            except ActivityError as error:
-                workflow.logger.warning("could not write the ledger entry: %s", error.cause or error)
+            await self.send(self._row())
+
+    async def send(self, snapshot: WorkflowSnapshot) -> None:
+        """Record a row and the pending timeline events. A failure is only logged."""
+        try:
+            await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=self._events()))
+        except ActivityError as error:
+            workflow.logger.warning("could not write the ledger entry: %s", error.cause or error)
 
     async def _send(self, request: RecordRequest) -> None:
         # The ledger is a file on the host that has the workspace.
@@ -338,6 +341,11 @@ class Reporting:
     def refuse(self) -> None:
         """Publish that the run was refused. A first run's id stays available, and the run hides no earlier run."""
         self._reporter.close(REFUSED if self._run.is_first else "failed")
+
+    async def record_refused(self) -> None:
+        """Record a run whose workspace was not opened, so that no activity records its end."""
+        if self._run.is_first:
+            await self._recording.send(self.last.evolve(started=workflow.info().workflow_start_time))
 
     @property
     def _word(self) -> str:

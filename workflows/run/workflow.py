@@ -127,6 +127,7 @@ class RunWorkflow(ABC):
             return await self._or_continue_as_new(self._carry_out())
         except NotOpenedError as refusal:
             self._refuse(refusal.reason)
+            await self._reporting.record_refused()
             raise ApplicationError(refusal.reason, type=refusal.kind, non_retryable=True) from refusal.__cause__
         except BaseException as error:
             # A cancellation arrives bare, or as the cause of an activity's or a child's error.
