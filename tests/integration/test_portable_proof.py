@@ -403,7 +403,8 @@ def test_command_verifies_with_exit_codes_for_proven_not_proven_and_wrong_use(
     code, out = run(file, *trusted, "--json")
     assert json.loads(out)["proven"] is True
     assert run(file, "--alone", "--allowed-signers", allowed)[0] == 0
-    assert run(file, "--repo", workspace)[0] == 1, "a key that nobody trusts"
+    code, out = run(file, "--repo", workspace)
+    assert (code, out.splitlines()[0]) == (1, "NOT PROVEN. The file claims:"), "a key that nobody trusts"
     (workspace / "notes.txt").write_text("changed\n")
     subprocess.run(
         ["git", "-C", workspace, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "x"], check=True

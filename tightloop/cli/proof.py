@@ -185,7 +185,9 @@ def _show(verification: Verified, *, as_json: bool) -> None:
         show_json({"proven": verification.proven, "countersigned_by": by, "points": points, "statement": statement})
         return
     if verification.statement is not None:
-        show("\n".join(proof_lines(verification.statement, verification.countersigned_by)), "")
+        lines = list(proof_lines(verification.statement, verification.countersigned_by))
+        # The first line of a forged proof says "PROVEN", and must not be the first thing to be read.
+        show("\n".join(lines if verification.proven else ["NOT PROVEN. The file claims:", *lines]), "")
     show("\n".join(f"{'yes' if point.holds else 'NO '}  {point.text}" for point in verification.points))
     show("proven" if verification.proven else "not proven")
 
