@@ -3,10 +3,13 @@
 import asyncio
 import logging
 import shutil
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+from sqlalchemy.exc import SQLAlchemyError
 from temporalio.client import (
     Client,
     Schedule,
@@ -26,6 +29,7 @@ from activities.retention import CollectionTotals
 from activities.tracking.retention import GRACE, CollectionResult, KnownWorkflow, collect, size_on_disk
 from tightloop.client.execution import Execution
 from tightloop.database.memory.store import memory_database, open_memory
+from tightloop.errors import ServiceUnavailableError, TightloopError
 from tightloop.host import state_home
 from tightloop.host.identity import home_queue, host_identity, queue_of
 from tightloop.settings import Settings
@@ -196,6 +200,8 @@ async def free(
 ) -> list[CollectionResult]:
     """Free the leftovers and copies of episodes and plans that ended more than `older_than` ago, in all projects.
 
+    A project whose data is damaged is reported as busy.
+
     Raises:
         ServiceUnavailableError: Temporal does not respond, and nothing was freed. Or the remote store does not respond,
             and the next collection frees the rest.
@@ -205,12 +211,20 @@ async def free(
     # Taken before the query: what starts later is unknown to it, and must not be freed as forgotten work.
     asked_at = datetime.now(UTC)
     workflows = merged_runs(await known_workflows(client))
-    return [
-        await asyncio.to_thread(
-            collect, folder, workflows, older_than=older_than, dry_run=dry_run, queried_at=asked_at, forget=forget
-        )
-        for folder in sorted((state_home() / "projects").glob("*/"))
-    ]
+
+    def collect_project(folder: Path) -> CollectionResult:
+        try:
+            return collect(
+                folder, workflows, older_than=older_than, dry_run=dry_run, queried_at=asked_at, forget=forget
+            )
+        except ServiceUnavailableError:
+            raise
+        except (OSError, SQLAlchemyError, sqlite3.Error, TightloopError) as error:
+            # A damaged project must not keep the others' data.
+            return CollectionResult(folder.name, busy=f"not all of it, because its data cannot be read: {error}")
+
+    folders = sorted((state_home() / "projects").glob("*/"))
+    return [await asyncio.to_thread(collect_project, folder) for folder in folders]
 
 
 def forget_failures(settings: Settings, projects: Iterable[str]) -> int:

@@ -24,7 +24,7 @@ from tightloop.memory import Kind, SeenFailure
 from tightloop.settings import Settings
 from worker.build import Role, build_workers
 from worker.connect import connect
-from worker.retention import GarbageCollector, collect_now, keep_schedule, schedule_id, used_share, watch_disk
+from worker.retention import GarbageCollector, collect_now, free, keep_schedule, schedule_id, used_share, watch_disk
 
 DAY = timedelta(days=1)
 Cli = Callable[..., Awaitable[tuple[int, str]]]
@@ -101,6 +101,19 @@ async def test_schedule_frees_what_is_old_and_leaves_what_a_person_keeps(
     assert old in told
     with pytest.raises(RPCError, match="not found"):
         await temporal_client.get_schedule_handle(schedule_id(under)).describe()
+
+
+async def test_a_damaged_project_does_not_keep_the_data_of_the_others(
+    temporal_client: Client, workspace: Path, settings: Settings
+) -> None:
+    left_behind(workspace, "episode-old", datetime.now(UTC) - 40 * DAY)
+    damaged = state_folder(workspace).parent / "a-damaged"
+    damaged.mkdir()
+    (damaged / "outbox.db").write_bytes(b"no database" * 1_000)
+    broken, healthy = await free(temporal_client, settings, 30 * DAY)
+    assert (broken.project, broken.episodes) == (damaged.name, ())
+    assert "file is not a database" in broken.busy
+    assert healthy.episodes == ("episode-old",)
 
 
 async def test_second_worker_changes_the_schedule_and_leaves_a_pause(
