@@ -15,6 +15,7 @@ import click
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from deploy.combinations import combination_rows, impossible_combinations
 from deploy.plan_examples import EXPLAINED, INTERNAL, MERGED, SECTIONS, Section
 from tightloop.cli.main import app
 from tightloop.ledger.metrics import MEANINGS
@@ -108,6 +109,12 @@ _ABOUT_BASELINE = (
     "the results of their first run. If an amendment or a revision replaces the command of a check, only failures of "
     "the new one count."
 )
+_ABOUT_COMBINATIONS = (
+    "*Work* is what executors did: `none` if none ran or only a person edited files, `unchanged` if no tracked file "
+    "differs at the end. *Checks* compares the start with the end; `killed` also means a time limit. *Skipped* counts "
+    "the steps of a plan, or the tasks of a project plan that did not complete. *Answer* is the last one that a person "
+    "gave. In JSON, `status` is the first word of the last line in lower case, and `qualifier` is the rest."
+)
 _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
     ("Files changed, and a check failed before it passed", "succeeded", Facts(files_changed=2)),
     ("All checks passed from the start to the end, or found no tests", "succeeded",
@@ -150,6 +157,8 @@ def outcomes_page() -> str:
         code = exit_code(status, qualifier, is_closed=True)
         rows.append(f"| {what} | `{line}` | {code} | `{status}` | {f'`{qualifier}`' if qualifier else 'empty'} |")
     parts = ["# Outcomes", GENERATED, _ABOUT_OUTCOMES, "\n".join(rows), _ABOUT_BASELINE]
+    parts += ["## All combinations", _ABOUT_COMBINATIONS, "\n".join(combination_rows())]
+    parts += ["Other combinations cannot occur:", "\n".join(f"- {reason}" for reason in impossible_combinations())]
     return "\n\n".join(parts) + "\n"
 
 
