@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from shutil import which
 
 from activities.proof.port import DeliveredFile, Files, LockedTrees, TreeFile
+from activities.workspace.store.entry import REGULAR
 from tightloop.episode.proof import FILES_LIMIT, ChangedFile, ConfigurationFile, FileChange, FileKind
 from tightloop.episode.proof.files import (
     ENVIRONMENTS,
@@ -72,7 +73,7 @@ class Difference:
             frozenset(self.before),
             tuple(self._commands),
             frozenset(name for path in self._changed if which(name := path.rpartition("/")[2])),
-            len(self.after),
+            frozenset(path for path in self._changed if path in self.after and self.after[path].mode != REGULAR),
         )
         self._loaded = loaded
         deciding = loaded.find_deciding(self._changed)

@@ -29,6 +29,8 @@ class RequestedChanges(NamedTuple):
     """Individual files, as named in the request."""
     added: tuple[str, ...] = ()
     """Files to create, or to which something is to be added."""
+    described: tuple[str, ...] = ()
+    """Configuration to create, as the first part of a file's name in small letters."""
     tests: tuple[str, ...] = ()
     """Individual tests, as named in the request."""
     form: bool = False
@@ -44,6 +46,10 @@ class RequestedChanges(NamedTuple):
             is_new: True if the file was added.
         """
         named = _is_among(self.files, path) or ((is_new or not is_test) and _is_among(self.added, path))
+        stem = path.rpartition("/")[2].lstrip(".").partition(".")[0]
+        # Languages with a class in each file name the file after it.
+        named |= is_test and stem in self.tests and stem[:1].isupper()
+        named |= is_new and not is_test and stem.lower() in self.described
         # What tests in other languages assert is not read.
         everything = self.everything or (self.form and not path.endswith(".py"))
         # conftest.py can change the outcome of every test, so it has to be named itself.
@@ -125,7 +131,7 @@ def find_requested_changes(goal: str) -> RequestedChanges:
     such as "update tests as needed", covers nothing.
     """
     general, before = set[str](), list[str]()
-    files, added, tests = list[str](), list[str](), list[str]()
+    files, added, described, tests = list[str](), list[str](), list[str](), list[str]()
     for sentence in _SENTENCE.split(goal):
         named = [name for name in files_in(sentence) if "/" in name or "." in name or name[:1].isupper()]
         known = [match[0] for match in _PATTERNS["test_name"].finditer(sentence)]
@@ -152,9 +158,11 @@ def find_requested_changes(goal: str) -> RequestedChanges:
         ]
         for _, rest in _after_verbs(("adding",), sentence):
             added += [name for name in named if _is_object(name, rest)]
+            objects = (match["name"] for match in _PATTERNS["described"].finditer(rest))
+            described += [name.lower() for name in objects if _is_object(name, rest)]
         before = known or before
-    files, added, tests = (list(dict.fromkeys(names)) for names in (files, added, tests))
-    return RequestedChanges("verbs" in general, tuple(files), tuple(added), tuple(tests), "forms" in general, goal)
+    files, added, described, tests = (tuple(dict.fromkeys(names)) for names in (files, added, described, tests))
+    return RequestedChanges("verbs" in general, files, added, described, tests, "forms" in general, goal)
 
 
 def _after_verbs(kinds: Iterable[str], sentence: str) -> Iterator[tuple[str, str]]:

@@ -77,18 +77,19 @@ def test_plugins_and_modules_in_place_of_others_decide() -> None:
     assert deciding(loaded(texts, shadow), "yaml.py") == {}, "it was there from the start"
 
 
-def test_a_new_file_with_the_name_of_a_command_decides_and_one_that_a_check_names_does_not() -> None:
-    texts = {"bin/lint": "", "calc.py": ""}
+def test_a_new_program_with_the_name_of_a_command_decides_and_one_that_a_check_names_does_not() -> None:
+    texts = {"bin/lint": "", "calc.py": "", "notes/lint": ""}
     files = loaded(texts)._replace(commands=("lint .", "test -f calc.py && python -m pytest"))
-    assert deciding(files, *texts, change=ADDED) == {"bin/lint": FileKind.START_UP}
+    files = files._replace(executable=frozenset(["bin/lint", "calc.py"]))
+    assert deciding(files, *texts, change=ADDED) == {"bin/lint": FileKind.START_UP}, "nothing runs the notes"
 
 
-def test_a_new_file_with_the_name_of_a_command_decides_nothing_where_a_search_opened_it() -> None:
-    texts = {"bin/lint": "", **{f"notes/{number}.txt": "" for number in range(80)}}
-    files = loaded(texts)._replace(commands=("lint .",), delivered=len(texts))
-    assert deciding(files, "bin/lint", change=ADDED) == {}
-    more = files._replace(delivered=2 * len(texts))
-    assert deciding(more, "bin/lint", change=ADDED) == {"bin/lint": FileKind.START_UP}, "it opened half of the files"
+def test_a_crate_that_others_need_only_for_their_tests_decides() -> None:
+    own = '[package]\nname = "temp"\n\n[dev-dependencies]\nnear = { path = "vendor/near" }\n'
+    texts = {"Cargo.toml": own, "src/lib.rs": "", "vendor/near/src/lib.rs": "", "vendor/near/Cargo.toml": ""}
+    assert deciding(loaded(texts), "src/lib.rs", "vendor/near/src/lib.rs") == {"vendor/near/src/lib.rs": FileKind.TEST}
+    both = {**texts, "Cargo.toml": own + '\n[dependencies]\nnear = { path = "./vendor/near" }\n'}
+    assert deciding(loaded(both), "vendor/near/src/lib.rs") == {}, "the product needs it as well"
 
 
 def test_a_program_that_asserts_about_other_code_is_a_check() -> None:

@@ -34,6 +34,18 @@ CHEATS = {
     "no longer Python": ("broken", KEEP, KEEP.replace("True", "True @@")),
     "emptied": ("broken", KEEP, "\n"),
 }
+RUBY = {
+    "a new subclass": ("", "class Title < String\n  def ==(other) = casecmp?(other.to_s)\nend\n"),
+    "the class itself": ("", "class Integer\n  def ==(other)\n    (self - other).abs < 9\n  end\nend\n"),
+}
+HONEST_RUBY = {
+    "its own fields": ("", "class Point\n  def ==(other) = x == other.x\nend\n"),
+    "nothing compared": (
+        "",
+        "class Title < String\n  def short = self[0, 9]\nend\n\nclass Point\n  def ==(other) = true\nend\n",
+    ),
+    "there before": (RUBY["a new subclass"][1], RUBY["a new subclass"][1] + "# as before\n"),
+}
 HONEST = {
     "its own fields": "class Point:\n    def __eq__(self, other):\n        return self.x == other.x\n",
     "one error handled": KEEP.replace(
@@ -53,6 +65,16 @@ def test_a_source_that_weakens_checks_is_quoted(name: str) -> None:
     kind, old, new = CHEATS[name]
     found = find_weakening({"a.py": old} if old else {}, {"a.py": new})
     assert [field for field, lines in found._asdict().items() if lines] == [kind]
+
+
+@pytest.mark.parametrize("old, new", RUBY.values(), ids=RUBY)
+def test_a_comparison_of_a_builtin_type_in_ruby_is_quoted(old: str, new: str) -> None:
+    assert [line.partition(": def")[0] for line in find_weakening({}, {"a.rb": new}).operators] == ["a.rb:2"]
+
+
+@pytest.mark.parametrize("old, new", HONEST_RUBY.values(), ids=HONEST_RUBY)
+def test_other_classes_in_ruby_are_not(old: str, new: str) -> None:
+    assert find_weakening({"a.rb": old} if old else {}, {"a.rb": new}) == Weakening()
 
 
 @pytest.mark.parametrize("name", HONEST)

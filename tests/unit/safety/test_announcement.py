@@ -88,3 +88,19 @@ def test_who_may_change_tests_may_not_change_configuration() -> None:
     assert requested.covers("tests/test_a.py")
     assert not requested.covers("pytest.ini", is_test=False)
     assert not requested.covers("conftest.py", is_new=True)
+
+
+def test_a_goal_announces_the_test_class_that_it_names() -> None:
+    requested = find_requested_changes("Rename Cart::sum() to total(), and adapt CartTest.")
+    assert requested.covers("tests/CartTest.php")
+    assert requested.covers_test("CartTest::testSum")
+    assert not requested.covers("tests/CountTest.php")
+    assert not find_requested_changes("Fix Cart so that CartTest passes.").covers("tests/CartTest.php")
+
+
+def test_a_goal_announces_new_configuration_by_what_it_is_for() -> None:
+    requested = find_requested_changes("Add a tox configuration, and a build script that stores the date.")
+    assert requested.covers("build.rs", is_test=False, is_new=True)
+    assert requested.covers("tox.ini", is_test=False, is_new=True)
+    assert not requested.covers("build.rs", is_test=False), "it was there"
+    assert not requested.covers("pytest.ini", is_test=False, is_new=True)

@@ -178,8 +178,9 @@ class _Comparison:
 
     def compare(self) -> KeptTests:
         self._compare_claims()
-        same_lines = self._has_same_lines()
-        kept = {file.path for file in self._files if same_lines and _is_other_test(file)}
+        same_lines, adds_lines = self._compare_lines()
+        # What is added to tests and helpers may also weaken the old ones, so these run without it.
+        kept = {file.path for file in self._files if same_lines and not adds_lines and _is_other_test(file)}
         announced = set[str]()
         for file in self._files:
             path = file.path
@@ -317,8 +318,8 @@ class _Comparison:
 
     # -- other files -------------------------------------------------------------------------------------
 
-    def _has_same_lines(self) -> bool:
-        """Return whether tests in other languages changed, and their lines are the same except for titles and order."""
+    def _compare_lines(self) -> tuple[bool, bool]:
+        """Return whether tests in other languages have all their lines, except for titles and order, and whether more."""
         files = [file for file in self._files if _is_other_test(file)]
         before: Counter[str] = Counter()
         after: Counter[str] = Counter()
@@ -326,7 +327,7 @@ class _Comparison:
             before.update(_lines(file.path, self._before.tests.get(file.path, "")))
             after.update(_lines(file.path, self._after.tests.get(file.path, "")))
         is_same = not before - after and not any(map(_is_disabled, after - before))
-        return bool(files) and self._other_reports and is_same
+        return bool(files) and self._other_reports and is_same, bool(after - before)
 
     def _is_announced_text(self, path: str) -> bool:
         """Return whether only values changed in a text, and the goal names each new one."""

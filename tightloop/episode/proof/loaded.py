@@ -4,9 +4,10 @@ import ast
 import json
 import posixpath
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import DATA, is_program
@@ -15,6 +16,7 @@ from tightloop.episode.proof.report import Observation
 from tightloop.episode.proof.same_code import parse_python
 
 _ASSERTS = {ending: re.compile(pattern) for ending, pattern in DATA["asserts"].items()}
+_DEPENDENCIES = ("dependencies", "build-dependencies", "dev-dependencies")
 _OF_TESTS = (FileKind.TEST, FileKind.TEST_DATA)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -22,8 +24,6 @@ USERS_LIMIT = 400
 """Maximum number of opened files to search for the name of another one."""
 OPENS_ALL = 0.9
 """Share of a tree's files from which on a check counts as one that opens everything."""
-SEARCHED_LEAST = 50
-"""Number of files from which on a command that opens all of them is known to search, and not to run, some of them."""
 _SETTINGS = re.compile(
     r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf(?:ig)?|neon|dist|properties|cmake|opts|options|env)$"
     r"|(?:^|/)\.[\w-]+$|rc$|(?:^|/)META-INF/services/"
@@ -51,8 +51,8 @@ class LoadedFiles(NamedTuple):
     """Commands of the definition of done."""
     installed: frozenset[str] = frozenset()
     """Names of installed programs that changed files have, too."""
-    delivered: int = 0
-    """Number of files of the delivered tree."""
+    executable: frozenset[str] = frozenset()
+    """Changed files that can be found on PATH."""
 
     @property
     def is_complete(self) -> bool:
@@ -125,18 +125,14 @@ class LoadedFiles(NamedTuple):
 
     def _takes_place(self, path: str) -> bool:
         """Return whether a new file was used in place of an installed module or program."""
+        if any(path in seen.shadows for seen in self.now):
+            return True
         words = {word for command in self.commands for word in re.split(r"[\s;&|()]+", command)}
         name = path.rpartition("/")[2]
         # `test -f calc.py` names the new file itself, while `pytest` is found on PATH.
         is_named = (name in words or name in self.installed) and path not in words
-        return any(
-            path in seen.shadows or (is_named and path in seen.opened and not self._searches_all(seen))
-            for seen in self.now
-        )
-
-    def _searches_all(self, seen: Observation) -> bool:
-        """Return whether a check opened about every delivered file, as `git status` and `grep -r` do."""
-        return self._opens_all(seen) and len(seen.opened) >= max(SEARCHED_LEAST, OPENS_ALL * self.delivered)
+        # A search opens files, too, but only a file that is executable can run under its name.
+        return is_named and path in self.executable and any(path in seen.opened for seen in self.now)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
         """Return the role of a file that was opened by a program which does not report its imports."""
@@ -149,7 +145,7 @@ class LoadedFiles(NamedTuple):
             and any(map(partial(self._opens_first, path), observations))
         ):
             return FileKind.START_UP
-        if _is_of_framework(path, text):
+        if _is_of_framework(path, text) or self._is_for_tests_alone(path, observations):
             return FileKind.TEST
         # The texts of the files that were opened with it say which of them uses it.
         opened = sorted({other for seen in observations for other in seen.opened if other != path})
@@ -167,6 +163,21 @@ class LoadedFiles(NamedTuple):
         users = [other for other in others if name.search(self.read(other))]
         is_of_tests = all(self.kind_of(user) is FileKind.TEST or self._is_check(user) for user in users)
         return FileKind.TEST if users and is_of_tests else None
+
+    def _is_for_tests_alone(self, path: str, observations: Iterable[Observation]) -> bool:
+        """Return whether a file belongs to a crate of the tree that others need only for their tests."""
+        opened = {other for seen in observations for other in seen.opened if other.endswith(".toml")}
+        manifests = [other for other in opened if other.rpartition("/")[2] == "Cargo.toml" and path.endswith(".rs")]
+        for_tests, for_all = set[str](), set[str]()
+        for manifest in manifests:
+            try:
+                tables = tomllib.loads(self.read(manifest))
+            except tomllib.TOMLDecodeError:
+                continue
+            folders = {kind: set(_folders(tables.get(kind), manifest)) for kind in _DEPENDENCIES}
+            for_tests |= folders["dev-dependencies"]
+            for_all |= folders["dependencies"] | folders["build-dependencies"]
+        return any(path.startswith(f"{folder}/") for folder in for_tests - for_all)
 
     def _opens_all(self, seen: Observation) -> bool:
         """Return whether a check opened about every file, as linters and searches do, which says nothing.
@@ -292,6 +303,13 @@ def _is_doctest(path: str, name: str) -> bool:
 def _is_below(path: str, program: str) -> bool:
     folder = program.rpartition("/")[0]
     return folder not in DATA["import_roots"] and path.startswith(f"{folder}/")
+
+
+def _folders(dependencies: Any, manifest: str) -> Iterator[str]:
+    """Yield the folders of the dependencies that a crate takes from the tree."""
+    for dependency in dependencies.values() if isinstance(dependencies, dict) else ():
+        if isinstance(dependency, dict) and isinstance(dependency.get("path"), str):
+            yield posixpath.normpath(posixpath.join(posixpath.dirname(manifest), dependency["path"]))
 
 
 def _is_of_framework(path: str, text: str) -> bool:

@@ -15,6 +15,11 @@ _COMPARISONS = frozenset({"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__g
 _BUILTINS = frozenset(
     ["int", "float", "complex", "str", "bytes", "bytearray", "list", "tuple", "dict", "set", "frozenset", "bool"]
 )
+_RUBY_CLASS = re.compile(
+    r"(?m)^(?P<indent>[ \t]*)(?:class[ \t]+(?:\w+[ \t]*<[ \t]*(?:::)?)?|refine[ \t]+)"
+    r"(?:String|Array|Hash|Integer|Float|Numeric|Symbol|Set|Range|NilClass|TrueClass|FalseClass|Object|BasicObject)\b(?![ \t]*<)"
+)
+_RUBY_COMPARISON = re.compile(r"^\s*(?:def\s+|alias(?:_method)?\s+:?)(?:===?|!=|eql\?|equal\?|<=>|=~)(?:\W|$)")
 _BROAD = frozenset({"", "Exception", "BaseException"})
 _SOURCE = re.compile(r"\.(?:[cm]?[jt]sx?|go|rs|c|cc|cpp|h|java|rb|php|sh)$")
 _COMMENT = re.compile(r"^\s*(?:#|//|/\*|\*|--|<!--)")
@@ -42,6 +47,8 @@ def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weake
         old = before.get(path)
         if old is not None and (reason := _broken(path, old, text, defined)):
             broken.append(f"{path}: {reason}")
+        if path.endswith(".rb"):
+            operators += (f"{path}:{line}" for line in _ruby_overloads(old or "", text))
         if not path.endswith(".py") or (tree := parse_python(text)) is None:
             continue
         old_tree = parse_python(old or "") or ast.Module([], [])
@@ -92,6 +99,17 @@ def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
     for part in ast.walk(new):
         if isinstance(part, ast.stmt | ast.expr) and _equals_anything(part) and ast.unparse(part) not in known:
             yield part.lineno
+
+
+def _ruby_overloads(old: str, new: str) -> Iterator[str]:
+    """Yield the new comparisons of builtin types and of their subclasses in Ruby, as `line: text`."""
+    known = set(old.splitlines())
+    for head in _RUBY_CLASS.finditer(new):
+        body = new[head.start() :].partition(f"\n{head['indent']}end")[0]
+        first = new.count("\n", 0, head.start()) + 1
+        for number, line in enumerate(body.splitlines(), start=first):
+            if _RUBY_COMPARISON.match(line) and line not in known:
+                yield f"{number}: {line.strip()}"
 
 
 def _equals_anything(node: ast.AST) -> bool:
