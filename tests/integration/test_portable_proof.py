@@ -366,9 +366,9 @@ except ProofError as error:
 
 
 def test_plain_ssh_keygen_and_jq_verify_it(key: Path, allowed: Path, tmp_path: Path) -> None:
-    """The commands of docs/trust/proof.md."""
+    """The commands of docs/trust/ci.md."""
     (tmp_path / "proof.json").write_bytes(signed(proof_of("a" * 40), key))
-    page = (Path(__file__).parents[2] / "docs" / "trust" / "proof.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "trust" / "ci.md").read_text()
     [script] = re.findall(r"```sh\n(jq .*?)```", page, re.DOTALL)
     done = subprocess.run(["sh", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
     assert 'Good "tightloop-proof" signature for me@example.com' in done.stdout, done

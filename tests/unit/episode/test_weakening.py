@@ -67,12 +67,12 @@ def test_a_source_that_weakens_checks_is_quoted(name: str) -> None:
     assert [field for field, lines in found._asdict().items() if lines] == [kind]
 
 
-@pytest.mark.parametrize("old, new", RUBY.values(), ids=RUBY)
+@pytest.mark.parametrize(("old", "new"), RUBY.values(), ids=RUBY)
 def test_a_comparison_of_a_builtin_type_in_ruby_is_quoted(old: str, new: str) -> None:
     assert [line.partition(": def")[0] for line in find_weakening({}, {"a.rb": new}).operators] == ["a.rb:2"]
 
 
-@pytest.mark.parametrize("old, new", HONEST_RUBY.values(), ids=HONEST_RUBY)
+@pytest.mark.parametrize(("old", "new"), HONEST_RUBY.values(), ids=HONEST_RUBY)
 def test_other_classes_in_ruby_are_not(old: str, new: str) -> None:
     assert find_weakening({"a.rb": old} if old else {}, {"a.rb": new}) == Weakening()
 

@@ -17,7 +17,8 @@ _BUILTINS = frozenset(
 )
 _RUBY_CLASS = re.compile(
     r"(?m)^(?P<indent>[ \t]*)(?:class[ \t]+(?:\w+[ \t]*<[ \t]*(?:::)?)?|refine[ \t]+)"
-    r"(?:String|Array|Hash|Integer|Float|Numeric|Symbol|Set|Range|NilClass|TrueClass|FalseClass|Object|BasicObject)\b(?![ \t]*<)"
+    r"(?:String|Array|Hash|Integer|Float|Numeric|Symbol|Set|Range|NilClass|TrueClass|FalseClass|Object|BasicObject)\b"
+    r"(?![ \t]*<)"
 )
 _RUBY_COMPARISON = re.compile(r"^\s*(?:def\s+|alias(?:_method)?\s+:?)(?:===?|!=|eql\?|equal\?|<=>|=~)(?:\W|$)")
 _BROAD = frozenset({"", "Exception", "BaseException"})
