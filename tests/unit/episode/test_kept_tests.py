@@ -96,3 +96,10 @@ def test_a_function_that_the_goal_names_may_get_other_results(
     write = {"calc.py": CALC.replace("return a * b", "return round(a * b, -1)"), "tests/test_calc.py": test}
     names = tuple(f"tests/test_calc.py::{name}" for name in failed)
     assert is_asked(Rework("results", goal, write, failed=names)) is asked
+
+
+def test_the_cases_of_nested_loops_are_limited() -> None:
+    loops = "".join(f"{'    ' * depth}for a{depth} in {list(range(30))}:\n" for depth in range(1, 5))
+    module = read_module("test_a.py", f"from calc import f\n\n\ndef test_f():\n{loops}{'    ' * 5}assert f(a1, a4)\n")
+    assert module is not None
+    assert len(module.tests[0].claims) == 30

@@ -84,6 +84,28 @@ def test_a_new_program_with_the_name_of_a_command_decides_and_one_that_a_check_n
     assert deciding(files, *texts, change=ADDED) == {"bin/lint": FileKind.START_UP}, "nothing runs the notes"
 
 
+def test_a_vendored_assertion_decides_where_deno_runs_its_tests() -> None:
+    vendored = "export function assertEquals(a: unknown, b: unknown) { if (a !== b) throw new Error() }\n"
+    texts = {
+        "deno.json": '{"imports": {"@std/assert": "./vendor/assert/mod.ts"}}',
+        "index_test.ts": 'import { assertEquals } from "@std/assert";\nimport { index } from "./index.ts";\n',
+        "checks.ts": 'import { assertEquals } from "@std/assert";\nDeno.test("a", () => {});\n',
+        "vendor/assert/mod.ts": vendored,
+        "index.ts": "export const index = 1;\n",
+    }
+    assert Guards().kind_of("index_test.ts") is FileKind.TEST
+    assert deciding(loaded(texts), "checks.ts", "vendor/assert/mod.ts", "index.ts") == {
+        "checks.ts": FileKind.TEST,
+        "vendor/assert/mod.ts": FileKind.TEST,
+    }
+
+
+def test_a_class_that_asserts_what_it_stores_is_no_helper() -> None:
+    product = "class Bounds:\n    def __init__(self, low):\n        assert low > 0\n        self.low = low\n"
+    assert not checks_values("bounds.py", product)
+    assert checks_values("same.py", HELPER)
+
+
 def test_a_crate_that_others_need_only_for_their_tests_decides() -> None:
     own = '[package]\nname = "temp"\n\n[dev-dependencies]\nnear = { path = "vendor/near" }\n'
     texts = {"Cargo.toml": own, "src/lib.rs": "", "vendor/near/src/lib.rs": "", "vendor/near/Cargo.toml": ""}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tightloop.episode.proof.same_code import CHARACTERS
 
 CASES_LIMIT = 400
-"""Maximum number of cases of a table that become claims of their own. A larger table is one value."""
+"""Maximum number of cases of a test that become claims of their own. The table that exceeds it is one value."""
 _DEPTH = 4
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _COMPARED = {
@@ -103,10 +103,13 @@ class _Scope:
         """Attributes of `self`."""
         self.reach: dict[str, frozenset[str]] = {}
         """Local names on which the value of a local name depends."""
+        self.cases = 1
+        """Number of cases of which this is one."""
 
     def child(self) -> "_Scope":
         scope = _Scope(self.local)
         scope.values, scope.own, scope.reach = dict(self.values), dict(self.own), dict(self.reach)
+        scope.cases = self.cases
         return scope
 
     def locals_in(self, node: ast.AST) -> frozenset[str]:
@@ -376,7 +379,8 @@ def _bindings(reader: _Reader, names: list[str], values: ast.expr, scope: _Scope
     """Yield a scope for each row of a table, or one for a table whose rows are only known when it runs."""
     resolved = reader.resolve(values, scope)
     rows = resolved.elts if isinstance(resolved, ast.List | ast.Tuple | ast.Set) else None
-    if rows is None or len(rows) > CASES_LIMIT or any(isinstance(row, ast.Starred) for row in rows):
+    cases = scope.cases * len(rows or ())
+    if rows is None or cases > CASES_LIMIT or any(isinstance(row, ast.Starred) for row in rows):
         bound = scope.child()
         text = ast.unparse(resolved)
         for position, name in enumerate(names):
@@ -386,6 +390,7 @@ def _bindings(reader: _Reader, names: list[str], values: ast.expr, scope: _Scope
         return
     for row in rows:
         bound, marks = scope.child(), ""
+        bound.cases = cases
         if isinstance(row, ast.Call) and ast.unparse(row.func).endswith("pytest.param"):
             marks = " ".join(ast.unparse(keyword) for keyword in row.keywords if keyword.arg == "marks")
             items: list[ast.expr] = list(row.args)

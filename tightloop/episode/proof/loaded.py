@@ -161,8 +161,11 @@ class LoadedFiles(NamedTuple):
             return None
         others = (other for other in opened[:USERS_LIMIT] if not _SETTINGS.search(other))
         users = [other for other in others if name.search(self.read(other))]
-        is_of_tests = all(self.kind_of(user) is FileKind.TEST or self._is_check(user) for user in users)
-        return FileKind.TEST if users and is_of_tests else None
+        return FileKind.TEST if users and all(map(self._is_of_tests, users)) else None
+
+    def _is_of_tests(self, path: str) -> bool:
+        is_named = self.kind_of(path) is FileKind.TEST
+        return is_named or self._is_check(path) or _is_of_framework(path, self.read(path))
 
     def _is_for_tests_alone(self, path: str, observations: Iterable[Observation]) -> bool:
         """Return whether a file belongs to a crate of the tree that others need only for their tests."""
@@ -331,22 +334,24 @@ def asserts(path: str, text: str) -> bool:
 
 
 def checks_values(path: str, text: str) -> bool:
-    """Return whether a module offers assertions to others: functions that raise an error or return nothing."""
+    """Return whether a module offers assertions to others: functions that raise an error or do nothing."""
     if not path.endswith(".py"):
         return asserts(path, text)
     tree = parse_python(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, _Function)] if tree is not None else []
-    return any(any(map(_fails, ast.walk(function))) and not _has_result(function) for function in functions)
+    return any(any(map(_fails, ast.walk(function))) and not _does_more(function) for function in functions)
 
 
 def _fails(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert) or (isinstance(node, ast.Raise) and "AssertionError" in ast.dump(node))
 
 
-def _has_result(function: _Function) -> bool:
+def _does_more(function: _Function) -> bool:
+    """Return whether a function has a result, or stores one. It then only asserts something about its arguments."""
     # `return self` is for chains such as `expect(x).to_be(y).and_so_on()`.
     return any(
-        isinstance(node, ast.Yield | ast.YieldFrom)
+        isinstance(node, ast.Yield | ast.YieldFrom | ast.Global)
+        or (isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store))
         or (isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "self")
         for node in ast.walk(function)
     )
