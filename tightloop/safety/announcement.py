@@ -67,6 +67,11 @@ class RequestedChanges(NamedTuple):
         return _PATTERNS["skipping"].search(self.goal) is not None
 
     @property
+    def is_about_space(self) -> bool:
+        """True if the request asks for other white space in results."""
+        return _PATTERNS["space"].search(self.goal) is not None and _PATTERNS["passing"].search(self.goal) is None
+
+    @property
     def removes_something(self) -> bool:
         """True if the request asks to remove something."""
         return any(True for _ in self._removals())

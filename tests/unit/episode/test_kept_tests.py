@@ -98,6 +98,26 @@ def test_a_function_that_the_goal_names_may_get_other_results(
     assert is_asked(Rework("results", goal, write, failed=names)) is asked
 
 
+@pytest.mark.parametrize(
+    ("goal", "failed", "asked"),
+    [
+        ("Remove trailing whitespace from the table", (), False),
+        ("Align the table", (), True),
+        ("Remove trailing whitespace from the table", ("test_row",), True),
+    ],
+)
+def test_a_goal_about_white_space_announces_results_that_differ_in_nothing_else(
+    goal: str, failed: tuple[str, ...], asked: bool
+) -> None:
+    test = "from table import row\nfrom same import same\n\n\ndef test_row():\n    same('a | b \\n', row('a', 'b'))\n"
+    base = {"table.py": "def row(*cells): ...\n", "tests/test_row.py": test}
+    names = tuple(f"tests/test_row.py::{name}" for name in failed)
+    write = {"tests/test_row.py": test.replace("b \\n", "b")}
+    assert is_asked(Rework("space", goal, write, base=base, failed=names)) is asked
+    other = {"tests/test_row.py": test.replace("b \\n", "c")}
+    assert is_asked(Rework("space", goal, other, base=base, failed=names))
+
+
 def test_the_cases_of_nested_loops_are_limited() -> None:
     loops = "".join(f"{'    ' * depth}for a{depth} in {list(range(30))}:\n" for depth in range(1, 5))
     module = read_module("test_a.py", f"from calc import f\n\n\ndef test_f():\n{loops}{'    ' * 5}assert f(a1, a4)\n")

@@ -259,6 +259,10 @@ class _Comparison:
             for new in module.tests:
                 for claim in new.claims:
                     by_subject.setdefault((claim.context, claim.subject), []).append(claim)
+        if wanted.is_about_space and not has_failed:
+            bare = {_without_space(claim) for claims in by_subject.values() for claim in claims}
+            if all(_without_space(claim) in bare for claim in lost):
+                return True
         others = [(claim, by_subject.get((claim.context, claim.subject), ())) for claim in lost]
         if all(any(self._is_wanted(claim.values, new.values) for new in news) for claim, news in others):
             return True
@@ -390,6 +394,10 @@ def _common_end(one: str, other: str) -> str:
     while count < min(len(parts), len(others)) and parts[-1 - count] == others[-1 - count]:
         count += 1
     return "/".join(parts[len(parts) - count :])
+
+
+def _without_space(claim: Claim) -> tuple[str, ...]:
+    return tuple(re.sub(r"\s|\\[nrt]", "", text) for text in (claim.context, claim.subject, claim.outcome))
 
 
 def _is_other_test(file: ChangedFile) -> bool:
