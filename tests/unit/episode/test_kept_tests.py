@@ -123,3 +123,12 @@ def test_the_cases_of_nested_loops_are_limited() -> None:
     module = read_module("test_a.py", f"from calc import f\n\n\ndef test_f():\n{loops}{'    ' * 5}assert f(a1, a4)\n")
     assert module is not None
     assert len(module.tests[0].claims) == 30
+
+
+def test_a_value_with_a_backslash_may_stand_in_an_f_string() -> None:
+    test = "    line = 'a\\n\\'\"'\n    assert f() == f'{line!r:>{len(line)}} end'\n"
+    text = f"from calc import f\n\n\ndef test_f():\n{test}"
+    old, new = read_module("test_a.py", text), read_module("test_a.py", text.replace("'a", "'b"))
+    assert old is not None
+    assert new is not None
+    assert old.tests[0].claims != new.tests[0].claims

@@ -403,6 +403,13 @@ def _bindings(reader: _Reader, names: list[str], values: ast.expr, scope: _Scope
         yield bound
 
 
+def _part(value: ast.expr) -> ast.expr:
+    if not isinstance(value, ast.FormattedValue):
+        return value
+    parts = [value.value, ast.Constant(value.conversion), *(value.format_spec.values if value.format_spec else ())]
+    return ast.Tuple([_part(part) for part in parts], ast.Load())
+
+
 class _Resolver(ast.NodeTransformer):
     """Replaces local names by their values, and names of the module by their origin or definition."""
 
@@ -427,6 +434,15 @@ class _Resolver(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         return ast.Constant(node.value)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        resolved = self.generic_visit(node)
+        try:
+            ast.unparse(resolved)
+        # A value that took the place of a name may contain quotes and backslashes that an f-string cannot.
+        except ValueError:
+            return ast.Call(ast.Name("f"), [_part(value) for value in node.values], [])
+        return resolved
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         return ast.arg(node.arg)

@@ -246,7 +246,7 @@ class _Comparison:
             return True
         has_failed = self._failed.covers(test.key)
         # A test that failed from the start asks for the work, so nothing that is said in general takes it away.
-        if wanted.everything and not has_failed:
+        if not has_failed and (wanted.everything or self._differs_in_space(lost)):
             return True
         gone = [name for name in self._gone if any(_mentions(claim, name) for claim in test.claims)]
         uses_gone = bool(gone) and all(any(_mentions(claim, name) for name in gone) for claim in lost)
@@ -259,10 +259,6 @@ class _Comparison:
             for new in module.tests:
                 for claim in new.claims:
                     by_subject.setdefault((claim.context, claim.subject), []).append(claim)
-        if wanted.is_about_space and not has_failed:
-            bare = {_without_space(claim) for claims in by_subject.values() for claim in claims}
-            if all(_without_space(claim) in bare for claim in lost):
-                return True
         others = [(claim, by_subject.get((claim.context, claim.subject), ())) for claim in lost]
         if all(any(self._is_wanted(claim.values, new.values) for new in news) for claim, news in others):
             return True
@@ -270,6 +266,11 @@ class _Comparison:
         return self._was_green and all(
             self._is_about_changed(claim) and any(map(_names_result, news)) for claim, news in others
         )
+
+    def _differs_in_space(self, lost: Iterable[Claim]) -> bool:
+        """Return whether the goal asks for other white space, and new claims differ in nothing else from the lost."""
+        new = (claim for module in self._new.values() for test in module.tests for claim in test.claims)
+        return self._requested.is_about_space and {*map(_without_space, lost)} <= {*map(_without_space, new)}
 
     def _is_about_changed(self, claim: Claim) -> bool:
         """Return whether a claim is about a function that the goal names and the work changed."""
