@@ -324,7 +324,7 @@ class _Comparison:
     # -- other files -------------------------------------------------------------------------------------
 
     def _compare_lines(self) -> tuple[bool, bool]:
-        """Return whether tests in other languages have all their lines, except for titles and order, and whether more."""
+        """Return whether tests in other languages kept their lines, but for titles, and whether there are more."""
         files = [file for file in self._files if _is_other_test(file)]
         before: Counter[str] = Counter()
         after: Counter[str] = Counter()
