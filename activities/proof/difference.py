@@ -25,7 +25,7 @@ from tightloop.episode.proof.inner_tests import lost_inner_tests
 from tightloop.episode.proof.kept_tests import KeptTests, Sources, compare_tests
 from tightloop.episode.proof.loaded import LoadedFiles
 from tightloop.episode.proof.report import InitialState, Observation
-from tightloop.episode.proof.same_code import is_same_code
+from tightloop.episode.proof.same_code import can_compare, is_same_code
 from tightloop.episode.proof.verdict import SourceChanges
 from tightloop.safety.announcement import RequestedChanges
 from tightloop.safety.approval import Approval, FileVersion, find_approval
@@ -242,17 +242,17 @@ class Difference:
         return path in self._guards.programs or kind is FileKind.TEST
 
     def _same_code(self, selects: Callable[[str], bool]) -> Iterable[str]:
-        """Return the selected Python files in which only the formatting changed."""
+        """Return the selected files in which only the formatting changed."""
         paths = [
             path
             for path, change in self._changed.items()
-            if path.endswith(".py")
+            if can_compare(path)
             and change is FileChange.MODIFIED
             and self.before[path].mode == self.after[path].mode
             and selects(path)
         ]
         old, new = self._contents(self.before, paths), self._contents(self.after, paths)
-        return (path for path in old.keys() & new.keys() if is_same_code(old[path], new[path]))
+        return (path for path in old.keys() & new.keys() if is_same_code(path, old[path], new[path]))
 
     def _find_guarded_files(self) -> Iterable[ChangedFile]:
         for path, change in self._changed.items():

@@ -57,10 +57,12 @@ class TestMore:
 
 
 def test_formatting_imports_and_annotations_of_tests_are_no_change() -> None:
-    assert is_same_code(OLD.encode(), NEW.encode())
-    assert is_same_code(NEW.encode(), OLD.encode())
+    assert is_same_code("test_a.py", OLD.encode(), NEW.encode())
+    assert is_same_code("test_a.py", NEW.encode(), OLD.encode())
     assert is_same_code(
-        NEW.replace("import json", "from __future__ import annotations\n\nimport json").encode(), NEW.encode()
+        "test_a.py",
+        NEW.replace("import json", "from __future__ import annotations\n\nimport json").encode(),
+        NEW.encode(),
     )
 
 
@@ -98,8 +100,8 @@ def test_formatting_imports_and_annotations_of_tests_are_no_change() -> None:
 def test_whatever_else_looks_like_formatting_is_a_change(old: str, new: str) -> None:
     changed = NEW.replace(old, new)
     assert changed != NEW
-    assert not is_same_code(NEW.encode(), changed.encode())
-    assert not is_same_code(OLD.encode(), changed.encode())
+    assert not is_same_code("test_a.py", NEW.encode(), changed.encode())
+    assert not is_same_code("test_a.py", OLD.encode(), changed.encode())
 
 
 @pytest.mark.parametrize(
@@ -124,4 +126,42 @@ def test_whatever_else_looks_like_formatting_is_a_change(old: str, new: str) -> 
     ],
 )
 def test_what_decides_by_order_by_name_or_by_annotation_is_a_change(old: bytes, new: bytes) -> None:
-    assert not is_same_code(old, new)
+    assert not is_same_code("test_a.py", old, new)
+
+
+SCRIPT = "import { add } from './calc.js'\n\ntest('adds', () => {\n  expect(add([1,2])).toBe('a b')\n})\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("'", '"'),
+        (")\n})", ");\n});"),
+        ("[1,2]", "[\n    1,\n    2,\n  ]"),
+        ("  expect", "  // As in the goal.\n  expect"),
+    ],
+)
+def test_formatting_is_no_change_in_javascript_either(old: str, new: str) -> None:
+    changed = SCRIPT.replace(old, new)
+    assert changed != SCRIPT
+    assert is_same_code("calc.test.ts", SCRIPT.encode(), changed.encode())
+    assert not is_same_code("calc.bats", SCRIPT.encode(), changed.encode())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("'a b'", "'ab'"),
+        ("'a b'", "`a b`"),
+        ("'a b'", "/'a  b/"),
+        ("[1,2]", "[1,3]"),
+        ("  expect", "  // expect"),
+        ("  expect", "  // @ts-ignore\n  expect"),
+        ("  expect", "  return\n  expect"),
+        (")).to", "))\n  [0].to"),
+    ],
+)
+def test_what_looks_like_formatting_in_javascript_is_a_change(old: str, new: str) -> None:
+    changed = SCRIPT.replace(old, new)
+    assert changed != SCRIPT
+    assert not is_same_code("calc.test.ts", SCRIPT.encode(), changed.encode())

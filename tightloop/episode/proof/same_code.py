@@ -1,4 +1,4 @@
-"""Semantic comparison of Python files.
+"""Semantic comparison of Python files, and comparison of JavaScript by its tokens.
 
 Formatters and linters change tests, but not what they test.
 """
@@ -43,7 +43,59 @@ def parse_python(text: str) -> ast.Module | None:
         return None
 
 
-def is_same_code(old: bytes, new: bytes) -> bool:
+_SCRIPTS = (".js", ".mjs", ".cjs", ".ts", ".mts", ".cts")
+_TOKEN = re.compile(
+    r"(?s)(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<text>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
+    r"|(?P<template>`(?:[^`\\]|\\.)*`)|(?P<other>[\w$]+|\S)"
+)
+_COUNTS = re.compile(r"[@#]|(?i:disable|enable|ignore|eslint|jshint|global|skip)")
+"""Comments that a checker may read."""
+_JOINED = re.compile(
+    r"(?m)\b(?:return|throw|yield|break|continue|async)[ \t]*(?://.*)?$|[\w$)\]\"'`}][ \t]*\n\s*[(\[`/+-]"
+)
+"""Ends of lines that may also end a statement, so that another line break changes what the code does."""
+
+
+def can_compare(path: str) -> bool:
+    """Return whether `is_same_code` knows the language of a file."""
+    return path.endswith((".py", *_SCRIPTS))
+
+
+def is_same_code(path: str, old: bytes, new: bytes) -> bool:
+    """Return whether only the formatting of a file changed."""
+    if path.endswith(_SCRIPTS):
+        return old == new or _is_same_script(old, new)
+    return path.endswith(".py") and _is_same_python(old, new)
+
+
+def _is_same_script(old: bytes, new: bytes) -> bool:
+    """Return whether both files have the same tokens but for quotes, semicolons, final commas and comments."""
+    if max(len(old), len(new)) > CHARACTERS:
+        return False
+    before, now = (content.decode("utf-8", "replace") for content in (old, new))
+    if _JOINED.search(before) or _JOINED.search(now):
+        return False
+    tokens = _script_tokens(before)
+    # A quote of its own belongs to a regular expression, after which texts cannot be told from code.
+    return tokens == _script_tokens(now) and not {'"', "'", "`"} & {*tokens}
+
+
+def _script_tokens(text: str) -> list[str]:
+    tokens: list[str] = []
+    for match in _TOKEN.finditer(text):
+        part = match[0]
+        if match["comment"] and not _COUNTS.search(part):
+            continue
+        if match["text"] and not re.search(r"[\\\"']", part[1:-1]):
+            part = f'"{part[1:-1]}"'
+        if part in (")", "]", "}") and tokens and tokens[-1] == ",":
+            tokens.pop()
+        if part != ";":
+            tokens.append(part)
+    return tokens
+
+
+def _is_same_python(old: bytes, new: bytes) -> bool:
     """Return whether both files have the same syntax tree.
 
     The comparison ignores formatting, comments, docstrings, the order of adjacent imports, annotations of tests and
