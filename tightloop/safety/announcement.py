@@ -163,11 +163,22 @@ def find_requested_changes(goal: str) -> RequestedChanges:
         ]
         for _, rest in _after_verbs(("adding",), sentence):
             added += [name for name in named if _is_object(name, rest)]
-            objects = (match["name"] for match in _PATTERNS["described"].finditer(rest))
-            described += [name.lower() for name in objects if _is_object(name, rest)]
+            kinds = [match["name"] for match in _PATTERNS["described"].finditer(rest)]
+            described += [name.lower() for name in kinds if _is_object(name, rest)]
         before = known or before
-    files, added, described, tests = (tuple(dict.fromkeys(names)) for names in (files, added, described, tests))
-    return RequestedChanges("verbs" in general, files, added, described, tests, "forms" in general, goal)
+    return RequestedChanges(
+        everything="verbs" in general,
+        files=_unique(files),
+        added=_unique(added),
+        described=_unique(described),
+        tests=_unique(tests),
+        form="forms" in general,
+        goal=goal,
+    )
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 def _after_verbs(kinds: Iterable[str], sentence: str) -> Iterator[tuple[str, str]]:

@@ -406,7 +406,8 @@ def _bindings(reader: _Reader, names: list[str], values: ast.expr, scope: _Scope
 def _part(value: ast.expr) -> ast.expr:
     if not isinstance(value, ast.FormattedValue):
         return value
-    parts = [value.value, ast.Constant(value.conversion), *(value.format_spec.values if value.format_spec else ())]
+    spec = [value.format_spec] if value.format_spec else []
+    parts = [value.value, ast.Constant(value.conversion), *spec]
     return ast.Tuple([_part(part) for part in parts], ast.Load())
 
 
