@@ -104,12 +104,12 @@ def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
 
 def _ruby_overloads(old: str, new: str) -> Iterator[str]:
     """Yield the new comparisons of builtin types and of their subclasses in Ruby, as `line: text`."""
-    known = set(old.splitlines())
+    old_lines = set(old.splitlines())
     for head in _RUBY_CLASS.finditer(new):
         body = new[head.start() :].partition(f"\n{head['indent']}end")[0]
         first = new.count("\n", 0, head.start()) + 1
         for number, line in enumerate(body.splitlines(), start=first):
-            if _RUBY_COMPARISON.match(line) and line not in known:
+            if _RUBY_COMPARISON.match(line) and line not in old_lines:
                 yield f"{number}: {line.strip()}"
 
 
