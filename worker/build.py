@@ -32,7 +32,8 @@ from activities.planner.planners import ProjectRuff, planners
 from activities.planner.reflection import ReflectionActivities
 from activities.planner.reflectors import reflectors
 from activities.planner.scenario_writer import ScenarioWriter, scenario_writers
-from activities.proof.activity import ProofActivities
+from activities.proof.activity import ProofActivities, ReviewActivities
+from activities.proof.reviewer import reviewers
 from activities.remote.activity import RemoteActivities
 from activities.retention import RetentionActivities
 from activities.safety.gate import AlignmentChecker
@@ -240,6 +241,7 @@ def build_adapters(client: Client, settings: Settings) -> Adapters:
         coder_model=OpenAIModel(coder_service(settings, os.environ)),
         check_writers=check_writers(service),
         scenario_writers=scenario_writers(service),
+        reviewers=reviewers(service),
         planners=planners(service, ProjectRuff(host_surroundings.sandbox, settings.sandbox)),
         reflectors=reflectors(service),
         task_planners=task_planners(service),
@@ -363,6 +365,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         scenario_writers=lambda planner: _writer_of(use, planner),
         store_scenarios=scenarios.store,
     )
+    reviewing = ReviewActivities(use.stores, use.differ, use.reviewers, settings.privacy.prompt_privacy_of)
     reflection = ReflectionActivities(
         use.stores, use.reflectors, settings.privacy.prompt_privacy_of, memories=use.memories
     )
@@ -402,7 +405,13 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
             coder.try_check,
         ],
         executing=[execution.hand_off, execution.execute, execution.conclude],
-        thinking=[planning.next_plan, planning.write_check, planning.draft_scenarios, reflection.reflect],
+        thinking=[
+            planning.next_plan,
+            planning.write_check,
+            planning.draft_scenarios,
+            reviewing.review_proof,
+            reflection.reflect,
+        ],
     )
 
 

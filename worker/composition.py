@@ -50,6 +50,7 @@ from activities.planner.check_writer import CheckWriters
 from activities.planner.reflection import Reflectors
 from activities.planner.scenario_writer import ScenarioWriters
 from activities.proof.checkouts import LocalCheckouts
+from activities.proof.reviewer import Reviewers
 from activities.remote.activity import Copies
 from activities.remote.s3 import EncryptedBucket, S3Bucket, probe
 from activities.safety.code import CodeScanner
@@ -225,6 +226,7 @@ class Adapters(PlanAdapters):
     planners: Planners
     check_writers: CheckWriters = lambda _planner: None
     scenario_writers: ScenarioWriters = lambda _planner: None
+    reviewers: Reviewers = lambda _planner: None
     reflectors: Reflectors
     post: AlertDelivery = field(default_factory=AlertDelivery)
     """Alert channels."""

@@ -156,6 +156,10 @@ class PromptedAsker:
         self.example: dict[str, Any] = json.loads(self._example)
         """The example response in the prompt. A model may copy it, which callers reject."""
 
+    def share(self, percent: float) -> int:
+        """Return the number of characters that this share of the whole prompt has."""
+        return self._prompts.share(percent)
+
     async def ask(
         self, prompt: str, briefing: Any, prompt_privacy: PromptPrivacy, read: Callable[[dict[str, Any]], T]
     ) -> Exchange[T]:

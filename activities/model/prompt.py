@@ -54,20 +54,21 @@ class Prompts:
         """Return a prompt. A missing value raises an error."""
         return self._environment.get_template(name).render(**values).strip() + "\n"
 
-    def _share(self, percent: float) -> int:
+    def share(self, percent: float) -> int:
+        """Return the number of characters that a share of the whole has."""
         return int(self._characters * percent / 100)
 
     def _start(self, text: str, percent: float) -> str:
-        limit = self._share(percent)
+        limit = self.share(percent)
         return text if len(text) <= limit else text[: max(limit - 6, 0)] + " [...]"
 
     def _end(self, text: str, percent: float) -> str:
-        limit = self._share(percent)
+        limit = self.share(percent)
         return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
 
     def _items(self, items: Sequence[str], percent: float) -> str:
         """Return a Markdown list of the newest items that fit, and the number of omitted items."""
-        limit = self._share(percent)
+        limit = self.share(percent)
         lines: list[str] = []
         used = 0
         for item in reversed(items):

@@ -1,11 +1,16 @@
 """Proof activities, which create baselines and proofs and record a person's acceptance."""
 
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from temporalio import activity
 
-from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model
+from activities.artifacts.port import ArtifactStore, ArtifactStores, find_model, get_model, put_model, put_text
 from activities.attempt import should_stop
 from activities.checks.activity import CheckRunner, verification_of
 from activities.proof import untracked
@@ -20,6 +25,9 @@ from activities.proof.port import (
     LockedTrees,
     ProveRequest,
     ProveResult,
+    ReviewAnswer,
+    ReviewRequest,
+    ReviewResult,
     ScenarioStore,
 )
 from activities.proof.proving import prove_tree, store_proof, subject_of
@@ -31,18 +39,26 @@ from activities.workspace.scope import Differ, EpisodeScope
 from tightloop.checks.choice import choose_checks
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, check_key, check_name
 from tightloop.episode.model import EpisodeRequest
-from tightloop.episode.proof import Proof
+from tightloop.episode.planning import Briefing
+from tightloop.episode.proof import Proof, Review
 from tightloop.episode.proof.report import CheckBaseline, InitialState
-from tightloop.episode.proof.verdict import add_scenarios, answer_proof, changed_paths
+from tightloop.episode.proof.verdict import add_review, add_scenarios, answer_proof, changed_paths
 from tightloop.episode.scenarios import ScenarioResult
 from tightloop.host import diff_command
 from tightloop.run.core import Evidence
-from tightloop.safety.approval import ShownChange
-from tightloop.safety.change.patch import show_change
-from tightloop.safety.drift import DriftCause
+from tightloop.safety.approval import ShownChange, find_approval
+from tightloop.safety.change.patch import read_patch, show_change
+from tightloop.safety.drift import DriftCause, PromptPrivacy
+from tightloop.value import shorten
 
 if TYPE_CHECKING:
     from activities.proof.checkouts import LocalCheckouts
+
+    # Workflows import this module, but must not import the client of a model.
+    from activities.proof.reviewer import Reviewers
+
+
+REASON_CHARACTERS = 400
 
 
 class ProofActivities:
@@ -178,7 +194,7 @@ class ProofActivities:
                 beginning = beginning or InitialState(tree=request.expected_tree, root=str(tree.root))
                 result, failed_drafts = self._run_scenarios(runs, request, beginning)
                 proof = add_scenarios(proof, result, request.allow)
-        change, proved = self._shown_change(request.scope, proof), store_proof(store, proof)
+        change, proved = shown_change(self._differ, request.scope, proof), store_proof(store, proof)
         is_drafts_only = proved.only_scenarios and proof.scenarios is not None and proof.scenarios.is_drafts_only
         return proved.evolve(
             change=change,
@@ -204,14 +220,103 @@ class ProofActivities:
         answered = answer_proof(get_model(store, request.proof, Proof), by=request.by, asked_for=request.asked_for)
         return AcceptResult(proof=put_model(store, answered, name="proof"), facts=answered.evidence)
 
-    def _shown_change(self, scope: EpisodeScope, proof: Proof) -> ShownChange | None:
-        """Return the change that the open findings are about. If one is about something else, it names no files."""
-        if not proof.open_findings:
-            return None
-        diff = self._differ.compare(store_folder_of(scope), proof.base_tree, proof.delivered_tree)
-        command = diff_command(Path(scope.workspace), proof.base_tree, proof.delivered_tree)
-        return show_change(diff.patch.decode("utf-8", "replace"), changed_paths(proof), command)
-
     def _runs(self, tree: WorkingTree, store: ArtifactStore) -> Runs:
         limit = self._twice_limit_s
         return Runs(tree, store, self._runner, self._checkouts, should_stop, activity.heartbeat, twice_limit_s=limit)
+
+
+def shown_change(differ: Differ, scope: EpisodeScope, proof: Proof) -> ShownChange | None:
+    """Return the change that the open findings are about. If one is about something else, it names no files."""
+    if not proof.open_findings:
+        return None
+    diff = differ.compare(store_folder_of(scope), proof.base_tree, proof.delivered_tree)
+    command = diff_command(Path(scope.workspace), proof.base_tree, proof.delivered_tree)
+    return show_change(diff.patch.decode("utf-8", "replace"), changed_paths(proof), command)
+
+
+@dataclass(frozen=True)
+class ReviewActivities:
+    """Has a model review what the checks have proven."""
+
+    stores: ArtifactStores
+    differ: Differ
+    reviewers: "Reviewers" = lambda _planner: None
+    prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
+    """Returns a workspace's prompt privacy."""
+
+    @activity.defn
+    async def review_proof(self, request: ReviewRequest) -> ReviewResult:
+        """Ask a model if the change does the work in general, and store the proof with its answer.
+
+        The same work is reviewed once. A model that is slow, down or useless is no failure: there is no review then.
+        Not idempotent, as a retry asks the model again, at a cost.
+        """
+        scope, attempt = request.scope, activity.info().attempt
+        store = self.stores(Path(scope.workspace))
+        work = await asyncio.to_thread(self._load, store, request)
+        if work.earlier is not None:
+            review, line, usage = work.earlier, "", None
+        else:
+            answer = await self._ask(work, root_of(scope))
+            if answer.review is None:
+                return ReviewResult(line=answer.reason, usage=answer.usage, attempt=attempt)
+            review, usage = answer.review.evolve(subject=work.subject), answer.usage
+            line = f"the model {review.model} " + (
+                f"doubts the change: {review.doubt}" if review.doubt else "has no doubt"
+            )
+            transcript = await asyncio.to_thread(put_text, store, answer.transcript, name="review transcript")
+            review = review.evolve(transcript=transcript)
+        proved = await asyncio.to_thread(self._store, store, request, work, review)
+        return ReviewResult(proved=proved, line=line, usage=usage, attempt=attempt)
+
+    def _load(self, store: ArtifactStore, request: ReviewRequest) -> "_Work":
+        scope, proof = request.scope, get_model(store, request.proof, Proof)
+        episode = get_model(store, scope.stored_request, EpisodeRequest)
+        briefing = Briefing(
+            goal=episode.goal,
+            definition_of_done=tuple(check.run for check in episode.definition_of_done),
+            prompt_privacy=self.prompt_privacy(str(Path(scope.workspace).resolve())),
+        )
+        identity = [proof.base_tree, proof.delivered_tree, briefing.goal, *briefing.definition_of_done]
+        subject = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        earlier = find_model(store, request.earlier, Proof)
+        review = earlier.review if earlier is not None else None
+        diff = self.differ.compare(store_folder_of(scope), proof.base_tree, proof.delivered_tree)
+        return _Work(
+            proof,
+            episode.planner,
+            briefing,
+            subject,
+            diff.patch.decode("utf-8", "replace"),
+            review if review is not None and review.subject == subject else None,
+        )
+
+    async def _ask(self, work: "_Work", root: Path) -> ReviewAnswer:
+        reviewer = self.reviewers(work.planner)
+        if reviewer is None:
+            return ReviewAnswer(None, "nobody reviewed the change: no model plans")
+        if work.briefing.prompt_privacy is PromptPrivacy.SUMMARY:
+            return ReviewAnswer(None, "nobody reviewed the change: prompts may not contain code (privacy.prompts)")
+        if not work.patch:
+            return ReviewAnswer(None, "nobody reviewed the change: it is too large")
+        answer = await reviewer.review(work.briefing, work.patch, root)
+        reason = shorten(f"the reviewer did not answer: {answer.reason}", REASON_CHARACTERS)
+        return answer if answer.review is not None else answer._replace(reason=reason)
+
+    def _store(self, store: ArtifactStore, request: ReviewRequest, work: "_Work", review: Review) -> ProveResult:
+        versions = [version for file in read_patch(work.patch) for version in file.versions]
+        answers = {version.path: find_approval(request.approvals, version) for version in versions}
+        answered = {path: answer for path, answer in answers.items() if answer is not None}
+        proof = add_review(work.proof, review, request.allow, answered)
+        return store_proof(store, proof).evolve(change=shown_change(self.differ, request.scope, proof))
+
+
+class _Work(NamedTuple):
+    """A proven change, and the review of the same change if there is one already."""
+
+    proof: Proof
+    planner: str
+    briefing: Briefing
+    subject: str
+    patch: str
+    earlier: Review | None

@@ -9,9 +9,10 @@ from activities.checks.activity import CheckView
 from activities.workspace.port import CheckedTree
 from activities.workspace.scope import EpisodeScope
 from tightloop.episode.check import Check, ProofRule, Verification
-from tightloop.episode.proof import ProofVerdict
+from tightloop.episode.proof import ProofVerdict, Review
 from tightloop.episode.proof.report import Observation
 from tightloop.episode.scenarios import HiddenScenarios, ScenarioBundle
+from tightloop.executor.model import Usage
 from tightloop.run.core import Evidence
 from tightloop.safety.approval import Approval, ShownChange
 from tightloop.safety.drift import Drift
@@ -217,6 +218,38 @@ class ProveResult(Value):
     """Numbers of the failed drafted scenarios, from 0. Empty if there is another reason for doubt."""
     drift: Drift | None = None
     attempt: int = 1
+
+
+class ReviewRequest(Value):
+    """Request to have a model review the change of a proof without open findings."""
+
+    scope: EpisodeScope
+    proof: ArtifactRef
+    allow: tuple[ProofRule, ...] = ()
+    """Proof findings to accept without asking."""
+    approvals: tuple[Approval, ...] = ()
+    """People's answers about changes so far."""
+    earlier: ArtifactRef | None = None
+    """Latest proof with a review, which is reused if it is about the same work."""
+
+
+class ReviewResult(Value):
+    """Stored proof with a review, or the reason why there is none."""
+
+    proved: ProveResult | None = None
+    line: str = ""
+    """Sentence for the timeline. Empty if an earlier review was reused."""
+    usage: Usage | None = None
+    attempt: int = 1
+
+
+class ReviewAnswer(NamedTuple):
+    """A model's review, or the reason why there is none."""
+
+    review: Review | None
+    reason: str = ""
+    usage: Usage | None = None
+    transcript: bytes = b""
 
 
 class AcceptRequest(Value):

@@ -37,6 +37,7 @@ from tightloop.episode.proof.verdict import (
     is_kept,
     not_held,
     verdict_of,
+    with_acceptance,
 )
 from tightloop.episode.proof.weakening import find_suppressions, find_weakening
 from tightloop.plan.document import StoredPlan
@@ -144,8 +145,7 @@ def prove_tree(
     findings = findings_of(measured, beginning, changes, allowed)
     verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
     if verdict is ProofVerdict.ACCEPTED:
-        passed = next(finding for finding in findings if finding.is_accepted)
-        evidence = evidence.evolve(accepted_by=passed.answered.by if passed.answered else "", finding=passed.text)
+        evidence = with_acceptance(evidence, findings)
     return Proof(
         episode_id=workflow_id,
         goal=shorten(subject.title, GOAL_CHARACTERS),

@@ -14,7 +14,15 @@ from tightloop.cli.terminal import print_note, show, show_json
 from tightloop.client.client import TightloopClient
 from tightloop.client.proof.envelope import MOST_BYTES, NoSigningKeyError, seal, sign, signing_key, to_json
 from tightloop.client.proof.reproduction import compare, countersign, countersigning_key, request_of
-from tightloop.client.proof.statement import CheckDetails, Details, Result, RunDetails, Statement, statement_of
+from tightloop.client.proof.statement import (
+    CheckDetails,
+    Details,
+    Result,
+    RunDetails,
+    ScenarioDetails,
+    Statement,
+    statement_of,
+)
 from tightloop.client.proof.verify import Point, Repository, Rules, Verified, find_proof
 from tightloop.client.proof.verify import verify as verify_content
 from tightloop.client.scenarios import ScenarioStore
@@ -209,13 +217,11 @@ def proof_lines(statement: Statement, countersigned_by: str = "") -> Iterator[st
     yield f"run in a fresh checkout of these files, {details.started_at:%Y-%m-%d %H:%M %Z}:"
     for run in details.runs:
         yield from _run_lines(run)
-    if scenarios := details.scenarios:
-        failed_before = f", {scenarios.failed_before} of them failed at the start" if scenarios.failed_before else ""
-        if scenarios.total:
-            drafted = f" ({scenarios.drafted} drafted)" if scenarios.drafted else ""
-            passed = f"{scenarios.passed} of {scenarios.total}{drafted} passed"
-            yield f"  hidden scenarios {scenarios.digests}: {passed}{failed_before}"
-        yield from (f"  hidden scenarios: {change}" for change in scenarios.changes)
+    if details.scenarios:
+        yield from _scenario_lines(details.scenarios)
+    if review := details.review:
+        unread = f", which did not see all of {review.unread} of {format_count(review.files, 'file')}"
+        yield f"reviewed by the model {review.model}" + (unread if review.unread else "")
     for finding in details.findings:
         how = f"asked for by {finding.asked_by}" if finding.asked_by else ""
         how = "announced beforehand" if finding.announced else how
@@ -231,6 +237,15 @@ def proof_lines(statement: Statement, countersigned_by: str = "") -> Iterator[st
         yield "no test, test data or checker configuration changed"
     for sentence in details.not_held:
         yield f"not shown: {sentence}"
+
+
+def _scenario_lines(scenarios: ScenarioDetails) -> Iterator[str]:
+    failed_before = f", {scenarios.failed_before} of them failed at the start" if scenarios.failed_before else ""
+    if scenarios.total:
+        drafted = f" ({scenarios.drafted} drafted)" if scenarios.drafted else ""
+        passed = f"{scenarios.passed} of {scenarios.total}{drafted} passed"
+        yield f"  hidden scenarios {scenarios.digests}: {passed}{failed_before}"
+    yield from (f"  hidden scenarios: {change}" for change in scenarios.changes)
 
 
 def _verdict(result: Result, details: Details, second: str) -> str:

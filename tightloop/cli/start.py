@@ -242,6 +242,10 @@ Scenarios = Annotated[
 Drafts = Annotated[
     int | None, Option(help="Let the planner's model draft up to this number of hidden scenarios. 0 drafts none.")
 ]
+Review = Annotated[
+    bool | None,
+    Option("--review/--no-review", help="Let the planner's model review the change once the checks have proven it."),
+]
 MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
 Until = Annotated[
     str | None,
@@ -283,6 +287,7 @@ def start(
     keep_green: KeepGreen = None,
     scenarios: Scenarios = None,
     drafts: Drafts = None,
+    review: Review = None,
     max_iterations: MaxIterations = None,
     until: Until = None,
     worktree: Worktree = None,
@@ -300,7 +305,7 @@ def start(
     choice = drop_none(name=executor, fallback=fallback, model=model, mode=mode, permissions=permissions)
     choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
     options = drop_none(goal=goal, definition_of_done=done, planner=planner, worktree=worktree, allow=allow)
-    options |= drop_none(pause_after=pause_after, unattended=unattended, drafts=drafts)
+    options |= drop_none(pause_after=pause_after, unattended=unattended, drafts=drafts, review=review)
     options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations, until))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
@@ -319,6 +324,7 @@ def code(
     keep_green: KeepGreen = None,
     scenarios: Scenarios = None,
     drafts: Drafts = None,
+    review: Review = None,
     max_iterations: MaxIterations = None,
     until: Until = None,
     unattended: Unattended = None,
@@ -331,7 +337,7 @@ def code(
 ) -> None:
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow, unattended=unattended)
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=drafts)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=drafts, review=review)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations, until))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace))

@@ -165,6 +165,8 @@ class ProofRule(StrEnum):
     """A delivered file or part of one is in a later commit or in an installed package."""
     SCENARIOS_FAILED = "scenarios_failed"
     """Hidden scenarios fail."""
+    REVIEWER_DOUBTS = "reviewer_doubts"
+    """A model that read the change doubts that it does the work in general."""
 
 
 class CheckReport(Value):

@@ -143,6 +143,8 @@ class EpisodeRequest(CallerInput):
     """Hidden scenarios that must pass in the proof, as printed by `tightloop scenarios pack`."""
     drafts: int = 0
     """Maximum number of hidden scenarios that the planner's model drafts before the work starts."""
+    review: bool = False
+    """Have the planner's model review a proven change. Its doubt is a question to a person."""
     budget: Budget = Budget.model_construct()
     pause_after: int = 4
     """Number of consecutive iterations without progress after which the episode pauses."""
@@ -278,6 +280,8 @@ class EpisodeState(Value):
     """Number of times that the planner was told how many hidden scenarios fail. It never decreases."""
     drafts: HiddenScenarios | None = None
     """Drafted scenarios that count. None before the drafting."""
+    reviewed: ArtifactRef | None = None
+    """Latest proof with a review by a model, which is not repeated for the same work."""
     failed_before: tuple[str, ...] = ()
     """Keys of the checks that have failed in this episode, and not only at random. A restore does not reset them."""
     worked: bool = False

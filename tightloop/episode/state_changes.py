@@ -361,6 +361,7 @@ def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[Ch
         green_settled=past.green_settled,
         scenario_reports=past.scenario_reports,
         drafts=past.drafts,
+        reviewed=past.reviewed,
         runs=initial.runs + (newest.runs if newest else 0),
     )
 
@@ -394,6 +395,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         scenario_reports=current.scenario_reports,
         # What was withdrawn stays so.
         drafts=current.drafts or stored.drafts,
+        reviewed=current.reviewed or stored.reviewed,
         tree=record.tree,
         spent=current.spent,
         budget=current.budget,

@@ -469,6 +469,10 @@ class TrackingSettings(Section):
     """Maximum number of hidden scenarios that the planner's model drafts for an episode before the work starts, such as
     5. 0 turns this off. It costs two questions to the model.
     """
+    review: bool = False
+    """Have the planner's model review each proven change of an episode. If it doubts that the change does the work in
+    general, and quotes lines that show it, a person is asked. It costs one question to the model.
+    """
 
 
 class Preset(StrEnum):

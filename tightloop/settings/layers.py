@@ -394,4 +394,5 @@ def _defaults(settings: Settings) -> dict[str, Any]:
         "unattended": tracking.unattended,
         "scenario_reports": tracking.scenario_reports,
         "drafts": tracking.drafts,
+        "review": tracking.review,
     }

@@ -11,8 +11,8 @@ from activities.coder.port import TryCheckRequest, TryCheckResult
 from activities.executor.activity import ConcludeRequest, ExecuteRequest, ExecutionActivities, HandOffRequest
 from activities.planner.activity import DraftRequest, NextPlanRequest, PlanningActivities, WriteCheckRequest
 from activities.planner.reflection import ReflectionActivities, ReflectRequest
-from activities.proof.activity import ProofActivities
-from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest
+from activities.proof.activity import ProofActivities, ReviewActivities
+from activities.proof.port import AcceptRequest, BeginRequest, BeginResult, ProveRequest, ProveResult, ReviewRequest
 from activities.tracking.activity import TrackingActivities, TrackRequest
 from tightloop.coder.model import CODER, CoderInput, path_line
 from tightloop.episode import decisions, state_changes
@@ -49,6 +49,7 @@ from workflows.run.activities import (
     OPEN_TIMEOUT,
     PLAN_TIMEOUT,
     REFLECT_TIMEOUT,
+    REVIEW_TIMEOUT,
     TRACK_TIMEOUT,
     ActivityOptions,
 )
@@ -164,11 +165,11 @@ class Proof:
         )
         record.log_drift(proved.drift)
         record.apply(state_changes.with_retries, proved.attempt)
-        if record.state.checked_tree != record.state.tree or record.state.asked_for:
-            # A person edited files, amended the request or asked for more during a pause before the proof.
+        if not self._is_outdated and proved.verdict is ProofVerdict.PROVEN and record.request.review:
+            proved = await self._review(proved)
+        if self._is_outdated:
             return False
-        facts = proved.facts
-        record.replace(record.state.evolve(proof=proved.proof, evidence=facts))
+        record.replace(record.state.evolve(proof=proved.proof, evidence=proved.facts))
         if proved.verdict is not ProofVerdict.DOUBTED:
             raise self._success()
         limit = record.request.scenario_reports
@@ -209,6 +210,38 @@ class Proof:
             record.replace(record.state.evolve(proof=accepted.proof, evidence=accepted.facts))
             raise self._success()
         return False
+
+    @property
+    def _is_outdated(self) -> bool:
+        """True if a person edited files, amended the request or asked for more during a pause since the checks ran."""
+        state = self._record.state
+        return state.checked_tree != state.tree or bool(state.asked_for)
+
+    async def _review(self, proved: ProveResult) -> ProveResult:
+        """Have a model review a proven change. Return the proof with its answer, or the same proof if there is none."""
+        record = self._record
+        if record.request.planner == HEURISTIC:
+            record.log("review", "nobody reviewed the change: the planner heuristic uses no model")
+            return proved
+        reviewed = await self._points.do(
+            ReviewActivities.review_proof,
+            lambda: ReviewRequest(
+                scope=record.scope,
+                proof=proved.proof,
+                allow=record.request.allow,
+                approvals=record.state.approvals,
+                earlier=record.state.reviewed,
+            ),
+            ActivityOptions("review the change", REVIEW_TIMEOUT, record.request.queues.llm),
+        )
+        record.replace(record.state.evolve(spent=record.state.spent.with_usage(reviewed.usage)))
+        record.apply(state_changes.with_retries, reviewed.attempt)
+        if reviewed.line:
+            record.log("review", reviewed.line)
+        if reviewed.proved is None:
+            return proved
+        record.replace(record.state.evolve(reviewed=reviewed.proved.proof))
+        return reviewed.proved
 
     def _success(self) -> EpisodeOver:
         state = self._record.state

@@ -30,6 +30,8 @@ PLAN_TIMEOUT = timedelta(hours=2)
 HAND_OFF_TIMEOUT = timedelta(minutes=1)
 TRACK_TIMEOUT = timedelta(minutes=5)
 REFLECT_TIMEOUT = timedelta(minutes=10)
+REVIEW_TIMEOUT = timedelta(minutes=10)
+"""Longer than the time limit of the question to the model, which the activity applies itself."""
 RESTORE_TIMEOUT = timedelta(minutes=15)
 CLOSE_TIMEOUT = timedelta(minutes=5)
 GRACE = timedelta(minutes=2)

@@ -135,6 +135,16 @@ class ScenarioDetails(_Part):
         return ", ".join(digest[:12] for digest in (self.sha256, self.drafts_sha256) if digest)
 
 
+class ReviewDetails(_Part):
+    """Review of the change by a model. Its doubt is one of the findings."""
+
+    model: str
+    files: int = Field(default=0, ge=0)
+    """Number of files in the change."""
+    unread: int = Field(default=0, ge=0)
+    """Number of files that the model did not see completely."""
+
+
 class Details(_Part):
     """tightloop's extension of test-result v0.1."""
 
@@ -152,6 +162,7 @@ class Details(_Part):
     """Paths of those whose change was announced, or answered before. Their initial version did not have to pass."""
     findings: tuple[FindingDetails, ...] = ()
     scenarios: ScenarioDetails | None = None
+    review: ReviewDetails | None = None
     files_changed: int | None = None
     """Number of files that differ from the initial tree."""
     seen_to_fail: bool = True
@@ -341,6 +352,7 @@ def _details(proof: Proof) -> Details:
         )
         if proof.scenarios
         else None,
+        review=ReviewDetails.of(proof.review) if proof.review else None,
         files_changed=proof.evidence.files_changed,
         seen_to_fail=proof.evidence.seen_to_fail,
         worked=proof.evidence.worked,

@@ -167,6 +167,26 @@ class ProofFinding(Value):
         return not self.announced and self.answered is not None and not self.answered.asked
 
 
+class Review(Value):
+    """A model's answer about a proven change."""
+
+    subject: str = ""
+    """Digest of the trees, the goal and the checks that it is about."""
+    model: str
+    doubt: str = ""
+    """Reason to doubt that the change does the work in general. Empty if there is none."""
+    quotes: tuple[str, ...] = ()
+    """Lines of the change that the doubt quotes, as `path:number: text`."""
+    paths: tuple[str, ...] = ()
+    """Changed files that these lines are from."""
+    files: int = 0
+    """Number of files in the change."""
+    unread: int = 0
+    """Number of files that the model did not see completely."""
+    prompt_sha256: str = ""
+    transcript: ArtifactRef | None = None
+
+
 class ProofVerdict(StrEnum):
     """Verdict of a proof."""
 
@@ -207,6 +227,8 @@ class Proof(Value):
     findings: tuple[ProofFinding, ...] = ()
     scenarios: ScenarioResult | None = None
     """Result of hidden scenarios, if there are any."""
+    review: Review | None = None
+    """A model's review of the change, if there was one."""
     evidence: Evidence = Evidence.model_construct()
     """Facts that decide whether passing checks prove anything."""
     accepted_by: str = ""

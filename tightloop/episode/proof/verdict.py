@@ -16,6 +16,7 @@ from tightloop.episode.proof import (
     ProofFinding,
     ProofRun,
     ProofVerdict,
+    Review,
     TestReport,
     TestsFrom,
 )
@@ -23,6 +24,7 @@ from tightloop.episode.proof.files import DATA
 from tightloop.episode.proof.kept_tests import KeptTests
 from tightloop.episode.proof.report import FAILED, PASSED, SKIPPED, CheckBaseline, InitialState, Observation, missing
 from tightloop.episode.scenarios import ScenarioResult
+from tightloop.run.core import Evidence
 from tightloop.run.outcome import Facts, doubts
 from tightloop.safety.announcement import RequestedChanges
 from tightloop.safety.approval import Approval
@@ -113,10 +115,15 @@ class Changes(NamedTuple):
 
     def answer_for(self, paths: Iterable[str]) -> Approval | None:
         """Return the weakest answer if there is one for each of the files. If there are no files, there is none."""
-        answers = [self.answered.get(path) for path in paths]
-        if not answers or None in answers:
-            return None
-        return min(filter(None, answers), key=lambda answer: answer.asked)
+        return weakest_answer(self.answered, paths)
+
+
+def weakest_answer(answered: Mapping[str, Approval], paths: Iterable[str]) -> Approval | None:
+    """Return the weakest answer if there is one for each of the files. If there are no files, there is none."""
+    answers = [answered.get(path) for path in paths]
+    if not answers or None in answers:
+        return None
+    return min(filter(None, answers), key=lambda answer: answer.asked)
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
@@ -433,6 +440,14 @@ def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> Proo
     return ProofVerdict.PROVEN if proves else ProofVerdict.NOT_PROVEN
 
 
+def with_acceptance(evidence: Evidence, findings: Sequence[ProofFinding]) -> Evidence:
+    """Return the evidence with the person who let a finding pass without having asked for the change, if any."""
+    passed = next((finding for finding in findings if finding.is_accepted), None)
+    if passed is None or passed.answered is None:
+        return evidence
+    return evidence.evolve(accepted_by=passed.answered.by, finding=passed.text)
+
+
 def add_scenarios(proof: Proof, result: ScenarioResult, allowed: Sequence[ProofRule] = ()) -> Proof:
     """Return the proof with the result of hidden scenarios, which may change its verdict."""
     findings = proof.findings
@@ -447,6 +462,36 @@ def add_scenarios(proof: Proof, result: ScenarioResult, allowed: Sequence[ProofR
     if result.total and any(check.sandbox == "unsafe-local" for run in proof.runs for check in run.checks):
         not_held = (*not_held, "without a sandbox, agents could have read the hidden scenarios")
     return proof.evolve(scenarios=result, findings=findings, evidence=evidence, verdict=verdict, not_held=not_held)
+
+
+def add_review(
+    proof: Proof,
+    review: Review,
+    allowed: Sequence[ProofRule] = (),
+    answered: Mapping[str, Approval] = MappingProxyType({}),
+) -> Proof:
+    """Return a proof that holds with a model's review. A doubt is a finding, and consent changes nothing.
+
+    Args:
+        proof: proof with the verdict `PROVEN`.
+        review: answer about its change.
+        allowed: findings to accept without asking.
+        answered: answers of people who were already asked about the changes of these files.
+    """
+    proof = proof.evolve(review=review)
+    if not review.doubt:
+        return proof
+    finding = ProofFinding(
+        rule=ProofRule.REVIEWER_DOUBTS,
+        text=f"the reviewer doubts that the change does the work in general: {review.doubt}",
+        evidence=review.quotes,
+        announced=ProofRule.REVIEWER_DOUBTS in allowed,
+        answered=weakest_answer(answered, review.paths),
+        paths=review.paths,
+    )
+    findings = (*proof.findings, finding)
+    verdict, evidence = verdict_of(findings), with_acceptance(proof.evidence, findings)
+    return proof.evolve(findings=findings, verdict=verdict, evidence=evidence, accepted_by=evidence.accepted_by)
 
 
 def evidence_lines(proof: Proof) -> tuple[str, ...]:

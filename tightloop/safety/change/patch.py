@@ -190,6 +190,42 @@ def show_change(patch: str, paths: Iterable[str], command: str) -> ShownChange:
     )
 
 
+def limit_patch(patch: str, characters: int) -> tuple[str, int]:
+    """Return as much of a patch as fits, without binary content, and the number of files that are not complete.
+
+    The smallest files come first: a large generated file must not displace the others.
+    """
+    sections = sorted((text.partition("GIT binary patch\n")[0] for text in _sections(patch)), key=len)
+    shown, left, incomplete = list[str](), characters, 0
+    for text in sections:
+        if len(text) > left:
+            incomplete += 1
+            # Whole lines only, because a part of one can be read in another way.
+            text = text[: text.rfind("\n", 0, left) + 1] if left > 0 else ""
+        shown.append(text)
+        left -= len(text)
+    return "".join(shown), incomplete
+
+
+def find_quoted_line(files: Iterable[FilePatch], path: str, quote: str) -> tuple[str, str] | None:
+    """Return the file and the added or removed line that a quotation repeats, the latter as `path:number: text`.
+
+    White space may differ, and the line's sign in the patch may be part of the quotation.
+    """
+    plain = " ".join(quote.split())
+    wanted = {plain, plain[1:].strip()} if plain.startswith(("+", "-")) else {plain}
+    # A lone bracket or an empty line says nothing.
+    if not re.search(r"\w", plain):
+        return None
+    for file in files:
+        if file.path in (path, path.removeprefix("b/")):
+            for lines, sign in ((file.added, ""), (file.removed, "removed: ")):
+                for line in lines:
+                    if " ".join(line.text.split()) in wanted:
+                        return file.path, f"{file.path}:{line.number}: {sign}{line.text.strip()}"
+    return None
+
+
 def _readable(section: str) -> list[str]:
     """Return a file's part of a patch without ids and binary content."""
     head, binary, _ = section.partition("GIT binary patch\n")
