@@ -234,7 +234,7 @@ class ReviewRequest(Value):
 
 
 class ReviewResult(Value):
-    """Stored proof with a review, or the reason why there is none."""
+    """Stored proof with a review, or the reason why nobody reviewed it."""
 
     proved: ProveResult | None = None
     line: str = ""
@@ -244,7 +244,7 @@ class ReviewResult(Value):
 
 
 class ReviewAnswer(NamedTuple):
-    """A model's review, or the reason why there is none."""
+    """A model's review, or the reason why the model gave no usable one."""
 
     review: Review | None
     reason: str = ""

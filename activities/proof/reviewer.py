@@ -20,7 +20,7 @@ from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 
 PROMPTS = Path(__file__).parent / "review_prompts"
-DIFF_SHARE = 45.0
+DIFF_SHARE = 60.0
 """Share of the prompt in percent, as in the template."""
 QUOTES_LIMIT = 5
 QUOTE_CHARACTERS = 200
@@ -109,11 +109,14 @@ class Reviewer:
         files = read_patch(patch)
         # The tests of a changed module name it.
         named = briefing.evolve(goal="\n".join((briefing.goal, *(file.path for file in files))))
+        changed = {f"# {file.path}" for file in files}
+        excerpts = with_files(named, root).excerpts
         diff, unread = limit_patch(patch, self._asker.share(DIFF_SHARE))
         material = _Material(
             goal=briefing.goal,
             definition_of_done=briefing.definition_of_done,
-            excerpts=with_files(named, root).excerpts,
+            # Changed files last, because the diff shows the part that matters.
+            excerpts=tuple(sorted(excerpts, key=lambda text: text.partition("\n")[0] in changed)),
             diff=diff,
             files=len(files),
             unread=unread,
@@ -130,8 +133,8 @@ def _read(value: dict[str, Any], shown: tuple[FilePatch, ...]) -> _Doubt:
     reason = shorten(scrub(" ".join(answer.reason.split())), DOUBT_CHARACTERS)
     if not reason:
         raise UnusableAnswerError("`reason` is empty. Name an input that goes wrong, or set `doubts` to false")
-    found = [find_quoted_line(shown, quote.path.strip(), quote.line) for quote in answer.quotes]
-    lines = list(dict.fromkeys(filter(None, found)))[:QUOTES_LIMIT]
+    quoted = [find_quoted_line(shown, quote.path.strip(), quote.line) for quote in answer.quotes]
+    lines = list(dict.fromkeys(filter(None, quoted)))[:QUOTES_LIMIT]
     if not lines:
         raise UnusableAnswerError(
             "`quotes` contains no line that the diff adds or removes. Copy whole lines exactly, each with the path of "

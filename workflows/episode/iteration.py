@@ -218,7 +218,7 @@ class Proof:
         return state.checked_tree != state.tree or bool(state.asked_for)
 
     async def _review(self, proved: ProveResult) -> ProveResult:
-        """Have a model review a proven change. Return the proof with its answer, or the same proof if there is none."""
+        """Have a model review a proven change. Return the proof with its answer, or the same proof without one."""
         record = self._record
         if record.request.planner == HEURISTIC:
             record.log("review", "nobody reviewed the change: the planner heuristic uses no model")

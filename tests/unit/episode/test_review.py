@@ -68,8 +68,8 @@ def proof() -> Proof:
 def test_a_quotation_counts_if_it_is_a_line_that_the_change_adds_or_removes(
     path: str, quote: str, line: str | None
 ) -> None:
-    found = find_quoted_line(read_patch(PATCH), path, quote)
-    assert found == (None if line is None else ("calc.py", line))
+    evidence = find_quoted_line(read_patch(PATCH), path, quote)
+    assert evidence == (None if line is None else ("calc.py", line))
 
 
 def test_a_long_patch_is_cut_at_a_line_and_small_files_come_first() -> None:

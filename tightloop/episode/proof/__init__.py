@@ -174,7 +174,7 @@ class Review(Value):
     """Digest of the trees, the goal and the checks that it is about."""
     model: str
     doubt: str = ""
-    """Reason to doubt that the change does the work in general. Empty if there is none."""
+    """Reason to doubt that the change does the work in general. Empty if the model has no doubt."""
     quotes: tuple[str, ...] = ()
     """Lines of the change that the doubt quotes, as `path:number: text`."""
     paths: tuple[str, ...] = ()
