@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import platform
-import secrets
 import shutil
 import stat
 import sys
@@ -23,8 +22,9 @@ from activities.sandbox.port import (
     SandboxResult,
     SandboxUnavailableError,
     build_spec,
-    is_alive,
-    this_process,
+    folder_size,
+    owned_folder,
+    remove_tree,
 )
 from activities.workspace.folders import has_packages, state_folder_of
 from activities.workspace.git_command import private_config, split_z, user_git
@@ -187,13 +187,7 @@ class SandboxedSetups:
                 f"cannot run in the sandbox {self._sandbox.name}, which does not show a checkout at the path of the "
                 "workspace. Run it in the workspace yourself"
             )
-        home = private_folder(target.parent)
-        for old in home.glob(".building-*"):
-            # Left by a killed worker.
-            if not is_alive("-".join(old.name.split("-")[1:3])):
-                _remove(old)
-        building = private_folder(home / f".building-{this_process()}-{secrets.token_hex(4)}")
-        try:
+        with owned_folder(private_folder(target.parent) / ".building") as building:
             checkout, result = building / "checkout", building / "result"
             for folder in (checkout, building / "home", result / "tree"):
                 folder.mkdir(parents=True)
@@ -210,7 +204,7 @@ class SandboxedSetups:
                     "such as node_modules and .venv"
                 )
             found = tuple(sorted(_find_environments(checkout, folders_of(map(os.fsdecode, entries)))))
-            size_bytes = sum(_size_of(checkout / path) for path in found)
+            size_bytes = sum(folder_size(checkout / path) for path in found)
             limit_bytes = self._settings.cached_environments_mb * 1_000_000
             if free_cache(limit_bytes, needed_bytes=size_bytes) + size_bytes > limit_bytes:
                 raise _SetupFailedError(
@@ -228,8 +222,6 @@ class SandboxedSetups:
             with contextlib.suppress(OSError):
                 result.rename(target)
             return cached
-        finally:
-            _remove(building)
 
     def _run(
         self, scope: EpisodeScope, tree: WorkingTree, setup: Setup, building: Path, cancelled: Callable[[], bool]
@@ -280,7 +272,7 @@ def free_cache(limit_bytes: int, *, needed_bytes: int = 0, dry_run: bool = False
             if not dry_run:
                 # The record first: a partly removed folder must not count as complete.
                 (folder / "record.json").unlink(missing_ok=True)
-                _remove(folder)
+                remove_tree(folder)
     return total
 
 
@@ -392,10 +384,6 @@ def _find_environments(root: Path, tracked_folders: set[str]) -> Iterator[str]:
                     waiting.append(path)
 
 
-def _size_of(folder: Path) -> int:
-    return sum(Path(above, name).lstat().st_size for above, _, names in os.walk(folder) for name in names)
-
-
 def _copy_into(tree: WorkingTree, tree_id: str, sources: Mapping[str, Path]) -> None:
     """Copy packages to where they are missing in the user's working tree.
 
@@ -407,7 +395,9 @@ def _copy_into(tree: WorkingTree, tree_id: str, sources: Mapping[str, Path]) -> 
         if place.is_dir() and any(place.iterdir()):
             continue
         temporary = place.with_name(f".{place.name}.tightloop")
-        _remove(temporary)
+        if temporary.exists():
+            # Left by a killed worker.
+            remove_tree(temporary)
         temporary.mkdir(parents=True)
         # Git, and so every snapshot, ignores the folder even if it outlives this process.
         (temporary / ".gitignore").write_text("*\n")
@@ -415,20 +405,9 @@ def _copy_into(tree: WorkingTree, tree_id: str, sources: Mapping[str, Path]) -> 
         if place.is_dir():
             place.rmdir()
         (temporary / place.name).rename(place)
-        _remove(temporary)
+        remove_tree(temporary)
         if tree.snapshot() != tree_id:
-            _remove(place)
+            remove_tree(place)
             raise WorkspaceError(
                 f"git does not ignore {path}. Add it to .gitignore, or start in a worktree: --worktree"
             )
-
-
-def _remove(folder: Path) -> None:
-    def retry(remove: Callable[[str], object], path: str, _error: object) -> None:
-        with contextlib.suppress(OSError):
-            # Some packages are read-only.
-            Path(path).parent.chmod(0o700)
-            remove(path)
-
-    if folder.exists():
-        shutil.rmtree(folder, onerror=retry)

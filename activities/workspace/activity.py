@@ -110,10 +110,8 @@ class WorkspaceActivities:
                 ),
             )
             tree.keep(str(record.number), record.tree)
-            setup, missing = None, ()
-            if self.setups is not None:
-                named = "" if request.episode.is_nested else request.episode.setup
-                setup, missing = self.setups.examine(scope, tree, tree_id, named)
+            named = "" if request.episode.is_nested else request.episode.setup
+            setup, missing = self.setups.examine(scope, tree, tree_id, named) if self.setups else (None, ())
         note_opening(ledger, request, this_call())
         return OpenResult(
             request=stored,

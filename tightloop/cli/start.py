@@ -248,6 +248,14 @@ Until = Annotated[
     Option(metavar="TIME", help="Stop as at the end of the budget: 07:00 in local time, or an ISO time."),
 ]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
+Setup = Annotated[
+    str | None,
+    Option(
+        metavar="COMMAND",
+        help='Command that installs the packages of the project, such as "npm ci". It runs once for each state of the '
+        "lock files. Default: you are asked if packages are missing.",
+    ),
+]
 Result = Annotated[
     ResultMode | None,
     Option(help="Deliver a success as one commit on a new branch, as a commit for each task, or as files only (tree)."),
@@ -286,6 +294,7 @@ def start(
     max_iterations: MaxIterations = None,
     until: Until = None,
     worktree: Worktree = None,
+    setup: Setup = None,
     result: Result = None,
     new_id: EpisodeNewId = None,
     replace: Replace = False,
@@ -301,7 +310,7 @@ def start(
     choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
     options = drop_none(goal=goal, definition_of_done=done, planner=planner, worktree=worktree, allow=allow)
     options |= drop_none(pause_after=pause_after, unattended=unattended, drafts=drafts)
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, setup=setup)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations, until))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace) or request.scenarios)
@@ -323,6 +332,7 @@ def code(
     until: Until = None,
     unattended: Unattended = None,
     worktree: Worktree = None,
+    setup: Setup = None,
     result: Result = None,
     new_id: EpisodeNewId = None,
     watch: Watch = False,
@@ -331,7 +341,7 @@ def code(
 ) -> None:
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow, unattended=unattended)
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=drafts)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=drafts, setup=setup)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations, until))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace))
