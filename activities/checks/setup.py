@@ -206,7 +206,7 @@ class SandboxedSetups:
             found = tuple(sorted(_find_environments(checkout, folders_of(map(os.fsdecode, entries)))))
             size_bytes = sum(folder_size(checkout / path) for path in found)
             limit_bytes = self._settings.cached_environments_mb * 1_000_000
-            if free_cache(limit_bytes, needed_bytes=size_bytes) + size_bytes > limit_bytes:
+            if free_cache(limit_bytes, needed_bytes=size_bytes)[0] + size_bytes > limit_bytes:
                 raise _SetupFailedError(
                     f"installed {size_bytes / 1_000_000:.0f} MB, for which workspace.cached_environments_mb "
                     f"({self._settings.cached_environments_mb}) leaves no room. Raise it in the settings"
@@ -254,26 +254,28 @@ def _trust() -> dict[str, str]:
     return dict.fromkeys(names, bundle) if bundle is not None else {}
 
 
-def free_cache(limit_bytes: int, *, needed_bytes: int = 0, dry_run: bool = False) -> int:
-    """Remove packages that no worktree uses until the rest fits, the least recently used ones first.
+def free_cache(limit_bytes: int, *, needed_bytes: int = 0, dry_run: bool = False) -> tuple[int, int]:
+    """Remove packages until the rest fits, the least recently used ones first, and those of deleted workspaces.
 
-    Return the size of the rest. With `dry_run`, return the size that would be left.
+    Packages that a worktree uses are kept. Return the size of the rest, and of what was removed. With `dry_run`,
+    nothing is removed.
     """
-    home = state_home() / CACHE
-    cached = [(folder, found) for folder in home.glob("[!.]*") if (found := _read_cached(folder)) is not None]
-    cached.sort(key=lambda pair: pair[0].stat().st_mtime)
-    total = sum(found.size_bytes for _, found in cached)
+    cached = [
+        (folder.stat().st_mtime, folder, found)
+        for folder in (state_home() / CACHE).glob("[!.]*")
+        if (found := _read_cached(folder)) is not None
+    ]
+    total = before = sum(found.size_bytes for _, _, found in cached)
     records = "\n".join(_texts(state_home().glob("projects/*/worktree-data/*/record.json")))
-    for folder, found in cached:
-        if total + needed_bytes <= limit_bytes:
-            break
-        if str(folder) not in records and time.time() - folder.stat().st_mtime > RECENT_S:
+    for used_at, folder, found in sorted(cached, key=lambda entry: entry[:2]):
+        is_due = total + needed_bytes > limit_bytes or not Path(found.workspace).exists()
+        if is_due and str(folder) not in records and time.time() - used_at > RECENT_S:
             total -= found.size_bytes
             if not dry_run:
                 # The record first: a partly removed folder must not count as complete.
                 (folder / "record.json").unlink(missing_ok=True)
                 remove_tree(folder)
-    return total
+    return total, before - total
 
 
 def _texts(paths: Iterator[Path]) -> Iterator[str]:
