@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from activities.process import ProcessRequest
@@ -47,7 +47,7 @@ class Access:
     content: Path | None = None
     mounts: tuple[tuple[Path, Path], ...] = ()
     git: Path | None = None
-    scratch: Scratch = Scratch()
+    scratch: Scratch = field(default_factory=Scratch)
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
