@@ -143,7 +143,10 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
         return f"{where}. To run a program outside the system folders and PATH, add its path to sandbox.read"
     if _READ_ONLY in result.output and (folders := mounted_environments(root)):
         why = f" ({result.scratch})" if result.scratch else ""
-        return f"{where}, where {', '.join(folders)} of the workspace cannot be changed{why}"
+        return (
+            f"{where}, where {', '.join(folders)} of the workspace cannot be changed{why}. If the check has to change "
+            "packages, set workspace.environments to copy"
+        )
     if any(message in result.output for message in _NO_NETWORK) and Limit.NETWORK in hard:
         return f"{where}, which can only reach the hosts in sandbox.network. Add the hosts that the check needs"
     # The sandbox drops all capabilities, without which file modes apply to root as well.

@@ -24,6 +24,7 @@ from activities.sandbox.port import (
     build_spec,
     folder_size,
     owned_folder,
+    remove_dead_folders,
     remove_tree,
 )
 from activities.workspace.folders import has_packages, state_folder_of
@@ -44,7 +45,7 @@ from tightloop.settings import SandboxSettings, WorkspaceSettings
 from tightloop.value import Value, shorten
 from tightloop.value.scrub import scrub
 
-CACHE = "environments"
+CACHE, BUILDING = "environments", ".building"
 OUTPUT_CHARACTERS = 1_500
 NAMED = 5
 RECENT_S = 3_600.0
@@ -187,7 +188,7 @@ class SandboxedSetups:
                 f"cannot run in the sandbox {self._sandbox.name}, which does not show a checkout at the path of the "
                 "workspace. Run it in the workspace yourself"
             )
-        with owned_folder(private_folder(target.parent) / ".building") as building:
+        with owned_folder(private_folder(target.parent) / BUILDING) as building:
             checkout, result = building / "checkout", building / "result"
             for folder in (checkout, building / "home", result / "tree"):
                 folder.mkdir(parents=True)
@@ -260,6 +261,8 @@ def free_cache(limit_bytes: int, *, needed_bytes: int = 0, dry_run: bool = False
     Packages that a worktree uses are kept. Return the size of the rest, and of what was removed. With `dry_run`,
     nothing is removed.
     """
+    if not dry_run:
+        remove_dead_folders(state_home() / CACHE / BUILDING)
     cached = [
         (folder.stat().st_mtime, folder, found)
         for folder in (state_home() / CACHE).glob("[!.]*")

@@ -18,7 +18,7 @@ from activities.checks.activity import CheckView
 from activities.proof import copies
 from activities.proof.opened import OpenedFiles
 from activities.proof.port import DeliveredFile, Files, LockedTrees, ObservedCheck, UntrackedChanges
-from activities.sandbox.port import is_alive, remove_tree, this_process
+from activities.sandbox.port import remove_dead_folders, remove_tree, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events
@@ -64,10 +64,7 @@ class LocalCheckouts:
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
-        # Leftovers of killed workers.
-        for old in above.iterdir():
-            if not is_alive("-".join(old.name.split("-")[:2])):
-                remove_tree(old)
+        remove_dead_folders(above)
         folder = Path(tempfile.mkdtemp(prefix=f"{this_process()}-", dir=above))
         try:
             yield ProofFolder(folder.resolve(), root)

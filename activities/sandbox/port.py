@@ -152,14 +152,19 @@ class Sandbox(Protocol):
 def owned_folder(above: Path) -> Iterator[Path]:
     """Open a new private folder below `above`, and remove it afterwards. Also remove those of dead processes."""
     private_folder(above)
-    for old in above.iterdir():
-        if not is_alive("-".join(old.name.split("-")[:2])):
-            remove_tree(old)
+    remove_dead_folders(above)
     folder = private_folder(above / f"{this_process()}-{secrets.token_hex(4)}")
     try:
         yield folder.resolve()
     finally:
         remove_tree(folder)
+
+
+def remove_dead_folders(above: Path) -> None:
+    """Remove the folders of dead processes."""
+    for old in above.iterdir() if above.is_dir() else ():
+        if not is_alive("-".join(old.name.split("-")[:2])):
+            remove_tree(old)
 
 
 def remove_tree(folder: Path) -> None:

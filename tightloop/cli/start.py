@@ -429,13 +429,16 @@ async def start_and_wait(
 
 
 async def _wait_until_open(client: TightloopClient, started: str) -> tuple[str, ...]:
-    """Wait until the run is open. Return the sentences about checks that were found for it."""
+    """Wait until the run is open or asks. Return its question, or the sentences about checks that were found."""
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)
             # A plan with counts has been opened: its failure is a result and not a rejection.
             if status.status == "failed" and (isinstance(status, EpisodeStatus) or not status.counts):
                 raise InvalidRequestError(f"{started} could not start: {status.reason}")
+            if status.questions:
+                question = status.questions[0]
+                return (f"{question.title} Answer: tightloop answer {started} {'|'.join(question.names)}",)
             if isinstance(status, EpisodeStatus) and status.phase is not EpisodePhase.OPENING:
                 return status.chosen_checks
             if isinstance(status, PlanStatus) and status.counts:
