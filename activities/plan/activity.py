@@ -362,7 +362,8 @@ class PlanActivities:
         opened = self._opener.open(request)
         note_opening(self._ledger(request.scope), request, opened, this_call())
         if self._ports.setups is not None and not request.request.dry_run:
-            named = request.request.setup if request.request.depth == 1 else ""
+            # In a plan that runs again, an agent may have changed the lock files since the command was named.
+            named = request.request.setup if request.request.depth == 1 and request.is_new else ""
             with self._ports.workspaces.hold(request.scope) as tree:
                 setup, missing = self._ports.setups.examine(request.scope, tree, opened.tree, named)
             opened = opened.evolve(setup=setup, notes=(*missing, *opened.notes))

@@ -110,8 +110,9 @@ class WorkspaceActivities:
                 ),
             )
             tree.keep(str(record.number), record.tree)
-            named = "" if request.episode.is_nested else request.episode.setup
-            setup, missing = self.setups.examine(scope, tree, tree_id, named) if self.setups else (None, ())
+            # In a reopened episode, an agent may have changed the lock files since the command was named.
+            named = "" if request.episode.is_nested or checkpoints else request.episode.setup
+            setup, missing = self.setups.examine(scope, tree, record.tree, named) if self.setups else (None, ())
         note_opening(ledger, request, this_call())
         return OpenResult(
             request=stored,

@@ -73,6 +73,25 @@ async def test_episode_asks_once_and_the_next_one_reuses_the_packages(
     assert not (npm_project / "node_modules").exists()
 
 
+async def test_named_command_does_not_cover_a_lock_file_that_the_agent_changed(
+    client: TightloopClient, working: Working, request_for: Requests, npm_project: Path
+) -> None:
+    changed = {**LOCK, "version": "2.0.0"}
+    change = {"write": [{"path": "package-lock.json", "text": json.dumps(changed)}, *APPEND["append"]]}
+    async with working():
+        episode_id = await client.start(
+            request_for(
+                definition_of_done=["grep -q 1 log.txt"], executor=scripted(change), worktree=True, setup="npm ci"
+            )
+        )
+        result = await client.result(episode_id)
+        await client.restore(episode_id, "ckpt-1")
+        [question] = (await asked(client, episode_id)).questions
+        await client.cancel(episode_id)
+    assert result.outcome is EpisodeOutcome.SUCCEEDED
+    assert question.kind is QuestionKind.SETUP
+
+
 async def test_failed_setup_is_asked_about_again_and_can_be_skipped(
     client: TightloopClient, working: Working, request_for: Requests, npm_project: Path
 ) -> None:
