@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
+from temporalio.exceptions import CancelledError
 
 from activities.process import GRACE_S, Reason, search_path
 from activities.sandbox.port import (
@@ -162,8 +163,8 @@ class SandboxedSetups:
         # Not the project's own programs, which are about to be installed.
         path, versions = search_path(Path("/"))["PATH"], []
         for program in _PROGRAMS:
-            found = os.path.realpath(shutil.which(program, path=path) or "/")
-            versions.append((found, Path(found).stat().st_mtime_ns))
+            place = os.path.realpath(shutil.which(program, path=path) or "/")
+            versions.append((place, Path(place).stat().st_mtime_ns))
         platform_id = (sys.platform, platform.machine(), self._sandbox_settings.image, versions)
         # With the workspace: scripts in a .venv contain its path.
         text = json.dumps((scope.workspace, setup.digest, setup.command, platform_id))
@@ -197,28 +198,30 @@ class SandboxedSetups:
             before = _stats(checkout, entries)
             ran = self._run(scope, tree, setup, building, cancelled)
             if cancelled():
-                raise _SetupFailedError("was stopped")
+                raise CancelledError(f"{setup.command!r} was stopped")
             _raise_if_failed(ran)
             if changed := _changed_files(checkout, tree, entries, before):
                 raise _SetupFailedError(
                     f"changed tracked files: {', '.join(changed[:NAMED])}. It may only write into folders of packages, "
                     "such as node_modules and .venv"
                 )
-            found = tuple(sorted(_find_environments(checkout, folders_of(map(os.fsdecode, entries)))))
-            size_bytes = sum(folder_size(checkout / path) for path in found)
+            environments = tuple(sorted(_find_environments(checkout, folders_of(map(os.fsdecode, entries)))))
+            size_bytes = sum(folder_size(checkout / path) for path in environments)
             limit_bytes = self._settings.cached_environments_mb * 1_000_000
             if free_cache(limit_bytes, needed_bytes=size_bytes)[0] + size_bytes > limit_bytes:
                 raise _SetupFailedError(
                     f"installed {size_bytes / 1_000_000:.0f} MB, for which workspace.cached_environments_mb "
                     f"({self._settings.cached_environments_mb}) leaves no room. Raise it in the settings"
                 )
-            for path in found:
+            for path in environments:
                 (result / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
                 (checkout / path).rename(result / "tree" / path)
             cached = CachedEnvironments(
-                workspace=scope.workspace, command=setup.command, environments=found, size_bytes=size_bytes
+                workspace=scope.workspace, command=setup.command, environments=environments, size_bytes=size_bytes
             )
             (result / "record.json").write_text(cached.model_dump_json())
+            if target.exists() and _read_cached(target) is None:
+                remove_tree(target)
             # Last, and at once: packages with a record are complete. Another run may have been faster.
             with contextlib.suppress(OSError):
                 result.rename(target)

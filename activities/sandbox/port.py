@@ -120,7 +120,7 @@ class SandboxResult(ProcessResult):
     limits: Mapping[Limit, Enforcement] = field(default_factory=dict)
     """How each limit was enforced in this run."""
     scratch: str = ""
-    """How the command could write to the folders in `SandboxSpec.mounts`, or why it could not."""
+    """Sentence about writes to the folders in `SandboxSpec.mounts`: what made them possible, or prevented them."""
     changed_package: str = ""
     """A file in such a folder that the command changed, and not only in a cache."""
 
@@ -187,7 +187,7 @@ class Scratch:
     folders: Mapping[Path, tuple[Path, Path]] = field(default_factory=dict)
     """Source and folder by the path that the command sees."""
     note: str = ""
-    """How the command could write, or why it could not."""
+    """What made writes possible, or prevented them."""
     since_ns: int = 0
     """Time at which the copies were complete. 0 for overlays."""
 

@@ -171,7 +171,7 @@ def make_worktree(
 
 
 def mount_environments(root: Path, worktree: Worktree, sources: Mapping[str, Path]) -> None:
-    """Show installed packages, by their paths within a worktree, in place of those of the workspace. Idempotent.
+    """Mount installed packages, by their paths within a worktree, instead of those of the workspace. Idempotent.
 
     Copies of the workspace's packages stay, because the worktree owns them.
     """

@@ -64,9 +64,9 @@ class Setup(Sparse):
     decision: Literal["", "install", "skip"] = ""
     """Empty if a person has to decide."""
     by: str = ""
-    """Who decided."""
+    """Name of the person who decided, or `request`."""
     problem: str = ""
-    """Why the last attempt failed."""
+    """Reason for which the last attempt failed, with the end of its output from the second line on."""
 
     def decide(self, answer: Answer) -> "Setup":
         """Return the setup with a person's decision."""
