@@ -199,7 +199,7 @@ class SandboxedSetups:
             ran = self._run(scope, tree, setup, building, cancelled)
             if cancelled():
                 raise CancelledError(f"{setup.command!r} was stopped")
-            _raise_if_failed(ran)
+            _raise_if_failed(ran, (*self._settings.setup_hosts, *self._sandbox_settings.network))
             if changed := _changed_files(checkout, tree, entries, before):
                 raise _SetupFailedError(
                     f"changed tracked files: {', '.join(changed[:NAMED])}. It may only write into folders of packages, "
@@ -336,7 +336,7 @@ def _presence(root: Path) -> Callable[[str], bool]:
     return is_present
 
 
-def _raise_if_failed(ran: SandboxResult) -> None:
+def _raise_if_failed(ran: SandboxResult, hosts: tuple[str, ...]) -> None:
     if ran.reason is Reason.EXITED and ran.exit_code == 0:
         return
     output = explain_output(scrub(ran.output.decode("utf-8", "replace")), OUTPUT_CHARACTERS)
@@ -346,7 +346,8 @@ def _raise_if_failed(ran: SandboxResult) -> None:
         how = f"failed with exit code {ran.exit_code}"
     else:
         how = f"failed: {shorten(ran.message, 300)}"
-    raise _SetupFailedError(f"{how}\n{output}")
+    # Installers report a refused host as 403 at best.
+    raise _SetupFailedError(f"{how}\n{output}\nallowed hosts (workspace.setup_hosts): {', '.join(hosts)}")
 
 
 def _stats(folder: Path, entries: Mapping[bytes, Entry]) -> dict[bytes, os.stat_result]:

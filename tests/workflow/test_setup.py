@@ -13,6 +13,7 @@ from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeStatu
 from tightloop.errors import WrongStateError
 from tightloop.plan.request import PlanOutcome, PlanRequest, PlanStatus
 from tightloop.run.question import QuestionKind
+from tightloop.settings import WorkspaceSettings
 
 Requests = Callable[..., EpisodeRequest]
 LOCK = {
@@ -106,7 +107,8 @@ async def test_failed_setup_is_asked_about_again_and_can_be_skipped(
         result = await client.result(episode_id)
         notes = await notes_of(client, episode_id)
     assert question.title == ("`echo no such host; exit 7` (package-lock.json) failed with exit code 7. Try again?")
-    assert question.evidence == ("no such host",)
+    hosts = ", ".join(WorkspaceSettings().setup_hosts)
+    assert question.evidence == ("no such host", f"allowed hosts (workspace.setup_hosts): {hosts}")
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert notes == ["the work starts without node_modules"]
     assert not (npm_project / "node_modules").exists()
