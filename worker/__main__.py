@@ -34,7 +34,7 @@ from worker.deployment import failed_outcomes, find_runs, format_outcomes, query
 from worker.ledger.stores import rebuild
 from worker.replay import fetch_history, format_replay, read_history, replay
 from worker.rerun import print_reproduction, print_rerun
-from worker.retention import forget_failures, free
+from worker.retention import forget_failures, free, free_packages
 from worker.retention import format_freed_items as freed_account
 from worker.up import collect_less_often, run_demo, run_up, run_worker
 
@@ -148,6 +148,9 @@ async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
     print(*freed_account(freed_projects, older_than, dry_run=arguments.dry_run), sep="\n")
     if not arguments.dry_run and (forgotten := forget_failures(settings, [entry.project for entry in freed_projects])):
         print(f"forgot {format_count(forgotten, 'failure')} that did not recur")
+    if packages_bytes := free_packages(settings, dry_run=arguments.dry_run):
+        verb = "would be freed" if arguments.dry_run else "freed"
+        print(f"{verb}: {packages_bytes / 1_000_000:.0f} MB of packages that setup commands installed")
 
 
 def _answer(command: str, settings: Settings) -> int:

@@ -339,6 +339,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
         use.differ,
         use.has_ended,
         _refusal_by(use, scenarios, has_bash=bool(settings.sandbox.image) or Path(BASH).exists()),
+        use.setups,
     )
     verification = VerificationActivities(use.workspaces, use.stores, use.checks)
     proof = ProofActivities(
@@ -374,6 +375,7 @@ def _work(client: Client, settings: Settings, use: Adapters) -> Work:
     alerting = AlertActivities(use.post, SentAlerts(use.ledgers))
     handling: list[Callable[..., Any]] = [
         workspace.open_workspace,
+        workspace.set_up,
         workspace.adopt_workspace,
         workspace.restore_checkpoint,
         workspace.reconcile_reset,

@@ -16,6 +16,7 @@ from activities.alerts.activity import AlertDelivery
 from activities.artifacts.port import ArtifactStores
 from activities.artifacts.stores import open_local_store
 from activities.checks.activity import CheckRunner
+from activities.checks.setup import SandboxedSetups
 from activities.coder.activity import CoderActivities
 from activities.coder.calls import ToolExecutor
 from activities.coder.executor import CoderExecutor
@@ -143,6 +144,11 @@ class PlanAdapters:
     plan_secrets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The worker's environment variables, with the hosts that plans may send them to."""
 
+    @property
+    def setups(self) -> SandboxedSetups:
+        """The setup commands of projects."""
+        return SandboxedSetups(self.sandbox, self.sandbox_settings, self.settings.workspace)
+
 
 def plan_activities(use: PlanAdapters) -> PlanActivities:
     trees, shell = GitTrees(), ShellRunner(use.sandbox, use.sandbox_settings)
@@ -174,6 +180,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
             run_command=shell.run,
             has_ended=use.has_ended,
             grow=partial(grown_plan, use.stores),
+            setups=use.setups,
         )
     )
 

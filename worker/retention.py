@@ -25,6 +25,7 @@ from temporalio.client import (
 from temporalio.common import MetricMeter
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.checks.setup import free_cache
 from activities.retention import CollectionTotals
 from activities.tracking.retention import GRACE, CollectionResult, KnownWorkflow, collect, size_on_disk
 from tightloop.client.execution import Execution
@@ -191,8 +192,10 @@ class GarbageCollector:
     async def _collect(self, age: timedelta) -> CollectionTotals:
         freed_projects = await free(self.client, self.settings, age)
         forgotten = await asyncio.to_thread(forget_failures, self.settings, [entry.project for entry in freed_projects])
+        freed_bytes = await asyncio.to_thread(free_packages, self.settings)
         share = await asyncio.to_thread(used_share, self.settings.retention)
-        return total(freed_projects).evolve(failures=forgotten, used_share=share)
+        totals = total(freed_projects)
+        return totals.evolve(failures=forgotten, used_share=share, size_bytes=totals.size_bytes + freed_bytes)
 
 
 async def free(
@@ -225,6 +228,11 @@ async def free(
 
     folders = sorted((state_home() / "projects").glob("*/"))
     return [await asyncio.to_thread(collect_project, folder) for folder in folders]
+
+
+def free_packages(settings: Settings, *, dry_run: bool = False) -> int:
+    """Free packages that setup commands installed and no worktree uses, and return their size in bytes."""
+    return free_cache(settings.workspace.cached_environments_mb * 1_000_000, dry_run=dry_run)[1]
 
 
 def forget_failures(settings: Settings, projects: Iterable[str]) -> int:

@@ -5,22 +5,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from activities.checks.activity import CheckView, CommandResult
-from activities.process import GRACE_S, Reason, search_path
+from activities.process import GRACE_S, Callbacks, Reason, search_path
 from activities.sandbox.bounds import FLOOD
-from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, build_spec
+from activities.sandbox.port import Enforcement, Limit, Sandbox, SandboxResult, SandboxSpec, build_spec
 from activities.sandbox.visible import project_python
 from tightloop.checks.commands import folder_of
 from tightloop.episode.check import Check
 from tightloop.episode.exit_status import check_argv
-from tightloop.host.worktree import mounted_environments, path_inside
+from tightloop.host.worktree import MOUNTING, mounted_environments, path_inside
 from tightloop.settings import SandboxSettings
+from tightloop.value.recent import LruCache
 
 # POSIX shell: exit status if the command is not found.
 NOT_FOUND = 127
 # Messages of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
+_READ_ONLY = b"ead-only file system"
+REMEMBERED = 1_000
 _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution", b"Could not resolve host")
 
 
@@ -48,6 +51,8 @@ class ProcessCheckRunner:
         self._sandbox = sandbox
         self._settings = settings
         self._grace_s = grace_s
+        self._writing: LruCache[tuple[str, tuple[str, ...]], bool] = LruCache(REMEMBERED)
+        """Checks that write to installed packages."""
 
     def run(
         self,
@@ -78,13 +83,13 @@ class ProcessCheckRunner:
             # The exit status decides. Output that nobody needs is dropped while it is read.
             may_flood=True,
         )
-        result = self._sandbox.run(spec, cancelled=cancelled, started=started)
+        result = self._run(spec, cancelled=cancelled, started=started)
         output = result.output
         if result.written_bytes > FLOOD * spec.output_bytes:
             # Without the exact size, which varies and would make equal failures look different.
             note = f"printed more than {FLOOD * spec.output_bytes // 1_000_000} MB; only its start and end were kept"
             output = f"[tightloop: the check {note}]\n".encode() + output
-        if cause := _find_cause(result, root):
+        if cause := _find_cause(result, root) or (result.scratch and f"wrote to installed packages: {result.scratch}"):
             # At the end, because clipped outputs keep their tail.
             gap = b"" if not output or output.endswith(b"\n") else b"\n"
             output += gap + f"[tightloop: {cause}]\n".encode()
@@ -98,6 +103,33 @@ class ProcessCheckRunner:
             not_enforced=tuple(limit.value for limit, how in result.limits.items() if how is Enforcement.MISSING),
         )
 
+    def _run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+        """Run a check. If it fails because it writes to installed packages, run it with its own copy of them."""
+        key = (str(path_inside(self._sandbox.name, spec.root)), spec.argv)
+        if self._writing.get(key):
+            again = self._sandbox.run(replace(spec, scratch=True), **callbacks)
+            if not again.changed_package:
+                return again
+        result = self._sandbox.run(spec, **callbacks)
+        left_s = spec.wall_limit_s - result.duration_s
+        if not _writes_to_packages(result, spec) or left_s <= 0 or self._sandbox.name not in MOUNTING:
+            return result
+        again = self._sandbox.run(replace(spec, scratch=True, wall_limit_s=left_s), **callbacks)
+        if again.changed_package:
+            return replace(result, scratch=f"the check changes {again.changed_package}")
+        if _READ_ONLY in again.output:
+            return replace(result, scratch=again.scratch)
+        self._writing.put(key, True)
+        return replace(again, duration_s=result.duration_s + again.duration_s)
+
+
+def _writes_to_packages(result: SandboxResult, spec: SandboxSpec) -> bool:
+    """Return whether a command failed because it writes to installed packages."""
+    if result.reason is not Reason.EXITED or not result.exit_code or _READ_ONLY not in result.output:
+        return False
+    paths = (*mounted_environments(spec.root), *(str(path) for _, path in spec.mounts))
+    return any(os.fsencode(Path(path).name) in result.output for path in paths)
+
 
 def _find_cause(result: SandboxResult, root: Path) -> str:
     """Return the sandbox's explanation of a failure, or "" if the sandbox did not cause it."""
@@ -109,10 +141,11 @@ def _find_cause(result: SandboxResult, root: Path) -> str:
     hard = {limit for limit, how in result.limits.items() if how is Enforcement.HARD}
     if result.exit_code == NOT_FOUND and Limit.READS in hard:
         return f"{where}. To run a program outside the system folders and PATH, add its path to sandbox.read"
-    if b"ead-only file system" in result.output and (folders := mounted_environments(root)):
+    if _READ_ONLY in result.output and (folders := mounted_environments(root)):
+        why = f" ({result.scratch})" if result.scratch else ""
         return (
-            f"{where}, where {', '.join(folders)} of the workspace cannot be changed. If the check has to write there, "
-            "set workspace.environments to copy"
+            f"{where}, where {', '.join(folders)} of the workspace cannot be changed{why}. If the check has to change "
+            "packages, set workspace.environments to copy"
         )
     if any(message in result.output for message in _NO_NETWORK) and Limit.NETWORK in hard:
         return f"{where}, which can only reach the hosts in sandbox.network. Add the hosts that the check needs"

@@ -65,7 +65,7 @@ from activities.plan.requests import (
 )
 from activities.workspace.activity import restore_expected_tree
 from activities.workspace.folders import store_folder_of
-from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, WorkingTree, closing_message
+from activities.workspace.port import BASE, RESULT, OpenEpisodes, ResultPart, Setups, WorkingTree, closing_message
 from activities.workspace.scope import Ledger, Ledgers, this_call
 from tightloop.episode.check import FAILING_LIMIT, CheckReport, CheckResult, check_key, check_name
 from tightloop.errors import ExpressionError, InvalidRequestError
@@ -322,6 +322,7 @@ class PlanPorts(AttemptPorts):
     has_ended: OpenEpisodes
     grow: Grow | None = None
     """Creates the revisions that a plan derives from its own results."""
+    setups: Setups | None = None
 
 
 def _runs(capability: Capability, name: str) -> Callable[["PlanActivities", RunStepRequest], StepResult]:
@@ -360,6 +361,12 @@ class PlanActivities:
         """
         opened = self._opener.open(request)
         note_opening(self._ledger(request.scope), request, opened, this_call())
+        if self._ports.setups is not None and not request.request.dry_run:
+            # In a plan that runs again, an agent may have changed the lock files since the command was named.
+            named = request.request.setup if request.request.depth == 1 and request.is_new else ""
+            with self._ports.workspaces.hold(request.scope) as tree:
+                setup, missing = self._ports.setups.examine(request.scope, tree, opened.tree, named)
+            opened = opened.evolve(setup=setup, notes=(*missing, *opened.notes))
         # Set after the plan was recorded: a retry returns the recorded plan with its own attempt number.
         return opened.evolve(attempt=activity.info().attempt)
 

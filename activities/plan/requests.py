@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from activities.workspace.scope import EpisodeScope
+from tightloop.checks.setup import Setup
 from tightloop.executor.model import Usage
 from tightloop.ledger.model import WorkflowSnapshot
 from tightloop.loop.model import LoopTask
@@ -47,6 +48,8 @@ class OpenedPlan(Value):
     notes: tuple[str, ...] = ()
     worktree: str = ""
     """Path of the plan's own worktree."""
+    setup: Setup | None = None
+    """Setup command to run, or to ask about, before the first step."""
     attempt: int = 1
     planner: bool = False
     """Whether a planner can write a revision when a step fails, because the `plans.agent_planning` setting is on."""

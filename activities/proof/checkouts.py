@@ -18,7 +18,7 @@ from activities.checks.activity import CheckView
 from activities.proof import copies
 from activities.proof.opened import OpenedFiles
 from activities.proof.port import DeliveredFile, Files, LockedTrees, ObservedCheck, UntrackedChanges
-from activities.sandbox.port import is_alive, this_process
+from activities.sandbox.port import remove_dead_folders, remove_tree, this_process
 from tightloop.episode.check import Check
 from tightloop.episode.proof.files import is_cache
 from tightloop.episode.proof.report import Observation, read_events
@@ -64,10 +64,7 @@ class LocalCheckouts:
         above = state_home() / "proofs"
         above.mkdir(parents=True, exist_ok=True, mode=0o700)
         _spread(above)
-        # Leftovers of killed workers.
-        for old in above.iterdir():
-            if not is_alive("-".join(old.name.split("-")[:2])):
-                shutil.rmtree(old, onerror=_remove_anyway)
+        remove_dead_folders(above)
         folder = Path(tempfile.mkdtemp(prefix=f"{this_process()}-", dir=above))
         try:
             yield ProofFolder(folder.resolve(), root)
@@ -87,13 +84,12 @@ class LocalCheckouts:
     def _remove(self, folder: Path) -> None:
         """Delete a folder, in the background unless too many deletions are pending."""
         if not self._removals.acquire(blocking=False):
-            shutil.rmtree(folder, onerror=_remove_anyway)
+            remove_tree(folder)
             return
 
         def remove() -> None:
             try:
-                # A check may have made its folders read-only.
-                shutil.rmtree(folder, onerror=_remove_anyway)
+                remove_tree(folder)
             finally:
                 self._removals.release()
 
@@ -283,10 +279,3 @@ def _spread(folder: Path) -> None:
                 fcntl.ioctl(descriptor, _SET_FLAGS, (flags | _TOP_FOLDER).to_bytes(4, sys.byteorder))
         finally:
             os.close(descriptor)
-
-
-def _remove_anyway(remove: object, path: str, _error: object) -> None:
-    with contextlib.suppress(OSError):
-        Path(path).parent.chmod(0o700)
-        Path(path).chmod(0o700) if not Path(path).is_symlink() else None
-        remove(path)  # type: ignore[operator]

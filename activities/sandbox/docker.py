@@ -24,7 +24,9 @@ from activities.sandbox.port import (
     SandboxResult,
     SandboxSpec,
     SandboxUnavailableError,
+    Scratch,
     is_alive,
+    open_scratch,
     this_host,
     this_process,
 )
@@ -108,10 +110,14 @@ class DockerSandbox:
         if missing or not spec.argv:
             what = f"{missing[0]} does not exist" if missing else "the command is empty"
             return SandboxResult(reason=Reason.NOT_STARTED, message=what, backend=NAME)
-        with open_proxy(spec.network) if spec.network else nullcontext() as proxy:
-            return self._run(spec, proxy, **callbacks)
+        proxying = open_proxy(spec.network) if spec.network else nullcontext()
+        with open_scratch(spec) as scratch, proxying as proxy:
+            result = self._run(spec, scratch, proxy, **callbacks)
+            return replace(result, scratch=scratch.note, changed_package=scratch.find_change())
 
-    def _run(self, spec: SandboxSpec, proxy: EgressProxy | None, **callbacks: Unpack[Callbacks]) -> SandboxResult:
+    def _run(
+        self, spec: SandboxSpec, scratch: Scratch, proxy: EgressProxy | None, **callbacks: Unpack[Callbacks]
+    ) -> SandboxResult:
         name = f"tightloop-{uuid.uuid4().hex}"
         venv_bin, path = spec.root / ".venv" / "bin", self._path or _IMAGE_PATH
         inside = {
@@ -130,7 +136,7 @@ class DockerSandbox:
         }
         client = {key: value for key in CLIENT_VARIABLES if (value := os.environ.get(key))}
         passed = {key: value for key, value in inside.items() if not _is_clients(key) and key not in spec.secrets}
-        arguments = tuple(_run_line(spec, name, self._image, inside, proxy))
+        arguments = tuple(_run_line(spec, scratch, name, self._image, inside, proxy))
         # Variables of the client come last: a command must not choose the engine.
         request = request_of(spec, require_program(PROGRAM), arguments, {**passed, **client})
         # A command's secret must not choose the client's engine, plugins or libraries either.
@@ -155,7 +161,7 @@ class DockerSandbox:
 
 
 def _run_line(
-    spec: SandboxSpec, name: str, image: str, inside: Mapping[str, str], proxy: EgressProxy | None
+    spec: SandboxSpec, scratch: Scratch, name: str, image: str, inside: Mapping[str, str], proxy: EgressProxy | None
 ) -> Iterator[str]:
     yield from ("run", "--name", name, *_isolation(), "--workdir", str(spec.root))
     yield from ("--label", f"{OWNER_LABEL}={this_process()}", "--label", f"{HOST_LABEL}={this_host()}")
@@ -176,7 +182,8 @@ def _run_line(
     for path in dict.fromkeys((*project_python(spec.root), *spec.readable)):
         yield from _bind(path, path, writable=False)
     for source, path in spec.mounts:
-        yield from _bind(source, path, writable=False)
+        _, folder = scratch.folders.get(path, (source, source))
+        yield from _bind(folder, path, writable=path in scratch.folders)
     home, visible = os.path.realpath(state_home()), (spec.root, *spec.writable, *spec.readable)
     for state in {state for entry in visible for state in state_within(home, entry)}:
         yield from ("--mount", _comma("type=tmpfs", f"target={state}", "tmpfs-size=1048576"))

@@ -2,8 +2,10 @@
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import NotRequired, Protocol, TypedDict, Unpack
 import psutil
 
 from activities.process import Callbacks, ProcessRequest, ProcessResult
+from tightloop.episode.proof.files import is_cache
 from tightloop.errors import SettingsError, TightloopError
+from tightloop.host import private_folder, state_home
 from tightloop.settings import SandboxSettings
 
 MEBIBYTE = 1024 * 1024
@@ -75,6 +79,10 @@ class SandboxSpec:
     this folder instead."""
     mounts: tuple[tuple[Path, Path], ...] = ()
     """Read-only files and folders, as pairs of the source and the path within `root`."""
+    scratch: bool = False
+    """Whether the command may write to the folders in `mounts`. What it writes there is lost. Only sandboxes that show
+    worktrees at the workspace's path can do this.
+    """
     git: Path | None = None
     """A worktree's private git folder, which is writable at `GIT_INSIDE`."""
     readable: tuple[Path, ...] = ()
@@ -111,6 +119,10 @@ class SandboxResult(ProcessResult):
     backend: str = ""
     limits: Mapping[Limit, Enforcement] = field(default_factory=dict)
     """How each limit was enforced in this run."""
+    scratch: str = ""
+    """Sentence about writes to the folders in `SandboxSpec.mounts`: what made them possible, or prevented them."""
+    changed_package: str = ""
+    """A file in such a folder that the command changed, and not only in a cache."""
 
 
 class Sandbox(Protocol):
@@ -134,6 +146,101 @@ class Sandbox(Protocol):
             SandboxUnavailableError: no sandbox works on this host. Nothing was run.
         """
         ...
+
+
+@contextmanager
+def owned_folder(above: Path) -> Iterator[Path]:
+    """Open a new private folder below `above`, and remove it afterwards. Also remove those of dead processes."""
+    private_folder(above)
+    remove_dead_folders(above)
+    folder = private_folder(above / f"{this_process()}-{secrets.token_hex(4)}")
+    try:
+        yield folder.resolve()
+    finally:
+        remove_tree(folder)
+
+
+def remove_dead_folders(above: Path) -> None:
+    """Remove the folders of dead processes."""
+    for old in above.iterdir() if above.is_dir() else ():
+        if not is_alive("-".join(old.name.split("-")[:2])):
+            remove_tree(old)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder in which a command may have made files and folders read-only. Idempotent."""
+
+    def remove_anyway(remove: Callable[[str], object], path: str, _error: object) -> None:
+        with suppress(OSError):
+            Path(path).parent.chmod(0o700)
+            if not Path(path).is_symlink():
+                Path(path).chmod(0o700)
+            remove(path)
+
+    shutil.rmtree(folder, onerror=remove_anyway)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Folders in which a command's changes to `mounts` end up: copies, or the upper layers of overlays."""
+
+    folders: Mapping[Path, tuple[Path, Path]] = field(default_factory=dict)
+    """Source and folder by the path that the command sees."""
+    note: str = ""
+    """What made writes possible, or prevented them."""
+    since_ns: int = 0
+    """Time at which the copies were complete. 0 for overlays."""
+
+    def find_change(self) -> str:
+        """Return a file of the source that the command changed or deleted, or "". Caches do not count."""
+        for source, folder in self.folders.values():
+            for above, _, names in os.walk(folder if not self.since_ns else source):
+                inner = Path(above).relative_to(folder if not self.since_ns else source)
+                for path in (inner / name for name in names):
+                    if not is_cache(str(path)) and self._is_changed(source / path, folder / path):
+                        return str(path)
+        return ""
+
+    def _is_changed(self, source: Path, place: Path) -> bool:
+        if not self.since_ns:
+            return os.path.lexists(source)
+        return not os.path.lexists(place) or place.lstat().st_ctime_ns > self.since_ns
+
+
+@contextmanager
+def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scratch]:
+    """Open the folders for what a command writes to `mounts` if `spec.scratch` is set. They are removed afterwards.
+
+    Copies that are together larger than `growth_bytes` are not made.
+    """
+    targets = {target for source, target in spec.mounts if target.is_relative_to(spec.root) and source.is_dir()}
+    # Outermost folders only.
+    mounts = [mount for mount in spec.mounts if mount[1] in targets and targets.isdisjoint(mount[1].parents)]
+    if not spec.scratch or not mounts:
+        yield Scratch()
+        return
+    size_bytes = 0 if overlays else sum(folder_size(source) for source, _ in mounts)
+    if size_bytes > spec.growth_bytes:
+        yield Scratch(note=f"{size_bytes / 1_000_000:.0f} MB are too much to copy; see sandbox.disk_mb")
+        return
+    with owned_folder(state_home() / "scratch") as above:
+        folders = {}
+        for number, (source, target) in enumerate(mounts):
+            folders[target] = (source, above / str(number))
+            if overlays:
+                (above / str(number)).mkdir()
+                (above / f"{number}.work").mkdir()
+            else:
+                shutil.copytree(source, above / str(number), symlinks=True)
+        (above / "marker").touch()
+        since_ns = 0 if overlays else (above / "marker").stat().st_ctime_ns
+        note = "an overlay kept the changes" if overlays else f"{size_bytes / 1_000_000:.0f} MB were copied for it"
+        yield Scratch(folders, note, since_ns)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the size of the files in a folder in bytes."""
+    return sum(Path(above, name).lstat().st_size for above, _, names in os.walk(folder) for name in names)
 
 
 class SandboxPermissions(TypedDict):

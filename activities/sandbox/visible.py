@@ -6,11 +6,11 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from activities.process import ProcessRequest
-from activities.sandbox.port import SandboxSpec
+from activities.sandbox.port import SandboxSpec, Scratch
 from tightloop.host import state_home
 from tightloop.host.worktree import Worktree, read_worktree
 
@@ -47,6 +47,7 @@ class Access:
     content: Path | None = None
     mounts: tuple[tuple[Path, Path], ...] = ()
     git: Path | None = None
+    scratch: Scratch = field(default_factory=Scratch)
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
@@ -57,7 +58,8 @@ class Access:
             *path_folders(self.path, self.root),
             *program_folders(self.program, self.path, self.root),
         )
-        return tuple(dict.fromkeys(folders))
+        # Bubblewrap from 0.12 on refuses to mount over a symlink, such as lib64 in a virtual environment.
+        return tuple(folder for folder in dict.fromkeys(folders) if not any(map(folders.__contains__, folder.parents)))
 
     @functools.cached_property
     def states(self) -> Mapping[Path, tuple[Path, ...]]:

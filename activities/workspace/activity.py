@@ -7,6 +7,7 @@ from pathlib import Path
 from temporalio import activity
 
 from activities.artifacts.port import ArtifactStores, get_model, put_model
+from activities.attempt import should_stop
 from activities.workspace.folders import root_of, store_folder_of
 from activities.workspace.port import (
     BASE,
@@ -24,6 +25,9 @@ from activities.workspace.port import (
     RestoredCheckpoint,
     RestoreRequest,
     ResultPart,
+    SetUpRequest,
+    SetUpResult,
+    Setups,
     WorkingTree,
     Workspaces,
     closing_message,
@@ -66,6 +70,8 @@ class WorkspaceActivities:
     has_ended: OpenEpisodes
     refuse: Callable[[EpisodeRequest], None] = lambda _episode: None
     """Raises an error if a request needs something that its workers do not have."""
+    setups: Setups | None = None
+    """None if no setup command ever runs."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_workspace(self, request: OpenRequest) -> OpenResult:
@@ -104,16 +110,33 @@ class WorkspaceActivities:
                 ),
             )
             tree.keep(str(record.number), record.tree)
+            # In a reopened episode, an agent may have changed the lock files since the command was named.
+            named = "" if request.episode.is_nested or checkpoints else request.episode.setup
+            setup, missing = self.setups.examine(scope, tree, record.tree, named) if self.setups else (None, ())
         note_opening(ledger, request, this_call())
         return OpenResult(
             request=stored,
             tree=record.tree,
             checkpoint=record,
-            notes=notes,
+            notes=(*missing, *notes),
             worktree=str(root_of(scope)) if scope.worktree else "",
+            setup=setup,
             known=tuple(earlier.evolve(discarded=True) for earlier in checkpoints[-RECENT_LIMIT:]),
             attempt=activity.info().attempt,
         )
+
+    @activity.defn(no_thread_cancel_exception=True)
+    def set_up(self, request: SetUpRequest) -> SetUpResult:
+        """Carry out a decision about a setup command; see `Setups`.
+
+        Raises:
+            WorkspaceError: the packages cannot be added to the tree. The message says what to do.
+        """
+        assert self.setups is not None, "only setups that were examined are carried out"
+        with self.workspaces.hold(request.scope) as tree:
+            drift = tree.expect(request.expected_tree)
+            done = self.setups.set_up(request.scope, tree, request.expected_tree, request.setup, cancelled=should_stop)
+        return done.evolve(drift=drift, attempt=activity.info().attempt)
 
     @activity.defn(no_thread_cancel_exception=True)
     def adopt_workspace(self, request: AdoptRequest) -> AdoptResult:

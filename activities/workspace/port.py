@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from activities.workspace.scope import Call, EpisodeScope, Ledger
 from activities.workspace.store.entry import Entry
+from tightloop.checks.setup import Setup
 from tightloop.episode.check import Check
 from tightloop.episode.checkpoint import CheckpointRecord, RestoreTarget
 from tightloop.episode.model import EpisodeOutcome, EpisodeRequest, EpisodeState
@@ -42,12 +43,33 @@ class OpenResult(Value):
     notes: tuple[str, ...] = ()
     worktree: str = ""
     """Path of the episode's own worktree."""
+    setup: Setup | None = None
+    """Setup command to run, or to ask about, before the work starts."""
     known: tuple[CheckpointRecord, ...] = ()
     """Checkpoints of an earlier episode with this id, at most `RECENT_LIMIT`."""
     home: str = ""
     """Task queue of the host where the workspace is."""
     copied: bool = False
     """Whether checkpoints must be copied to a remote store, as configured on that host."""
+    attempt: int = 1
+
+
+class SetUpRequest(Value):
+    """Request to carry out, or to remember, a decision about a setup command."""
+
+    scope: EpisodeScope
+    expected_tree: str
+    setup: Setup
+
+
+class SetUpResult(Value):
+    """The installed packages, or the question that is left."""
+
+    setup: Setup | None = None
+    """The setup to ask about next, because the command failed or the lock files changed."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what was installed."""
+    drift: Drift | None = None
     attempt: int = 1
 
 
@@ -341,6 +363,33 @@ class Workspaces(Protocol):
 
         Raises:
             WorkspaceLockedError: another attempt kept the lock for the whole waiting time. Retryable.
+        """
+        ...
+
+
+class Setups(Protocol):
+    """Setup commands on this host."""
+
+    def examine(
+        self, scope: EpisodeScope, tree: WorkingTree, tree_id: str, named: str = ""
+    ) -> tuple[Setup | None, tuple[str, ...]]:
+        """Return the setup that a tree needs, if any, and sentences about packages that are missing without one.
+
+        Args:
+            scope: the episode or plan.
+            tree: its locked tree.
+            tree_id: the tree on disk.
+            named: command that the owner of the run named.
+        """
+        ...
+
+    def set_up(
+        self, scope: EpisodeScope, tree: WorkingTree, tree_id: str, setup: Setup, *, cancelled: Callable[[], bool]
+    ) -> SetUpResult:
+        """Remember a decision, and install the packages unless they are cached. Idempotent.
+
+        Raises:
+            WorkspaceError: the packages cannot be added to the tree. The message says what to do.
         """
         ...
 

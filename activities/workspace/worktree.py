@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -42,16 +42,6 @@ _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d+)\n"
 )
 _COMPILED = (".so", ".pyd", ".dylib", ".node")
-_INSTALLERS = {
-    "package-lock.json": ("node_modules", "npm ci"),
-    "npm-shrinkwrap.json": ("node_modules", "npm ci"),
-    "pnpm-lock.yaml": ("node_modules", "pnpm install --frozen-lockfile"),
-    "yarn.lock": ("node_modules", "yarn install --frozen-lockfile"),
-    "uv.lock": (".venv", "uv sync --frozen"),
-    "poetry.lock": (".venv", "poetry install"),
-    "pdm.lock": (".venv", "pdm sync"),
-}
-"""Environment and command for a lock file, to name in a sentence."""
 
 
 class Pointer(NamedTuple):
@@ -86,12 +76,10 @@ class _Contents:
     large_files: list[str] = field(default_factory=list)
     missing_objects: list[str] = field(default_factory=list)
     filtered: list[str] = field(default_factory=list)
-    uninstalled: list[str] = field(default_factory=list)
     copied_environments: list[str] = field(default_factory=list)
 
     def notes(self) -> Iterator[str]:
         """Yield sentences for the operator, the ones about missing files first."""
-        yield from self.uninstalled
         sentences = {
             "these submodules are not in the worktree because their commits are not on this host. Run git submodule "
             "update --init in the workspace": self.missing_submodules,
@@ -180,6 +168,26 @@ def make_worktree(
     )
     write_record(root, record)
     return record
+
+
+def mount_environments(root: Path, worktree: Worktree, sources: Mapping[str, Path]) -> None:
+    """Mount installed packages, by their paths within a worktree, instead of those of the workspace. Idempotent.
+
+    Copies of the workspace's packages stay, because the worktree owns them.
+    """
+    for path, source in sources.items():
+        _make_mount_point(root / path, str(source))
+    environments = dict(worktree.environments) | {path: str(source) for path, source in sources.items()}
+    write_record(root, worktree.evolve(environments=tuple(environments.items())))
+
+
+def _make_mount_point(place: Path, source: str) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "linux":
+        place.mkdir(exist_ok=True)
+    # Without mounts, a link leads to the workspace.
+    elif not place.exists():
+        place.symlink_to(source)
 
 
 def write_record(root: Path, record: Worktree) -> None:
@@ -329,21 +337,10 @@ def _add_ignored_files(
         else:
             left_bytes -= size
             contents.copies.append(path)
-    mounted = {path for path, _ in contents.environments}
     if settings.environments == "copy":
         _copy_environments(root, settings.environments_mb * 1_000_000, contents)
     for path, source in contents.environments:
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if sys.platform == "linux":
-            place.mkdir(exist_ok=True)
-        # Without mounts, a link leads to the workspace.
-        elif not place.exists():
-            place.symlink_to(source)
-    for lock, (environment, command) in _INSTALLERS.items():
-        sentence = f"{environment} is not in the worktree. Run `{command}` in the workspace to have it mounted"
-        if (root / lock).is_file() and environment not in mounted and sentence not in contents.uninstalled:
-            contents.uninstalled.append(sentence)
+        _make_mount_point(root / path, source)
 
 
 def _copy_environments(root: Path, limit_bytes: int, contents: _Contents) -> None:

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from activities.artifacts.stores import open_local_store
 from activities.proof.proving import store_proof
 from tests.support.runs import KeptMeter
+from tightloop.checks.setup import Setup, setup_question
 from tightloop.cli.views import todo_lines
 from tightloop.episode.budget import Budget, Spent
 from tightloop.episode.check import Check, ProofRule
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import EpisodeInput, status_of
 from tightloop.episode.decisions import (
+    CANCEL_EPISODE,
+    THE_EPISODE,
     about_change,
     after_execution,
     after_planning,
@@ -163,6 +166,9 @@ def episode_questions() -> Iterator[Question]:
     """Yield the questions of episodes."""
     limit = REQUEST.pause_after
     yield already_green_question((Check(run="pytest -q"), Check(run="ruff check .")))
+    setup = Setup(command="npm ci", locks=("package-lock.json",), missing=("node_modules",))
+    yield setup_question(setup, blocks=THE_EPISODE, cancel=CANCEL_EPISODE)
+    yield setup_question(setup.evolve(problem="failed with exit code 1"), blocks=THE_EPISODE, cancel=CANCEL_EPISODE)
     yield make_question(QuestionKind.OPERATOR, "wait until I have the new API key", by="ada")
     yield of_executor(ExecutorStatus.PAUSED, "")
     running = Work(what="check 2 of 3: pytest -q", since=NOW - timedelta(minutes=4), limit_s=600, ends_early=True)

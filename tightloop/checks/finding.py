@@ -40,7 +40,12 @@ def is_read(path: str) -> bool:
     if _OF_CI.fullmatch(path):
         return True
     folder, name = posixpath.split(path)
-    return name in _ROOT_FILES and (not folder or (folder.count("/") < 2 and not _NO_PROJECTS.search(folder)))
+    return name in _ROOT_FILES and is_project_folder(folder)
+
+
+def is_project_folder(folder: str) -> bool:
+    """Return whether a folder may be the top of a project, which is down to two levels below that of the tree."""
+    return not folder or (folder.count("/") < 2 and not _NO_PROJECTS.search(folder))
 
 
 def find_checks(project: Project) -> tuple[tuple[FoundCheck, ...], ...]:

@@ -31,6 +31,7 @@ from tightloop.cli.start import (
     ExecutorOptions,
     Result,
     Scenarios,
+    Setup,
     Unattended,
     Until,
     commit,
@@ -166,6 +167,7 @@ def run(
     executor_option: ExecutorOptions = None,
     unattended: Unattended = None,
     until: Until = None,
+    setup: Setup = None,
     result: Result = None,
     max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
     allow: Annotated[
@@ -181,7 +183,7 @@ def run(
 ) -> None:
     # False counts as omitted: with --again, the value of the earlier run then stays.
     options = drop_none(dry_run=dry_run or None, worktree=worktree or None, max_parallel=max_parallel, allow=allow)
-    options |= drop_none(result=result, unattended=unattended)
+    options |= drop_none(result=result, setup=setup, unattended=unattended)
     options |= drop_none(until=read_until(until, datetime.now().astimezone()))
     choice = drop_none(name=executor, options=executor_values(executor_option))
     options |= {"executor": choice} if choice else {}

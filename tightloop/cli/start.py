@@ -252,6 +252,14 @@ Until = Annotated[
     Option(metavar="TIME", help="Stop as at the end of the budget: 07:00 in local time, or an ISO time."),
 ]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
+Setup = Annotated[
+    str | None,
+    Option(
+        metavar="COMMAND",
+        help='Command that installs the packages of the project, such as "npm ci". It runs once for each state of the '
+        "lock files. Default: you are asked if packages are missing.",
+    ),
+]
 Result = Annotated[
     ResultMode | None,
     Option(help="Deliver a success as one commit on a new branch, as a commit for each task, or as files only (tree)."),
@@ -291,6 +299,7 @@ def start(
     max_iterations: MaxIterations = None,
     until: Until = None,
     worktree: Worktree = None,
+    setup: Setup = None,
     result: Result = None,
     new_id: EpisodeNewId = None,
     replace: Replace = False,
@@ -306,7 +315,7 @@ def start(
     choice |= drop_none(on_crash=on_crash, options=executor_values(executor_option))
     options = drop_none(goal=goal, definition_of_done=done, planner=planner, worktree=worktree, allow=allow)
     options |= drop_none(pause_after=pause_after, unattended=unattended, drafts=drafts, review=review)
-    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result)
+    options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, setup=setup)
     options |= drop_none(executor=choice or None, budget=budget_of(max_iterations, until))
     request = read_request(session.settings, file, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace) or request.scenarios)
@@ -329,6 +338,7 @@ def code(
     until: Until = None,
     unattended: Unattended = None,
     worktree: Worktree = None,
+    setup: Setup = None,
     result: Result = None,
     new_id: EpisodeNewId = None,
     watch: Watch = False,
@@ -338,6 +348,7 @@ def code(
     session = session_of(context)
     options = drop_none(goal=goal, definition_of_done=done, worktree=worktree, allow=allow, unattended=unattended)
     options |= drop_none(keep_green=keep_green, attended=is_attended(), result=result, drafts=drafts, review=review)
+    options |= drop_none(setup=setup)
     options |= drop_none(executor=drop_none(name=CODER, model=model), budget=budget_of(max_iterations, until))
     request = read_request(session.settings, None, options, workspace=workspace, check_timeout=check_timeout)
     request = request.evolve(scenarios=commit(session, scenarios, request.workspace))
@@ -425,13 +436,16 @@ async def start_and_wait(
 
 
 async def _wait_until_open(client: TightloopClient, started: str) -> tuple[str, ...]:
-    """Wait until the run is open. Return the sentences about checks that were found for it."""
+    """Wait until the run is open or asks. Return its question, or the sentences about checks that were found."""
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)
             # A plan with counts has been opened: its failure is a result and not a rejection.
             if status.status == "failed" and (isinstance(status, EpisodeStatus) or not status.counts):
                 raise InvalidRequestError(f"{started} could not start: {status.reason}")
+            if status.questions:
+                question = status.questions[0]
+                return (f"{question.title} Answer: tightloop answer {started} {'|'.join(question.names)}",)
             if isinstance(status, EpisodeStatus) and status.phase is not EpisodePhase.OPENING:
                 return status.chosen_checks
             if isinstance(status, PlanStatus) and status.counts:

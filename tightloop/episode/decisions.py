@@ -43,7 +43,7 @@ _FIRST = {
     QuestionKind.PROOF: (WORK, "go on working; the planner gets the findings, and text that you add to this answer"),
     QuestionKind.ALIGNMENT: (REFUSE, "do not carry it out; the planner has to make a plan without it"),
 }
-_CANCEL = Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP)
+CANCEL_EPISODE = Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP)
 _ALLOW = Option(
     name=ALLOW,
     effect="let it pass; exactly these findings are not asked about again in this episode",
@@ -83,10 +83,10 @@ _GREEN = (
     ),
 )
 _OTHERS = {
-    QuestionKind.ALREADY_GREEN: (*_GREEN, _CANCEL),
+    QuestionKind.ALREADY_GREEN: (*_GREEN, CANCEL_EPISODE),
     QuestionKind.OPERATOR: (),
-    QuestionKind.ALIGNMENT: (_ALLOW, _CANCEL),
-    QuestionKind.PROOF: (ACCEPT_FILES, _CANCEL),
+    QuestionKind.ALIGNMENT: (_ALLOW, CANCEL_EPISODE),
+    QuestionKind.PROOF: (ACCEPT_FILES, CANCEL_EPISODE),
 }
 """Options after the first one. Kinds that are not listed have only `cancel`."""
 # A bare `resume` or a message to the planner must neither spend money nor allow findings.
@@ -104,7 +104,7 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
         kind=kind,
         title=title,
         evidence=evidence,
-        options=(Option(name=name, effect=effect), *_OTHERS.get(kind, (_CANCEL,))),
+        options=(Option(name=name, effect=effect), *_OTHERS.get(kind, (CANCEL_EPISODE,))),
         default="" if kind in _WITHOUT_DEFAULT else name,
         blocks=THE_EPISODE,
         by=by,
@@ -174,7 +174,7 @@ def end_question(work: Work, now: datetime) -> Question:
     )
 
 
-def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = _CANCEL) -> Question:
+def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = CANCEL_EPISODE) -> Question:
     """Return the question about files that somebody else changed. A plain `resume` keeps the changes."""
     more = drift.count - len(drift.lines)
     return Question(

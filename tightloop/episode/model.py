@@ -28,6 +28,7 @@ GOAL_CHARACTERS = 8_000
 # The request is an activity input: above 2 MiB it would fail the workflow task repeatedly instead of the episode.
 # A character takes up to 4 bytes in UTF-8.
 REQUEST_CHARACTERS = 256_000
+SETUP_CHARACTERS = 2_000
 LONGEST_LIMIT_S = 30 * 86_400
 LONGEST_PAUSE = timedelta(days=366)
 HEURISTIC = "heuristic"
@@ -89,7 +90,7 @@ def planner_problem(name: str) -> str:
     return f"unknown planner {shorten(name, 60)!r}. {did_you_mean(name, PLANNERS)}"
 
 
-def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int]) -> None:
+def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int], setup: str) -> None:
     """Reject values that neither an episode nor a plan can run with.
 
     Raises:
@@ -105,6 +106,10 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
     for name, count in counts.items():
         if count < 1:
             raise InvalidRequestError(f"{name} must be at least 1, got {count}")
+    if "\0" in setup or len(setup) > SETUP_CHARACTERS:
+        raise InvalidRequestError(
+            f"setup must be a shell command of at most {SETUP_CHARACTERS} characters, got {shorten(setup, 60)!r}"
+        )
 
 
 class EpisodeRequest(CallerInput):
@@ -125,6 +130,10 @@ class EpisodeRequest(CallerInput):
     executor: ExecutorChoice = ExecutorChoice.model_construct()
     worktree: bool = False
     """Work in a separate git worktree in the state home."""
+    setup: str = ""
+    """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
+    starts, once for each state of the lock files. If empty, lock files lead to a proposal.
+    """
     result: ResultMode = "auto"
     """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
     task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
@@ -183,7 +192,7 @@ class EpisodeRequest(CallerInput):
                 "in a workspace file and refer to that file in the goal"
             )
         counts = ("pause_after", "iterations_per_run")
-        check_run(self.workspace, self.pause_timeout, {name: getattr(self, name) for name in counts})
+        check_run(self.workspace, self.pause_timeout, {name: getattr(self, name) for name in counts}, self.setup)
         # A plan's author decides which checks a step has.
         is_of_plan = bool(self.within) or self.tells_parent
         if is_of_plan and not any(check.run.strip() for check in self.definition_of_done):

@@ -47,6 +47,7 @@ class AlertKind(StrEnum):
     FAILED_STEP = "failed_step"
     UNMET = "unmet"
     CLARIFICATION = "clarification"
+    SETUP = "setup"
     NO_EXECUTOR = "no_executor"
     """No worker polls the task queue of an activity."""
     FAILED = "failed"
@@ -89,6 +90,7 @@ TITLES = {
     AlertKind.FAILED_STEP: "is asking about a failed step",
     AlertKind.UNMET: "is asking what to do: its definition of done is not met",
     AlertKind.CLARIFICATION: "asks a question",
+    AlertKind.SETUP: "is waiting: the packages of the project are not installed",
     AlertKind.NO_EXECUTOR: "is waiting: no worker is connected for its next step",
     AlertKind.FAILED: "failed",
     AlertKind.FAILING: "is running, but its executor keeps failing",

@@ -198,6 +198,10 @@ class LoopRequest(CallerInput):
     """Gates of the project. If empty, the gates are taken from the settings or found in the project's files."""
     scenarios: HiddenScenarios | None = None
     """Hidden scenarios that must pass at the end, together with the gates, in the proof of the whole plan."""
+    setup: str = ""
+    """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
+    starts, once for each state of the lock files. If empty, lock files lead to a proposal.
+    """
     budget: Budget = Budget.model_construct()
     """Budget for each task. Its `until` also applies to the plan itself."""
     unattended: bool = False
@@ -218,7 +222,7 @@ class LoopRequest(CallerInput):
         Raises:
             InvalidRequestError: a field is invalid. The message names the first one.
         """
-        check_run(self.workspace, self.pause_timeout, {"parallel": self.parallel})
+        check_run(self.workspace, self.pause_timeout, {"parallel": self.parallel}, self.setup)
         if problem := next(self._problems(), ""):
             raise InvalidRequestError(problem)
 

@@ -397,6 +397,7 @@ class ProjectInput(LoopInput):
             unattended=self.unattended,
             until=self.budget.until,
             result=self.result,
+            setup=self.setup,
             scenarios=self.scenarios,
             progress=self.progress,
             **kernel,

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from tightloop.episode.check import Check
 from tightloop.episode.control import ExecutorAmendment
-from tightloop.episode.model import GOAL_CHARACTERS, EpisodeRequest
+from tightloop.episode.model import GOAL_CHARACTERS, SETUP_CHARACTERS, EpisodeRequest
 from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.loop.model import TASKS_LIMIT
 from tightloop.plan.request import PlanRequest
@@ -354,6 +354,8 @@ class _Planning(Request):
     """Goal; if empty, the open problems of the project."""
     gates: list[CheckBody] = Field(default_factory=list)
     """Commands that must pass at the end; if empty, the commands in the settings, or the checks of the project."""
+    setup: Annotated[str, Field(max_length=SETUP_CHARACTERS, pattern=r"^[^\x00]*$")] = ""
+    """Command that installs the packages of the project; if empty, lock files lead to a proposal."""
 
 
 class PlanProject(_Planning):

@@ -64,6 +64,10 @@ class PlanRequest(CallerInput):
     """Overrides for `Plan.inputs`."""
     worktree: bool = False
     """Run the plan in a separate git worktree."""
+    setup: str = ""
+    """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
+    starts, once for each state of the lock files. If empty, lock files lead to a proposal.
+    """
     result: ResultMode = "auto"
     """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
     task) or `tree` (the files stay in the working tree). `auto` means `branch` for a worktree, otherwise `tree`.
@@ -108,7 +112,7 @@ class PlanRequest(CallerInput):
         """
         # Checked here and not in the model: an undecodable request would make the workflow task fail forever.
         counts = {"attempts_per_run": self.attempts_per_run, "depth": self.depth}
-        check_run(self.workspace, self.pause_timeout, counts)
+        check_run(self.workspace, self.pause_timeout, counts, self.setup)
         if problem := next(self._problems(), ""):
             raise InvalidRequestError(problem)
 

@@ -59,6 +59,8 @@ class QuestionKind(StrEnum):
     UNMET = "unmet"
     """All steps are done, but the definition of done has not been met."""
     CLARIFICATION = "clarification"
+    SETUP = "setup"
+    """The project's packages are not installed, and nobody has allowed the command that installs them."""
 
 
 ABOUT_WORK = frozenset(

@@ -177,6 +177,17 @@ class WorkspaceSettings(Section):
     """
     environments_mb: Annotated[int, Field(ge=0)] = 2048
     """Maximum size of these copies per worktree in MB. Larger folders are mounted."""
+    setup_hosts: tuple[HostRule, ...] = (
+        "registry.npmjs.org",
+        "registry.yarnpkg.com",
+        "pypi.org",
+        "files.pythonhosted.org",
+    )
+    """Package indexes that setup commands may connect to, as in `sandbox.network`."""
+    cached_environments_mb: Annotated[int, Field(ge=0)] = 20_480
+    """Maximum size in MB of all folders of packages that setup commands installed on this host. The ones that were not
+    used for the longest time are removed first.
+    """
     history: Literal["all", "past"] = "all"
     """Commits that commands and agents see in a worktree. `past` hides the commits on which the checked-out one is not
     based, such as later ones and those of other branches. It copies the history, so creating a worktree takes longer.

@@ -10,11 +10,14 @@ from activities.proof.activity import ProofActivities
 from activities.proof.port import FindChecksRequest
 from activities.remote.activity import CopyRequest, CopyResult, RemoteActivities, TakeOverRequest, TakeOverResult
 from activities.workspace.activity import WorkspaceActivities
-from activities.workspace.port import CloseRequest, OpenRequest, RestoreRequest
+from activities.workspace.port import CloseRequest, OpenRequest, RestoreRequest, SetUpRequest
 from tightloop.checks.choice import no_checks_message
+from tightloop.checks.setup import Setup, setup_question
 from tightloop.episode import state_changes
 from tightloop.episode.checkpoint import RECENT_LIMIT, CheckpointRecord, MoveTarget, RestoreTarget, host_of
+from tightloop.episode.decisions import CANCEL_EPISODE, THE_EPISODE
 from tightloop.episode.model import EpisodeOutcome, EpisodePhase
+from tightloop.value import shorten
 from workflows.episode.record import EpisodeRecord, EpisodeView
 from workflows.episode.safe_points import EpisodeOver, SafePoints
 from workflows.run.activities import (
@@ -22,6 +25,7 @@ from workflows.run.activities import (
     FIND_TIMEOUT,
     OPEN_TIMEOUT,
     RESTORE_TIMEOUT,
+    SETUP_TIMEOUT,
     ActivityFailedError,
     ActivityOptions,
     ActivityRunner,
@@ -169,6 +173,36 @@ class Workspace:
         # An episode within a plan shares the plan's workspace, so it cannot move to another host on its own.
         if opened.copied and not record.request.within:
             await self._copies.begin()
+        await self._set_up(opened.setup)
+
+    async def _set_up(self, setup: Setup | None) -> None:
+        """Install the project's packages, or ask whether to. Returns when nothing is left to ask.
+
+        Raises:
+            EpisodeOver: there was no answer in time, or the episode was cancelled.
+        """
+        while setup is not None:
+            if not setup.decision:
+                answer = await self._points.ask(setup_question(setup, blocks=THE_EPISODE, cancel=CANCEL_EPISODE))
+                # Another request ended the wait.
+                if answer is None:
+                    continue
+                setup = setup.decide(answer)
+            setup = await self._carry_out(setup)
+
+    async def _carry_out(self, setup: Setup) -> Setup | None:
+        """Carry out a decision about a setup command. Return the setup to ask about next, if any."""
+        record = self._record
+        done = await self._points.do(
+            WorkspaceActivities.set_up,
+            lambda: SetUpRequest(scope=record.scope, expected_tree=record.state.tree, setup=setup),
+            ActivityOptions(f"set up: {shorten(setup.command, 80)}", SETUP_TIMEOUT, record.request.queues.workspace),
+        )
+        record.apply(state_changes.with_retries, done.attempt)
+        record.log_drift(done.drift)
+        for note in done.notes:
+            record.log("setup", note)
+        return done.setup
 
     async def find_checks(self) -> None:
         """Derive the definition of done from the project's files, if the request has none.

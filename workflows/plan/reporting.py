@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 
+from tightloop.checks.setup import INSTALL, Setup, setup_question
 from tightloop.episode.decisions import ACCEPT_FILES, ASKED_FOR_CHANGE, KEEP, UNDO, WORK, about_change, drift_question
 from tightloop.ledger.alert import AlertKind, alert_kind
 from tightloop.ledger.model import WorkflowSnapshot
@@ -43,7 +44,7 @@ FAIL = Option(
 REPLAN = Option(name="replan", effect="a planner revises the plan")
 GO_TO_WORK = Option(name=WORK, effect="run the proof again; edit files first if you like, your edits are kept")
 _OPTIONS = (RESUME, RETRY, EXTEND, CANCEL, SKIP, FAIL, REPLAN, GO_TO_WORK, ACCEPT_FILES, ASKED_FOR_CHANGE)
-OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, *(option.name for option in _OPTIONS)})
+OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, INSTALL, *(option.name for option in _OPTIONS)})
 _PAUSE_OPTIONS = {
     QuestionKind.OPERATOR: (RESUME, CANCEL),
     QuestionKind.LIMIT: (RESUME, CANCEL),
@@ -78,6 +79,10 @@ class PlanQuestions:
         if self._context.find(QuestionKind.DRIFT) or self._context.progress.drift is not None:
             return
         self._ask("paused", drift_question(drift, blocks=THE_PLAN, cancel=CANCEL))
+
+    def ask_about_setup(self, setup: Setup) -> None:
+        """Ask whether to run the command that installs the project's packages."""
+        self._ask("paused", setup_question(setup, blocks=THE_PLAN, cancel=CANCEL))
 
     def ask_about_failure(self, step: str, failure: StepFailure) -> None:
         """Ask how to handle a failed step. Steps that do not depend on it continue."""

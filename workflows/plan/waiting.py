@@ -88,6 +88,18 @@ class Waiting:
             PlanEnd: there was no answer in time, or the answer ended the plan.
         """
         self._dispatch.pause_for(failure)
+        await self._until_resumed()
+
+    async def wait_for_answer(self) -> None:
+        """Wait until no question pauses the plan, and adopt people's edits.
+
+        Raises:
+            PlanEnd: there was no answer in time, or the answer ended the plan.
+        """
+        await self._until_resumed()
+        await self.keep_edits()
+
+    async def _until_resumed(self) -> None:
         while self._context.is_paused:
             self.check()
             await self.next_event()

@@ -12,6 +12,9 @@ from temporalio import workflow
 
 from activities.plan.activity import PlanActivities
 from activities.plan.requests import LoadPlanRequest, OpenedPlan, OpenPlanRequest
+from activities.workspace.activity import WorkspaceActivities
+from activities.workspace.port import SetUpRequest
+from tightloop.checks.setup import Setup
 from tightloop.ledger.alert import AlertKind
 from tightloop.plan.engine.graph import Graph
 from tightloop.plan.progress import PlanInput
@@ -34,7 +37,14 @@ from workflows.plan.ending import Ending, PlanProof
 from workflows.plan.recovery import Compensation, Recovery, Revisions
 from workflows.plan.reporting import PlanQuestions, PlanReporting, PlanView
 from workflows.plan.waiting import NAMES_SHOWN, Waiting
-from workflows.run.activities import NOTICE, OPEN_TIMEOUT, RETRIES_IN_TIME, ActivityFailedError, ActivityRunner
+from workflows.run.activities import (
+    NOTICE,
+    OPEN_TIMEOUT,
+    RETRIES_IN_TIME,
+    SETUP_TIMEOUT,
+    ActivityFailedError,
+    ActivityRunner,
+)
 from workflows.run.kernel import NotOpenedError
 from workflows.run.reporting import first_row
 from workflows.run.workflow import RunWorkflow
@@ -46,10 +56,16 @@ class Opening:
     """Opens or loads a plan."""
 
     def __init__(
-        self, context: PlanContext, waiting: Waiting, recovery: Recovery, proof: PlanProof, reporting: PlanReporting
+        self,
+        context: PlanContext,
+        waiting: Waiting,
+        recovery: Recovery,
+        proof: PlanProof,
+        questions: PlanQuestions,
+        reporting: PlanReporting,
     ) -> None:
         self._context, self._waiting, self._recovery, self._proof = context, waiting, recovery, proof
-        self._reporting = reporting
+        self._questions, self._reporting = questions, reporting
 
     async def open(self) -> None:
         """Open a new plan, or load the previous Temporal run's graph.
@@ -73,6 +89,7 @@ class Opening:
         if is_new:
             context.begin(opened, graph)
             workflow.upsert_memo({"goal": shorten(scrub(context.title), 200)})
+            await self._set_up(opened.setup)
             if self._proof.is_needed:
                 self._reporting.enter(PlanPhase.VERIFYING)
                 await self._proof.begin()
@@ -80,6 +97,32 @@ class Opening:
         if context.progress.phase is PlanPhase.COMPENSATING:
             raise PlanEnd(context.progress.reason, compensate=True)
         self._reporting.enter(PlanPhase.RUNNING)
+
+    async def _set_up(self, setup: Setup | None) -> None:
+        """Install the project's packages, or ask whether to. Returns when nothing is left to ask.
+
+        Raises:
+            PlanEnd: there was no answer in time, or the answer ended the plan.
+        """
+        while setup is not None:
+            if not setup.decision:
+                self._questions.ask_about_setup(setup)
+                await self._waiting.wait_for_answer()
+                setup = setup.decide(self._context.progress.decisions[QuestionKind.SETUP.value][-1])
+            setup = await self._carry_out(setup)
+
+    async def _carry_out(self, setup: Setup) -> Setup | None:
+        """Carry out a decision about a setup command. Return the setup to ask about next, if any."""
+        context = self._context
+        done = await self._waiting.run(
+            WorkspaceActivities.set_up,
+            lambda: SetUpRequest(scope=context.scope, expected_tree=context.progress.tree, setup=setup),
+            context.on_host(f"set up: {shorten(setup.command, 80)}", SETUP_TIMEOUT),
+        )
+        context.log_drift(done.drift)
+        for note in done.notes:
+            context.log("setup", note)
+        return done.setup
 
     async def _open_new(self) -> OpenedPlan:
         context = self._context
@@ -129,7 +172,7 @@ class GraphWorkflow(RunWorkflow):
         self._dispatch = Dispatch(context, questions, self._recovery, activities)
         self._waiting = Waiting(context, self._dispatch, reporting, activities)
         self._proof = PlanProof(context, self._waiting, questions, reporting)
-        self._opening = Opening(context, self._waiting, self._recovery, self._proof, reporting)
+        self._opening = Opening(context, self._waiting, self._recovery, self._proof, questions, reporting)
         self._ending = Ending(context, self._dispatch, compensation, reporting, activities)
         self._continuation = Continuation(context)
         self._commands = self._orders = self.commands_type(context, questions, self._revisions, self._view, reporting)

@@ -23,6 +23,8 @@ from tightloop.value import format_count
 FOUND_BY_WORKER = "tightloop"
 """`source` of the timeout failure that is recorded when a worker process is found to be dead."""
 OPEN_TIMEOUT = timedelta(minutes=15)
+SETUP_TIMEOUT = timedelta(hours=1)
+"""Longer than the limit of the command, for the checkout before it and for copies of what it installed."""
 FIND_TIMEOUT = timedelta(minutes=40)
 """Longer than the first runs of all checks together, which the activity bounds itself."""
 PLAN_TIMEOUT = timedelta(hours=2)

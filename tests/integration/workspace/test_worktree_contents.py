@@ -171,19 +171,20 @@ def test_settings_choose_what_is_copied(root: Path) -> None:
     assert (root_of(scope) / "build/keys/a.key").read_text() == "k"
 
 
-def test_environment_that_checks_write_into_is_copied_on_request(root: Path) -> None:
+def test_environment_that_checks_change_is_copied_on_request(root: Path) -> None:
     box("bubblewrap")
     mounted, copied, small = (scope_of(root, name, worktree=True) for name in ("one", "two", "three"))
     prepare(mounted)
-    advice = run(mounted, "touch node_modules/.cache").output.decode()
-    assert ".venv, node_modules of the workspace cannot be changed" in advice
+    advice = run(mounted, "echo 2 > node_modules/x/index.js").output.decode()
+    assert ".venv, node_modules of the workspace cannot be changed (the check changes x/index.js)" in advice
     assert "set workspace.environments to copy" in advice
     notes = prepare(copied, WorkspaceSettings(environments="copy"))
     assert any("copied from the workspace: " in note and "node_modules (0 MB)" in note for note in notes)
     assert run(copied, "onlyhere && echo 2 > node_modules/x/index.js").exit_code == 0
     assert (root / "node_modules/x/index.js").read_text() == "1\n"
     prepare(small, WorkspaceSettings(environments="copy", environments_mb=0))
-    assert run(small, "touch node_modules/.cache").exit_code != 0
+    assert run(small, "echo 2 > node_modules/x/index.js").exit_code != 0
+    assert b"0 MB were copied for it" in run(small, "touch node_modules/.cache").output
 
 
 def test_coder_finds_files_by_the_paths_that_commands_print_and_cannot_read_private_ones(root: Path) -> None:
@@ -207,13 +208,10 @@ def test_links_and_large_files_are_not_copied(root: Path, tmp_path: Path) -> Non
     assert any("too large to be copied" in note and ".env.large" in note for note in notes)
 
 
-def test_missing_environment_is_reported_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    root = make_repository(
-        tmp_path / "repo", {"package.json": "{}", "package-lock.json": "{}", ".gitignore": "build/\n"}
-    )
+def test_ignored_folders_that_are_left_out_are_reported(tmp_path: Path) -> None:
+    root = make_repository(tmp_path / "repo", {"a.txt": "1\n", ".gitignore": "build/\n"})
     write(root, {"build/o": "1"})
     notes = prepare(scope_of(root, worktree=True))
-    assert "node_modules is not in the worktree. Run `npm ci` in the workspace to have it mounted" in notes
     assert any("not in the worktree. List small files" in note and note.endswith(": build/") for note in notes)
 
 
