@@ -62,16 +62,14 @@ def number_text(amount: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a duration, such as `45 s`, `4 min 10 s` or `2 h 5 min`."""
+    """Format a duration, such as `45 s`, `4 min 10 s`, `2 h 5 min` or `30 days`."""
     whole = max(round(seconds), 0)
-    if whole < 120:
-        return f"{whole} s"
-    large, small, names = (whole // 60, whole % 60, ("min", "s")) if whole < 7_200 else _hours(whole)
-    return f"{large} {names[0]}" + (f" {small} {names[1]}" if small else "")
-
-
-def _hours(seconds: int) -> tuple[int, int, tuple[str, str]]:
-    return seconds // 3_600, seconds % 3_600 // 60, ("h", "min")
+    # Each unit is used from two of it on.
+    for large, small, names in ((86_400, 3_600, ("days", "h")), (3_600, 60, ("h", "min")), (60, 1, ("min", "s"))):
+        if whole >= 2 * large:
+            rest = whole % large // small
+            return f"{whole // large} {names[0]}" + (f" {rest} {names[1]}" if rest else "")
+    return f"{whole} s"
 
 
 def status_label(status: str, pause_kind: str | None) -> str:
@@ -101,9 +99,19 @@ def budget_line(spent: Any, budget: Any) -> str:
     limit = None if budget.max_wall_time is None else budget.max_wall_time.total_seconds() / 60
     parts.append(f"minutes {of(round(minutes, 1), limit)}")
     if budget.until is not None:
-        until = budget.until if isinstance(budget.until, datetime) else datetime.fromisoformat(budget.until)
-        parts.append(f"until {until:%Y-%m-%d %H:%M %Z}")
+        parts.append(f"until {moment_text(budget.until)}")
     return ", ".join(parts)
+
+
+def moment_text(moment: datetime | str) -> str:
+    """Format a time with its zone. Documents contain it as a text."""
+    at = moment if isinstance(moment, datetime) else datetime.fromisoformat(moment)
+    return f"{at:%Y-%m-%d %H:%M %Z}"
+
+
+def unattended_text(status: Any) -> str:
+    """Return what an unattended run does; empty for other runs."""
+    return "alerts instead of pauses for stuck work" if status.unattended else ""
 
 
 def top_up_options(reason: str) -> str:

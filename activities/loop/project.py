@@ -78,6 +78,7 @@ class ProjectRunner:
                 packet_id=packet.packet_id,
                 packet=ref,
                 chosen_checks=tuple(sentence.replace("--done", "--gate") for sentence in chosen.sentences),
+                gate_names=tuple(map(gate_name, gates)) or None,
             ),
         )
 

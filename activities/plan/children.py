@@ -536,7 +536,7 @@ class StepChildren:
             )
             if work.step.tree_access is Access.MERGES:
                 run_result = self._own.settle(work, request, run_result)
-        return replace(run_result, usage=used, api_calls=request.api_calls)
+        return replace(run_result, usage=used, unpriced_calls=request.unpriced_calls, api_calls=request.api_calls)
 
     def remove_leftovers(self, scope: PlanScope) -> None:
         """Remove leftover worktrees of a plan's children. Idempotent."""

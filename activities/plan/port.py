@@ -125,6 +125,8 @@ class RunnerResult:
     """Question for a person. The step runs again with the answer in its request."""
     evidence: tuple[EvidenceNote, ...] = ()
     usage: Usage | None = None
+    unpriced_calls: int = 0
+    """Number of model calls of children whose cost is unknown. `usage` contains the known cost."""
     api_calls: int = 0
     summary: str = ""
     output_tail: str = ""

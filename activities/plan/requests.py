@@ -230,6 +230,7 @@ class SettleRequest(Value):
     """Why each success is not a plain success. Empty if it is one."""
     trees: tuple[str, ...] = ()
     cost_usd: float = 0.0
+    unpriced_calls: int = 0
     tokens: int = 0
     api_calls: int = 0
     base_tree: str = ""

@@ -36,6 +36,9 @@ class CommittedResult(NamedTuple):
     branch: str = ""
     commits: int = 0
     files: int = 0
+    added: int = 0
+    """Number of added lines. Binary files have none."""
+    removed: int = 0
     onto: str = ""
     """Branch or commit that is checked out in the workspace."""
     has_moved: bool = False
@@ -47,7 +50,8 @@ class CommittedResult(NamedTuple):
         """Return sentences for the status that say what there is and how to take it."""
         parts = ["nothing was committed, because no file of the repository changed"]
         if self.branch:
-            size = f"{format_count(self.commits, 'commit')}, {format_count(self.files, 'file')}"
+            lines = f"+{self.added} -{self.removed}"
+            size = f"{format_count(self.commits, 'commit')}, {format_count(self.files, 'file')}, {lines}"
             parts = [f"branch {self.branch} ({size}). Take it: git merge {self.branch}"]
         if self.branch and self.has_moved:
             rebase = f"git rebase {self.onto} {self.branch}"
@@ -93,12 +97,16 @@ def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = 
         if commit == base:
             return CommittedResult(left_out=_texts(left_out))
         branch = _create_branch(git, commit, base, name or f"tightloop/{scope.episode_id}", is_fixed=bool(name))
-        files = len(split_z(git.run("diff", "--name-only", "--no-renames", "-z", base, commit)))
+        counts = [
+            line.split(b"\t") for line in split_z(git.run("diff", "--numstat", "--no-renames", "-z", base, commit))
+        ]
         commits = int(git.run("rev-list", "--count", f"{base}..{branch}"))
     return CommittedResult(
         branch=branch,
         commits=commits,
-        files=files,
+        files=len(counts),
+        added=sum(int(added) for added, _, _ in counts if added != b"-"),
+        removed=sum(int(removed) for _, removed, _ in counts if removed != b"-"),
         onto=_short_name(workspace.head()),
         has_moved=head != base,
         left_out=_texts(left_out),

@@ -380,7 +380,7 @@ def project(view: View, request: Request) -> Screen:
     current = ledger.workflow(newest[0].id) if newest else None
     status = LoopStatus.model_validate(current.details) if current is not None else LoopStatus()
     is_open = current is not None and status.status not in (LoopState.VERIFIED, LoopState.FAILED, LoopState.CANCELLED)
-    may_act = view.may(Role.OPERATOR)
+    may_act, now = view.may(Role.OPERATOR), datetime.now(UTC)
     content = {
         "project": project_line,
         "current": current,
@@ -388,7 +388,7 @@ def project(view: View, request: Request) -> Screen:
         "ended": sum(task.state.has_ended for task in status.tasks),
         "may_plan": may_act and not is_open,
         "reason": _why_not(may_act, is_open),
-        "digest": ledger.digest(key, datetime.now(UTC).date()),
+        "digest": ledger.digest(key, now - timedelta(days=1), now),
         "lines": ledger.workflows(WorkflowFilter(project=key, parent=""), limit=RUNNING_LINES).lines,
     }
     return Screen("project.html", content, section="/projects", live=key)

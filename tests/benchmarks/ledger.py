@@ -155,7 +155,7 @@ def _looks(ledger: Ledger) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "status", lambda: ledger.workflow("episode-05000")
     yield f"inbox of {EPISODES // WAITING_EACH}", ledger.inbox
     yield "projects", ledger.projects
-    yield "digest", lambda: ledger.digest("project-3", START.date())
+    yield "digest", lambda: ledger.digest("project-3", START, START + timedelta(days=1))
     yield "last event", ledger.last_event
     whole = MetricsFilter(since=START, until=START + timedelta(days=1))
     yield f"metrics of {EPISODES}", lambda: ledger.metrics(whole)

@@ -16,7 +16,8 @@ from tests.support.alert_receiver import SECRET, Answer, Receiver, receiving
 from tightloop.database.ledger import open_project
 from tightloop.errors import SettingsError, WorkspaceLockedError
 from tightloop.host import state_folder, state_home
-from tightloop.ledger.model import WorkflowSnapshot, newest_day, owed_days
+from tightloop.ledger.model import WorkflowSnapshot
+from tightloop.loop.digest import newest_day, owed_days
 from tightloop.settings import parse_settings
 from worker.ledger.digests import send_digests, send_due
 
@@ -73,10 +74,11 @@ async def test_digest_of_the_day_before_is_sent_once_and_signed(workspace: Path,
     assert came.genuine
     assert (came.told["kind"], came.told["subject"], came.told["project"]) == ("digest", "project", project)
     assert came.told["text"].splitlines() == [
-        f"{project}, 2026-11-24: 1 succeeded, 0 to review, 1 blocked, 0 questions open; 0 iterations, $0.00",
-        "done     ep-1",
-        "blocked  ep-2",
-        f"More: tightloop digest --project {project} --day 2026-11-24",
+        f"{project}, 2026-11-24 07:30 to 2026-11-25 07:30 UTC",
+        "1 to merge, 1 failed; 0 iterations; cost at least $0.00 (not all reported by ep-1, ep-2)",
+        "  merge    ep-1: succeeded",
+        "  failed   ep-2: failed",
+        f"More: tightloop digest --project {project} --since 2026-11-24T07:30 --until 2026-11-25T07:30",
     ]
     assert "episode_id" not in came.told
 
@@ -87,8 +89,8 @@ async def test_words_are_in_it_only_where_alerts_are_full(
     ended(workspace, "ep-1")
     caplog.set_level(logging.INFO)
     await send_due(post(receiver, privacy="full", log=True), AT, NOW)
-    assert "done     ep-1: raise the prices" in receiver.came[0].told["text"]
-    assert any("1 succeeded" in record.message and record.levelno == logging.INFO for record in caplog.records)
+    assert '  merge    ep-1 "raise the prices": proven' in receiver.came[0].told["text"]
+    assert any("1 to merge" in record.message and record.levelno == logging.INFO for record in caplog.records)
 
 
 async def test_missed_days_are_sent_oldest_first_and_idle_days_are_not(workspace: Path, receiver: Receiver) -> None:
@@ -97,7 +99,7 @@ async def test_missed_days_are_sent_oldest_first_and_idle_days_are_not(workspace
     ended(workspace, "ep-1", days=3)
     ended(workspace, "ep-2", days=1)
     await send_due(post(receiver), AT, NOW)
-    days = [came.told["title"].rpartition(" ")[2] for came in receiver.came]
+    days = [came.told["title"].split()[3] for came in receiver.came]
     assert days == ["2026-11-20", "2026-11-22", "2026-11-24"]
     assert len({came.told["id"] for came in receiver.came}) == 3
 
@@ -112,7 +114,7 @@ async def test_channel_that_is_down_gets_it_later_and_the_other_not_twice(
     assert not await send_due(both, AT, NOW)
     assert await send_due(both, AT, NOW)
     assert [came.told["id"] for came in receiver.came] == [receiver.came[0].told["id"]] * 2
-    assert sum("1 succeeded" in record.message for record in caplog.records) == 1
+    assert sum("1 to merge" in record.message for record in caplog.records) == 1
 
 
 async def test_two_workers_of_a_host_send_it_once(workspace: Path, receiver: Receiver) -> None:

@@ -64,7 +64,7 @@ TOLD = {
     ),
     "continued_as_new_first": (r"opened: ckpt-0", r"iteration: ckpt-1:", r"iteration: ckpt-2:"),
     "continued_as_new_second": (r"opened: ckpt-0", r"iteration: ckpt-3:", r"closed: SUCCEEDED"),
-    "failed": (r"paused: budget:", r"closed: FAILED: nobody answered within 0:00:01"),
+    "failed": (r"paused: budget:", r"closed: FAILED: nobody answered within 1 s"),
     "cancelled_while_executing": (r"opened: ckpt-0", r"closed: CANCELLED: enough"),
     "planner_gave_up_and_respond": (
         r"paused: planner_gave_up: I do not know how",
@@ -105,7 +105,7 @@ TOLD = {
         r"paused: budget:",
         r"alert: budget sent to log after",
         r"alert: failed sent to log after",
-        r"closed: FAILED: nobody answered within 0:00:03",
+        r"closed: FAILED: nobody answered within 3 s",
     ),
     "plan_completed": (
         r"opened: 5 steps",

@@ -60,7 +60,7 @@ def random_request(chance: random.Random, folder: Path) -> Asked:
         f"/api/inbox?project={project}",
         "/api/projects",
         f"/api/projects/{project}",
-        f"/api/projects/{project}/digest?day=2026-03-01",
+        f"/api/projects/{project}/digest?since=2026-03-01&until=2026-03-02",
         *(f"{path}{kind}" for path in lists),
         *(f"/api/{noun}s/{item}/{rest}".rstrip("/") for rest in READS),
         *("/", "/episodes", "/plans", "/projects", f"/projects/{project}", f"/workflows/{item}"),

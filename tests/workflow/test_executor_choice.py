@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from activities.executor.sqlite_outbox import open_sqlite_outbox
 from tests.support.doubles import AppendingExecutor, AskingExecutor
 from tests.support.episodes import Working, asked, eventually
+from tests.support.loops import ended
 from tightloop.cli.main import app
 from tightloop.episode.control import ExecutorAmendment
 from tightloop.episode.model import EpisodeOutcome, EpisodeStatus
@@ -152,3 +153,39 @@ async def test_without_a_model_an_executor_that_takes_whole_plans_gets_the_goal_
     assert "the log is missing" in told
     assert any(str(plan) in line for line in status.questions[0].evidence)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("kind", ["project plan", "plan of steps"])
+async def test_plans_run_a_program_that_only_their_command_line_names(
+    kind: str, client, temporal_client, settings, working: Working, workspace: Path, tmp_path: Path
+) -> None:
+    """The worker's settings know nothing of the program, and the worker keeps running."""
+    file, plan_file, run = tmp_path / "settings.yaml", workspace / "plan.yaml", kind.replace(" ", "-")
+    file.write_text(settings.as_yaml().replace("api_key: '**********'", "api_key: ''"))
+    argv = ["sh", "-c", 'head -1 "$1" > made.txt', "agent", "{plan_file}"]
+    who = ("--executor", "command", "--executor-option", f"argv={json.dumps(argv)}", "--workspace", str(workspace))
+    if kind == "project plan":
+        command = ["loop", "plan", "make it", "--gate", "test -s made.txt", "--planner", "heuristic", "--id", run, *who]
+    else:
+        step = {"id": "make", "episode": {"goal": "make it", "definition_of_done": ["test -s made.txt"]}}
+        plan_file.write_text(
+            json.dumps(
+                {
+                    "id": "own",
+                    "title": "Make it",
+                    "definition_of_done": step["episode"]["definition_of_done"],
+                    "steps": [step],
+                }
+            )
+        )
+        command = ["plan", "run", str(plan_file), "--id", run, *who]
+    async with working(planners=build_adapters(temporal_client, settings).planners):
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["--settings", str(file), *command])
+        assert done.exit_code == 0, done.output
+        if kind == "project plan":
+            await client.dispatch(run)
+            await ended(client, run)
+            await client.verify(run)
+        result = await client.result(run)
+    assert result.outcome in ("VERIFIED", "COMPLETED"), result.reason
+    assert (workspace / "made.txt").read_text().strip()

@@ -80,6 +80,8 @@ async def test_whole_loop_ends_verified_with_its_evidence(
         timeline = await client.timeline(plan_id)
         listed = {row.id: row for row in await client.list(kind="loop")}
     assert (draft.status, len(draft.tasks), plan_id[:5]) == (LoopState.DRAFT, 5, "plan_")
+    assert draft.gates == ("gate:test -s all.txt", "gate:true")
+    assert draft.gate_result is None
     assert "5 tasks" in said
     assert set(states(done).values()) == {TaskState.COMPLETE}
     assert all(each.run_id.startswith(f"{plan_id}.{each.task_id}.") for each in done.tasks)
@@ -441,7 +443,8 @@ async def test_commands_show_a_plan_and_what_can_be_done_with_it(
     client: TightloopClient, looping: Looping, workspace: Path, cli: Callable[..., Any]
 ) -> None:
     async with looping(five_tasks()[0]):
-        plan_id = await planned(client, request_on(workspace, "true"))
+        night = {"unattended": True, "budget": {"until": "2099-01-01T07:00+00:00"}}
+        plan_id = await planned(client, request_on(workspace, "true", **night))
         shown = await cli("loop", "show", plan_id)
         early = await cli("loop", "verify", plan_id)
         dispatched = await cli("loop", "dispatch", plan_id, "--parallel", "2")
@@ -451,7 +454,8 @@ async def test_commands_show_a_plan_and_what_can_be_done_with_it(
         await result_of(client, plan_id)
         watched = await cli("watch", plan_id)
         listed = await cli("list")
-    assert "ptask_1" in shown[1]
+    for text in ("ptask_1", "gate:true", "2099-01-01 07:00 UTC", "alerts instead of pauses"):
+        assert text in shown[1]
     assert f"tightloop loop dispatch {plan_id}" in shown[1]
     assert early[0] != 0
     assert "Possible now: dispatch, cancel" in early[1]

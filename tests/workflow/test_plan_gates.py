@@ -183,7 +183,7 @@ async def test_nobody_answers_and_the_plan_fails(playing: Playing):
     async with playing(GATE, {"release": asks()}, {"pause_timeout": 1.0}) as stage:
         result = await stage.result()
     assert result.outcome is PlanOutcome.FAILED
-    assert result.reason == "nobody answered within 0:00:01: release"
+    assert result.reason == "nobody answered within 1 s: release"
     assert [request.alert.kind for request in stage.scripted.alerts] == [AlertKind.GATE, AlertKind.FAILED]
 
 

@@ -246,13 +246,11 @@ class Surfaces:
         """Compare the digest of the run's project, which has no other run, and the alerts."""
         [digest] = await self.cli("digest", "--project", state_folder(Path(status.workspace)).name)
         is_closed, is_good = status.list_status not in {"running", "paused"}, is_success(status.list_status)
-        expected = {
-            "done": int(is_closed and is_good and not status.qualifier),
-            "qualified": int(is_closed and is_good and bool(status.qualifier)),
-            "blocked": int(is_closed and not is_good),
-            "waiting": len(asks),
-        }
-        shown: dict[str, Any] = {name: len(digest[name]) for name in expected}
+        [item] = digest["items"]
+        good = "review" if status.qualifier else "done" if status.files_changed == 0 else "merge"
+        ended = good if is_good else "failed"
+        expected = {"id": status.id, "state": ended if is_closed else "answer" if asks else "running"}
+        shown: dict[str, Any] = {name: item[name] for name in expected}
         expected |= {"iterations": getattr(status.spent, "iterations", 0), "cost_usd": round(status.spent.cost_usd, 6)}
         shown |= {"iterations": digest["iterations"], "cost_usd": round(digest["cost_usd"], 6)}
         self.same(status.id, "digest", shown, expected)
@@ -403,6 +401,7 @@ async def test_a_result_on_a_branch_is_named_on_every_surface(
         }
     [delivered] = shown
     assert f"git merge tightloop/{run_id}" in delivered
-    assert digest["done"] == [f"{run_id}: write three lines ({delivered})"]
+    [item] = digest["items"]
+    assert item["text"] == f"proven (all checks pass: 1/1); {delivered}"
     assert len(git(workspace, "show", f"tightloop/{run_id}:log.txt").splitlines()) == 3
     assert git(workspace, "status", "--porcelain") == ""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +37,8 @@ from tightloop.ledger.metrics import (
     Unit,
     read_range,
 )
-from tightloop.ledger.model import InboxItem, amount, digest_lines, is_worth_telling
+from tightloop.ledger.model import InboxItem, amount
+from tightloop.loop.digest import digest_lines, is_worth_telling
 from tightloop.plan.request import StepLine
 from tightloop.settings import Settings
 from tightloop.value import format_count
@@ -151,16 +152,26 @@ def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
     return ledger.inbox(resolve_project(ledger, project) if project else "")
 
 
+DigestSince = Annotated[
+    str, Option(metavar="TIME", help="Begin at this time (UTC), for example 12h, 2026-01-31 or 2026-01-31T20:00.")
+]
+DigestUntil = Annotated[
+    str, Option(metavar="TIME", help="End at this time, in the same format. Default: now, with what is open now.")
+]
+
+
 def digest(
     context: click.Context,
     project: Project = "",
-    day: Annotated[str, Option(metavar="YYYY-MM-DD", help="Day in UTC. Default: today.")] = "",
+    since: DigestSince = "24h",
+    until: DigestUntil = "",
     as_json: AsJson = False,
 ) -> None:
+    now = datetime.now(UTC)
+    begin, end = read_range(since, until, now)
     ledger = require_ledger(session_of(context).settings)
-    chosen_day = _day(day)
     names = [resolve_project(ledger, project)] if project else [line.id for line in ledger.projects()]
-    digests = [ledger.digest(name, chosen_day) for name in names]
+    digests = [ledger.digest(name, begin, end, is_newest=end >= now) for name in names]
     if as_json:
         show_json([project_digest.model_dump(mode="json") for project_digest in digests])
     elif lines := [
@@ -171,16 +182,7 @@ def digest(
     ]:
         show(*lines)
     else:
-        show(f"nothing happened on {chosen_day}, and nothing is waiting")
-
-
-def _day(text: str) -> date:
-    if not text:
-        return datetime.now(UTC).date()
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequestError(f"--day {text!r} is not a valid date. Use a date like 2026-01-31") from None
+        show(f"Nothing happened from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and nothing is open.")
 
 
 def resolve_project(ledger: "Ledger", reference: str) -> str:

@@ -10,6 +10,7 @@ from tightloop.loop.control import counts_of
 from tightloop.loop.model import GateCheck, LoopStatus, LoopTask
 from tightloop.run.outcome import headline
 from tightloop.value import shorten
+from tightloop.wording import moment_text, unattended_text
 
 TEXT_SHOWN = 200
 
@@ -26,9 +27,11 @@ def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
         ("packet", status.packet_id),
         ("waits for", status.waits_for),
         ("tasks", counts_of(status) if status.tasks else ""),
-        ("gates", gates_line(status)),
+        ("gates", gates_line(status) or ", ".join(status.gates)),
         *(("", sentence) for sentence in status.chosen_checks),
         ("result", status.delivered),
+        ("until", moment_text(status.until) if status.until else ""),
+        ("unattended", unattended_text(status)),
         ("reason", status.reason),
     ]
 

@@ -25,8 +25,10 @@ from tightloop.wording import (
     diff_text,
     drift_text,
     format_count,
+    moment_text,
     status_label,
     top_up_options,
+    unattended_text,
     work_text,
 )
 
@@ -237,7 +239,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         *(("changed", drift_text(drift)) for drift in status.drifts),
         ("result", status.delivered),
         ("budget", budget_line(status.spent, status.budget)),
-        ("unattended", "alerts instead of pauses for stuck work" if status.unattended else ""),
+        ("unattended", unattended_text(status)),
         ("reason", status.reason),
     ]
 
@@ -324,6 +326,8 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
         *(("changed", drift_text(drift)) for drift in status.drifts),
         ("result", status.delivered),
         ("spent", spent_line(status.spent)),
+        ("until", moment_text(status.until) if status.until else ""),
+        ("unattended", unattended_text(status)),
         ("reason", status.reason),
     ]
 

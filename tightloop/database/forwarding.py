@@ -14,11 +14,11 @@ from tightloop.database.rows import insert_missing, next_tick, questions_of, ups
 from tightloop.database.schema import (
     checkpoints,
     clock,
-    days,
     events,
     freed,
     metrics,
     projects,
+    spending,
     spools,
     steps,
     workflows,
@@ -30,7 +30,7 @@ from tightloop.run.question import Question
 
 WINDOW = 500
 """Number of changes per transaction. It limits memory usage and the time that other writers wait."""
-REPLACED = (projects, workflows, checkpoints, steps, days, metrics, freed)
+REPLACED = (projects, workflows, checkpoints, steps, spending, metrics, freed)
 """Tables whose rows are replaced, in the order in which they are written. Events are only ever added."""
 
 Rows = dict[str, list[dict[str, Any]]]

@@ -3,8 +3,8 @@
 import base64
 import json
 import threading
-from collections.abc import Iterable
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,13 @@ from tightloop.database.engine import Database, postgres_database, sqlite_databa
 from tightloop.database.forwarding import LEVELS, Ancestor, inbox_items, shared_id
 from tightloop.database.project import ProjectLedger
 from tightloop.database.rows import ended_episodes, event_line, read_step, workflow_line
-from tightloop.database.schema import Moment, checkpoints, days, events, projects, steps, workflows
+from tightloop.database.schema import Moment, checkpoints, events, projects, spending, steps, workflows
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
 from tightloop.host import state_folder, state_home
 from tightloop.host.identity import host_identity
 from tightloop.ledger.metrics import MetricsFilter, MetricsReport, report_of
 from tightloop.ledger.model import (
-    Digest,
     EvidenceLine,
     InboxItem,
     ProjectLine,
@@ -44,8 +43,8 @@ from tightloop.ledger.model import (
     WorkflowLine,
     WorkflowPage,
 )
+from tightloop.loop.digest import Digest, digest_items
 from tightloop.loop.model import LoopStatus
-from tightloop.run.outcome import is_plain_success, is_success
 from tightloop.settings import Settings
 
 PAGE_LIMIT = 500
@@ -235,45 +234,40 @@ class Ledger:
         with self._database.reading() as connection:
             return connection.execute(select(func.max(events.c.seq)).where(self._sees(events))).scalar() or 0
 
-    def digest(self, project: str, day: date) -> Digest:
-        """Summarize one day (UTC) of a project. A plan's costs include those of its children.
+    def digest(self, project: str, since: datetime, until: datetime, *, is_newest: bool = True) -> Digest:
+        """Summarize what a project did in a time range. A plan's cost includes that of its children.
+
+        Args:
+            project: project id.
+            since: start of the range.
+            until: its exclusive end.
+            is_newest: also list what is open. That is only known for the present.
 
         Raises:
             ProjectNotFoundError: the project is unknown or not visible.
         """
-        self.project(project)
-        begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
-        end = begin + timedelta(days=1)
-        day_condition = (workflows.c.project == project, workflows.c.closed >= begin, workflows.c.closed < end)
+        workspace = self.project(project).workspace
         # A project plan, its dispatch and its tasks are one job.
-        ended_query = (
-            select(*(workflows.c[name] for name in ("id", "goal", "status", "qualifier", "details")))
-            .where(*day_condition, workflows.c.parent == "")
-            .order_by(workflows.c.closed, workflows.c.id)
-            .limit(DIGEST_LINES)
-        )
-        worked = (events.c.project == project, events.c.kind == "iteration", events.c.at >= begin, events.c.at < end)
+        jobs = select(workflows).where(workflows.c.project == project, workflows.c.parent == "").limit(DIGEST_LINES)
+        ended = jobs.where(workflows.c.closed >= since, workflows.c.closed < until)
+        worked = (events.c.project == project, events.c.kind == "iteration", events.c.at >= since, events.c.at < until)
         with self._database.reading() as connection:
-            ended = connection.execute(ended_query).all()
+            lines = connection.execute(ended.order_by(workflows.c.closed, workflows.c.id)).mappings().all()
+            is_open = jobs.where(workflows.c.closed.is_(None)).order_by(workflows.c.placed, workflows.c.id)
+            open_lines = connection.execute(is_open).mappings().all() if is_newest else []
+            children = connection.execute(_open_children(project)).all() if open_lines else []
             iterations = connection.execute(select(func.count()).where(*worked)).scalar_one()
-            cost = connection.execute(_cost_of(project, day)).scalar() or 0.0
+            cost = connection.execute(_cost_of(project, since, until)).scalar() or 0.0
         return Digest(
             project=project,
-            day=day,
-            done=tuple(
-                f"{row.id}: {row.goal}{_delivered(row.details)}"
-                for row in ended
-                if is_plain_success(row.status, row.qualifier)
+            workspace=workspace,
+            since=since,
+            until=until,
+            items=digest_items(
+                map(workflow_line, lines),
+                _with_children(map(workflow_line, open_lines), children),
+                self.inbox(project) if is_newest else (),
             ),
-            qualified=tuple(
-                f"{row.id}: {row.status}, {row.qualifier}{_delivered(row.details)}"
-                for row in ended
-                if is_success(row.status) and row.qualifier
-            ),
-            blocked=tuple(
-                f"{row.id}: {_reason(row.details) or row.status}" for row in ended if not is_success(row.status)
-            ),
-            waiting=self.inbox(project),
             iterations=iterations,
             cost_usd=cost,
         )
@@ -314,24 +308,37 @@ def _conditions(filters: WorkflowFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _delivered(details: str) -> str:
-    """Return where the result is and how to take it, to append to a line, or ""."""
-    delivered = json.loads(details).get("delivered") if details else ""
-    return f" ({delivered})" if delivered else ""
-
-
-def _reason(details: str) -> str:
-    return str(json.loads(details).get("reason") or "") if details else ""
-
-
-def _cost_of(project: str, day: date) -> Select[Any]:
-    # Without the children of plans: a plan's own cost already contains theirs.
+def _cost_of(project: str, since: datetime, until: datetime) -> Select[Any]:
+    # A run's own cost contains that of the children that have ended.
     parents = workflows.alias()
-    row = and_(workflows.c.project == days.c.project, workflows.c.id == days.c.workflow_id)
-    parent = and_(parents.c.project == days.c.project, parents.c.id == workflows.c.parent, parents.c.kind == "plan")
-    joined = days.outerjoin(workflows, row).outerjoin(parents, parent)
-    query = select(func.sum(days.c.cost_usd)).select_from(joined)
-    return query.where(days.c.project == project, days.c.day == day, parents.c.id.is_(None))
+    row = and_(workflows.c.project == spending.c.project, workflows.c.id == spending.c.workflow_id)
+    parent = and_(parents.c.project == spending.c.project, parents.c.id == workflows.c.parent)
+    joined = spending.outerjoin(workflows, row).outerjoin(parents, parent)
+    query = select(func.sum(spending.c.cost_usd)).select_from(joined)
+    hours = (spending.c.hour >= since.replace(minute=0, second=0, microsecond=0), spending.c.hour < until)
+    is_counted = or_(parents.c.id.is_(None), workflows.c.closed.is_(None))
+    return query.where(spending.c.project == project, *hours, is_counted)
+
+
+def _open_children(project: str) -> Select[Any]:
+    columns = (workflows.c[name] for name in ("id", "parent", "cost_usd", "cost_known"))
+    condition = (workflows.c.project == project, workflows.c.closed.is_(None), workflows.c.parent != "")
+    return select(*columns).where(*condition)
+
+
+def _with_children(lines: Iterable[WorkflowLine], children: Sequence[Any]) -> tuple[WorkflowLine, ...]:
+    """Return open runs, whose cost includes that of their open children."""
+    costs = {line.id: line for line in lines}
+    parents = {child.id: child.parent for child in children}
+    for child in children:
+        root = child.parent
+        # Bounded, because damaged rows could form a cycle.
+        for _ in range(LEVELS):
+            root = parents.get(root, root)
+        if line := costs.get(root):
+            is_known = line.cost_known and child.cost_known
+            costs[root] = line.evolve(cost_usd=line.cost_usd + child.cost_usd, cost_known=is_known)
+    return tuple(costs.values())
 
 
 def _cursor(row: RowMapping) -> str:

@@ -25,7 +25,7 @@ from tightloop.database.rows import (
     write_metrics,
     write_steps,
 )
-from tightloop.database.schema import checkpoints, days, events, freed, metrics, projects, steps, workflows
+from tightloop.database.schema import checkpoints, events, freed, metrics, projects, spending, steps, workflows
 from tightloop.episode.checkpoint import CheckpointRecord, checkpoint_id
 from tightloop.ledger.metrics import Metric
 from tightloop.ledger.model import FREED, KEPT, RELEASED, ProjectLine, StepRow, TrailEvent, WorkflowSnapshot
@@ -295,7 +295,7 @@ def drop_rows(connection: Connection, project: str, workflow_id: str) -> None:
         (checkpoints, "workflow_id"),
         (steps, "plan_id"),
         (events, "workflow_id"),
-        (days, "workflow_id"),
+        (spending, "workflow_id"),
         (metrics, "workflow_id"),
     ):
         connection.execute(delete(table).where(table.c.project == project, table.c[column] == workflow_id))

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Table, and_, bindp
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tightloop.database.engine import Database
-from tightloop.database.schema import clock, days, events, metrics, steps, workflows
+from tightloop.database.schema import clock, events, metrics, spending, steps, workflows
 from tightloop.episode.control import FALLBACK_MARK
 from tightloop.episode.model import EpisodeOutcome
 from tightloop.ledger.metrics import EndedEpisode, Metric, MetricKind, MetricsFilter
@@ -131,13 +131,8 @@ def event_line(row: RowMapping) -> EvidenceLine:
     )
 
 
-def day_of(moment: datetime) -> date:
-    """Return the UTC date of a point in time."""
-    return moment.astimezone(UTC).date()
-
-
 def book(connection: Connection, project: str, workflow_id: str, *, at: datetime, cost_usd: float) -> None:
-    """Add the amount that a workflow has spent since its last snapshot to the day's total."""
+    """Add the amount that a workflow has spent since its last snapshot to the total of the hour."""
     booked_cost = connection.execute(
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()
@@ -145,10 +140,10 @@ def book(connection: Connection, project: str, workflow_id: str, *, at: datetime
     # A restore or reset can lower the total; money that was spent stays counted.
     if spent <= 0:
         return
-    condition = (days.c.project == project, days.c.workflow_id == workflow_id, days.c.day == day_of(at))
-    before = connection.execute(select(days.c.cost_usd).where(*condition)).scalar() or 0.0
-    row = {"project": project, "workflow_id": workflow_id, "day": day_of(at), "cost_usd": before + spent}
-    upsert(connection, days, [{**row, "changed": next_tick(connection)}])
+    key = {"project": project, "workflow_id": workflow_id, "hour": at.replace(minute=0, second=0, microsecond=0)}
+    condition = (spending.c[name] == value for name, value in key.items())
+    before = connection.execute(select(spending.c.cost_usd).where(*condition)).scalar() or 0.0
+    upsert(connection, spending, [{**key, "cost_usd": before + spent, "changed": next_tick(connection)}])
 
 
 def names_of(questions: Iterable[Question]) -> dict[str, Question]:

@@ -7,7 +7,6 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    Date,
     DateTime,
     Dialect,
     Float,
@@ -205,16 +204,16 @@ events = Table(
 Writes to a database are serialised, so `seq` increases in commit order.
 """
 
-days = Table(
-    "days",
+spending = Table(
+    "spending",
     METADATA,
     key_column("project"),
     key_column("workflow_id"),
-    Column("day", Date, primary_key=True),
+    Column("hour", Moment, primary_key=True),
     Column("cost_usd", Float, nullable=False),
     _changed_column(),
 )
-"""Cost of each workflow per UTC day."""
+"""Cost of each workflow per hour."""
 
 metrics = Table(
     "metrics",

@@ -327,6 +327,8 @@ class EpisodeState(Value):
     """People's answers about changes, oldest first, at most `APPROVALS_LIMIT`. A restore does not reset them."""
     failed_deliveries: int = 0
     """Number of consecutive deliveries in this iteration that failed at once or hit a limit."""
+    repeated_work: timedelta = timedelta()
+    """Working time of the deliveries in this iteration that failed at once or hit a limit."""
     resume: ResumeToken | None = None
     grants: tuple[Grant, ...] = ()
     """Permissions that a person granted or denied in this iteration."""
@@ -410,8 +412,6 @@ class EpisodeStatus(RunStatus):
     """Commitment to the drafted scenarios that count."""
     executor_error: str = ""
     """Reason why the last delivery failed, in the executor's own words."""
-    unattended: bool = False
-    """True if the episode sends alerts instead of pausing when its work is stuck."""
     probability_class: ProbabilityClass | None = None
     diagnosis: str = ""
     checkpoint_id: str = ""

@@ -84,6 +84,11 @@ def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
     return state.evolve(spent=spent)
 
 
+def with_repeated_work(state: EpisodeState, duration: timedelta) -> EpisodeState:
+    """Add the working time of a delivery that a limit or an error ended. It says nothing about the size of the plan."""
+    return state.evolve(repeated_work=state.repeated_work + duration)
+
+
 def begin_iteration(state: EpisodeState) -> EpisodeState:
     """Start the next iteration, and reset the fields that apply to a single iteration."""
     spent = state.spent.evolve(iterations=state.spent.iterations + 1)
@@ -95,6 +100,7 @@ def begin_iteration(state: EpisodeState) -> EpisodeState:
         executor_status=None,
         executor_error="",
         failed_deliveries=0,
+        repeated_work=timedelta(),
         resume=None,
         grants=(),
         # An allowed change is known by its content from here on; the same line in another change is asked about again.

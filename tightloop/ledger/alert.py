@@ -59,7 +59,7 @@ class AlertKind(StrEnum):
     OVERDUE = "overdue"
     """A plan step takes longer than its watchdog allows."""
     DIGEST = "digest"
-    """Daily summary of a project; see `tightloop/ledger/model.py`."""
+    """Daily summary of a project; see `tightloop/loop/digest.py`."""
 
 
 class Subject(StrEnum):

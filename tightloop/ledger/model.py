@@ -1,20 +1,15 @@
-"""Models of the ledger, and the daily digest of a project."""
+"""Models of the ledger."""
 
-import hashlib
-import shlex
-from collections.abc import Iterable, Iterator
-from datetime import date, datetime, time, timedelta
+from datetime import datetime
 from typing import Any
 
 from pydantic import Field
 
 from tightloop.episode.model import EpisodeStatus
-from tightloop.ledger.alert import AlertKind, Notice, Subject
 from tightloop.ledger.metrics import Unit
 from tightloop.run.outcome import label
 from tightloop.run.question import Question
-from tightloop.value import Value, format_count, shorten
-from tightloop.value.scrub import scrub
+from tightloop.value import Value, shorten
 
 KINDS = ("episode", "plan", "loop")
 FREED = "freed"
@@ -176,22 +171,6 @@ class StepRow(Value):
     at: datetime | None = None
 
 
-class Digest(Value):
-    """Summary of one day of a project."""
-
-    project: str
-    day: date
-    done: tuple[str, ...] = ()
-    """Runs that ended with a plain success, as `id: goal (result)`. Runs in a plan count only as part of it."""
-    qualified: tuple[str, ...] = ()
-    """Runs that succeeded with a qualifier, as `id: succeeded, not proven: no check ever failed`."""
-    blocked: tuple[str, ...] = ()
-    """Blocked workflows as `id: reason`."""
-    waiting: tuple[InboxItem, ...] = ()
-    iterations: int = 0
-    cost_usd: float = 0.0
-
-
 MODEL_CHARACTERS = 120
 
 
@@ -255,86 +234,3 @@ def amount(value: float | None, unit: Unit) -> str:
             return f"{whole}s"
         case Unit.COUNT:
             return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
-
-
-DAYS_LIMIT = 7
-"""Maximum number of missed digests to send. Older ones are dropped."""
-NOTICE_LINES = 50
-LINE_CHARACTERS = 300
-
-
-def digest_lines(digest: Digest) -> list[str]:
-    return [_counts(digest), *(f"  {line}" for line in _details(digest, full=True))]
-
-
-def is_worth_telling(digest: Digest) -> bool:
-    """Return whether the digest has any content."""
-    return bool(
-        digest.done or digest.qualified or digest.blocked or digest.waiting or digest.iterations or digest.cost_usd
-    )
-
-
-def newest_day(now: datetime, at: time) -> date:
-    """Return the newest day whose digest is due: the day before yesterday until the time `at`, then yesterday."""
-    return (now - timedelta(hours=at.hour, minutes=at.minute)).date() - timedelta(days=1)
-
-
-def owed_days(last: date | None, newest: date) -> tuple[date, ...]:
-    """Return the days whose digests are due, oldest first.
-
-    Args:
-        last: day of the last digest that was sent. If None, only the newest day is due.
-        newest: newest day whose digest is due.
-    """
-    missed = 1 if last is None else min((newest - last).days, DAYS_LIMIT)
-    return tuple(newest - timedelta(days=back) for back in reversed(range(missed)))
-
-
-def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice:
-    """Return a digest as a notice.
-
-    Args:
-        digest: digest of a finished day.
-        at: time of the notice.
-        full: include scrubbed goals, reasons and question titles; otherwise, only ids, kinds and counts.
-    """
-    details = list(_details(digest, full=full))
-    lines = [shorten(scrub(line), LINE_CHARACTERS) for line in details[:NOTICE_LINES]]
-    if len(details) > len(lines):
-        lines.append(f"and {len(details) - len(lines)} more")
-    command = f"tightloop digest --project {shlex.quote(digest.project)} --day {digest.day}"
-    return Notice(
-        # Equal for all attempts to send this digest, so that receivers can drop duplicates.
-        key=hashlib.sha256(f"digest\n{digest.project}\n{digest.day}".encode()).hexdigest()[:32],
-        kind=AlertKind.DIGEST,
-        subject=Subject.PROJECT,
-        episode_id=digest.project,
-        phase="",
-        at=at,
-        title=f"Digest of {digest.project}, {digest.day}",
-        text="\n".join((_counts(digest), *lines, f"More: {command}")),
-        commands=(command, "tightloop inbox"),
-    )
-
-
-def _counts(digest: Digest) -> str:
-    return (
-        f"{digest.project}, {digest.day}: {len(digest.done)} succeeded, {len(digest.qualified)} to review, "
-        f"{len(digest.blocked)} blocked, "
-        f"{format_count(len(digest.waiting), 'question')} open; {format_count(digest.iterations, 'iteration')}, "
-        f"${digest.cost_usd:.2f}"
-    )
-
-
-def _details(digest: Digest, *, full: bool) -> Iterator[str]:
-    yield from (f"done     {line}" for line in _format_lines(digest.done, full))
-    # Without details, only ids: `review` says enough.
-    yield from (f"review   {line}" for line in _format_lines(digest.qualified, full))
-    yield from (f"blocked  {line}" for line in _format_lines(digest.blocked, full))
-    for item in digest.waiting:
-        yield f"waits    {item.workflow_id}: {item.question.title if full else item.question.kind.value}"
-
-
-def _format_lines(lines: Iterable[str], full: bool) -> Iterator[str]:
-    for line in lines:
-        yield line if full else line.partition(": ")[0]

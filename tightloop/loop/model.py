@@ -244,7 +244,7 @@ class LoopRequest(CallerInput):
         if self.scenarios is not None:
             yield from filter(None, (self.scenarios.problem,))
             if self.scenarios.count and not self.gates:
-                yield 'hidden scenarios need gates to be proven with. Add at least one: "gates": ["pytest -q"]'
+                yield "hidden scenarios need a gate to be proven with. Name at least one, such as `pytest -q`"
 
 
 class LoopStatus(RunStatus):
@@ -267,6 +267,10 @@ class LoopStatus(RunStatus):
     budget: Budget | None = None
     """Budget for each task."""
     verify_run_id: str = ""
+    until: datetime | None = None
+    """Time at which the plan stops."""
+    gates: tuple[str, ...] = ()
+    """Names of the gates, once they are known."""
     gate_result: GateResult | None = None
     chosen_checks: tuple[str, ...] = ()
     """Explanation of gates that were found in the project's files, one sentence each."""

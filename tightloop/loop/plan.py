@@ -336,7 +336,7 @@ class ProjectFacts(Value):
     parallel: int = 0
     """Maximum number of concurrent tasks."""
     gate_names: tuple[str, ...] | None = None
-    """Names of the gates. None until the gates have been determined."""
+    """Names of the gates. None until some are known. Before the gates run, they are determined again."""
     gates: dict[str, tuple[GateCheck, ...]] = Field(default_factory=dict)
     """Gate results by step."""
     created_at: datetime | None = None

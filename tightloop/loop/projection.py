@@ -62,6 +62,8 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         project=facts.project,
         workspace=request.workspace,
         delivered=plan.delivered,
+        unattended=request.unattended,
+        until=plan.until,
         goal=facts.goal or request.goal,
         run_id=request.episode,
         packet_id=facts.packet_id,
@@ -73,6 +75,7 @@ def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lin
         executor=request.executor.name,
         budget=request.budget,
         verify_run_id=f"verify_{plan.plan_id}_1" if facts.verify_asked_at is not None else "",
+        gates=facts.gate_names or (),
         gate_result=gates,
         # Those answered by `dispatch` and `verify` are the states DRAFT and RUNNING here, not pauses.
         questions=tuple(question for question in plan.questions if not question.command),

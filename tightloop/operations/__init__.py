@@ -308,7 +308,7 @@ OPERATIONS = (
     ),
     Operation(
         "digest",
-        "Show what happened on a day: successes, blocked work with reasons, cost, and open questions.",
+        "Show what is ready to merge, needs an answer, failed or still runs, and what it cost, for a time range.",
         result="results:Digest",
         errors=("ProjectNotFoundError",),
         http=(Http("GET", "/projects/{projectId}/digest"),),

@@ -9,8 +9,8 @@ from tightloop.client import Event, Run
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.model import EpisodeStatus
 from tightloop.ledger.metrics import MetricsReport
-from tightloop.ledger.model import Digest as DayDigest
 from tightloop.ledger.model import EvidenceLine, InboxItem, ProjectLine, StepRow, WorkflowLine
+from tightloop.loop.digest import Digest as ProjectDigest
 from tightloop.loop.gates import Estimate
 from tightloop.loop.model import LoopState, TaskState
 from tightloop.operations.models import Shown, make_output_model
@@ -21,7 +21,7 @@ from tightloop.value import ArtifactRef
 Line = make_output_model(WorkflowLine, without=frozenset({"details"}))
 Artifact = make_output_model(ArtifactRef)
 Project = make_output_model(ProjectLine)
-Digest = make_output_model(DayDigest)
+Digest = make_output_model(ProjectDigest)
 Metrics = make_output_model(MetricsReport)
 
 

@@ -91,6 +91,8 @@ class StepResult(Sparse):
     question: Question | None = None
     """Question for a person. It is set if the status is WAITING."""
     usage: Usage | None = None
+    unpriced_calls: int = 0
+    """Number of model calls of children whose cost is unknown. `usage` contains the known cost."""
     api_calls: int = 0
     reused: bool = False
     """True if nothing was run because an earlier result with the same inputs was reused."""

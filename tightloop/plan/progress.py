@@ -122,7 +122,10 @@ class PlanProgress(Value):
     def count_attempt(self, result: StepResult) -> Self:
         """Count an attempt, with its usage and evidence. An attempt that waits for an answer counts when it ends."""
         spent = self.spent.with_usage(result.usage, result.api_calls)
-        spent = spent.evolve(attempts=spent.attempts + (result.status is not StepStatus.WAITING))
+        spent = spent.evolve(
+            attempts=spent.attempts + (result.status is not StepStatus.WAITING),
+            unpriced_calls=spent.unpriced_calls + result.unpriced_calls,
+        )
         return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
     def count_usage(self, usage: Usage | None, api_calls: int) -> Self:

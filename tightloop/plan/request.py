@@ -1,7 +1,7 @@
 """Request, status and result of a plan."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Self
 
@@ -220,6 +220,8 @@ class PlanStatus(RunStatus):
     """Open questions in the child workflows of running steps."""
     beliefs: tuple[Belief, ...] = ()
     spent: PlanSpent = PlanSpent.model_construct()
+    until: datetime | None = None
+    """Time at which the plan stops."""
     drifts: tuple[Drift, ...] = ()
     """Files that changed outside the plan while it was running, how the plan reacted, and how to restore them."""
     proof: ArtifactRef | None = None

@@ -277,6 +277,8 @@ class RunStatus(Value):
     """Reason for the outcome."""
     files_changed: int | None = None
     """See `RunResult`. None while the run is open."""
+    unattended: bool = False
+    """True if stuck work leads to alerts instead of pauses."""
     worktree: str = ""
     """Worktree in which the run works. Empty if it works in the workspace."""
     forked_from: str = ""

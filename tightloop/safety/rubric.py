@@ -121,7 +121,7 @@ class Rubric(Value):
     cpu_minutes: _Minutes = 10.0
     """Maximum CPU time of an iteration in minutes. It applies only if the CPU time is known."""
     wall_minutes: _Minutes = 90.0
-    """Maximum working time of an iteration in minutes."""
+    """Maximum working time of an iteration in minutes. Deliveries that a limit or an error ended do not count."""
     deleted_files: _Count = 25
     """Number of unannounced file deletions from which they are reported."""
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -351,7 +351,7 @@ class AlertSettings(Section):
     channels: dict[str, AlertChannel] = Field(default_factory=lambda: {"log": AlertChannel(type="log")})
     """Alert channels by name. You can choose any names. They appear in the timeline. If empty, no alerts are sent."""
     digest: TimeOfDay | None = None
-    """UTC time, such as "07:30", at which each project's digest of the previous day is sent to the channels. If null,
+    """UTC time, such as "07:30", at which each project's digest of the last 24 hours is sent to the channels. If null,
     no digest is sent.
     """
 

@@ -14,7 +14,7 @@ from tightloop.errors import TightloopError, WorkspaceLockedError
 from tightloop.host import state_home
 from tightloop.host.access import write_private
 from tightloop.ledger.alert import AlertKind
-from tightloop.ledger.model import digest_notice, is_worth_telling, newest_day, owed_days
+from tightloop.loop.digest import digest_notice, is_worth_telling, newest_day, owed_days
 
 logger = logging.getLogger("tightloop")
 
@@ -24,7 +24,7 @@ LONGEST_WAIT = timedelta(hours=1)
 """Maximum interval between two tries if a channel rejects a digest."""
 
 Sent = dict[str, dict[str, date]]
-"""The last day for which a digest was sent, by project and channel."""
+"""The day on which the last digest that was sent begins, by project and channel."""
 
 
 async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -> None:
@@ -68,7 +68,7 @@ async def send_due(post: AlertDelivery, at: time, now: datetime) -> bool:
         memory = _Memory(path, await asyncio.to_thread(_read, path))
         for project in await asyncio.to_thread(local_ledger().projects):
             for channel in channels:
-                sending = _DigestDelivery(memory, project.id, channel, post.full, now)
+                sending = _DigestDelivery(memory, project.id, channel, post.full, at, now)
                 is_complete = await sending.send(newest) and is_complete
     return is_complete
 
@@ -107,16 +107,16 @@ class _DigestDelivery:
     project: str
     channel: Channel
     full: bool
+    at: time
     now: datetime
 
     async def send(self, newest: date) -> bool:
         """Send one channel's due digests. Return False if any of them has to be retried."""
         last = self.memory.last_days.get(self.project, {}).get(self.channel.name)
         for day in owed_days(last, newest):
-            digest = await asyncio.to_thread(local_ledger().digest, self.project, day)
-            if day != newest:
-                # Open questions are the present ones, so only the newest digest lists them.
-                digest = digest.evolve(waiting=())
+            begin = datetime.combine(day, self.at, UTC)
+            end = begin + timedelta(days=1)
+            digest = await asyncio.to_thread(local_ledger().digest, self.project, begin, end, is_newest=day == newest)
             if not is_worth_telling(digest):
                 continue
             try:

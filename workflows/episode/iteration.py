@@ -452,8 +452,6 @@ class Iteration:
         record = self._record
         self._points.enter(EpisodePhase.TRACKING)
         last = before.last_checkpoint
-        # Passed separately, because the budget only contains working time up to the last count.
-        uncounted = workflow.now() - record.working_since
         tracked = await self._points.do(
             TrackingActivities.track_iteration,
             lambda: TrackRequest(
@@ -467,7 +465,7 @@ class Iteration:
                 parent=last.id if last else None,
                 report=report,
                 verification=verification,
-                worked=record.state.spent.wall_time - before.spent.wall_time + uncounted,
+                worked=record.worked - before.spent.wall_time - record.state.repeated_work,
             ),
             ActivityOptions(
                 f"iteration {record.state.iteration}: checkpoint and classification",
@@ -526,8 +524,9 @@ class Delivery:
         while True:
             number += 1
             key = await self._hand_off(plan, number)
-            before = record.state.tree
+            before, worked = record.state.tree, record.worked
             report = await self._execute(key)
+            worked = record.worked - worked
             # An executor that is cancelled may still report. A cancel, restore or move goes before that report.
             points.raise_if_leaving()
             if report.status is ExecutorStatus.PAUSED and points.is_pause_wanted:
@@ -538,8 +537,11 @@ class Delivery:
             if question is None:
                 if decision.wait is None:
                     return report
+                record.apply(state_changes.with_repeated_work, worked)
                 await self._back_off(report, decision.wait, decision.tell)
                 continue
+            if record.state.failed_deliveries:
+                record.apply(state_changes.with_repeated_work, worked)
             answer = await points.ask(question, patience=decision.wait)
             if question.kind is QuestionKind.WORK and answer is not None:
                 report = report_on_work(report, answer, tree=record.state.tree)

@@ -1,7 +1,7 @@
 """An episode's state, and its views for people."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Concatenate, ParamSpec
 
 from temporalio import workflow
@@ -193,9 +193,10 @@ class EpisodeRecord(Run):
     # -- working time: waiting for people does not count -------------------------------------------
 
     @property
-    def working_since(self) -> datetime:
-        """When the working time that has not been counted yet began."""
-        return self._working_since or self.now()
+    def worked(self) -> timedelta:
+        """Working time so far, with that since the last count."""
+        now = self.now()
+        return self.state.spent.wall_time + (now - (self._working_since or now))
 
     def start_work(self) -> None:
         """Start counting working time."""

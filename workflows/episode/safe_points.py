@@ -21,6 +21,7 @@ from tightloop.run.core import Work
 from tightloop.run.question import Answer, Question, QuestionKind
 from tightloop.safety.drift import Drift, DriftAnswer
 from tightloop.value import format_count
+from tightloop.wording import span
 from workflows.episode.record import EpisodeRecord
 from workflows.run.activities import (
     HAND_OFF_TIMEOUT,
@@ -285,7 +286,7 @@ class SafePoints:
             if not is_patient:
                 record.log("limit", f"nobody answered {question.id}; it is tried again")
                 return False
-            reason = f"nobody answered within {longest}: {question.title}"
+            reason = f"nobody answered within {span(longest.total_seconds())}: {question.title}"
             await self.alert_failure(reason)
             raise EpisodeOver(EpisodeOutcome.FAILED, reason) from None
         return True

@@ -169,6 +169,7 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
         qualifiers=tuple(end.qualifier for end in ended),
         trees=tuple(end.tree for end in ended),
         cost_usd=sum(end.spent.cost_usd for end in ended),
+        unpriced_calls=sum(end.spent.unpriced_calls for end in ended),
         tokens=sum(end.spent.tokens for end in ended),
         api_calls=sum(end.spent.api_calls if isinstance(end, PlanResult) else end.spent.calls for end in ended),
     )

@@ -31,6 +31,7 @@ from tightloop.run.question import ChildWait, Question
 from tightloop.run.routing import Queues, project_of
 from tightloop.safety.approval import Approval
 from tightloop.value import ArtifactRef, abridge, format_count, shorten
+from tightloop.wording import span
 from workflows.run.activities import ActivityFailedError, ActivityOptions
 from workflows.run.kernel import ContinueAsNew, Meter, Run
 from workflows.run.workflow import is_other_build_wanted
@@ -344,7 +345,7 @@ class PlanContext(Run):
         """Return how to end a plan whose questions were not answered in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
-            f"nobody answered within {self.request.pause_timeout}: {names}",
+            f"nobody answered within {span(self.request.pause_timeout.total_seconds())}: {names}",
             compensate=self.failure_policy is OnPlanFailure.COMPENSATE,
         )
 

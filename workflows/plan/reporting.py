@@ -246,6 +246,8 @@ class PlanView(View):
             children=self.waits_within[:LINES_LIMIT],
             beliefs=progress.beliefs,
             spent=progress.spent,
+            until=progress.until,
+            unattended=context.request.unattended,
             drifts=context.core.drifts,
             delivered=context.core.delivered,
             worktree=context.core.worktree,

@@ -269,6 +269,7 @@ def write_record(
         evidence=run_result.evidence,
         question=run_result.question,
         usage=run_result.usage,
+        unpriced_calls=run_result.unpriced_calls,
         api_calls=run_result.api_calls,
         drift=work.drift,
         note=run_result.note,
@@ -473,7 +474,7 @@ class AttemptRunner:
 def _record_reuse(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
     """Record an earlier run's result for this attempt."""
     # The earlier run paid for it; the budget must not be charged again.
-    result = old.result.evolve(reused=True, drift=drift, usage=None, api_calls=0)
+    result = old.result.evolve(reused=True, drift=drift, usage=None, unpriced_calls=0, api_calls=0)
     now = datetime.now(UTC)
     # Recorded under this attempt's number as well, which compensation looks up.
     again = old.evolve(result=result, attempt=work.request.attempt, run=work.run, started=now, ended=now)

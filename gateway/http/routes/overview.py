@@ -1,6 +1,6 @@
 """Routes that are not specific to a run: projects, questions, metrics, events, workers, schemas and plan validation."""
 
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Body, Header, Path, Query, Request
@@ -13,7 +13,7 @@ from gateway.http.requests import InScope, ProjectFilter, ProjectId
 from gateway.http.routes.starting import SOURCE
 from tightloop.client import EpisodeRequest, PlanRequest
 from tightloop.client.client import check_in_thread
-from tightloop.errors import InvalidRequestError, ProjectNotFoundError
+from tightloop.errors import ProjectNotFoundError
 from tightloop.ledger.metrics import Division, MetricsFilter, read_range
 from tightloop.loop.model import LoopRequest
 from tightloop.operations.models import PlanText
@@ -55,25 +55,12 @@ def project(scope: InScope, project_id: ProjectId) -> Any:
 def digest(
     scope: InScope,
     project_id: ProjectId,
-    day: Annotated[
-        str,
-        Query(
-            pattern=r"^([0-9]{4}-[0-9]{2}-[0-9]{2})?$",
-            description="Day in UTC. Defaults to today.",
-            examples=["2026-01-31"],
-        ),
-    ] = "",
+    since: TimeOf = "24h",
+    until: TimeOf = "",
 ) -> Any:
-    return scope.ledger.digest(project_id, _read_day(day) if day else datetime.now(UTC).date())
-
-
-def _read_day(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequestError(
-            f"{text!r} is not a valid date: expected YYYY-MM-DD, for example 2026-01-31"
-        ) from None
+    now = datetime.now(UTC)
+    begin, end = read_range(since, until, now)
+    return scope.ledger.digest(project_id, begin, end, is_newest=end >= now)
 
 
 def inbox(scope: InScope, project: ProjectFilter = "") -> Any:

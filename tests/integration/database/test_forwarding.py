@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -66,7 +67,7 @@ def contents(database: Database) -> list[object]:
         [ledger.checkpoints(line.id) for line in lines],
         [ledger.steps(line.id) for line in lines],
         [line.evolve(seq=0) for line in ledger.events(limit=5_000)],
-        [ledger.digest(line.id, START.date()) for line in ledger.projects()],
+        [ledger.digest(line.id, START, START + timedelta(days=1)) for line in ledger.projects()],
     ]
 
 
@@ -112,7 +113,7 @@ def test_two_hosts_with_the_same_path_never_share_a_project(local: Database, sha
     assert {line.id for line in mine.workflows(limit=500).lines} == {"orders-1-e0", "orders-1-e1"}
     theirs = {line.id for line in seen.limit_to([second.id]).workflows(limit=500).lines}
     assert theirs == {f"orders-1-e{n}-b" for n in range(150) if n != 3}
-    assert seen.digest("orders-1", START.date()).project == "orders-1"
+    assert seen.digest("orders-1", START, START + timedelta(days=1)).project == "orders-1"
     assert (seen.id_of("orders-1", ("a",)), seen.id_of("orders-1", ("b",))) == (first.id, second.id)
     assert Ledger(other).id_of("orders-1", ("b",)) == "orders-1", "on its host a project keeps its id"
 

@@ -1,6 +1,6 @@
 """Lists with pages and filters, the inbox, the digest, and who sees what."""
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +10,10 @@ from tests.support.ledger import START, question, snapshot
 from tightloop.database.ledger import Ledger
 from tightloop.errors import EpisodeNotFoundError, InvalidRequestError, ProjectNotFoundError
 from tightloop.ledger.model import StepRow, TrailEvent, WorkflowFilter
+from tightloop.loop.digest import DigestState
 from tightloop.loop.model import LoopState, LoopStatus, LoopTask, TaskState
 
-DAY = date(2026, 3, 1)
+DAY = (datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC))
 
 
 def pages(ledger: Ledger, wanted: WorkflowFilter, limit: int) -> list[list[str]]:
@@ -102,7 +103,7 @@ def test_unknown_ones_are_named(ledger: Ledger) -> None:
     with pytest.raises(ProjectNotFoundError, match="nowhere"):
         ledger.project("nowhere")
     with pytest.raises(ProjectNotFoundError, match="nowhere"):
-        ledger.digest("nowhere", DAY)
+        ledger.digest("nowhere", *DAY)
 
 
 def test_inbox_is_oldest_first_and_says_what_each_question_blocks(ledger: Ledger) -> None:
@@ -172,13 +173,36 @@ def test_digest_tells_what_a_day_brought(ledger: Ledger) -> None:
     project.record(snapshot("waits", 11, questions=(question(),)))
     project.add_event(TrailEvent(episode_id="old", kind="iteration", at=noon))
     project.add_event(TrailEvent(episode_id="old", kind="iteration", at=noon + timedelta(days=1)))
-    found = ledger.digest("orders-1", DAY)
-    assert found.done == ("old: goal of old",)
-    assert found.blocked == ("bad: out of budget",)
-    assert [item.workflow_id for item in found.waiting] == ["waits"]
-    assert found.iterations == 1
-    assert found.cost_usd == pytest.approx(3.5)
-    assert ledger.digest("orders-1", DAY - timedelta(days=1)).cost_usd == pytest.approx(5.0)
+    digest = ledger.digest("orders-1", *DAY)
+    states = {item.id: (item.state, item.cost_usd) for item in digest.items}
+    assert states == {
+        "waits": (DigestState.ANSWER, 0.0),
+        "old": (DigestState.MERGE, 5.5),
+        "bad": (DigestState.FAILED, 0.0),
+        "plan-1": (DigestState.RUNNING, 4.0),
+    }
+    assert next(item.text for item in digest.items if item.id == "bad") == "out of budget"
+    assert digest.iterations == 1
+    # The running child's cost is not in that of its plan yet.
+    assert digest.cost_usd == pytest.approx(4.5)
+    earlier = ledger.digest("orders-1", *(moment - timedelta(days=1) for moment in DAY), is_newest=False)
+    assert (earlier.cost_usd, earlier.items) == (pytest.approx(5.0), ())
+
+
+def test_cost_of_tasks_is_counted_once(ledger: Ledger) -> None:
+    project = ledger.of("orders-1")
+    for minute, changes in (
+        (1, {"id": "loop", "kind": "loop"}),
+        (2, {"id": "loop.a", "parent": "loop", "cost_usd": 1.0, "cost_known": True}),
+        (3, {"id": "loop.b", "parent": "loop", "cost_usd": 2.0}),
+        (4, {"id": "loop.a", "parent": "loop", "cost_usd": 1.0, "status": "succeeded", "closed": START}),
+        (5, {"id": "loop", "kind": "loop", "cost_usd": 1.0, "cost_known": True}),
+    ):
+        project.record(snapshot(str(changes["id"]), minute, **changes))
+    digest = ledger.digest("orders-1", *DAY)
+    [item] = digest.items
+    assert (item.cost_usd, item.cost_known, digest.cost_usd) == (3.0, False, 3.0)
+    assert digest.with_unknown_cost == ("loop",)
 
 
 def fill(ledger: Ledger, *names: str) -> None:
@@ -208,14 +232,14 @@ def test_other_projects_do_not_exist_for_a_limited_ledger(ledger: Ledger) -> Non
             if name in seen:
                 assert mine.workflow(f"{name}-e").project == name
                 assert mine.steps(f"{name}-e")
-                assert mine.digest(name, DAY).waiting
+                assert mine.digest(name, *DAY).items
                 mine.of(name)
             else:
                 assert mine.workflows(WorkflowFilter(project=name)).lines == ()
                 assert mine.events(project=name) == ()
                 assert mine.events(workflow_id=f"{name}-e") == ()
                 assert (mine.steps(f"{name}-e"), mine.checkpoints(f"{name}-e"), mine.inbox(name)) == ((), (), ())
-                for forbidden in (mine.of, mine.project, lambda name: mine.digest(name, DAY)):
+                for forbidden in (mine.of, mine.project, lambda name: mine.digest(name, *DAY)):
                     with pytest.raises(ProjectNotFoundError):
                         forbidden(name)
                 with pytest.raises(EpisodeNotFoundError):

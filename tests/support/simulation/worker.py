@@ -9,8 +9,10 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,30 +93,33 @@ class Operator:
 class TakesTime(temporalio.client.Interceptor, temporalio.worker.Interceptor):
     """Puts a durable timer before every plan and every delivery: the simulated time that they take."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seconds: Callable[[object], float]) -> None:
+        """Set the function that returns the simulated seconds before an activity with this request."""
+        self._seconds = seconds
 
     def workflow_interceptor_class(
         self, input: temporalio.worker.WorkflowInterceptorClassInput
     ) -> type[temporalio.worker.WorkflowInboundInterceptor]:
         """Return the class; it only hooks in the outbound side."""
         del input
-        seed = self._seed
+        seconds = self._seconds
 
         class Inbound(temporalio.worker.WorkflowInboundInterceptor):
             def init(self, outbound: temporalio.worker.WorkflowOutboundInterceptor) -> None:
-                super().init(_Slow(outbound, seed))
+                super().init(_Slow(outbound, seconds))
 
         return Inbound
 
 
 class _Slow(temporalio.worker.WorkflowOutboundInterceptor):
-    def __init__(self, outbound: temporalio.worker.WorkflowOutboundInterceptor, seed: int) -> None:
+    def __init__(
+        self, outbound: temporalio.worker.WorkflowOutboundInterceptor, seconds: Callable[[object], float]
+    ) -> None:
         super().__init__(outbound)
-        self._seed = seed
+        self._seconds = seconds
 
     def start_activity(self, input: temporalio.worker.StartActivityInput) -> Any:
-        seconds = _seconds(self._seed, input.args[0])
+        seconds = self._seconds(input.args[0])
         if seconds == 0:
             return super().start_activity(input)
         return asyncio.create_task(self._later(seconds, input))
@@ -139,7 +144,7 @@ async def work() -> None:
     folder = Path(os.environ["SIMULATION_FOLDER"])
     dealt = deal(int(os.environ["SIMULATION_SEED"]), int(os.environ["SIMULATION_ITERATIONS"]))
     config = (await connect(settings)).config()
-    config["interceptors"] = [TakesTime(dealt.seed)]
+    config["interceptors"] = [TakesTime(partial(_seconds, dealt.seed))]
     client = Client(**config)
     planner = MixedPlanner(dealt, folder)
     adapters = replace(

@@ -7,7 +7,7 @@ Data that the ledger already contains is not duplicated:
 |---|---|
 | tasks | `workflows` of the ledger |
 | iterations | `checkpoints` of the ledger; each refers to plan, report, checks and reflection as artifacts |
-| metrics | `metrics`, `workflows` and `days` of the ledger |
+| metrics | `metrics`, `workflows` and `spending` of the ledger |
 | failures | `memory_failures`, with `memory_uses` for their solutions |
 | patterns | `memory_patterns`; usage count and success rate are those of their `memory_uses` |
 | facts | `memory_facts` |

@@ -1,0 +1,20 @@
+"""Cost per hour instead of per day. A database that was created with the present `schema.py` has the table already."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from tightloop.database.schema import spending
+
+revision = "v0006_spending"
+down_revision = "v0005_outcome"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Create the table if it is missing, and drop that of the days."""
+    existing = sa.inspect(op.get_bind()).get_table_names()
+    if spending.name not in existing:
+        spending.create(op.get_bind())
+    if "days" in existing:
+        op.drop_table("days")
