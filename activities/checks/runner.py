@@ -66,7 +66,7 @@ class ProcessCheckRunner:
         """
         argv = check_argv(check.run)
         spec = build_spec(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
-        project = nested_environment(path_inside(self._sandbox.name, root), check.run)
+        project = nested_environment(self.path_inside(root), check.run)
         spec = replace(
             spec,
             content=view.content,
@@ -97,6 +97,14 @@ class ProcessCheckRunner:
             sandbox=result.backend,
             not_enforced=tuple(limit.value for limit, how in result.limits.items() if how is Enforcement.MISSING),
         )
+
+    def path_inside(self, root: Path) -> Path:
+        """Return the path at which checks see the tree at `root`.
+
+        Raises:
+            SandboxUnavailableError: no sandbox works on this host. Not retryable.
+        """
+        return path_inside(self._sandbox.name, root)
 
 
 def _find_cause(result: SandboxResult, root: Path) -> str:
