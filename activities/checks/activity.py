@@ -93,6 +93,14 @@ class CheckRunner(Protocol):
         """
         ...
 
+    def path_inside(self, root: Path) -> Path:
+        """Return the path at which checks see the tree at `root`.
+
+        Raises:
+            SandboxUnavailableError: no sandbox works on this host. Not retryable.
+        """
+        ...
+
 
 # Every verification stays in the episode's history; the full output is an artifact.
 TAIL_IN_HISTORY = 360

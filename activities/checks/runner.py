@@ -71,7 +71,7 @@ class ProcessCheckRunner:
         """
         argv = check_argv(check.run)
         spec = build_spec(self._settings, argv, root, wall_limit_s=check.timeout_s, grace_s=self._grace_s)
-        project = nested_environment(path_inside(self._sandbox.name, root), check.run)
+        project = nested_environment(self.path_inside(root), check.run)
         spec = replace(
             spec,
             content=view.content,
@@ -105,7 +105,7 @@ class ProcessCheckRunner:
 
     def _run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
         """Run a check. If it fails because it writes to installed packages, run it with its own copy of them."""
-        key = (str(path_inside(self._sandbox.name, spec.root)), spec.argv)
+        key = (str(self.path_inside(spec.root)), spec.argv)
         if self._writing.get(key):
             again = self._sandbox.run(replace(spec, scratch=True), **callbacks)
             if not again.changed_package:
@@ -121,6 +121,14 @@ class ProcessCheckRunner:
             return replace(result, scratch=again.scratch)
         self._writing.put(key, True)
         return replace(again, duration_s=result.duration_s + again.duration_s)
+
+    def path_inside(self, root: Path) -> Path:
+        """Return the path at which checks see the tree at `root`.
+
+        Raises:
+            SandboxUnavailableError: no sandbox works on this host. Not retryable.
+        """
+        return path_inside(self._sandbox.name, root)
 
 
 def _writes_to_packages(result: SandboxResult, spec: SandboxSpec) -> bool:

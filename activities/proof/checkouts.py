@@ -144,8 +144,11 @@ class ProofFolder:
             self._root / path,
         )
 
-    def watch(self, check: Check, view: CheckView, paths: Iterable[str] = ()) -> ObservedCheck:
-        """Return the check with its observers, which watch the files of the tree in `paths` from now on."""
+    def watch(self, check: Check, view: CheckView, seen_root: Path, paths: Iterable[str] = ()) -> ObservedCheck:
+        """Return the check with its observers, which watch the files of the tree in `paths` from now on.
+
+        `seen_root` is the path at which the check sees the tree.
+        """
         opened = OpenedFiles(view.content or self._root, [path for path in paths if not is_cache(path)])
         events = self.folder("events")
         nonce = secrets.token_hex(16)
@@ -168,7 +171,7 @@ class ProofFolder:
             **view.environment,
             "TIGHTLOOP_OBSERVE": f"{events / 'python.jsonl'}:{nonce}",
             # Where the sandbox has no mounts, the check works in the folder of the content itself.
-            "TIGHTLOOP_TREE": os.pathsep.join(map(str, filter(None, (self._root, view.content)))),
+            "TIGHTLOOP_TREE": os.pathsep.join(map(str, filter(None, (seen_root, view.content)))),
             "PYTHONPATH": str(self._observers),
             # Besides the folder that PHP was built with.
             "PHP_INI_SCAN_DIR": f":{self._php_settings()}",
@@ -186,14 +189,14 @@ class ProofFolder:
             environment=environment,
         )
 
-        def observation(root: Path) -> Observation:
+        def observation() -> Observation:
             first_opened, parts = opened.stop(), []
             for file in sorted(events.glob("*.jsonl")):
                 # The check may write into this folder, and could leave a link to any file of the host.
                 if file.is_file() and not file.is_symlink():
                     with file.open("rb") as lines:
                         parts.append(lines.read(EVENTS_BYTES).decode("utf-8", "replace"))
-            seen = read_events("\n".join(parts), nonce, str(root))
+            seen = read_events("\n".join(parts), nonce, str(seen_root))
             return seen.evolve(opened=first_opened, is_watched=opened.is_complete)
 
         opened.start()

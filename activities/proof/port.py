@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from activities.checks.activity import CheckView
@@ -114,11 +113,8 @@ class ObservedCheck(NamedTuple):
 
     check: Check
     view: CheckView
-    observation: Callable[[Path], Observation]
-    """Returns the observation. Call it once after the run, whether it succeeded or not.
-
-    The argument is the path at which the check saw the tree.
-    """
+    observation: Callable[[], Observation]
+    """Returns the observation. Call it once after the run, whether it succeeded or not."""
 
 
 class FindChecksRequest(Value):

@@ -22,7 +22,6 @@ from tightloop.episode.proof import NAMES_LIMIT, CheckRun, ProofRun, TestReport,
 from tightloop.episode.proof.output import add_printed_reports
 from tightloop.episode.proof.report import CheckBaseline, InitialState, Observation, missing, names_text
 from tightloop.episode.proof.verdict import ObservedRun
-from tightloop.host.worktree import path_inside
 from tightloop.run.core import Work
 from tightloop.value import Value, clip, shorten
 from tightloop.value.scrub import scrub
@@ -182,7 +181,8 @@ class Runs:
                     (view.content / path).chmod(files[path].mode & 0o777)
         if hollow is not None:
             folder = room.folder("hollow")
-            (folder / "instructions.json").write_text(json.dumps({"root": str(self.tree.root), **hollow}), "utf-8")
+            root = str(self._runner.path_inside(self.tree.root))
+            (folder / "instructions.json").write_text(json.dumps({"root": root, **hollow}), "utf-8")
             environment = {**view.environment, "TIGHTLOOP_HOLLOW": str(folder / "instructions.json")}
             view = replace(view, readable=(*view.readable, folder), environment=environment)
         if is_twice:
@@ -203,15 +203,14 @@ class Runs:
             CancelledError: the activity was cancelled meanwhile.
         """
         self._heartbeat(work)
-        watched, root, started = room.watch(check, view), self.tree.root, self.tree.own_process
-        seen_root = root
+        root, started = self.tree.root, self.tree.own_process
+        watched = room.watch(check, view, self._runner.path_inside(root))
         try:
             result = self._runner.run(
                 watched.check, root, cancelled=self._cancelled, started=started, view=watched.view
             )
-            seen_root = path_inside(result.sandbox, root)
         finally:
-            observation = watched.observation(seen_root)
+            observation = watched.observation()
         if self._cancelled():
             raise CancelledError(f"stopped during the {work.what}")
         return result, observation
@@ -228,7 +227,7 @@ class Runs:
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
     ) -> tuple[CheckResult, Observation]:
         """Run one check with its observers. Raises as `run_in_place`."""
-        watched, seen_root = room.watch(check, view, paths), self.tree.root
+        watched = room.watch(check, view, self._runner.path_inside(self.tree.root), paths)
         try:
             result = run_check(
                 self._runner,
@@ -239,9 +238,8 @@ class Runs:
                 cancelled=self._cancelled,
                 view=watched.view,
             )
-            seen_root = path_inside(result.sandbox, self.tree.root)
         finally:
-            observation = watched.observation(seen_root)
+            observation = watched.observation()
         # A container may run in another kernel, such as that of a virtual machine.
         if result.sandbox == "docker" and not observation.opened:
             observation = observation.evolve(is_watched=False)

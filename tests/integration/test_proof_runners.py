@@ -31,13 +31,13 @@ def observe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observe:
 
     def run(command: str) -> tuple[Observation, str]:
         with LocalCheckouts().proof_folder(root) as room:
-            watched = room.watch(Check(run=command), CheckView())
+            watched = room.watch(Check(run=command), CheckView(), root)
             environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", **watched.view.environment}
             done = subprocess.run(
                 ["sh", "-c", watched.check.run],
                 cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
-            return watched.observation(root), done.stdout + done.stderr
+            return watched.observation(), done.stdout + done.stderr
 
     return run
 

@@ -30,6 +30,11 @@ from tightloop.checks.tox import nox_commands, tox_commands, tox_environments
 
 DEEPEST = 6
 """Maximum number of commands that stand for each other."""
+_COVERAGE = re.compile(
+    r"\s+--(?:cov(?:-(?:report|config|context|fail-under|precision))?(?:=\S*|\s+(?!-)\S+)?|"
+    r"cov-(?:append|branch|reset)|no-cov(?:-on-fail)?)(?=\s|$)"
+)
+"""Options of pytest-cov. The source of `--cov` may follow as a word of its own, and pytest gives it to the plugin."""
 Delegation = tuple[str, Iterator[FoundCheck]]
 
 
@@ -79,9 +84,8 @@ def _checks_of_line(project: Project, line: Line) -> Iterator[FoundCheck]:
 def _without_coverage(line: Line, text: str, argv: tuple[str, ...], kind: CheckKind | None) -> Iterator[FoundCheck]:
     """Yield a test command without coverage, whose plugin may not be installed."""
     if argv[0] in ("pytest", "py.test"):
-        plain = re.sub(r"\s--(?:no-)?cov(?:-[\w-]+)?(?:=\S+|\s+(?!-)(?=\S*(?:report|term|xml|html)\b)\S+)?", "", text)
-        plain = re.sub(r"\s--cov\s+(?![-\s])\S+", "", plain) if "--cov" in plain else plain
-    elif argv[:1] == ("coverage",) and (match := re.search(r"\s(-m\s+\w.*)$", text)):
+        plain = _COVERAGE.sub("", text)
+    elif argv[:1] == ("coverage",) and (match := re.search(r"\s(-m\s+\w.*|(?!-)\S+\.py(?:\s.*)?)$", text)):
         plain = f"python {match[1]}"
     else:
         return

@@ -16,7 +16,7 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.artifacts.stores import open_local_store
 from activities.checks.runner import ProcessCheckRunner
-from activities.loop.inspection import InspectionActivities, run_gate
+from activities.loop.inspection import InspectionActivities, InspectRequest, run_gate
 from activities.loop.packet import last_commits, open_packets
 from activities.proof.checkouts import LocalCheckouts
 from activities.proof.finding import TRIAL_S, CheckFinder
@@ -83,6 +83,15 @@ class Inspected:
             runner = self.inspection.runner
             run_one = partial(run_gate, runner, tree=tree, store=store, expected_tree=found, cancelled=lambda: False)
             return {gate.title: environment.run(run_one, gate) for gate in gates}
+
+    def states(self, goal: str) -> dict[str, bool]:
+        """Return, as the packet says it, if each gate passed before the work."""
+        scope = scope_of(self.root, "plan_1")
+        self.inspection.workspaces.prepare(scope, take_over=lambda _id: False)
+        request = InspectRequest(scope=scope, goal=goal)
+        packet, _ = ActivityEnvironment().run(self.inspection.inspect, request, open_local_store(self.root))
+        self.inspection.workspaces.release(scope)
+        return {state.run: state.passed for state in packet.checks}
 
     @contextmanager
     def holding(self) -> Iterator[WorkingTree]:
@@ -256,3 +265,12 @@ def test_red_tests_are_known_by_name_and_decide_by_the_goal(inspect: Callable[[d
     price = next(check for check in project.trials("fix price")[0].checks if check.run == "pytest -q")
     assert other.known_failures == ("tests/test_shop.py::test_price",)
     assert price.known_failures == ()
+
+
+def test_gate_counts_as_red_until_the_failures_of_the_goal_are_gone(
+    inspect: Callable[[dict[str, str]], Inspected],
+) -> None:
+    test = "def test_{0}() -> None:\n    assert 1 + 1 == 3\n"
+    project = inspect({f"tests/test_{name}.py": test.format(name) for name in ("price", "stock")})
+    assert project.states("fix price") == {"pytest -q": False}
+    assert project.states("add colours") == {"pytest -q": True}

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from activities.artifacts.stores import open_local_store
 from activities.checks.activity import CommandResult
 from activities.checks.runner import ProcessCheckRunner
 from activities.coder.files import ToolError, read_file, relative
 from activities.plan.children import Worktrees
 from activities.plan.requests import PlanScope
+from activities.proof.checkouts import LocalCheckouts
+from activities.proof.runs import Runs
 from activities.workspace.folders import root_of, state_folder_of
 from activities.workspace.scope import EpisodeScope
 from activities.workspace.user_repository import list_files
@@ -63,6 +66,20 @@ def test_worktree_appears_at_the_path_of_the_workspace(root: Path, sandbox: str)
     assert result.output.decode().splitlines() == [str(root), "TOKEN=abc", "1", "from the environment"]
     assert (root / "a.txt").read_text() == "one\n"
     assert (root_of(scope) / "a.txt").read_text() == "two\n"
+
+
+def test_observers_tell_what_a_check_loads(tmp_path: Path, sandbox: str) -> None:
+    files = {"calc.py": "def add(a, b):\n    return a + b\n", "check.py": "import calc\nassert calc.add(1, 1) == 2\n"}
+    root = make_repository(tmp_path / "repo", files)
+    scope, workspaces = scope_of(root, worktree=True), GitWorkspaces()
+    prepare(scope)
+    runner = ProcessCheckRunner(sandbox_named(sandbox), SandboxSettings())
+    with workspaces.hold(scope) as tree:
+        runs = Runs(tree, open_local_store(root), runner, LocalCheckouts(), lambda: False, lambda _work: None)
+        (checked,) = runs.run_in_place((Check(run="python3 check.py"),), tree.snapshot())
+    assert checked.result.passed, checked.result.tail
+    assert checked.observation.programs == ("check.py",)
+    assert checked.observation.loads["calc.py"] == ("check.py",)
 
 
 def test_environments_of_the_workspace_cannot_be_changed(root: Path, sandbox: str) -> None:

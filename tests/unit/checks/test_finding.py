@@ -94,6 +94,24 @@ def test_tox_gives_the_commands_of_its_environments() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "plain"),
+    [
+        ("pytest tests/ --cov=app --cov-report=term-missing", "pytest tests/"),
+        ("python -m pytest  --cov app  --cov tests  --cov-report html  --cov-report xml", "python -m pytest"),
+        ("pytest --cov --cov-branch --cov-fail-under 90 -k fees tests", "pytest -k fees tests"),
+        ("pytest --no-cov-on-fail --cov-config=a.ini --cov-append -x", "pytest -x"),
+        ("coverage run --source=app -m unittest -v", "python -m unittest -v"),
+        ("coverage run --branch --source=app test.py -v", "python test.py -v"),
+    ],
+)
+def test_tests_run_without_coverage_if_it_is_not_installed(command: str, plain: str) -> None:
+    (check,) = [
+        check for check in found({"tox.ini": f"[testenv]\ncommands = {command}\n"}) if check.source == "tox.ini"
+    ]
+    assert [inner.run for inner in check.otherwise] == [plain]
+
+
+@pytest.mark.parametrize(
     ("files", "expected"),
     [
         (
