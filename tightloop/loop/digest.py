@@ -192,7 +192,7 @@ def _progress(tasks: tuple[LoopTask, ...]) -> str:
         parts.append(f"{word}: {_names([task.task_id for task in tasks if _WORDS[task.state] == word])}")
     if resolved := sum(bool(task.conflict_of) and task.state is TaskState.COMPLETE for task in tasks):
         parts.append(f"{format_count(resolved, 'conflict')} resolved")
-    return ", ".join(parts)
+    return "; ".join(parts)
 
 
 def _failed_tasks(line: WorkflowLine) -> list[DigestItem]:
