@@ -110,7 +110,7 @@ def moment_text(moment: datetime | str) -> str:
 
 
 def unattended_text(status: Any) -> str:
-    """Return what an unattended run does; empty for other runs."""
+    """Return a sentence about an unattended run; empty for other runs."""
     return "alerts instead of pauses for stuck work" if status.unattended else ""
 
 

@@ -372,7 +372,8 @@ async def test_a_run_that_could_not_open_its_workspace_is_listed_with_the_reason
         await client.result(first)
     assert (row["status"], row["started"] < row["closed"]) == ("failed", True)
     assert {first, second} <= listed
-    assert any(line.startswith(f"{second}: {first} is using ") for line in digest["blocked"]), digest
+    [text] = [item["text"] for item in digest["items"] if (item["id"], item["state"]) == (second, "failed")]
+    assert text.startswith(f"{first} is using ")
 
 
 async def _is_open(client: TightloopClient, run_id: str) -> bool:

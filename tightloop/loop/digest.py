@@ -26,7 +26,7 @@ NAMES_SHOWN = 5
 
 
 class DigestState(StrEnum):
-    """What a person has to do with a piece of work. The most urgent comes first."""
+    """State of a piece of work, as seen by a person. The most urgent comes first."""
 
     ANSWER = "answer"
     """It waits for a person."""
@@ -51,7 +51,7 @@ class DigestItem(Value):
     kind: str = ""
     """Kind of the question, or status of the run. It contains no text of people or programs."""
     text: str = ""
-    """What happened."""
+    """Description of the result, the question or the progress."""
     command: str = ""
     """Command that does the next step, if there is a single one."""
     cost_usd: float | None = None
