@@ -274,3 +274,12 @@ def test_gate_counts_as_red_until_the_failures_of_the_goal_are_gone(
     project = inspect({f"tests/test_{name}.py": test.format(name) for name in ("price", "stock")})
     assert project.states("fix price") == {"pytest -q": False}
     assert project.states("add colours") == {"pytest -q": True}
+
+
+def test_check_that_keeps_a_cache_in_node_modules_decides(inspect: Callable[[dict[str, str]], Inspected]) -> None:
+    script = "mkdir -p node_modules/.cache/nyc && echo 1 > node_modules/.cache/nyc/a"
+    project = inspect({"package.json": json.dumps({"scripts": {"test": script}}), ".gitignore": "node_modules/\n"})
+    (project.root / "node_modules/x").mkdir(parents=True)
+    (project.root / "node_modules/x/index.js").write_text("")
+    chosen, _ = project.trials()
+    assert [check.run for check in chosen.checks] == ["npm test"], chosen.sentences
