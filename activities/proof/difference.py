@@ -74,6 +74,7 @@ class Difference:
             tuple(self._commands),
             frozenset(name for path in self._changed if which(name := path.rpartition("/")[2])),
             frozenset(path for path in self._changed if path in self.after and self.after[path].mode != REGULAR),
+            len(self.after),
         )
         self._loaded = loaded
         deciding = loaded.find_deciding(self._changed)

@@ -84,6 +84,14 @@ def test_a_new_program_with_the_name_of_a_command_decides_and_one_that_a_check_n
     assert deciding(files, *texts, change=ADDED) == {"bin/lint": FileKind.START_UP}, "nothing runs the notes"
 
 
+def test_a_new_program_with_the_name_of_a_command_decides_nothing_where_a_search_opened_it() -> None:
+    texts = {"bin/lint": "", **{f"notes/{number}.txt": "" for number in range(80)}}
+    files = loaded(texts)._replace(commands=("lint .",), executable=frozenset(["bin/lint"]), delivered=len(texts))
+    assert deciding(files, "bin/lint", change=ADDED) == {}
+    more = files._replace(delivered=2 * len(texts))
+    assert deciding(more, "bin/lint", change=ADDED) == {"bin/lint": FileKind.START_UP}, "it opened half of the files"
+
+
 def test_a_vendored_assertion_decides_where_deno_runs_its_tests() -> None:
     vendored = "export function assertEquals(a: unknown, b: unknown) { if (a !== b) throw new Error() }\n"
     texts = {

@@ -24,6 +24,8 @@ USERS_LIMIT = 400
 """Maximum number of opened files to search for the name of another one."""
 OPENS_ALL = 0.9
 """Share of a tree's files from which on a check counts as one that opens everything."""
+SEARCHED_LEAST = 50
+"""Number of files from which on a check that opens all of them is known to search, and not to run, some of them."""
 _SETTINGS = re.compile(
     r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf(?:ig)?|neon|dist|properties|cmake|opts|options|env)$"
     r"|(?:^|/)\.[\w-]+$|rc$|(?:^|/)META-INF/services/"
@@ -53,6 +55,8 @@ class LoadedFiles(NamedTuple):
     """Names of installed programs that changed files have, too."""
     executable: frozenset[str] = frozenset()
     """Changed files that can be found on PATH."""
+    delivered: int = 0
+    """Number of files of the delivered tree."""
 
     @property
     def is_complete(self) -> bool:
@@ -131,8 +135,16 @@ class LoadedFiles(NamedTuple):
         name = path.rpartition("/")[2]
         # `test -f calc.py` names the new file itself, while `pytest` is found on PATH.
         is_named = (name in words or name in self.installed) and path not in words
-        # A search opens files, too, but only a file that is executable can run under its name.
-        return is_named and path in self.executable and any(path in seen.opened for seen in self.now)
+        # Only a file that is executable can run under its name. A search opens these, too.
+        return (
+            is_named
+            and path in self.executable
+            and any(path in seen.opened and not self._searches_all(seen) for seen in self.now)
+        )
+
+    def _searches_all(self, seen: Observation) -> bool:
+        """Return whether a check opened about every delivered file, as `git status` and `grep -r` do."""
+        return self._opens_all(seen) and len(seen.opened) >= max(SEARCHED_LEAST, OPENS_ALL * self.delivered)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
         """Return the role of a file that was opened by a program which does not report its imports."""
