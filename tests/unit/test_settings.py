@@ -75,7 +75,7 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("adress: x", "unknown setting 'adress' (adress). Did you mean temporal.address?"),
         (
             "tracking: {zzz: 1}",
-            "unknown setting 'zzz' (tracking.zzz). Known settings: drafts, pause_after, scenario_reports, ",
+            "unknown setting 'zzz' (tracking.zzz). Known settings: drafts, pause_after, review, ",
         ),
         ("temporal: {1: 2}", "unknown setting '1' (temporal.1)"),
         ("queues: here", "queues must be a section with workspace, llm, executor"),
