@@ -12,7 +12,7 @@ from activities.proof.proving import store_proof
 from tests.support.runs import KeptMeter
 from tightloop.checks.setup import Setup, setup_question
 from tightloop.cli.views import todo_lines
-from tightloop.episode.budget import Budget, Spent
+from tightloop.episode.budget import Budget, Spent, checks_work
 from tightloop.episode.check import Check, ProofRule
 from tightloop.episode.checkpoint import CheckpointRecord
 from tightloop.episode.control import EpisodeInput, status_of
@@ -54,7 +54,6 @@ from tightloop.plan.engine.state import choices
 from tightloop.plan.failing import FailureClass
 from tightloop.plan.progress import PlanInput
 from tightloop.plan.request import PlanPhase, PlanSpent, PlanStatus
-from tightloop.run.core import Work
 from tightloop.run.question import Question, QuestionKind, Questions
 from tightloop.safety.change.patch import Change, read_patch, show_change
 from tightloop.safety.change.rules import review_change
@@ -171,8 +170,8 @@ def episode_questions() -> Iterator[Question]:
     yield setup_question(setup.evolve(problem="failed with exit code 1"), blocks=THE_EPISODE, cancel=CANCEL_EPISODE)
     yield make_question(QuestionKind.OPERATOR, "wait until I have the new API key", by="ada")
     yield of_executor(ExecutorStatus.PAUSED, "")
-    running = Work(what="check 2 of 3: pytest -q", since=NOW - timedelta(minutes=4), limit_s=600, ends_early=True)
-    yield end_question(running, NOW)
+    checks = (Check(run="ruff check ."), Check(run="pytest -q"))
+    yield end_question(checks_work(checks).evolve(since=NOW - timedelta(minutes=4)), NOW)
     for budget, spent in (
         (Budget(max_iterations=12), Spent(iterations=12)),
         (Budget(max_cost_usd=5.0), Spent(iterations=3, cost_usd=5.02)),
@@ -230,7 +229,9 @@ def episode_questions() -> Iterator[Question]:
     yield work_question("Make the parser accept empty files", "1. Change parse() in lib/parse.py\n2. Add a test")
     yield report_question()
     yield crash_question(Crash(moved=True, effects_outside="it may push to origin"), "publish the release notes")
-    yield hand_off_question("the chat did not confirm the message", "Make the parser accept empty files", "msg-4")
+    yield hand_off_question(
+        "Enter was pressed, but the agent has not acknowledged it", "Make the parser accept empty files", "msg-4"
+    )
     yield drift_question(DRIFT)
 
 
@@ -267,7 +268,7 @@ def plan_questions() -> Iterator[Question]:
     yield asked(lambda it: it.ask_about_failure("build", no_disk))
     yield asked(lambda it: it.ask_about_unmet("make test: exit code 1"))
     proof = of_proof(ProofRule.TESTS_CHANGED, WEAKER, "1 original test did not pass or did not run",
-        "tests/test_shop.py::test_total", "at the start: 14 passed", "now: 13 passed, 1 skipped",
+        "tests/test_shop.py::test_total", "at the start: 14 passed", "now: 13 passed, 1 failed",
     )  # fmt: skip
     yield asked(lambda it: it.ask_about_proof(proof.title, proof.evidence, proof.change))
     yield asked(lambda it: it.ask_about_drift(DRIFT))

@@ -117,10 +117,12 @@ def todo_lines(status: Any) -> list[str]:
 
 
 def _effect_of_message(questions: Sequence[Any]) -> str:
-    if all(question.kind in ENDED_BY_MESSAGE for question in questions):
-        return "the planner reads it and plans again, without any of the answers above"
     if not any(question.blocks for question in questions):
         return "the planner reads it before the next plan"
+    if all(question.kind == "operator" for question in questions):
+        return "the run goes on, and the planner reads it before the next plan"
+    if all(question.kind in ENDED_BY_MESSAGE for question in questions):
+        return "the planner reads it and plans again, without any of the answers above"
     return "the planner reads it before the next plan; the run still waits for an answer"
 
 
@@ -149,8 +151,10 @@ def question_lines(workflow_id: str, question: Question | Document, *, alone: bo
     role = f" with role {question.role}" if question.role else ""
     who = f"{question.count} different people{role}" if question.count > 1 else f"a person{role}"
     answers = ", ".join(f"{answer.by}: {answer.option}" for answer in question.answers)
+    # A step may be the reason why the whole plan waits.
+    waits = question.step if question.step and question.blocks in ("", question.step) else "The run"
     what = (
-        f"{question.step or 'The run'} is waiting for {who}"
+        f"{waits} is waiting for {who}"
         if question.blocks or question.kind not in ("work", "operator")
         else "No answer needed"
     )

@@ -29,15 +29,18 @@ _FIRST = {
     QuestionKind.OPERATOR: ("resume", "go on working; your edits to files are kept"),
     QuestionKind.BUDGET: (
         EXTEND,
-        "raise each exhausted limit by its initial amount, or drop the time to stop, and go on working",
+        "allow the initial amount of each exhausted limit once more from now on, and go on working",
     ),
     QuestionKind.REPEATED_ERROR: (
         "continue",
         "try again; failures and iterations without progress are counted from zero",
     ),
-    QuestionKind.LIMIT: ("retry", "continue the delivery now; if the limit still holds, it waits again"),
+    QuestionKind.LIMIT: ("retry", "deliver now; if the limit still holds, it waits and tries again by itself"),
     QuestionKind.FATAL: ("retry", "try again; fix the cause first"),
-    QuestionKind.DEVIATION: ("continue", "keep the work and continue; to undo it, restore a checkpoint instead"),
+    QuestionKind.DEVIATION: (
+        "continue",
+        "keep the work and continue, counted from zero; to leave the circle, restore a checkpoint from before it",
+    ),
     QuestionKind.ALREADY_GREEN: ("continue", "start the work; the checks only guard what works now"),
     QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it sees your messages and your edits of files"),
     QuestionKind.PROOF: (WORK, "go on working; the planner gets the findings, and text that you add to this answer"),
@@ -52,7 +55,7 @@ _ALLOW = Option(
 _UNDO_CHANGE = Option(name=REFUSE, effect="the planner has to undo or avoid it, and plans again")
 _ALLOW_CHANGE = Option(
     name=ALLOW,
-    effect="let this change pass; if a passing check depends on it, the result is SUCCEEDED, not proven",
+    effect="let this change pass; if a passing check depends on it, the success is not proven",
     group=OptionGroup.ACCEPT,
 )
 ASKED_FOR_CHANGE = Option(
@@ -67,7 +70,7 @@ WRONG_DRAFT = Option(
 )
 ACCEPT_FILES = Option(
     name=ACCEPT,
-    effect="end with these files although the finding stands; the result is SUCCEEDED, not proven, with your name",
+    effect="end with these files although the finding stands; the success is not proven, and has your name",
     group=OptionGroup.ACCEPT,
 )
 _GREEN = (
@@ -166,7 +169,7 @@ def end_question(work: Work, now: datetime) -> Question:
             Option(name=WAIT, effect="let it finish, then pause"),
             Option(
                 name=END,
-                effect="stop it and pause now; after the pause, it starts from its beginning",
+                effect="stop it and pause now; after the pause, all of it runs again",
                 group=OptionGroup.STOP,
             ),
         ),
@@ -185,12 +188,12 @@ def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = 
         options=(
             Option(
                 name=KEEP,
-                effect="keep the changes and continue; name files to keep only those",
+                effect="keep the changes and continue; name files to keep only those and undo the others",
                 takes_paths=True,
             ),
             Option(
                 name=UNDO,
-                effect="save a copy and undo the changes; name files to undo only those",
+                effect="save a copy and undo the changes; name files to undo only those and keep the others",
                 takes_paths=True,
             ),
             cancel,

@@ -54,7 +54,7 @@ _IMPOSSIBLE = (
     Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
     Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
 )
-_CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it continues after the backoff")
+_CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it is told to continue, at once the first two times")
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 
@@ -82,7 +82,8 @@ def work_question(title: str, detail: str = "") -> Question:
 def report_question() -> Question:
     """Return the question through which an agent in a window can report while the executor is watching it."""
     question = work_question(
-        "the agent in the window is working and will report when it is done. You can also answer for it then"
+        "the agent in the window is working and will report when it is done. You can answer for it, after you have "
+        "stopped it there"
     )
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
@@ -227,6 +228,14 @@ _OPTIONS = (
     Option(name="cancel", effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
 )
 
+_HAND_OFF = (
+    Option(name=VERIFY, effect="the agent got it and has finished: the checks run on the current files"),
+    Option(
+        name=RETRY, effect="it did not arrive: the plan is sent again", cons="an agent that got it receives it twice"
+    ),
+    _OPTIONS[-1],
+)
+
 
 class Crash(Value):
     """Facts about a delivery that was interrupted."""
@@ -304,6 +313,6 @@ def crash_question(crash: Crash, title: str) -> Question:
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
     """Return the question about a hand-off that was not confirmed. A plain `resume` verifies."""
     question_text = f"{reason}. Check the chat. Hand over the plan again? {title}"
-    return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _OPTIONS).evolve(
+    return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _HAND_OFF).evolve(
         default=VERIFY
     )

@@ -29,7 +29,9 @@ NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKi
 """Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
-RESUME = Option(name="resume", effect="steps start again; your edits to files are kept")
+RESUME = Option(
+    name="resume", effect="the next steps may start; running ones are not touched, and your edits to files are kept"
+)
 RETRY = Option(name="retry", effect="the failed work is retried; your file edits are kept")
 RETRY_STEP = RETRY.evolve(effect="the step is retried with all its attempts; your file edits are kept")
 EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and go on")
@@ -42,7 +44,9 @@ FAIL = Option(
     group=OptionGroup.STOP,
 )
 REPLAN = Option(name="replan", effect="a planner revises the plan")
-GO_TO_WORK = Option(name=WORK, effect="run the proof again; edit files first if you like, your edits are kept")
+GO_TO_WORK = Option(
+    name=WORK, effect="run the proof again; nobody works on it, so edit files first, or the same question comes again"
+)
 _OPTIONS = (RESUME, RETRY, EXTEND, CANCEL, SKIP, FAIL, REPLAN, GO_TO_WORK, ACCEPT_FILES, ASKED_FOR_CHANGE)
 OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, INSTALL, *(option.name for option in _OPTIONS)})
 _PAUSE_OPTIONS = {

@@ -245,8 +245,11 @@ def test_each_option_has_its_pros_and_its_command() -> None:
     asked = gate(options=choices(options), count=2, answers=answers)
     todo = todo_lines(PlanStatus(plan_id="p1", questions=(asked,)))
     assert "release is waiting for 2 different people with role ops (ada: canary): Release 2.0?" in todo
-    assert "  tightloop answer p1 canary --by NAME   # the plan continues; for: safe; against: slow; cost: low" in todo
-    assert "  tightloop answer p1 'all at once' --by NAME   # the plan continues" in todo
+    assert (
+        "  tightloop answer p1 canary --by NAME   # the plan continues with canary; for: safe; against: slow; cost: low"
+        in todo
+    )
+    assert "  tightloop answer p1 'all at once' --by NAME   # the plan continues with all at once" in todo
 
 
 def test_a_failure_is_shown_with_its_answers() -> None:

@@ -122,7 +122,7 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
     offered = tuple(
         Choice(
             name=option.name,
-            effect=f"starts {', '.join(option.to)}" if option.to else "the plan continues",
+            effect=f"starts {', '.join(option.to)}" if option.to else f"the plan continues with {option.name}",
             pros="; ".join(option.pros),
             cons="; ".join(option.cons),
             cost=option.cost,
