@@ -215,7 +215,7 @@ def episode_questions() -> Iterator[Question]:
         "E   FileNotFoundError: data/prices.json", "exit 1", "not in the checkout: data/prices.json",
     )  # fmt: skip
     yield of_proof(ProofRule.NO_REPORT, "", "the command exited with 0, but pytest did not start",
-        "at the start: 14 passed", "now: no report",
+        "at the start: 14 passed", "in the proof: no report",
     )  # fmt: skip
     question = after_planning(
         PlanningOutcome(verdict=PlanVerdict.GAVE_UP, reason="the goal names lib/parse.c, which does not exist")
@@ -268,7 +268,7 @@ def plan_questions() -> Iterator[Question]:
     yield asked(lambda it: it.ask_about_failure("build", no_disk))
     yield asked(lambda it: it.ask_about_unmet("make test: exit code 1"))
     proof = of_proof(ProofRule.TESTS_CHANGED, WEAKER, "1 original test did not pass or did not run",
-        "tests/test_shop.py::test_total", "at the start: 14 passed", "now: 13 passed, 1 failed",
+        "tests/test_shop.py::test_total", "at the start: 14 passed", "in the proof: 13 passed, 1 failed",
     )  # fmt: skip
     yield asked(lambda it: it.ask_about_proof(proof.title, proof.evidence, proof.change))
     yield asked(lambda it: it.ask_about_drift(DRIFT))

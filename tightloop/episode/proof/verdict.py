@@ -412,7 +412,7 @@ def _counts(old: TestReport | None, new: TestReport | None) -> tuple[str, ...]:
         return ", ".join(f"{count} {label}" for label, count in parts.items() if count or label == "passed")
 
     before = "at the start: " + (text(old) if old else "no report")
-    return (before, "now: " + (text(new) if new else "no report"))
+    return (before, "in the proof: " + (text(new) if new else "no report"))
 
 
 def _why(check: CheckRun, observation: Observation) -> tuple[str, ...]:
