@@ -35,7 +35,11 @@ RESUME = Option(
 RETRY = Option(name="retry", effect="the failed work is retried; your file edits are kept")
 RETRY_STEP = RETRY.evolve(effect="the step is retried with all its attempts; your file edits are kept")
 EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and go on")
-CANCEL = Option(name="cancel", effect="end the plan; it undoes its steps if on_failure says so", group=OptionGroup.STOP)
+CANCEL = Option(
+    name="cancel",
+    effect="stop running steps and end the plan; it undoes steps if on_failure says so",
+    group=OptionGroup.STOP,
+)
 SKIP = Option(name="skip", effect="skip the step; the plan continues", group=OptionGroup.ACCEPT)
 CHECK_AGAIN = RETRY.evolve(effect="run the definition of done again; edit files first if you like, your edits are kept")
 FAIL = Option(
