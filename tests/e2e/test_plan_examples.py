@@ -209,8 +209,10 @@ async def test_hasty_build_is_replanned_by_a_person(person: Person) -> None:
     more = source.replace(
         "  - id: archive\n",
         "  - id: add-tests\n    needs: [replan]\n    edit:\n      files:\n"
-        '        - {path: tests/test_retry.py, content: "import unittest\\n\\n\\nclass RetryTest(unittest.TestCase):\\n'
-        '    def test_it(self):\\n        pass\\n"}\n  - id: archive\n',
+        '        - {path: tests/test_retry.py, content: "import unittest\\n\\nfrom relay.client import Client\\n'
+        "from relay.message import Request, Response\\n\\n\\nclass RetryTest(unittest.TestCase):\\n"
+        "    def test_it(self):\\n        sent = Client(lambda request: Response(200)).send(Request('GET', '/'))\\n"
+        '        self.assertEqual(sent.status, 200)\\n"}\n  - id: archive\n',
     )
     await person.client.replan(person.plan_id, more, rationale="tests are missing", by="maria")
     await person.client.answer(person.plan_id, "approve", "added", question="replan", by="maria")

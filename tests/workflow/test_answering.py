@@ -43,6 +43,7 @@ KINDS: dict[QuestionKind, tuple[str, dict[str, Any]]] = {
     ),
     QuestionKind.LIMIT: ("retry", {"executor": LIMITED}),
     QuestionKind.FATAL: ("retry", {"executor": scripted({"status": "fatal", "error": "no key"})}),
+    QuestionKind.SETUP: ("skip", {}),
     QuestionKind.ALREADY_GREEN: ("continue", {"definition_of_done": ["test -f app.py"], "attended": True}),
     QuestionKind.PLANNER_GAVE_UP: ("retry", {}),
     QuestionKind.IMPOSSIBLE: ("work", {"executor": ENDING}),
@@ -107,6 +108,8 @@ async def test_every_kind_of_wait_is_answered_in_three_ways(
     name,
 ) -> None:
     (workspace / "check.sh").write_text("grep -q right app.py\n")
+    if kind is QuestionKind.SETUP:
+        (workspace / "requirements.txt").write_text("six==1.17.0\n")
     git(workspace, "add", "--all")
     git(workspace, "commit", "--quiet", "-m", "check")
     option, changes = KINDS[kind]

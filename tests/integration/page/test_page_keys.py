@@ -17,7 +17,7 @@ from temporalio.testing import WorkflowEnvironment
 from gateway.server import application
 from gateway.web.acting import ACTIONS
 from tests.support.browser import base, signed_in
-from tests.support.extent import draw_seed, part, some
+from tests.support.extent import ALL, draw_seed, part, some
 from tests.support.seeded_ledger import NOW, ORDERS, RELAY, fill
 from tests.support.ui_server import serving
 from tightloop.client import TightloopClient
@@ -238,7 +238,7 @@ def test_no_sequence_of_typing_enter_escape_and_tab_changes_anything(window: Win
         assert (recorder.acted, recorder.confirmed) == ([], []), (path, where, keys)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 if ALL else 180)
 def test_enter_sends_nothing_from_any_part_of_any_form(window: Window, recorder: Recorder) -> None:
     for path in some(PAGES, 3):
         with window.at(path) as page:
