@@ -209,6 +209,11 @@ async def test_conflict_that_nobody_resolves_fails_the_plan(
             "not proven: 0 files changed",
             id="undone work",
         ),
+        pytest.param(
+            (task(1, "true", "test -e app.py"),),
+            "not proven: 0 files changed, no proof of ptask_1",
+            id="no work, and a check that never failed",
+        ),
     ],
 )
 async def test_verified_says_what_is_not_proven(
