@@ -21,11 +21,11 @@ from tightloop.value.recent import LruCache
 
 # POSIX shell: exit status if the command is not found.
 NOT_FOUND = 127
-# Messages of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
 _READ_ONLY = b"ead-only file system"
 REMEMBERED = 1_000
 LEAST_SECONDS = 1.0
 """Time limit of a second run if the first one has used up the limit of the check."""
+# Messages of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
 _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution", b"Could not resolve host")
 
 

@@ -122,7 +122,7 @@ class SandboxResult(ProcessResult):
     scratch: str = ""
     """Sentence about writes to the folders in `SandboxSpec.mounts`: what made them possible, or prevented them."""
     changed_package: str = ""
-    """A file in such a folder that the command changed, and not only in a cache."""
+    """A file in such a folder, outside of caches, that the command added, changed or deleted."""
 
 
 class Sandbox(Protocol):
@@ -187,24 +187,36 @@ class Scratch:
     folders: Mapping[Path, tuple[Path, Path]] = field(default_factory=dict)
     """Source and folder by the path that the command sees."""
     note: str = ""
-    """What made writes possible, or prevented them."""
+    """How the command could write, or why it could not."""
     since_ns: int = 0
     """Time at which the copies were complete. 0 for overlays."""
 
     def find_change(self) -> str:
-        """Return a file of the source that the command changed or deleted, or "". Caches do not count."""
+        """Return a file that the command added, changed or deleted, or "". Caches do not count.
+
+        A file that is added to packages may be loaded by the tests that follow in the same check.
+        """
         for source, folder in self.folders.values():
-            for above, _, names in os.walk(folder if not self.since_ns else source):
-                inner = Path(above).relative_to(folder if not self.since_ns else source)
-                for path in (inner / name for name in names):
-                    if not is_cache(str(path)) and self._is_changed(source / path, folder / path):
-                        return str(path)
+            # The upper layer of an overlay only contains changes; a deleted file is a device there.
+            is_changed = self.since_ns == 0
+            for path in _list_files(folder):
+                if is_changed or (folder / path).lstat().st_ctime_ns > self.since_ns:
+                    return path
+            if not is_changed:
+                for path in _list_files(source):
+                    if not os.path.lexists(folder / path):
+                        return path
         return ""
 
-    def _is_changed(self, source: Path, place: Path) -> bool:
-        if not self.since_ns:
-            return os.path.lexists(source)
-        return not os.path.lexists(place) or place.lstat().st_ctime_ns > self.since_ns
+
+def _list_files(top: Path) -> Iterator[str]:
+    """Yield the paths of all files and links in a folder except caches."""
+    for above, folders, names in os.walk(top):
+        links = [name for name in folders if Path(above, name).is_symlink()]
+        for name in (*names, *links):
+            path = str(Path(above, name).relative_to(top))
+            if not is_cache(path):
+                yield path
 
 
 @contextmanager

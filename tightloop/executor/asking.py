@@ -54,7 +54,9 @@ _IMPOSSIBLE = (
     Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
     Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
 )
-_CONTINUE = Option(name=LIMIT, effect="a limit stopped the agent; it is told to continue, at once the first two times")
+_CONTINUE = Option(
+    name=LIMIT, effect="a limit stopped the agent: tell it to continue; from the third time on, after a wait"
+)
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
 

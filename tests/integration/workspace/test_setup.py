@@ -122,12 +122,21 @@ def test_check_that_writes_to_installed_packages_gets_a_copy_of_them(npm_project
     assert not list((state_home() / "scratch").glob("*"))
 
 
-def test_check_cannot_replace_the_content_of_a_package(npm_project: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("echo 'module.exports = () => true' > node_modules/is-number/index.js", "is-number/index.js"),
+        ("mkdir node_modules/other && echo 1 > node_modules/other/index.js", "other/index.js"),
+        ("ln -s /tmp node_modules/other", "other"),
+        ("rm node_modules/is-number/README.md", "is-number/README.md"),
+    ],
+)
+def test_check_cannot_change_packages_before_its_tests_run(npm_project: Path, command: str, path: str) -> None:
     scope = scope_of(npm_project, worktree=True)
     set_up(scope)
-    result = run(scope, "echo 'module.exports = () => true' > node_modules/is-number/index.js && node test.js")
+    result = run(scope, f"{command} && true")
     assert result.exit_code != 0
-    assert b"the check changes is-number/index.js" in result.output
+    assert f"the check changes {path}".encode() in result.output
 
 
 def project(tmp_path: Path, **files: str) -> EpisodeScope:
