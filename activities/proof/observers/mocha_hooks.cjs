@@ -1,4 +1,4 @@
-// Root hooks of mocha: tell of each test that ran. What is skipped has no hook, and so is not told of.
+// Root hooks of mocha: tell of each test that ran. A test marked as skipped has no hook, and so is not told of.
 'use strict';
 const { tell, test } = require('./node_observer.cjs');
 
@@ -7,7 +7,9 @@ tell('mocha', 'session', { k: 'mocha' });
 exports.mochaHooks = {
   afterEach() {
     const one = this.currentTest;
-    test('mocha', one.file, one.titlePath().join(' > '), one.state === 'passed' ? 'passed' : 'failed');
+    // A test that calls this.skip() while it runs has its hook.
+    const result = one.isPending() ? 'skipped' : one.state === 'passed' ? 'passed' : 'failed';
+    test('mocha', one.file, one.titlePath().join(' > '), result);
   },
   afterAll() {
     tell('mocha', 'finish', {});
