@@ -62,6 +62,34 @@ def test_once():
 def test_add():
     assert add(2, 2) == 4
 """
+SPOKEN = """import words
+
+
+def add(a, b):
+    return words.spell(a - b)
+"""
+WORDS = """point = "."
+
+
+def spell(number):
+    return f"{number:.1f}".replace(".", point)
+"""
+SWITCHING = """import calc
+import words
+
+
+def test_zero():
+    assert calc.add(0, 0) == "0.0"
+
+
+def test_add():
+    assert calc.add(2, 2) == "4.0"
+
+
+def test_comma():
+    words.point = ","
+    assert calc.add(0, 0) == "0,0"
+"""
 Prove = Callable[..., Proof]
 
 
@@ -187,6 +215,12 @@ def test_a_product_that_counts_its_calls_is_not_seen_where_the_second_run_is_off
 def test_a_test_that_cannot_run_twice_is_not_doubted(prove: Prove, test: str) -> None:
     base = {"calc.py": CALC, "tests/test_calc.py": test, "pytest.ini": "[pytest]\npythonpath = .\n"}
     assert rules(prove(base, {"calc.py": FIXED}, PYTEST)) == []
+
+
+def test_a_repaired_test_of_a_file_that_leaves_something_behind_is_not_doubted(prove: Prove) -> None:
+    base = {"calc.py": SPOKEN, "words.py": WORDS, "tests/test_calc.py": SWITCHING}
+    base |= {"pytest.ini": "[pytest]\npythonpath = .\n"}
+    assert rules(prove(base, {"calc.py": SPOKEN.replace("a - b", "a + b")}, PYTEST)) == []
 
 
 def test_results_of_earlier_runs_are_no_later_commits(workspace: Path) -> None:
