@@ -43,6 +43,7 @@ from tightloop.executor.asking import (
     after_crash,
     crash_question,
     explain_crash,
+    folder_hint,
     impossible_question,
 )
 from tightloop.executor.failure import failed_at_once, refine_failure
@@ -181,8 +182,9 @@ class ExecutionActivities:
             episode_id=request.scope.episode_id,
             iteration=request.iteration,
             root=str(root_of(request.scope)),
+            folder=episode.folder,
             plan=message,
-            prompt=render_plan(message) + ENDING_HINT,
+            prompt=render_plan(message) + folder_hint(episode.folder) + ENDING_HINT,
             executor=episode.executor,
             resume=request.resume,
             grants=request.grants,

@@ -44,7 +44,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 def fill(template: Sequence[str], order: WorkOrder, plan_file: Path, workspace: str) -> tuple[str, ...]:
-    """Replace the placeholders in a template. `workspace` is the tree's path inside the sandbox.
+    """Replace the placeholders in a template. `workspace` is the project's path inside the sandbox.
 
     Raises:
         ExecutorError: a placeholder is unknown.
@@ -129,7 +129,8 @@ class CommandExecutor(Executor):
                 # Outside the paths that the executor may write.
                 plan = state_folder / "plans" / f"{file_stem(order.key)}.md"
                 with write_temporary_file(plan, order.prompt) as plan_file:
-                    argv = fill(template, order, plan_file, str(path_inside(self.sandbox.name, Path(order.root))))
+                    project = path_inside(self.sandbox.name, Path(order.root)) / order.folder
+                    argv = fill(template, order, plan_file, str(project))
                     return self._run_template(argv, options, order, control, plan_file)
             if refusal := self._refusal(order):
                 return ExecutorOutcome(status=ExecutorStatus.REFUSED, summary=refusal, error=refusal)

@@ -109,6 +109,8 @@ class InspectRequest(Value):
 
     scope: EpisodeScope
     goal: str = ""
+    folder: str = ""
+    """The project's folder below the top of the working tree."""
     episode: str = ""
     packet_id: str = ""
     """Id of an existing packet."""
@@ -156,7 +158,7 @@ class InspectionActivities:
             named = next(filter(None, (request.gates, source.checks, self.settings(scope.workspace))), ())
             refuse_masked(named)
             goal = request.goal or source.goal
-            tried = () if named else self.finder(store).try_checks(tree, snapshot, goal)
+            tried = () if named else self.finder(store).try_checks(tree, snapshot, goal, folder=request.folder)
             chosen = ChosenChecks(checks=named) if named else choose_checks(tried, goal)
             gates = chosen.checks
             packet = self._find_packet(request)
@@ -172,6 +174,7 @@ class InspectionActivities:
         snapshot: str,
         store: ArtifactStore,
         *named: tuple[Check, ...],
+        folder: str,
         before: tuple[Check, ...],
     ) -> tuple[Check, ...]:
         """Return the first non-empty tuple of `named`, or else the gates found in a snapshot's files.
@@ -181,12 +184,14 @@ class InspectionActivities:
             snapshot: tree id of the snapshot.
             store: store for the output of first runs.
             named: gates chosen by people, most specific first.
+            folder: the project's folder below the top of the tree.
             before: gates found when the work began. Removing a gate's configuration must not remove the gate.
         """
         if chosen := next(filter(None, named), ()):
             return chosen
         # New kinds of gates only: the others have not to get worse, which a run on the finished work cannot tell.
-        tried = self.finder(store).try_checks(tree, snapshot, covered={family_of_command(gate.run) for gate in before})
+        covered = {family_of_command(gate.run) for gate in before}
+        tried = self.finder(store).try_checks(tree, snapshot, folder=folder, covered=covered)
         return (*before, *(gate for gate in choose_checks(tried, "").checks if gate.run not in {g.run for g in before}))
 
     def finder(self, store: ArtifactStore) -> CheckFinder:

@@ -114,7 +114,8 @@ class ProjectRunner:
         named = (_checks(inputs["asked"]), use.settings(scope.workspace))
         with use.workspaces.hold(scope) as tree:
             before = _checks(inputs["planned"])
-            gates = use.find_gates(tree, work.request.expected_tree, work.store, *named, before=before)
+            folder = inputs["folder"]
+            gates = use.find_gates(tree, work.request.expected_tree, work.store, *named, folder=folder, before=before)
         note = _note(gate_names=tuple(gate_name(gate) for gate in gates))
         if not gates:
             return fail_step(NO_GATES, note=note)

@@ -470,6 +470,7 @@ class StepChildren:
                 goal=str(work.resolve(action.goal)),
                 workspace=scope.workspace,
                 definition_of_done=_checks(work, action) or work.plan.definition_of_done,
+                folder=str(work.resolve(action.folder)),
                 worktree=scope.worktree or merges,
                 # In a worktree of its own it does not need the plan's claim.
                 within="" if merges else scope.holder,

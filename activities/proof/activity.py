@@ -86,7 +86,8 @@ class ProofActivities:
         with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
             drift = tree.expect(request.expected_tree)
             finder = CheckFinder(self._runner, self._checkouts, together)
-            chosen = choose_checks(finder.try_checks(tree, request.expected_tree, episode.goal), episode.goal)
+            tried = finder.try_checks(tree, request.expected_tree, episode.goal, folder=episode.folder)
+            chosen = choose_checks(tried, episode.goal)
             # A check with known failures passes with them, but its first run did not.
             used = {check.run for check in chosen.checks if not check.known_failures}
             first = FirstRuns(

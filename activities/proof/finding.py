@@ -22,12 +22,13 @@ from activities.proof.runs import FirstRun, Runs
 from activities.workspace.port import WorkingTree
 from tightloop.checks.choice import TriedCheck, is_decisive, unusable
 from tightloop.checks.commands import CheckKind, FoundCheck, Project, folder_of, started_program
-from tightloop.checks.finding import family_of, find_checks, is_covered, is_read
+from tightloop.checks.finding import family_of, find_checks, is_covered, is_read, is_within
 from tightloop.checks.subject import find_reaching_tests, finds_no_tests
 from tightloop.episode.budget import check_work
 from tightloop.episode.check import Check, CheckResult, failed_tests
 from tightloop.episode.exit_status import masked_problem
 from tightloop.episode.proof.files import is_cache, is_program
+from tightloop.errors import InvalidRequestError
 from tightloop.value import clip
 from tightloop.wording import span
 
@@ -63,19 +64,33 @@ class CheckFinder:
         """Runs of the checks that ended, for the baseline."""
 
     def try_checks(
-        self, tree: WorkingTree, snapshot: str, goal: str = "", *, covered: Collection[tuple[str, str]] = ()
+        self,
+        tree: WorkingTree,
+        snapshot: str,
+        goal: str = "",
+        *,
+        folder: str = "",
+        covered: Collection[tuple[str, str]] = (),
     ) -> tuple[TriedCheck, ...]:
         """Return the project's checks with the results of their first runs. The working tree is not touched.
 
-        Checks of the families in `covered` are left out. `goal` tells which failed tests the work is about.
+        Args:
+            tree: working tree whose store contains the snapshot.
+            snapshot: tree id of the files.
+            goal: the work's goal, which tells which failed tests the work is about.
+            folder: the project's folder below the top of the tree.
+            covered: families of checks to leave out.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
+            InvalidRequestError: the tree has no such folder.
         """
         trees = LockedTrees(tree)
         files = trees.files(snapshot)
+        if folder and not any(is_within(path, folder) for path in files):
+            raise InvalidRequestError(f"{tree.root} has no files in the folder {folder!r}. Correct the folder")
         trial = _Trial(self, tree, trees, files, goal)
-        sources = find_checks(self._read_project(trial, trees, files))
+        sources = find_checks(self._read_project(trial, trees, files, folder))
         until, tried, families = time.monotonic() + TRIALS_S, list[TriedCheck](), set(covered)
         by_ci: set[str] = set()
         total = sum(map(len, sources))
@@ -111,8 +126,8 @@ class CheckFinder:
             for inner in check.otherwise:
                 yield from self._try(trial, inner, until)
 
-    def _read_project(self, trial: "_Trial", trees: LockedTrees, files: Files) -> Project:
-        paths = {path: file for path, file in files.items() if is_read(path) and file.mode != _LINK}
+    def _read_project(self, trial: "_Trial", trees: LockedTrees, files: Files, folder: str) -> Project:
+        paths = {path: file for path, file in files.items() if is_read(path, folder) and file.mode != _LINK}
         contents = trees.read((file.blob for file in paths.values()), READ_BYTES)
         texts = {
             path: contents[file.blob].decode("utf-8", "replace")
@@ -127,6 +142,7 @@ class CheckFinder:
             python=versions.get("python", ""),
             node=node[0] if node else "",
             system="macos" if sys.platform == "darwin" else "linux",
+            folder=folder,
         )
 
     def runs_on(self, tree: WorkingTree) -> Runs:

@@ -339,7 +339,11 @@ def _refusal(workspace: Path) -> NotARepositoryError:
                 "worktree add <path>)"
             )
         if os.path.lexists(folder / ".git"):
-            return NotARepositoryError(f"{workspace} is inside the git working tree {folder}. Specify the top folder")
+            inside = real.relative_to(folder).as_posix()
+            return NotARepositoryError(
+                f"{workspace} is inside the git working tree {folder}. Specify the top folder as the workspace (an "
+                f'episode or a project plan can add "folder": "{inside}"), or create a repository: git init {workspace}'
+            )
     return NotARepositoryError(f"{workspace} is not a git repository. Create one: git init {workspace}")
 
 

@@ -35,12 +35,22 @@ _GATES = ("gate:ui", "gate:task", "gate:web", "gate:agent", "gate:spec")
 _ALL_GATES = ("gate:tier0", *_GATES)
 
 
-def is_read(path: str) -> bool:
-    """Return whether a file may describe checks. Files of subfolders count down to two levels."""
+def is_read(path: str, top: str = "") -> bool:
+    """Return whether a file may describe checks of a project. Files of subfolders count down to two levels.
+
+    `top` is the project's folder.
+    """
     if _OF_CI.fullmatch(path):
         return True
-    folder, name = posixpath.split(path)
+    if not is_within(path, top):
+        return False
+    folder, name = posixpath.split(path[len(top) :].lstrip("/"))
     return name in _ROOT_FILES and is_project_folder(folder)
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Return whether a relative path is in a folder, or is the folder. The folder "" contains everything."""
+    return not folder or path == folder or path.startswith(f"{folder}/")
 
 
 def is_project_folder(folder: str) -> bool:
@@ -54,7 +64,9 @@ def find_checks(project: Project) -> tuple[tuple[FoundCheck, ...], ...]:
     CI comes first, because it decides what the project accepts. Then come the runners that people call, then the tools
     that the project configures, and at last its README. `is_covered` tells which sources count.
     """
-    sources = [(*github_checks(project), *gitlab_checks(project)), *_of_folder(project)]
+    of_ci = (*github_checks(project), *gitlab_checks(project))
+    # CI tests all projects of a repository.
+    sources = [tuple(check for check in of_ci if is_within(folder_of(check.run), project.folder)), *_of_folder(project)]
     # A command that several places name counts once, in the first place that allows it.
     usable = {check.run for source in sources for check in source if not check.not_used}
     seen: set[str] = set()
@@ -82,8 +94,10 @@ def _of_folder(project: Project) -> Iterator[tuple[FoundCheck, ...]]:
 
 def _folders_below(project: Project) -> list[str]:
     """Return the folders below the top that contain projects of their own."""
+    top = project.folder
     folders = {posixpath.dirname(path) for path in project.texts if posixpath.basename(path) in _MANIFESTS}
-    return sorted(folder for folder in folders if folder and not _NO_PROJECTS.search(folder))
+    below = (folder for folder in folders if folder != top and is_within(folder, top))
+    return sorted(folder for folder in below if not _NO_PROJECTS.search(folder[len(top) :]))
 
 
 def _local_checks(project: Project) -> Iterator[Iterable[FoundCheck]]:

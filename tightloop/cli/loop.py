@@ -1,7 +1,6 @@
 """Commands for the project loop: plan, show, dispatch and verify."""
 
 import contextlib
-from pathlib import Path
 from typing import Annotated
 
 import click
@@ -25,6 +24,7 @@ from tightloop.cli.start import (
     commit,
     drop_none,
     executor_values,
+    find_project,
 )
 from tightloop.cli.steer import send
 from tightloop.cli.terminal import show, show_either, show_json
@@ -67,15 +67,16 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     choice = drop_none(name=executor, model=executor_model, options=executor_values(executor_option))
-    session, folder = session_of(context), str(Path(workspace or ".").absolute())
+    session, place = session_of(context), find_project(workspace or ".")
     request = LoopRequest(
-        workspace=folder,
+        workspace=place["workspace"],
+        folder=place.get("folder", ""),
         goal=goal,
         episode=episode,
         packet_id=packet,
         model=model,
         gates=tuple(Check(run=command) for command in gate or ()),
-        scenarios=commit(session, scenarios, folder),
+        scenarios=commit(session, scenarios, place["workspace"]),
         **drop_none(
             parallel=parallel,
             planner=planner,

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import subprocess
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +68,23 @@ def read_request_file(path: Path) -> dict[str, Any]:
     return document
 
 
+GIT_SECONDS = 10.0
+
+
+def find_project(path: str) -> dict[str, str]:
+    """Return the workspace of a project's path, and the project's folder if git tracks it below the top."""
+    project = Path(path).expanduser().resolve()
+    top = next((folder for folder in (project, *project.parents) if os.path.lexists(folder / ".git")), project)
+    if top == project:
+        return {"workspace": str(project)}
+    # Otherwise a repository around the home folder, such as one of dotfiles, would become the workspace.
+    command = ("git", "-c", "core.fsmonitor=false", "ls-files", "--", f":(literal){project.relative_to(top)}")
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if subprocess.run(command, cwd=top, capture_output=True, timeout=GIT_SECONDS, check=True).stdout:
+            return {"workspace": str(top), "folder": str(project.relative_to(top))}
+    return {"workspace": str(project)}
+
+
 def drop_none(**options: Any) -> dict[str, Any]:
     """Return the options without None."""
     return {name: value for name, value in options.items() if value is not None}
@@ -86,8 +105,8 @@ def read_request(
     """
     written = read_request_file(file) if file else {}
     checks = with_timeout(options.get("definition_of_done") or written.get("definition_of_done"), check_timeout)
-    folder = Path(workspace or written.get("workspace") or ".").expanduser().resolve()
-    return build_request(settings, written, options | drop_none(definition_of_done=checks), {"workspace": str(folder)})
+    place = find_project(workspace or written.get("workspace") or ".")
+    return build_request(settings, written, options | drop_none(definition_of_done=checks), place)
 
 
 def build_request(settings: Settings, *layers: dict[str, Any]) -> EpisodeRequest:
@@ -199,7 +218,7 @@ def json_or_text(text: str) -> Any:
 
 
 Goal = Annotated[str | None, Argument(help="Goal in plain words.")]
-Workspace = Annotated[str | None, Option(help="Top of the git working tree. Default: this folder.")]
+Workspace = Annotated[str | None, Option(help="Folder of the project in a git working tree. Default: this folder.")]
 Done = Annotated[
     list[str] | None,
     Option(

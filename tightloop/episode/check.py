@@ -77,6 +77,22 @@ class Check(CallerInput):
         return ""
 
 
+def start_in(folder: str, command: str) -> str:
+    """Return a command that starts in a folder below the top of the working tree.
+
+    A command that already does so, or that starts in a folder below that folder, stays the same.
+    """
+    inside = f"cd {shlex.quote(folder)}"
+    if not folder or not command or command.startswith((f"{inside} && ", f"{inside}/")):
+        return command
+    return f"{inside} && {command}"
+
+
+def checks_in(folder: str, checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    """Return checks whose commands start in a folder below the top of the working tree."""
+    return tuple(check.evolve(run=start_in(folder, check.run)) for check in checks) if folder else checks
+
+
 class CheckStatus(StrEnum):
     """Status of a check result."""
 

@@ -1,13 +1,14 @@
 """Models of an episode."""
 
 import math
+import posixpath
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Self
 
 from tightloop.episode.budget import Budget, Spent
-from tightloop.episode.check import Check, FailedCheck, ProofRule
+from tightloop.episode.check import Check, FailedCheck, ProofRule, checks_in, start_in
 from tightloop.episode.checkpoint import CheckpointRecord, MoveTarget, RestoreTarget
 from tightloop.episode.failure import NO_FAILURES, FailureStreak
 from tightloop.episode.progress.tracking import ProbabilityClass, TrackerMemory
@@ -90,6 +91,16 @@ def planner_problem(name: str) -> str:
     return f"unknown planner {shorten(name, 60)!r}. {did_you_mean(name, PLANNERS)}"
 
 
+def folder_problem(folder: str) -> str:
+    """Return the error in a project folder, or "" if it is empty or a path below the top of the working tree."""
+    if not folder or (posixpath.normpath(folder) == folder and not folder.startswith(("/", "..", "-", "~"))):
+        return ""
+    return (
+        f"the folder {shorten(folder, 60)!r} is not a path below the top of the working tree. For example: "
+        '"workspace": "/home/me/project", "folder": "services/api"'
+    )
+
+
 def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int], setup: str) -> None:
     """Reject values that neither an episode nor a plan can run with.
 
@@ -121,6 +132,10 @@ class EpisodeRequest(CallerInput):
     goal: str = ""
     workspace: str = ""
     """Absolute path of a git working tree on the workspace worker's host."""
+    folder: str = ""
+    """Folder of the project below the top of the working tree, such as `services/api`. The project's own checks are
+    found there. Checks and the setup command start in it.
+    """
     definition_of_done: tuple[Check, ...] = ()
     """Checks that must pass. If empty, they are derived from the project's files."""
     project: str = ""
@@ -212,7 +227,7 @@ class EpisodeRequest(CallerInput):
             )
         checks = (check.problem for check in self.definition_of_done)
         problems = (*checks, choice_problem(self.executor), planner_problem(self.planner))
-        problems = (*problems, self.scenarios.problem if self.scenarios else "")
+        problems = (*problems, self.scenarios.problem if self.scenarios else "", folder_problem(self.folder))
         if problem := next(filter(None, problems), ""):
             raise InvalidRequestError(problem)
 
@@ -231,6 +246,13 @@ class EpisodeRequest(CallerInput):
             raise InvalidRequestError(
                 f"budget.{spent} must be above 0, or null (None) for no limit, got {getattr(self.budget, spent)}"
             )
+
+    def starting_in_folder(self) -> Self:
+        """Return the request with commands that start in the project's folder."""
+        if not self.folder:
+            return self
+        checks, setup = checks_in(self.folder, self.definition_of_done), start_in(self.folder, self.setup)
+        return self.evolve(definition_of_done=checks, setup=setup)
 
     def with_check(self, check: Check) -> Self:
         """Return the request with one more check."""

@@ -147,6 +147,12 @@ Write one line to the file `{ENDING_FILE}` at the top of the project, and stop: 
 """Last part of every message to an executor."""
 
 
+def folder_hint(folder: str) -> str:
+    """Return a sentence that tells an executor where the project is, or "" if it is at the top of the repository."""
+    where = f"The project is in the folder `{folder}`. Paths and commands are relative to the top of the repository."
+    return f"\n{where}\n" if folder else ""
+
+
 def read_ending(text: str) -> str:
     """Return the reason in an executor's ending file, such as `impossible: the API was removed`; "" if it has none."""
     match = _ENDING.match(text)

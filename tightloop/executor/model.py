@@ -143,6 +143,8 @@ class WorkOrder(Value):
     iteration: int
     root: str
     """Absolute path of the working tree."""
+    folder: str = ""
+    """Folder of the project below `root`."""
     plan: PlanMessage
     prompt: str
     """The plan message as Markdown."""

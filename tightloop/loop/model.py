@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field
 
 from tightloop.episode.budget import Budget
-from tightloop.episode.check import Check
-from tightloop.episode.model import check_run, planner_problem
+from tightloop.episode.check import Check, checks_in, start_in
+from tightloop.episode.model import check_run, folder_problem, planner_problem
 from tightloop.episode.scenarios import HiddenScenarios
 from tightloop.errors import InvalidRequestError
 from tightloop.executor.model import ExecutorChoice
@@ -184,6 +184,10 @@ class LoopRequest(CallerInput):
 
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
+    folder: str = ""
+    """Folder of the project below the top of the working tree, such as `services/api`. The project's own gates are
+    found there. Gates and the setup command start in it.
+    """
     goal: str = ""
     """Goal of the plan. If empty, the plan addresses the open problems in the packet."""
     episode: str = ""
@@ -226,6 +230,12 @@ class LoopRequest(CallerInput):
         if problem := next(self._problems(), ""):
             raise InvalidRequestError(problem)
 
+    def starting_in_folder(self) -> Self:
+        """Return the request with commands that start in the project's folder."""
+        if not self.folder:
+            return self
+        return self.evolve(gates=checks_in(self.folder, self.gates), setup=start_in(self.folder, self.setup))
+
     def _problems(self) -> Iterator[str]:
         if self.parallel > PARALLEL_LIMIT:
             yield f"parallel must be between 1 and {PARALLEL_LIMIT}, got {self.parallel}"
@@ -239,7 +249,7 @@ class LoopRequest(CallerInput):
             yield "set either packet_id or episode, not both: a packet already has its source"
         if self.model and self.planner == "heuristic":
             yield f"the planner heuristic uses no model, so it would ignore {self.model!r}. Omit one of them"
-        problems = (planner_problem(self.planner), choice_problem(self.executor))
+        problems = (planner_problem(self.planner), choice_problem(self.executor), folder_problem(self.folder))
         yield from filter(None, (*problems, *(gate.problem for gate in self.gates)))
         if self.scenarios is not None:
             yield from filter(None, (self.scenarios.problem,))

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from tightloop.episode.budget import Budget
-from tightloop.episode.check import Check
+from tightloop.episode.check import Check, start_in
 from tightloop.errors import InvalidRequestError
 from tightloop.loop.model import (
     DESCRIPTION_CHARACTERS,
@@ -148,6 +148,7 @@ def project_plan(request: LoopRequest) -> Plan:
                 project=_stage(
                     "inspect",
                     goal=request.goal,
+                    folder=request.folder,
                     episode=request.episode,
                     packet_id=request.packet_id,
                     gates=_written(request.gates),
@@ -167,6 +168,7 @@ def project_plan(request: LoopRequest) -> Plan:
                         "checks": "${inspect.checks}",
                         "planner": request.planner,
                         "model": _literal(request.model),
+                        "folder": _literal(request.folder),
                         "budget": request.budget.model_dump(mode="json", exclude_defaults=True),
                     },
                 ),
@@ -188,6 +190,7 @@ def project_plan(request: LoopRequest) -> Plan:
                     stage="find_gates",
                     given={
                         "asked": _literal(_written(request.gates)),
+                        "folder": _literal(request.folder),
                         # The checks of an episode are not the project's checks.
                         "planned": [] if request.episode else "${inspect.checks}",
                     },
@@ -254,7 +257,8 @@ def resolving(tasks: tuple[LoopTask, ...], failed: str, conflict: Conflict) -> L
 def _add_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
     # Read back from the plan, so that a revision in a later run needs no copy of the request.
     arguments = next(step.project.given for step in plan.steps if step.id == DECOMPOSE and step.project is not None)
-    new = tuple(_task_step(task, arguments["planner"], Budget.model_validate(arguments["budget"])) for task in tasks)
+    budget = Budget.model_validate(arguments["budget"])
+    new = tuple(_task_step(task, arguments["planner"], budget, arguments["folder"]) for task in tasks)
     names = tuple(step.id for step in new)
     first = tuple(step for step in plan.steps if step.id not in _LAST)
     last = tuple(
@@ -266,7 +270,7 @@ def _add_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
     return plan.evolve(steps=(*first, *new, *last))
 
 
-def _task_step(task: LoopTask, planner: str, budget: Budget) -> Step:
+def _task_step(task: LoopTask, planner: str, budget: Budget, folder: str) -> Step:
     start = None if task.conflict is None else MergeStart(base=task.conflict.base, tree=task.conflict.tree)
     return Step(
         id=task.task_id,
@@ -278,6 +282,7 @@ def _task_step(task: LoopTask, planner: str, budget: Budget) -> Step:
         needs=() if start is not None else (DISPATCH, *task.dependencies),
         episode=EpisodeAction(
             goal=_literal(task.description),
+            folder=folder,
             definition_of_done=tuple(check.evolve(run=_literal(check.run)) for check in task.definition_of_done),
             planner="" if planner == "auto" else planner,
             budget=budget,
@@ -382,7 +387,7 @@ class ProjectInput(LoopInput):
         if self.progress is None and not self.problem:
             with contextlib.suppress(InvalidRequestError):
                 self.check()
-                text = project_plan(self).model_dump_json(by_alias=True, exclude_defaults=True)
+                text = project_plan(self.starting_in_folder()).model_dump_json(by_alias=True, exclude_defaults=True)
         kernel = {name: getattr(self, name) for name in RunInput.model_fields}
         if self.problem:
             # `kernel` holds the problem, with which the plan workflow fails at its start.
@@ -397,7 +402,7 @@ class ProjectInput(LoopInput):
             unattended=self.unattended,
             until=self.budget.until,
             result=self.result,
-            setup=self.setup,
+            setup=start_in(self.folder, self.setup),
             scenarios=self.scenarios,
             progress=self.progress,
             **kernel,

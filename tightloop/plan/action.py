@@ -266,6 +266,8 @@ class EpisodeAction(Document):
     """Goal of the episode."""
     definition_of_done: tuple[Check, ...] = ()
     """Commands that must pass. The default is the plan's definition of done."""
+    folder: str = ""
+    """Folder of the project below the top of the working tree, such as `services/api`. The commands start in it."""
     executor: str = ""
     """Executor to use. The default is taken from the worker's settings."""
     planner: str = ""

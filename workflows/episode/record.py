@@ -47,7 +47,7 @@ class EpisodeRecord(Run):
         meter: Meter | None = None,
     ) -> None:
         # An input that cannot be parsed still needs a run, which logs and publishes the refusal.
-        self.request = EpisodeRequest() if run_input.problem else EpisodeRequest.of(run_input)
+        self.request = EpisodeRequest() if run_input.problem else EpisodeRequest.of(run_input).starting_in_folder()
         self.state = run_input.state or EpisodeState(budget=self.request.budget)
         super().__init__(run_input, run_id=run_id, now=now, meter=meter)
         self.given = run_input

@@ -71,7 +71,7 @@ class ProjectContext(PlanContext):
         now: Callable[[], datetime] = workflow.now,
         meter: Meter | None = None,
     ) -> None:
-        self.asked = LoopRequest() if run_input.problem else LoopRequest.of(run_input)
+        self.asked = LoopRequest() if run_input.problem else LoopRequest.of(run_input).starting_in_folder()
         self.facts = run_input.facts or ProjectFacts(created_at=now(), updated_at=now())
         self._pending_events: list[TrailEvent] = []
         self.logged = 0

@@ -101,7 +101,8 @@ class TestPrepare:
     def test_folder_inside_a_repository_is_refused_with_the_name_of_the_top(self, root: Path) -> None:
         (root / "sub").mkdir()
         with pytest.raises(
-            NotARepositoryError, match=f"sub is inside the git working tree {root}. Specify the top folder"
+            NotARepositoryError,
+            match=f"sub is inside the git working tree {root}. Specify the top folder as the workspace",
         ):
             prepare(scope_of(root / "sub"))
         assert not state_folder(root / "sub").exists()
