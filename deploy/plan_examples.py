@@ -262,6 +262,7 @@ steps:
     episode:
       goal: Make the tests pass
       definition_of_done: [make test]
+      folder: services/api
       executor: codex
       planner: heuristic
       budget:

@@ -1,5 +1,6 @@
 """Workspace activities, which open, adopt, restore, reconcile after a reset, amend and close."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,12 @@ class WorkspaceActivities:
         stored = put_model(store, request.episode, name="request")
         with self.workspaces.hold(scope) as tree:
             tree_id = tree.snapshot()
+            folder = request.episode.folder
+            if folder and not any(path.startswith(os.fsencode(f"{folder}/")) for path in tree.entries(tree_id)):
+                self.workspaces.release(scope)
+                raise WorkspaceError(
+                    f"git has no files in the folder {folder!r} of {workspace}. Correct the folder, or stop ignoring it"
+                )
             file = CheckpointFile(state=EpisodeState(budget=request.episode.budget).evolve(tree=tree_id))
             record = ledger.record_checkpoint(
                 scope.episode_id,

@@ -15,10 +15,19 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import worker.build
+from tests.support.git_sample import make_repository
 from tightloop.cli.host.server_part import Role
 from tightloop.cli.main import app
 from tightloop.cli.parameters import complete_id
-from tightloop.cli.start import budget_of, build_request, json_or_text, read_pairs, read_request_file, with_timeout
+from tightloop.cli.start import (
+    budget_of,
+    build_request,
+    find_project,
+    json_or_text,
+    read_pairs,
+    read_request_file,
+    with_timeout,
+)
 from tightloop.cli.views import status_line, status_panel, todo_lines
 from tightloop.episode.decisions import make_question
 from tightloop.episode.model import EpisodeRequest, EpisodeStatus
@@ -200,6 +209,18 @@ def test_options_win_over_the_file_and_the_file_over_the_settings() -> None:
     request = build_request(settings, file, {"goal": "from the option", "budget": budget_of(5)})
     assert request.goal == "from the option"
     assert (request.budget.max_iterations, request.budget.warn_at_iteration, request.budget.max_tokens) == (5, 4, 5)
+
+
+def test_a_project_in_a_folder_is_started_in_its_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = make_repository(tmp_path / "mono", {"svc/api/a.py": ""}).resolve()
+    for path, place in (
+        (top, {"workspace": str(top)}),
+        (top / "svc/api", {"workspace": str(top), "folder": "svc/api"}),
+        (tmp_path, {"workspace": str(tmp_path)}),
+    ):
+        assert find_project(str(path)) == place
+    monkeypatch.setenv("HOME", str(top / "svc"))
+    assert find_project(str(top / "svc/api")) == {"workspace": str(top / "svc/api")}
 
 
 def test_request_file_may_be_json(tmp_path: Path) -> None:

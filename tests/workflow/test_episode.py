@@ -359,6 +359,26 @@ async def test_a_start_without_checks_uses_those_of_the_project_and_says_so(
     assert "twine upload dist/* (.github/workflows/ci.yml): it publishes." in sentences[1]
 
 
+async def test_the_checks_of_a_folder_are_found_there_and_given_ones_start_there(
+    client, request_for, working: Working, workspace: Path, git: Git
+) -> None:
+    (workspace / "Makefile").write_text("test:\n\tfalse\n")
+    (workspace / "svc").mkdir()
+    (workspace / "svc/Makefile").write_text("test:\n\ttest ! -e ../log.txt || test -s ../log.txt\n")
+    git(workspace, "add", "-A")
+    git(workspace, "commit", "-qm", "Add a service")
+    async with working(ScriptedPlanner(lambda briefing: planned() if briefing.iteration % 2 else claims_done())):
+        for checks, expected in ([], "cd svc && make test"), (["test -e Makefile"], "cd svc && test -e Makefile"):
+            episode_id = await client.start(request_for(definition_of_done=checks, folder="svc"))
+            assert (await client.result(episode_id)).outcome is EpisodeOutcome.SUCCEEDED
+            assert [check.run for check in (await client.request(episode_id)).definition_of_done] == [expected]
+            (workspace / "log.txt").unlink()
+        absent = await client.result(await client.start(request_for(folder="sv")))
+    assert (absent.outcome, "has no files in the folder 'sv'" in absent.reason) == (EpisodeOutcome.FAILED, True)
+    with pytest.raises(InvalidRequestError, match="is not a path below the top of the working tree"):
+        await client.start(request_for(folder="../svc"))
+
+
 async def test_a_project_without_a_check_fails_and_says_what_to_do(client, request_for, working: Working) -> None:
     async with working():
         episode_id = await client.start(request_for(definition_of_done=[]))

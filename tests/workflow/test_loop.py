@@ -23,7 +23,7 @@ from tightloop.client import TightloopClient
 from tightloop.client.proof.verify import find_proof
 from tightloop.client.scenarios import ScenarioStore
 from tightloop.database.ledger import open_project
-from tightloop.episode.model import EpisodePhase, EpisodeStatus
+from tightloop.episode.model import EpisodePhase, EpisodeRequest, EpisodeStatus
 from tightloop.errors import InvalidRequestError, WorkspaceBusyError
 from tightloop.executor.model import ExecutorChoice
 from tightloop.host import state_folder
@@ -100,6 +100,27 @@ async def test_whole_loop_ends_verified_with_its_evidence(
     rest = iter(recorded)
     assert all(kind in rest for kind in kinds), f"the trail on the host has every line: {recorded}"
     assert len(git(workspace, "worktree", "list").splitlines()) == 1
+
+
+async def test_the_gates_and_tasks_of_a_project_in_a_folder_start_there(
+    client: TightloopClient, looping: Looping, workspace: Path, git: Git
+) -> None:
+    (workspace / "svc").mkdir()
+    (workspace / "svc/Makefile").write_text("test:\n\ttest -s made.txt\n")
+    git(workspace, "add", "-A")
+    git(workspace, "commit", "-qm", "Add a service")
+    async with looping(task(1, "echo 1 > svc/made.txt", "test -s made.txt")):
+        plan_id = await planned(client, request_on(workspace).evolve(folder="svc", gates=()))
+        draft = await status_of(client, plan_id)
+        await client.dispatch(plan_id, by="ada")
+        done = await ended(client, plan_id)
+        await client.verify(plan_id, by="ada")
+        result = await result_of(client, plan_id)
+        request = await client.request(done.tasks[0].run_id)
+    assert draft.gates == ("gate:cd svc && make test",)
+    assert isinstance(request, EpisodeRequest)
+    assert (request.folder, request.definition_of_done[0].run) == ("svc", "cd svc && test -s made.txt")
+    assert result.outcome is LoopState.VERIFIED
 
 
 async def test_failing_gate_fails_the_plan_and_nothing_is_tried_again(

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import subprocess
 from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,21 +67,14 @@ def read_request_file(path: Path) -> dict[str, Any]:
     return document
 
 
-GIT_SECONDS = 10.0
-
-
 def find_project(path: str) -> dict[str, str]:
-    """Return the workspace of a project's path, and the project's folder if git tracks it below the top."""
-    project = Path(path).expanduser().resolve()
+    """Return the workspace of a project's path, and the project's folder if that is below the top of a repository."""
+    project, home = Path(path).expanduser().resolve(), Path.home().resolve()
     top = next((folder for folder in (project, *project.parents) if os.path.lexists(folder / ".git")), project)
-    if top == project:
+    # A repository around the home folder contains settings, not the projects below it.
+    if top == project or home.is_relative_to(top):
         return {"workspace": str(project)}
-    # Otherwise a repository around the home folder, such as one of dotfiles, would become the workspace.
-    command = ("git", "-c", "core.fsmonitor=false", "ls-files", "--", f":(literal){project.relative_to(top)}")
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        if subprocess.run(command, cwd=top, capture_output=True, timeout=GIT_SECONDS, check=True).stdout:
-            return {"workspace": str(top), "folder": str(project.relative_to(top))}
-    return {"workspace": str(project)}
+    return {"workspace": str(top), "folder": str(project.relative_to(top))}
 
 
 def drop_none(**options: Any) -> dict[str, Any]:

@@ -231,6 +231,23 @@ jobs: {t: {runs-on: ubuntu-latest, steps: [{run: "cd api\\npytest"}, {run: npm t
     assert runs(files, more=("server/api/a.py",)) == ["cd server/api && pytest", "cd web && npm test"]
 
 
+def test_only_the_checks_of_a_named_folder_are_found() -> None:
+    text = """
+on: push
+jobs:
+  t:
+    runs-on: ubuntu-latest
+    steps: [{run: pytest}, {run: mypy ., working-directory: api}, {run: npm test, working-directory: apis}]
+"""
+    deep = {"api/sub/pyproject.toml": "[tool.pytest.ini_options]\n", "web/tox.ini": "[testenv]\ncommands = pytest\n"}
+    files = {CI: text, "pyproject.toml": "[tool.ruff]\n", "apis/package.json": '{"scripts": {"test": "jest"}}', **deep}
+    read = {path: content for path, content in files.items() if is_read(path, "api")}
+    assert set(read) == {CI, "api/sub/pyproject.toml"}
+    project = Project(frozenset({*files, "api/a.py"}), read, "3.11", "20", folder="api")
+    commands = [check.run for source in find_checks(project) for check in source]
+    assert commands == ["cd api && mypy .", "cd api/sub && pytest"]
+
+
 def test_tests_of_a_job_for_another_interpreter_count_only_if_there_are_no_others() -> None:
     job = """
   {}:

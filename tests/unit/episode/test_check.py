@@ -17,6 +17,7 @@ from tightloop.episode.check import (
     newly_failing,
     parse_counts,
     progress,
+    start_in,
     why_no_evidence,
 )
 
@@ -35,6 +36,22 @@ Found 2 errors.
 """
 BLACK = "would reformat a.py\nwould reformat b.py\n\n2 files would be reformatted, 1 file would be left unchanged.\n"
 MYPY = "a.py:3: error: Incompatible types [assignment]\nFound 1 error in 1 file (checked 3 source files)\n"
+
+
+@pytest.mark.parametrize(
+    ("folder", "command", "expected"),
+    [
+        ("", "pytest", "pytest"),
+        ("a b", "pytest | tail", "cd 'a b' && pytest | tail"),
+        ("svc", "cd svc && pytest", "cd svc && pytest"),
+        ("svc", "cd svc/web && npm test", "cd svc/web && npm test"),
+        ("svc", "cd svc2 && pytest", "cd svc && cd svc2 && pytest"),
+        ("svc", "", ""),
+    ],
+)
+def test_a_command_starts_in_a_folder_once(folder: str, command: str, expected: str) -> None:
+    assert start_in(folder, command) == expected
+    assert start_in(folder, start_in(folder, command)) == expected
 
 
 def result(run: str, *, passed: bool, failed: int | None = None) -> CheckResult:
