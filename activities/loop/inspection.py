@@ -176,6 +176,7 @@ class InspectionActivities:
         *named: tuple[Check, ...],
         folder: str,
         before: tuple[Check, ...],
+        base: str,
     ) -> tuple[Check, ...]:
         """Return the first non-empty tuple of `named`, or else the gates found in a snapshot's files.
 
@@ -186,12 +187,15 @@ class InspectionActivities:
             named: gates chosen by people, most specific first.
             folder: the project's folder below the top of the tree.
             before: gates found when the work began. Removing a gate's configuration must not remove the gate.
+            base: tree id of the files when the work began. A check of theirs that is not in `before` could not run.
         """
         if chosen := next(filter(None, named), ()):
             return chosen
         # New kinds of gates only: the others have not to get worse, which a run on the finished work cannot tell.
         covered = {family_of_command(gate.run) for gate in before}
-        tried = self.finder(store).try_checks(tree, snapshot, folder=folder, covered=covered)
+        tried = self.finder(store).try_checks(
+            tree, snapshot, folder=folder, covered=covered, before=base if before else ""
+        )
         return (*before, *(gate for gate in choose_checks(tried, "").checks if gate.run not in {g.run for g in before}))
 
     def finder(self, store: ArtifactStore) -> CheckFinder:

@@ -114,8 +114,15 @@ class ProjectRunner:
         named = (_checks(inputs["asked"]), use.settings(scope.workspace))
         with use.workspaces.hold(scope) as tree:
             before = _checks(inputs["planned"])
-            folder = inputs["folder"]
-            gates = use.find_gates(tree, work.request.expected_tree, work.store, *named, folder=folder, before=before)
+            gates = use.find_gates(
+                tree,
+                work.request.expected_tree,
+                work.store,
+                *named,
+                folder=inputs["folder"],
+                before=before,
+                base=scope.base_tree,
+            )
         note = _note(gate_names=tuple(gate_name(gate) for gate in gates))
         if not gates:
             return fail_step(NO_GATES, note=note)

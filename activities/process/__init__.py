@@ -84,13 +84,22 @@ def run_process(
 
 
 def search_path(root: Path) -> dict[str, str]:
-    """Return `PATH` (and `VIRTUAL_ENV`) for commands in a tree: its own .venv first, then ours, then the host's.
+    """Return `PATH` for commands in a tree, with `VIRTUAL_ENV` and `RUSTUP_HOME`.
 
-    Executors and checks share it so that a check uses the same formatter as the executor. Use it only for look-ups
-    inside a sandbox. Outside, programs in a tree must not be found.
+    The tree's own .venv comes first, then the worker's Python, then the host's `PATH`. Executors and checks share it so
+    that a check uses the same formatter as the executor. Use it only for look-ups inside a sandbox. Outside, programs
+    in a tree must not be found.
     """
     bin_folder = root / ".venv" / "bin"
     folders = [str(bin_folder), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    # A sandbox has another home, where `cargo` of rustup would look for its toolchains.
+    rust = {"RUSTUP_HOME": str(home)} if (home := rustup_home()) else {}
     if not bin_folder.is_dir():
-        return {"PATH": os.pathsep.join(folders[1:])}
-    return {"PATH": os.pathsep.join(folders), "VIRTUAL_ENV": str(bin_folder.parent)}
+        return {"PATH": os.pathsep.join(folders[1:]), **rust}
+    return {"PATH": os.pathsep.join(folders), "VIRTUAL_ENV": str(bin_folder.parent), **rust}
+
+
+def rustup_home() -> Path | None:
+    """Return the folder with the Rust toolchains that rustup installed for this user, or None if there is none."""
+    home = Path(os.environ.get("RUSTUP_HOME") or Path.home() / ".rustup")
+    return home if (home / "toolchains").is_dir() else None

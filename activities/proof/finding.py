@@ -71,6 +71,7 @@ class CheckFinder:
         *,
         folder: str = "",
         covered: Collection[tuple[str, str]] = (),
+        before: str = "",
     ) -> tuple[TriedCheck, ...]:
         """Return the project's checks with the results of their first runs. The working tree is not touched.
 
@@ -80,6 +81,7 @@ class CheckFinder:
             goal: the work's goal, which tells which failed tests the work is about.
             folder: the project's folder below the top of the tree.
             covered: families of checks to leave out.
+            before: tree id of earlier files. Commands that these name are left out.
 
         Raises:
             CancelledError: the activity was cancelled meanwhile.
@@ -91,6 +93,10 @@ class CheckFinder:
             raise InvalidRequestError(f"{tree.root} has no files in the folder {folder!r}. Correct the folder")
         trial = _Trial(self, tree, trees, files, goal)
         sources = find_checks(self._read_project(trial, trees, files, folder))
+        if before:
+            earlier = find_checks(self._read_project(trial, trees, trees.files(before), folder))
+            known = {check.run for source in earlier for check in source}
+            sources = tuple(tuple(check for check in source if check.run not in known) for source in sources)
         until, tried, families = time.monotonic() + TRIALS_S, list[TriedCheck](), set(covered)
         by_ci: set[str] = set()
         total = sum(map(len, sources))

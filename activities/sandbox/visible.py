@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from activities.process import ProcessRequest
+from activities.process import ProcessRequest, rustup_home
 from activities.sandbox.port import SandboxSpec, Scratch
 from tightloop.host import state_home
 from tightloop.host.worktree import Worktree, read_worktree
@@ -57,6 +57,7 @@ class Access:
             *project_python(self.root),
             *path_folders(self.path, self.root),
             *program_folders(self.program, self.path, self.root),
+            *filter(None, (rustup_home(),)),
         )
         # Bubblewrap from 0.12 on refuses to mount over a symlink, such as lib64 in a virtual environment.
         return tuple(folder for folder in dict.fromkeys(folders) if not any(map(folders.__contains__, folder.parents)))

@@ -123,6 +123,29 @@ async def test_the_gates_and_tasks_of_a_project_in_a_folder_start_there(
     assert result.outcome is LoopState.VERIFIED
 
 
+async def test_a_check_that_could_not_run_at_the_start_is_no_gate_at_the_end(
+    client: TightloopClient, looping: Looping, workspace: Path, git: Git
+) -> None:
+    (workspace / "Makefile").write_text("test:\n\tpython -m unittest\nlint:\n\techo no such module; exit 2\n")
+    case = "class T(unittest.TestCase):\n    def test_made(self):\n        assert os.stat('made.txt')\n"
+    (workspace / "test_made.py").write_text(f"import os, unittest\n\n\n{case}")
+    git(workspace, "add", "-A")
+    git(workspace, "commit", "-qm", "Add a Makefile")
+    ci = "on: push\\njobs: {t: {runs-on: ubuntu-latest, steps: [{run: make lint}, {run: mypy --version}]}}"
+    lint = f"mkdir -p .github/workflows; printf '{ci}' > .github/workflows/ci.yml"
+    async with looping(task(1, f"echo 1 > made.txt; {lint}", "test -s made.txt")):
+        plan_id = await planned(client, request_on(workspace).evolve(goal="fix test_made", gates=()))
+        draft = await status_of(client, plan_id)
+        await client.dispatch(plan_id, by="ada")
+        await ended(client, plan_id)
+        await client.verify(plan_id, by="ada")
+        result = await result_of(client, plan_id)
+    assert draft.gates == ("gate:make test",)
+    assert result.gate_result is not None
+    assert [check.name for check in result.gate_result.checks] == ["gate:make test", "gate:mypy --version"]
+    assert result.outcome is LoopState.VERIFIED
+
+
 async def test_failing_gate_fails_the_plan_and_nothing_is_tried_again(
     client: TightloopClient, looping: Looping, workspace: Path
 ) -> None:

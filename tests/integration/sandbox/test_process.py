@@ -346,6 +346,13 @@ def test_extras_are_added_but_never_a_secret(tmp_path: Path) -> None:
     assert "MY_API_KEY" in refused.message
 
 
+def test_the_toolchains_of_rustup_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUSTUP_HOME", str(tmp_path))
+    assert "RUSTUP_HOME" not in search_path(tmp_path)
+    (tmp_path / "toolchains").mkdir()
+    assert search_path(tmp_path)["RUSTUP_HOME"] == str(tmp_path)
+
+
 def test_the_tree_s_own_tools_come_first(tmp_path: Path) -> None:
     assert search_path(tmp_path)["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
