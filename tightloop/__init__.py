@@ -1,1 +1,1 @@
-"""Plan, hand off, execute, verify, track, reflect: durable loops of coding agents on Temporal."""
+"""Durable loops of coding agents on Temporal: plan, hand off, execute, verify, track and reflect."""

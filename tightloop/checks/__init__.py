@@ -1,1 +1,1 @@
-"""A project's own checks: found in its files, and chosen by what they do in a first run."""
+"""Discovery of a project's own checks in its files, and selection based on a trial run of each."""

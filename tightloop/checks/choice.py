@@ -1,4 +1,4 @@
-"""Choice of the checks that decide about work: what their first run showed, and what the goal is about."""
+"""Selection of the checks that decide whether work is done, based on their trial runs and on the goal."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from tightloop.value.toml import read_toml
 from tightloop.wording import format_count, span
 
 FOUND_TIMEOUT_S = 1_800.0
-"""Time limit of a check that was found."""
+"""Time limit in seconds for a check that was found in the project's files."""
 SENTENCES_LIMIT = 12
 NOT_USED_SHOWN = 8
 CAUSE_CHARACTERS = 120
@@ -38,7 +38,7 @@ _COMMON, _ABOUT_CHECKS = frozenset(_DATA["common"]), frozenset(_DATA["about_chec
 
 
 class TriedCheck(Value):
-    """Result of a found check's first run, in a throwaway checkout of the original tree."""
+    """Result of the trial run of a found check, in a throwaway checkout of the original tree."""
 
     check: FoundCheck
     passed: bool = False
@@ -47,29 +47,29 @@ class TriedCheck(Value):
     failed_tests: tuple[str, ...] = ()
     """Tests that failed. Empty if the runner does not name them."""
     reached: tuple[str, ...] = ()
-    """Failed tests that use the code which the goal names. Empty if that is unknown."""
+    """Failed tests that use the code named in the goal. Empty if they cannot be determined."""
     tail: str = ""
     """End of the output."""
     not_used: str = ""
-    """Reason why the check cannot decide about work."""
+    """Reason why the check cannot be used to decide whether work is done."""
 
 
 class ChosenChecks(Value):
-    """Definition of done that was derived from a project's files."""
+    """Definition of done derived from a project's files."""
 
     checks: tuple[Check, ...] = ()
     sentences: tuple[str, ...] = ()
-    """Explanation for people: the checks with their sources, and those that are not used with the reasons."""
+    """Explanation for people: the chosen checks with their source files, and the unused ones with the reasons."""
 
 
 def unusable(command: str, exit_code: int | None, output: str, changed: Iterable[str], failed: tuple[str, ...]) -> str:
-    """Return the reason why a check that ran cannot decide about work, or "" if it can.
+    """Return the reason why a check that ran cannot be used to decide whether work is done, or "" if it can.
 
     Args:
-        command: the check.
-        exit_code: None if it was stopped at its time limit.
-        output: what it printed.
-        changed: tracked files that it changed.
+        command: command of the check.
+        exit_code: exit code, or None if the check was stopped at its time limit.
+        output: output of the check.
+        changed: tracked files that the check changed.
         failed: tests that failed.
     """
     if exit_code is None:
@@ -102,11 +102,12 @@ def _missing(match: re.Match[str]) -> str:
 
 
 def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
-    """Return the failed tests that the goal is about, or None if it is about the whole check.
+    """Return the failed tests that the goal refers to, or None if it refers to the check as a whole.
 
-    The goal is about a test that uses the code which the goal names. If no failed test is known to do that, the goal is
-    about a test if it has a word of the test's name or file; tests in the same file belong together. It is about the
-    check if it has a word of the check's name, such as `tests` or `lint`, or names nothing ("fix the bug").
+    The goal refers to a test that uses code named in the goal. If no failed test is known to use such code, the goal
+    refers to a test if it shares a word with the test's name or file; tests in the same file are selected together. The
+    goal refers to the whole check if it contains a word of the check's name, such as `tests` or `lint`, or if it names
+    nothing specific ("fix the bug").
     """
     words = words_of(goal)
     if not words:
@@ -128,12 +129,12 @@ def tests_of_goal(goal: str, tried: TriedCheck) -> tuple[str, ...] | None:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text that can name a subject, without those that say nothing, such as `fix`."""
+    """Return the words in a text that can identify a subject, dropping generic ones such as `fix`."""
     return frozenset(singular(word) for word in {word.lower() for word in _WORD.findall(text)} - _COMMON)
 
 
 def singular(word: str) -> str:
-    """Return a word without the ending of the plural: "fee" and "fees" are the same subject."""
+    """Strip the plural "s" from a word, so that "fee" and "fees" count as the same subject."""
     return word[:-1] if word.endswith("s") and not word.endswith("ss") else word
 
 
@@ -143,16 +144,17 @@ def _shares_stem(left: frozenset[str], right: frozenset[str]) -> bool:
 
 
 def is_decisive(trial: TriedCheck) -> bool:
-    """Return whether a check can tell if work makes it worse: it is green, or it names the tests that fail."""
+    """Return whether a check can detect that work made things worse: it passes, or it names the tests that fail."""
     return not trial.not_used and (trial.passed or bool(trial.failed_tests))
 
 
 def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
     """Return the definition of done for a goal.
 
-    A green check must stay green. A red check must become green if the goal is about it, and otherwise must not get
-    worse: no test may fail that passed. A red check without names of tests is left out, because its exit status would
-    not change, unless it runs the only tests that there are: then it must become green.
+    A check that passes must keep passing. A failing check must pass in the end if the goal refers to it. Otherwise it
+    must not get worse: no test that passed may fail. A failing check that does not name its failed tests is left out,
+    because its exit status could not show a change, unless it runs the project's only tests: then it must pass in the
+    end.
     """
     tried = tuple(tried)
     has_tests = any(is_decisive(trial) and trial.check.kind is CheckKind.TESTS for trial in tried)
@@ -184,7 +186,7 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
 
 
 def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None]:
-    """Return a check's state as text, and the failures that it may keep. None leaves the check out."""
+    """Describe a check's state, and return the failures that it may keep, or None to leave the check out."""
     if trial.passed:
         return "green", ()
     wanted = tests_of_goal(goal, trial)
@@ -203,5 +205,5 @@ def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None
 
 
 def no_checks_message(sentences: Iterable[str]) -> str:
-    """Return the error for a project without a usable check. `sentences` say why the checks found are not used."""
+    """Return the error for a project without a usable check. `sentences` explain why the checks found are not used."""
     return " ".join(("no check of the project can run here. Name one: --done 'pytest -q'.", *sentences))

@@ -1,4 +1,4 @@
-"""Checks in the files of CI services: GitHub workflows and GitLab pipelines."""
+"""Checks in CI configuration files: GitHub workflows and GitLab pipelines."""
 
 import posixpath
 import re
@@ -11,7 +11,7 @@ from tightloop.checks.files import read_yaml, table_of
 from tightloop.checks.runners import checks_in
 
 OTHER_INTERPRETER = 10_000
-"""Distance of a version that is not one of this interpreter, such as `pypy3.11`."""
+"""Distance to a version of a different interpreter, such as `pypy3.11`."""
 MATRIX_LIMIT = 500
 _COMMAND_INPUT = re.compile(r"(?:^|[-_])(?:run|command|script|cmd)(?:$|[-_])")
 _EXPRESSION = re.compile(r"\$\{\{\s*(.*?)\s*\}\}", re.DOTALL)
@@ -20,14 +20,15 @@ _COSMETIC = re.compile(
     r"(?:PIP_|UV_|FORCE_COLOR|NO_COLOR|PY_COLORS|CI$|TERM$|CLICOLOR|NOXFORCEPYTHON|NODE_AUTH|NPM_CONFIG_|GITHUB_|COVERALLS|CODECOV|"
     r"CIBW_)"
 )
-"""Variables that change how CI installs, prints or reports, but no result."""
+"""Variables that affect how CI installs, prints or reports, but not the result of a check."""
 _CODE_EVENTS = ("push", "pull_request", "pull_request_target", "merge_group", "workflow_call")
 
 
 def github_checks(project: Project) -> Iterator[FoundCheck]:
-    """Yield the checks of the jobs that run for a push or a pull request, for the installed interpreter.
+    """Yield the checks of jobs that run on a push or a pull request and suit the installed interpreter.
 
-    Tests of a job for another version are not used if there are tests for the installed one. Linters are the same.
+    Tests from a job for another version are skipped if there are tests for the installed version. The same goes for
+    linters.
     """
     found = list(_github_workflows(project))
     fits = any(not other and not check.not_used and check.kind is CheckKind.TESTS for other, check in found)
@@ -52,7 +53,7 @@ def _github_workflows(project: Project) -> Iterator[tuple[str, FoundCheck]]:
 def _github_jobs(
     project: Project, path: str, document: Mapping[str, Any], reason: str
 ) -> Iterator[tuple[str, FoundCheck]]:
-    """Yield the checks of a workflow's jobs, each with the version of another interpreter for which its job runs."""
+    """Yield the checks in a workflow's jobs, each with the interpreter that its job needs, or "" if it is installed."""
     jobs = table_of(document, "jobs")
     for job in jobs.values():
         if not isinstance(job, dict) or job.get("if") is False:
@@ -81,7 +82,7 @@ def _github_jobs(
 
 
 def _other_version(project: Project, steps: list[Any], values: Mapping[str, Any]) -> str:
-    """Return the interpreter that a job sets up, such as `Python 3.14`, or "" if the installed one fits."""
+    """Return the interpreter that a job sets up, such as `Python 3.14`, or "" if the installed one matches."""
     for step in steps:
         wanted = table_of(step, "with") if isinstance(step, dict) else {}
         for name, value in wanted.items():
@@ -135,7 +136,7 @@ def _github_steps(
 
 
 def _fitting(project: Project, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of a job's matrix for this system and the installed interpreter."""
+    """Return the entries of a job's matrix that are closest to this system and the installed interpreter."""
     matrix = table_of(job, "strategy", "matrix")
     for name, value in matrix.items():
         # A list that the job computes, such as `${{ fromJson(...) }}`, contains the installed version as a rule.
@@ -173,7 +174,7 @@ def _tables(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _distance(entry: Mapping[str, Any], job: Mapping[str, Any], project: Project) -> tuple[int, int]:
-    """Return how far an entry is from this host: 0 if it fits. The system comes before the version."""
+    """Return the distance of a matrix entry from this host: first by system, then by version. (0, 0) is a match."""
     values = {"matrix": entry, "env": {}}
     system = str(_fill(job.get("runs-on", ""), values)).lower()
     other = int(("windows" in system or "macos" in system) and project.system not in system)
@@ -185,12 +186,12 @@ def _distance(entry: Mapping[str, Any], job: Mapping[str, Any], project: Project
 
 
 def _installed(name: str, project: Project) -> str:
-    """Return the installed version of the interpreter that an axis of a matrix selects, or "" if it selects none."""
+    """Return the installed version of the interpreter that a matrix axis selects, or "" if the axis selects none."""
     return project.python if "py" in name.lower() else project.node if "node" in name.lower() else ""
 
 
 def _gap(wanted: str, installed: str) -> int:
-    """Return the difference between two versions. Versions of another kind, such as `pypy3.9`, are the farthest."""
+    """Return the distance between two versions. Different interpreters, such as `pypy3.9`, get the largest distance."""
     match = re.fullmatch(r"(?:py|python)?[-=~^>]*v?(\d+)(?:\.?(\d+|x))?(?:\.[\dx*]+)?(?:\.x)?", wanted.strip())
     if match is None:
         return 0 if wanted.strip() in ("3.x", "lts/*", "latest", "*", "3") else OTHER_INTERPRETER
@@ -202,7 +203,7 @@ def _gap(wanted: str, installed: str) -> int:
 
 
 def _fill(value: Any, values: Mapping[str, Any]) -> Any:
-    """Replace the expressions of the matrix and of variables in a text. Others stay."""
+    """Replace `${{ }}` expressions that refer to the matrix or to variables. Other expressions are left unchanged."""
 
     def replace(match: re.Match[str]) -> str:
         scope, _, name = match[1].partition(".")
@@ -223,7 +224,7 @@ def _placeholder(match: re.Match[str]) -> str:
 
 
 def _evaluate(condition: str, values: Mapping[str, Any], project: Project) -> bool | None:
-    """Return the value of an `if:`, or None if it depends on something unknown."""
+    """Evaluate an `if:` condition. Return None if it depends on something unknown."""
     text = _EXPRESSION.sub(lambda match: match[1], condition).strip()
     if not text:
         return True
@@ -235,7 +236,7 @@ def _evaluate(condition: str, values: Mapping[str, Any], project: Project) -> bo
 
 
 class _Condition:
-    """Evaluates the tokens of a condition. Unknown values are None, and stay so unless they do not matter."""
+    """Evaluator for the tokens of a condition. An unknown value is None, and makes the result None if it matters."""
 
     def __init__(self, tokens: list[str], values: Mapping[str, Any], project: Project) -> None:
         self._tokens, self._values, self._project = tokens[:200], values, project
@@ -329,7 +330,7 @@ _GITLAB_KEYS = frozenset(
 
 
 def gitlab_checks(project: Project) -> Iterator[FoundCheck]:
-    """Yield the checks of a GitLab pipeline's jobs, for the installed interpreter."""
+    """Yield the checks in a GitLab pipeline's jobs that suit the installed interpreter."""
     path = ".gitlab-ci.yml"
     document = read_yaml(project.text(path, ""))
     jobs = {str(name): job for name, job in document.items() if isinstance(job, dict) and name not in _GITLAB_KEYS}

@@ -1,4 +1,4 @@
-"""Shell commands as checks: splitting scripts, the programs that they start, and the kind of a check."""
+"""Shell commands as checks: splitting scripts, finding the programs they start, and classifying checks."""
 
 import posixpath
 import re
@@ -45,11 +45,11 @@ _WORDS_OF_KIND = {
     "format": {"formatting"},
     "other": {"check", "checks", "verify", "validate", "ci", "gate"},
 }
-"""Words that announce a check in the name of a script or target."""
+"""Words in the name of a script or target that indicate a kind of check."""
 
 
 class CheckKind(StrEnum):
-    """Subject of a check."""
+    """Kind of a check."""
 
     TESTS = "tests"
     LINT = "lint"
@@ -59,41 +59,41 @@ class CheckKind(StrEnum):
 
 
 class FoundCheck(Value):
-    """Command in a project's files that checks the project."""
+    """Command found in a project's files that checks the project."""
 
     run: str
-    """Command for the top of the working tree."""
+    """Command line to run in the root of the working tree."""
     kind: CheckKind = CheckKind.OTHER
     source: str
-    """File that contains the command."""
+    """File that names the command."""
     name: str = ""
-    """Short name, such as the script's or the program's."""
+    """Short name, such as the name of the script or program."""
     not_used: str = ""
-    """Reason why the command does not run. If empty, it may run."""
+    """Reason why the command must not be run. If empty, it may run."""
     otherwise: tuple["FoundCheck", ...] = ()
-    """Commands within this one, to use if it cannot run here."""
+    """Commands that this one would run, to use instead if it cannot run here."""
 
     @property
     def title(self) -> str:
-        """The command, with its file."""
+        """Command with its source file."""
         return f"{self.run} ({self.source})"
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project's files, and the interpreter that is installed for it."""
+    """Files of a project, and the versions of the interpreters installed for it."""
 
     paths: frozenset[str]
     texts: Mapping[str, str]
-    """Contents of configuration files by path."""
+    """Contents of the configuration files by path."""
     python: str = ""
-    """Version of Python, such as `3.11`. Empty if there is none."""
+    """Python version, such as `3.11`. Empty if Python is not available."""
     node: str = ""
-    """Major version of Node, such as `20`."""
+    """Major version of Node, such as `20`. Empty if Node is not available."""
     system: str = "linux"
     """`linux` or `macos`."""
     folder: str = ""
-    """Folder of the project below the top of the working tree. Empty for the top."""
+    """Folder of the project, relative to the root of the working tree. Empty for the root."""
 
     def text(self, name: str, folder: str | None = None) -> str:
         """Return the content of a file in the project's folder, or "" if there is none."""
@@ -104,19 +104,19 @@ class Project:
         return not folder or any(path.startswith(f"{folder}/") for path in self.paths)
 
     def has(self, path: str, folder: str) -> bool:
-        """Return whether a path, relative to `folder`, is a file of the project."""
+        """Return whether the project contains the file `path`, which is relative to `folder`."""
         return posixpath.normpath(posixpath.join(folder, path)) in self.paths
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Place of a command: its file, folder and variables."""
+    """Origin of a command: its file, folder and variables."""
 
     source: str
     folder: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     inside: tuple[str, ...] = field(default=())
-    """Delegations that lead to the command. They bound the recursion."""
+    """Commands that were expanded to reach this one. Used to limit the recursion."""
 
 
 class Line(NamedTuple):
@@ -124,18 +124,18 @@ class Line(NamedTuple):
 
     text: str
     words: tuple[str, ...]
-    """Unquoted words of the command, without assignments before it."""
+    """Unquoted words of the command, without leading variable assignments."""
     origin: Origin
 
     def render(self, text: str = "") -> str:
-        """Return the command line for the top of the working tree."""
+        """Return the command line to run in the root of the working tree."""
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.origin.variables)
         command = f"{variables} {text or self.text}".strip()
         return f"cd {shlex.quote(self.origin.folder)} && {command}" if self.origin.folder else command
 
 
 def split_script(script: str, origin: Origin) -> Iterator[Line]:
-    """Yield the commands of a script in order. `cd` and `export` apply to the commands after them."""
+    """Yield the commands of a script in order. `cd` and `export` take effect for the commands that follow."""
     script = re.sub(r"\\\r?\n[ \t]*", " ", script[:_SCRIPT_CHARACTERS]).replace("\r\n", "\n")
     content, folder, variables = script.encode(), origin.folder, dict(origin.variables)
     for node in _statements(parse(script)):
@@ -162,7 +162,7 @@ def split_script(script: str, origin: Origin) -> Iterator[Line]:
 
 
 def _without_first_word(text: str) -> str:
-    """Remove an assignment in front of a command."""
+    """Remove a leading variable assignment from a command."""
     match = re.match(r"[A-Za-z_]\w*=(?:'[^']*'|\"[^\"]*\"|[^\s'\"])*\s+", text)
     return text[match.end() :] if match else text
 
@@ -193,7 +193,7 @@ def started_command(words: tuple[str, ...]) -> tuple[int, bool]:
     """Return the position of the program that a command starts, past wrappers such as `timeout 60` or `uv run`.
 
     Returns:
-        The position, and whether the words before it select an environment, which the workspace's replaces.
+        The position, and whether a wrapper selects an environment. The workspace's own environment replaces it.
     """
     at, replaced = 0, False
     while at < len(words):
@@ -225,19 +225,19 @@ def _past_options(words: tuple[str, ...], at: int, with_value: list[str]) -> int
 
 
 def folder_of(run: str) -> str:
-    """Return the folder in which a command line for the top of the working tree works, or "" for the top."""
+    """Return the folder that a command line changes to, relative to the root of the tree, or "" for the root."""
     match = _FOLDER.match(run)
     return posixpath.normpath("".join(_words(match[1]))) if match else ""
 
 
 def started_program(run: str) -> str:
-    """Return the program that the last command of a line starts, as written, or "" if there is none."""
+    """Return the program that the last command of a command line starts, as written, or "" if there is none."""
     words = _words(run.rpartition("&& ")[2])
     return next((word for word in words if not _ASSIGNMENT.match(word)), "")
 
 
 def program_of(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the program and its arguments, without an interpreter in front of a module or script."""
+    """Return the program and its arguments. An interpreter in front of a module or script is dropped."""
     if not words:
         return ()
     name, rest = posixpath.basename(words[0]), words[1:]
@@ -256,7 +256,7 @@ def program_of(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def kind_of(argv: tuple[str, ...]) -> CheckKind | None:
-    """Return the kind of a check that a program is known for, or None."""
+    """Return the kind of check that a program is known to perform, or None."""
     if not argv:
         return None
     program, arguments = argv[0], argv[1:]
@@ -270,14 +270,14 @@ def kind_of(argv: tuple[str, ...]) -> CheckKind | None:
 
 
 def kind_of_name(name: str) -> CheckKind | None:
-    """Return the kind of check that a script's or target's name announces, or None."""
+    """Return the kind of check that the name of a script or target suggests, or None."""
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     ends = {*words[:1], *words[-1:]}
     return next((CheckKind(kind) for kind, announced in _WORDS_OF_KIND.items() if ends & announced), None)
 
 
 def script_kind(project: Project, words: tuple[str, ...], folder: str) -> CheckKind | None:
-    """Return the kind of a check that a script of the project performs, or None if the command starts none."""
+    """Return the kind of check that a script of the project performs, or None if the command does not start one."""
     name, rest = posixpath.basename(words[0]), words[1:]
     path = words[0]
     if _PYTHON.fullmatch(name) or _SHELL.fullmatch(name) or name in ("node", "ruby", "perl", "deno", "bun", "."):
@@ -288,7 +288,7 @@ def script_kind(project: Project, words: tuple[str, ...], folder: str) -> CheckK
 
 
 def refusal(project: Project, line: Line, argv: tuple[str, ...], kind: CheckKind | None) -> str:
-    """Return the reason why a command is not run, judging by its text, or "" if it may run."""
+    """Return the reason why a command must not be run, judging by its text, or "" if it may run."""
     if match := re.search(r"secrets\.(\w+)", line.text):
         return f"it needs the secret {match[1]}"
     if re.search(r"@@[\w.]+@@", line.text):

@@ -1,4 +1,4 @@
-"""Project files that name commands: Makefiles, justfiles, package.json, pyproject.toml and pre-commit's file."""
+"""Project files that name commands: Makefiles, justfiles, package.json, pyproject.toml and the pre-commit config."""
 
 import configparser
 import json
@@ -75,7 +75,7 @@ def package_scripts(project: Project, folder: str) -> dict[str, str]:
 
 
 def project_scripts(project: Project, folder: str) -> dict[str, str]:
-    """Return the scripts of pdm, hatch, poe and taskipy in pyproject.toml, by name."""
+    """Return the scripts that pyproject.toml defines for pdm, hatch, poe and taskipy, by name."""
     tools = table_of(read_toml_text(project.text("pyproject.toml", folder)), "tool")
     scripts: dict[str, str] = {}
     tables = [table_of(tools, "pdm", "scripts"), table_of(tools, "poe", "tasks"), table_of(tools, "taskipy", "tasks")]
@@ -115,12 +115,12 @@ _HOOKS = {
     "prettier": "prettier --check",
     "bandit": "bandit -r",
 }
-"""Commands of common hooks by their ids, without the files to check."""
+"""Commands of common hooks by hook id, without the files to check."""
 _REWRITING = ("--fix", "--write-changes", "--exit-non-zero-on-fix", "--show-fixes", "--in-place", "--write", "-w", "-i")
 
 
 def pre_commit_commands(project: Project, hooks: list[str], folder: str) -> Iterator[str]:
-    """Yield the commands of pre-commit's hooks: local ones, and those of known programs on all files."""
+    """Yield the commands of pre-commit hooks: those of local hooks, and known programs applied to all files."""
     repositories = read_yaml(project.text(".pre-commit-config.yaml", folder)).get("repos")
     for repository in repositories if isinstance(repositories, list) else ():
         entries = repository.get("hooks") if isinstance(repository, dict) else None
@@ -147,7 +147,7 @@ def pre_commit_commands(project: Project, hooks: list[str], folder: str) -> Iter
 
 
 def read_toml_text(text: str) -> dict[str, Any]:
-    """Parse TOML of an inspected project. Invalid text is an empty document."""
+    """Parse TOML from an inspected project. Return an empty document for invalid text."""
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -155,7 +155,7 @@ def read_toml_text(text: str) -> dict[str, Any]:
 
 
 def read_yaml(text: str) -> dict[str, Any]:
-    """Parse YAML of an inspected project. Invalid text is an empty document."""
+    """Parse YAML from an inspected project. Return an empty document for invalid text."""
     try:
         # GitLab's own tags refer to other parts, which are then missing.
         document = load_yaml(re.sub(r"!(?:reference|include)\b", "", text))
@@ -165,7 +165,7 @@ def read_yaml(text: str) -> dict[str, Any]:
 
 
 def read_ini(text: str) -> dict[str, dict[str, str]]:
-    """Parse an INI file of an inspected project. Invalid text has no sections."""
+    """Parse an INI file from an inspected project. Return no sections for invalid text."""
     parser = configparser.RawConfigParser(strict=False, allow_no_value=True, comment_prefixes=("#", ";"))
     try:
         parser.read_string(text)
@@ -175,7 +175,7 @@ def read_ini(text: str) -> dict[str, dict[str, str]]:
 
 
 def table_of(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return a nested mapping, which is empty if a part is missing or no mapping."""
+    """Return a nested mapping, which is empty if a key is missing or a value is not a mapping."""
     for name in names:
         inner = document.get(name)
         document = inner if isinstance(inner, dict) else {}

@@ -1,4 +1,4 @@
-"""Finding a project's checks: sources in order, and the first one for each kind of check."""
+"""Search for a project's checks in several sources, in order of preference."""
 
 import posixpath
 import re
@@ -54,15 +54,15 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def is_project_folder(folder: str) -> bool:
-    """Return whether a folder may be the top of a project, which is down to two levels below that of the tree."""
+    """Return whether a folder can be the root of a project. It may be up to two levels below the root of the tree."""
     return not folder or (folder.count("/") < 2 and not _NO_PROJECTS.search(folder))
 
 
 def find_checks(project: Project) -> tuple[tuple[FoundCheck, ...], ...]:
-    """Return the checks of a project by source, best source first, without duplicates.
+    """Return a project's checks grouped by source, best source first, without duplicates.
 
-    CI comes first, because it decides what the project accepts. Then come the runners that people call, then the tools
-    that the project configures, and at last its README. `is_covered` tells which sources count.
+    CI comes first, because it decides what the project accepts, followed by the runners that people call, the tools
+    that the project configures, and finally its README. `is_covered` decides which of the sources are used.
     """
     of_ci = (*github_checks(project), *gitlab_checks(project))
     # CI tests all projects of a repository.
@@ -101,7 +101,7 @@ def _folders_below(project: Project) -> list[str]:
 
 
 def _local_checks(project: Project) -> Iterator[Iterable[FoundCheck]]:
-    """Yield the checks of each source in a project's folder, best source first."""
+    """Yield the checks in a project's folder, grouped by source, best source first."""
     folder, here = project.folder, Origin("", project.folder)
 
     def at(name: str) -> Origin:
@@ -146,7 +146,7 @@ def _target_checks(project: Project, at: Callable[[str], Origin]) -> Iterator[Fo
 
 
 def _gate_scripts(project: Project) -> Iterator[FoundCheck]:
-    """Yield the gates that a package names. `gate:tier0` stands for `gate:ui` and `gate:task`."""
+    """Yield the gates defined in package.json. `gate:tier0` replaces `gate:ui` and `gate:task`."""
     scripts = package_scripts(project, project.folder)
     names = ("gate:tier0", *_GATES[2:]) if "gate:tier0" in scripts else _GATES
     source = posixpath.join(project.folder, "package.json")
@@ -179,7 +179,7 @@ def _project_scripts(project: Project, origin: Origin) -> Iterator[FoundCheck]:
 
 
 def _configured(project: Project, at: Callable[[str], Origin]) -> Iterator[FoundCheck]:
-    """Yield the tools that have a configuration of their own."""
+    """Yield the commands of tools for which the project contains a configuration."""
     tools = table_of(read_toml_text(project.text("pyproject.toml")), "tool")
     setup, tox = read_ini(project.text("setup.cfg")), read_ini(project.text("tox.ini"))
 
@@ -213,7 +213,7 @@ def _configured(project: Project, at: Callable[[str], Origin]) -> Iterator[Found
 
 
 def _documented(project: Project, at: Callable[[str], Origin]) -> Iterator[FoundCheck]:
-    """Yield the test commands in code blocks of the README or the contributor's guide."""
+    """Yield the test commands in code blocks of the README or the contributing guide."""
     for name in ("README.md", "README.rst", "README", "README.txt", "CONTRIBUTING.md", "CONTRIBUTING.rst"):
         for line in project.text(name).splitlines():
             match = re.match(
@@ -224,7 +224,7 @@ def _documented(project: Project, at: Callable[[str], Origin]) -> Iterator[Found
 
 
 def _test_files(project: Project) -> Iterator[FoundCheck]:
-    """Yield pytest for a project that has tests but names no runner."""
+    """Yield pytest for a project that has tests but does not name a runner."""
     inside = f"{project.folder}/" if project.folder else ""
     # Tests below the folder of another project belong to that one.
     others = () if project.folder else tuple(f"{folder}/" for folder in _folders_below(project))
@@ -243,7 +243,10 @@ def _test_files(project: Project) -> Iterator[FoundCheck]:
 
 
 def family_of(check: FoundCheck) -> tuple[str, str]:
-    """Return the kind of a check and the language of its tool. The first source of each family counts."""
+    """Return a check's family: its kind, and the language and folder of its command.
+
+    Each family needs only one source.
+    """
     if check.kind is CheckKind.OTHER:
         return check.kind.value, check.run
     words = check.run.rpartition("&& ")[2].split()
@@ -255,7 +258,7 @@ def family_of(check: FoundCheck) -> tuple[str, str]:
 
 
 def family_of_command(run: str) -> tuple[str, str]:
-    """Return the family of a command whose file is unknown."""
+    """Return the family of a command whose source file is unknown."""
     line = run.rpartition("&& ")[2].split()
     words = tuple(word for word in line if not re.match(r"[A-Z_]+=", word))
     argv = program_of(words[started_command(words)[0] :])
@@ -264,12 +267,12 @@ def family_of_command(run: str) -> tuple[str, str]:
 
 
 def is_covered(check: FoundCheck, covered: Collection[tuple[str, str]], *, by_ci: Collection[str]) -> bool:
-    """Return whether earlier sources cover the family of a check.
+    """Return whether earlier sources already cover the family of a check.
 
     Args:
-        check: a check of a later source.
-        covered: families of the checks that can be used so far.
-        by_ci: kinds of the checks of CI that can be used. CI covers a kind in all languages.
+        check: check from a later source.
+        covered: families of the usable checks so far.
+        by_ci: kinds of the usable checks from CI. A kind that CI covers is covered in all languages.
     """
     family = family_of(check)
     return family in covered or family[0] in by_ci

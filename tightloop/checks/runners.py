@@ -1,4 +1,4 @@
-"""Commands that stand for others: tox, nox, make, just, package scripts, hatch, pdm, poe and pre-commit."""
+"""Runners that execute other commands: tox, nox, make, just, package scripts, hatch, pdm, poe and pre-commit."""
 
 import posixpath
 import re
@@ -29,17 +29,17 @@ from tightloop.checks.files import (
 from tightloop.checks.tox import nox_commands, tox_commands, tox_environments
 
 DEEPEST = 6
-"""Maximum number of commands that stand for each other."""
+"""Maximum nesting depth of runners that call other runners."""
 _COVERAGE = re.compile(
     r"\s+--(?:cov(?:-(?:report|config|context|fail-under|precision))?(?:=\S*|\s+(?!-)\S+)?|"
     r"cov-(?:append|branch|reset)|no-cov(?:-on-fail)?)(?=\s|$)"
 )
-"""Options of pytest-cov. The source of `--cov` may follow as a word of its own, and pytest gives it to the plugin."""
+"""Options of pytest-cov. The value of `--cov` may be a separate word, which only the plugin understands."""
 Delegation = tuple[str, Iterator[FoundCheck]]
 
 
 def checks_in(project: Project, script: str, origin: Origin) -> Iterator[FoundCheck]:
-    """Yield the checks that a script runs, in order. Commands that check nothing are left out."""
+    """Yield the checks that a script runs, in order. Commands that check nothing are skipped."""
     for line in split_script(script, origin):
         yield from _checks_of_line(project, line)
 
@@ -82,7 +82,7 @@ def _checks_of_line(project: Project, line: Line) -> Iterator[FoundCheck]:
 
 
 def _without_coverage(line: Line, text: str, argv: tuple[str, ...], kind: CheckKind | None) -> Iterator[FoundCheck]:
-    """Yield a test command without coverage, whose plugin may not be installed."""
+    """Yield a test command without its coverage options, because the coverage plugin may not be installed."""
     if argv[0] in ("pytest", "py.test"):
         plain = _COVERAGE.sub("", text)
     elif argv[:1] == ("coverage",) and (match := re.search(r"\s(-m\s+\w.*|(?!-)\S+\.py(?:\s.*)?)$", text)):
@@ -107,7 +107,7 @@ def _text_from(line: Line, at: int) -> str:
 def _delegated(
     project: Project, line: Line, text: str, argv: tuple[str, ...], name: str, inner: Iterator[FoundCheck]
 ) -> Iterator[FoundCheck]:
-    """Yield a command that stands for others as one check, or the others if the program needs the network."""
+    """Yield a runner's command as one check, or the commands that it would run if the runner cannot run here."""
     checks = tuple(dict.fromkeys(inner))
     if not name:
         yield from checks
@@ -134,9 +134,9 @@ def _delegated(
 
 
 def _delegation(project: Project, argv: tuple[str, ...], origin: Origin, *, has_environment: bool) -> Delegation | None:
-    """Return the name and the checks of a command that stands for others, or None.
+    """Return the name and the checks of a runner's command, or None if the program is not a runner.
 
-    The name is empty if the command itself cannot run here, because it installs an environment first.
+    The name is empty if the runner itself cannot run here, because it installs an environment first.
     """
     program, arguments = argv[0], argv[1:]
     folder = origin.folder
@@ -178,12 +178,12 @@ def _delegation(project: Project, argv: tuple[str, ...], origin: Origin, *, has_
 
 
 def _after(arguments: tuple[str, ...]) -> str:
-    """Return the arguments after `--`, as text."""
+    """Return the arguments after `--` as text."""
     return shlex.join(arguments[arguments.index("--") + 1 :]) if "--" in arguments else ""
 
 
 def _option(arguments: tuple[str, ...], *names: str) -> list[str]:
-    """Return the values of an option, which may be repeated or name several values."""
+    """Return the values of an option, which may be repeated or followed by several values."""
     values: list[str] = []
     for at, argument in enumerate(arguments):
         if argument in names:

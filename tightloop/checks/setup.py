@@ -1,4 +1,4 @@
-"""Setup commands, which install a project's packages, and the lock files from which they are proposed."""
+"""Setup commands, which install a project's packages and are derived from its lock files."""
 
 import json
 import posixpath
@@ -12,12 +12,12 @@ from tightloop.run.question import Answer, Option, OptionGroup, Question, Questi
 from tightloop.value import Sparse
 
 LOCKS_LIMIT = 20
-"""Maximum number of lock files of a project. The ones nearest to its top count."""
+"""Maximum number of lock files to consider. The ones nearest to the root of the project are preferred."""
 NODE, PYTHON = "node_modules", ".venv"
 INSTALL: Final = "install"
 SKIP: Final = "skip"
 SETUP_S = 1_800.0
-"""Time limit of a setup command."""
+"""Time limit of a setup command in seconds."""
 
 _PINNED = re.compile(r"[A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?\s*==\s*[^\s;*]+\s*(?:;[^#]*)?(?:--hash=\S+\s*)*")
 _REQUIREMENTS = re.compile(r"(?:[\w.-]+[._-])?requirements[\w.-]*\.txt")
@@ -40,33 +40,34 @@ _INSTALLERS = {
     "pdm.lock": _Installer(PYTHON, "pdm", "pdm sync"),
     "Pipfile.lock": _Installer(PYTHON, "pipenv", "PIPENV_VENV_IN_PROJECT=1 pipenv sync --dev"),
 }
-"""In the order in which they are preferred if a folder has several for the same environment.
+"""Installers by lock file, in order of preference if a folder has several for the same environment.
 
-Ruby, PHP, Go and Rust are missing: their packages are kept outside the tree, or come from other hosts than the index.
+Ruby, PHP, Go and Rust are missing: their packages are stored outside the tree, or come from hosts other than the
+package index.
 """
 _MANIFESTS = frozenset(
     {"package.json", ".npmrc", ".yarnrc", ".yarnrc.yml", "pnpm-workspace.yaml", ".pnpmfile.cjs", "bunfig.toml"}
     | {"pyproject.toml", "setup.py", "setup.cfg", "uv.toml", "poetry.toml", "Pipfile"}
 )
-"""Files that an installer reads besides the lock file. They may name scripts to run and other indexes."""
+"""Files that an installer reads besides the lock file. They may name scripts to run and additional indexes."""
 
 
 class Setup(Sparse):
-    """Setup command of a working tree."""
+    """Command that sets up a working tree, and the decision about it."""
 
     command: str
     locks: tuple[str, ...] = ()
     """Lock files of the project."""
     missing: tuple[str, ...] = ()
-    """Environments that the lock files lead to expect, but that the tree does not have."""
+    """Environments that the lock files call for but the tree does not contain."""
     digest: str = ""
     """Digest of the lock files and of the other files that installers read."""
     decision: Literal["", "install", "skip"] = ""
-    """Empty if a person has to decide."""
+    """Decision about the command. Empty if a person has to decide."""
     by: str = ""
     """Name of the person who decided, or `request`."""
     problem: str = ""
-    """Reason for which the last attempt failed, with the end of its output from the second line on."""
+    """Reason why the last attempt failed, followed by the end of its output from the second line on."""
 
     def decide(self, answer: Answer) -> "Setup":
         """Return the setup with a person's decision."""
@@ -74,7 +75,7 @@ class Setup(Sparse):
 
 
 class Proposal(NamedTuple):
-    """A command that makes the missing environments."""
+    """Command that creates the missing environments."""
 
     command: str
     programs: tuple[str, ...]
@@ -82,7 +83,7 @@ class Proposal(NamedTuple):
 
 
 def read_files(paths: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a project's lock files, the nearest to its top first, and all files that a setup depends on."""
+    """Return a project's lock files, nearest to the root first, and all files that the setup depends on."""
     paths = [path for path in paths if is_project_folder(posixpath.dirname(path))]
     locks = sorted(filter(_is_lock, paths), key=lambda path: (path.count("/"), path))[:LOCKS_LIMIT]
     folders = {posixpath.dirname(path) for path in locks} | {""}
@@ -93,11 +94,11 @@ def read_files(paths: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def propose(contents: Mapping[str, str], is_present: Callable[[str], bool]) -> Proposal | None:
-    """Return the command for the environments that are missing, or None if there is none to propose.
+    """Return the command that creates the missing environments, or None if there is nothing to propose.
 
     Args:
-        contents: texts of the lock files, the nearest to the top first.
-        is_present: returns whether the tree has the environment at a path.
+        contents: contents of the lock files, nearest to the root first.
+        is_present: returns whether the tree contains the environment at a path.
     """
     commands = dict[str, tuple[str, str]]()
     for path in sorted(contents, key=_preference):
@@ -114,13 +115,16 @@ def propose(contents: Mapping[str, str], is_present: Callable[[str], bool]) -> P
 
 
 def environment_of(lock: str) -> str:
-    """Return the path of the environment with a lock file's packages."""
+    """Return the path of the environment into which a lock file's packages are installed."""
     folder, name = posixpath.split(lock)
     return posixpath.join(folder, _INSTALLERS[name].environment if name in _INSTALLERS else PYTHON)
 
 
 def setup_question(setup: Setup, *, blocks: str, cancel: Option) -> Question:
-    """Return the question whether to run a setup command. It has no default, since it grants network access."""
+    """Return the question that asks whether to run a setup command.
+
+    It has no default, because the answer grants network access.
+    """
     command, locks = f"`{setup.command}`", ", ".join(setup.locks[:3]) or "no lock file"
     title = f"{', '.join(setup.missing[:3])} is missing. Run {command} ({locks})?"
     if setup.problem:
@@ -153,7 +157,7 @@ def _is_lock(path: str) -> bool:
 
 
 def _is_empty(name: str, content: str) -> bool:
-    """Return whether a lock file names no packages, or leaves open which versions are installed."""
+    """Return whether a lock file names no packages or does not pin all of their versions."""
     if name in ("package-lock.json", "npm-shrinkwrap.json"):
         try:
             lock = json.loads(content)
@@ -168,7 +172,7 @@ def _is_empty(name: str, content: str) -> bool:
 
 
 def _pip(contents: Mapping[str, str], folder: str) -> str:
-    """Return the command that installs all pinned requirements of a folder."""
+    """Return the command that installs all pinned requirements files of a folder."""
     names = [posixpath.basename(path) for path in contents if posixpath.dirname(path) == folder]
     names = [name for name in names if name not in _INSTALLERS]
     pinned = [name for name in sorted(names) if not _is_empty(name, contents[posixpath.join(folder, name)])]

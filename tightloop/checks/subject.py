@@ -1,4 +1,4 @@
-"""Failed tests in a project's sources: those that use the code which a goal names, and files without any test."""
+"""Failed tests and project sources: finds the tests that use the code named in a goal, and files without any tests."""
 
 import re
 from collections import Counter, defaultdict
@@ -10,11 +10,11 @@ from tightloop.episode.proof import FileChange, FileKind
 from tightloop.episode.proof.files import Guards, is_program
 
 CALLS = 12
-"""Maximum number of calls between a test and the code that the goal names."""
+"""Maximum number of calls between a test and the code named in the goal."""
 NAMED_LIMIT = 8
 """Maximum number of functions that a goal can describe without naming them."""
 _AMBIGUOUS = 6
-"""A name with so many definitions does not tell which one is called."""
+"""Number of definitions from which on a name is ambiguous: it does not show which one is called."""
 _DEFINITION = re.compile(
     r"^(?P<indent>[ \t]*)(?:(?:export|default|async|pub(?:\(\w+\))?|static|public|private|abstract)[ \t]+)*"
     r"(?:(?:def|class|function\*?|fn|struct|interface)[ \t]+(?P<plain>\w+)|"
@@ -43,12 +43,12 @@ class Block(NamedTuple):
 
 
 def is_test(path: str) -> bool:
-    """Return whether a file belongs to the tests, by its name."""
+    """Return whether a file is a test or test data, judging by its name."""
     return Guards().kind_of(path, FileChange.MODIFIED) in (FileKind.TEST, FileKind.TEST_DATA)
 
 
 def blocks_of(path: str, text: str) -> Iterator[Block]:
-    """Yield the definitions in a file, each with everything that is indented below it."""
+    """Yield the definitions in a file, each with all lines indented below it."""
     starts = [
         (match.start(), len(match["indent"].expandtabs(4)), next(filter(None, match.groups()[1:]), ""))
         for match in _DEFINITION.finditer(text)
@@ -60,7 +60,7 @@ def blocks_of(path: str, text: str) -> Iterator[Block]:
 
 
 class Sources:
-    """Definitions of a project's code and tests, and the names that each of them uses."""
+    """Definitions in a project's code and tests, and the names that each of them uses."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self.texts = {path: text for path, text in texts.items() if is_program(path)}
@@ -70,7 +70,7 @@ class Sources:
         self.definitions = Counter(block.name for block in self.blocks if block.path not in self._tests)
 
     def named_in(self, goal: str) -> frozenset[str]:
-        """Return the functions, classes, and modules of the product that a goal names, or else describes."""
+        """Return the names of the non-test functions, classes and modules that a goal mentions, or else describes."""
         modules = defaultdict[str, set[str]](set)
         for block in self.blocks:
             if block.path not in self._tests:
@@ -100,7 +100,7 @@ class Sources:
         return described if len(described) <= NAMED_LIMIT else frozenset()
 
     def callers_of(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the given names with those of all definitions that use them, directly or not."""
+        """Return the given names together with all definitions that use them, directly or indirectly."""
         reached, new = set(names), set(names)
         for _ in range(CALLS):
             new = {
@@ -115,11 +115,11 @@ class Sources:
         return frozenset(reached)
 
     def parts_of(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the definitions that are named after the given ones, such as `chunked_iter` after `chunked`."""
+        """Return the definitions whose names contain a given one, such as `chunked_iter` for `chunked`."""
         return frozenset(name for name in self.definitions if any(whole in name.split("_") for whole in names))
 
     def text_of(self, test: str) -> str:
-        """Return the source of a test, by its name as a runner prints it, or "" if it is not found."""
+        """Return the source of a test, given its name as printed by a runner, or "" if it is not found."""
         # Titles of mocha, jest and TAP are texts in a file.
         if " " in test and "(" not in test and "::" not in test:
             return next((text for path, text in self.texts.items() if path in self._tests and test in text), "")
@@ -134,18 +134,18 @@ class Sources:
         return block.path == path if path in self.texts else block.path in self._tests
 
     def _shared(self, block: Block, parts: set[str]) -> int:
-        """Count the parts of a test's name that also name a definition's file or the classes around it."""
+        """Count the parts of a test's name that also occur in the path of a definition or in the classes around it."""
         around = {other.name for other in self.blocks if other.path == block.path and block.text in other.text}
         return len(parts & {*around, *re.findall(r"\w+", block.path)})
 
 
 def find_reaching_tests(goal: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the failed tests that use the code which a goal names. Empty if that cannot be told.
+    """Return the failed tests that use the code named in a goal. Empty if that cannot be determined.
 
     Args:
-        goal: the goal in plain words.
-        failed: names of tests, as their runner prints them.
-        read: returns the texts of the project's sources by path.
+        goal: goal in plain words.
+        failed: names of the tests, as printed by their runner.
+        read: returns the contents of the project's sources by path.
     """
     failed = tuple(failed)
     if not failed or not words_of(goal):
@@ -164,12 +164,14 @@ def find_reaching_tests(goal: str, failed: Iterable[str], read: Callable[[], Map
 
 
 def finds_no_tests(output: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> bool:
-    """Return whether pytest or unittest failed to import scripts without tests: it would find none after a repair.
+    """Return whether pytest or unittest failed to import scripts that contain no tests.
+
+    Repairing the imports would not help, because the runner would then find no tests.
 
     Args:
-        output: what the check printed.
-        failed: names of tests, as their runner prints them.
-        read: returns the texts of the project's sources by path.
+        output: output of the check.
+        failed: names of the tests, as printed by their runner.
+        read: returns the contents of the project's sources by path.
     """
     failed = tuple(failed)
     if not _NOT_IMPORTED.search(output) or not all(

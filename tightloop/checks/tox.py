@@ -1,4 +1,4 @@
-"""Environments of tox and sessions of nox, as the commands that they run."""
+"""Commands that tox environments and nox sessions run."""
 
 import ast
 import posixpath
@@ -23,14 +23,14 @@ _TEMPORARY = (
     "envlogdir",
     "env_log_dir",
 )
-"""Folders of tox, which are not part of the project."""
+"""Names of tox's own folders, which are not part of the project."""
 
 
 # -- tox ----------------------------------------------------------------------------------------------------------
 
 
 def _tox_config(project: Project, folder: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return tox's file and its sections. Lists are joined with newlines."""
+    """Return the path of tox's configuration and its sections. Lists are joined with newlines."""
     legacy = project.text("tox.ini", folder)
     name = "tox.ini"
     if "[tox" not in legacy and "[testenv" not in legacy:
@@ -74,13 +74,13 @@ def _native_tox(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def tox_environments(project: Project, named: list[str], factors: set[str], origin: Origin) -> list[str]:
-    """Return the environments that tox would run.
+    """Return the tox environments that a command would run.
 
     Args:
         project: the project.
         named: values of `-e`.
         factors: values of `-f`, which select environments.
-        origin: place of the command. Its variables may name environments.
+        origin: origin of the command. Its variables may name environments.
     """
     named = [*named]
     named += [value for name, value in origin.variables if name == "TOXENV"]
@@ -99,7 +99,7 @@ def tox_environments(project: Project, named: list[str], factors: set[str], orig
 
 
 def expand_braces(text: str) -> list[str]:
-    """Return the names in a list such as `py{310,311}-{a,b}, lint`."""
+    """Expand a list of names such as `py{310,311}-{a,b}, lint`."""
     names = []
     for part in re.split(r",(?![^{]*})|\s+(?![^{]*})", text):
         pieces = re.split(r"\{([^{}]*)\}", part.strip())
@@ -109,7 +109,7 @@ def expand_braces(text: str) -> list[str]:
 
 
 def _choices(text: str) -> list[str]:
-    """Return the alternatives in braces, such as `0-3` or `django,flask`."""
+    """Expand the alternatives inside braces, such as `0-3` or `django,flask`."""
     if match := re.fullmatch(r"(\d{1,3})-(\d{1,3})", text):
         return [str(number) for number in range(int(match[1]), min(int(match[2]), int(match[1]) + 50) + 1)]
     return text.split(",")
@@ -118,7 +118,7 @@ def _choices(text: str) -> list[str]:
 def tox_commands(
     project: Project, environments: list[str], origin: Origin, posargs: str = ""
 ) -> Iterator[tuple[Origin, str]]:
-    """Yield the commands of tox environments, with their places. Those for other interpreters are left out."""
+    """Yield the commands of tox environments with their origins. Environments for other interpreters are skipped."""
     name, sections = _tox_config(project, origin.folder)
     source = posixpath.join(origin.folder, name)
     fitting = [each for each in environments if _fits(each, project.python)]
@@ -154,7 +154,7 @@ def _tox_section(sections: Mapping[str, dict[str, Any]], environment: str) -> di
 
 
 def _fits(environment: str, python: str) -> bool:
-    """Return whether a tox environment is for the installed interpreter, or for none in particular."""
+    """Return whether a tox environment suits the installed interpreter, or does not require a particular one."""
     versions = re.findall(r"(?:^|-)(?:py)?(\d)\.?(\d*)(?=-|$)", environment)
     if re.search(r"(?:^|-)(?:pypy|jython)", environment):
         return False
@@ -208,7 +208,10 @@ def _tox_value(
 
 
 def nox_commands(project: Project, sessions: list[str], origin: Origin) -> Iterator[tuple[Origin, str]]:
-    """Yield the commands of nox sessions, with their places. By default, of the sessions that nox would run."""
+    """Yield the commands of nox sessions with their origins.
+
+    If none are named, use the sessions that nox runs by default.
+    """
     try:
         module = ast.parse(project.text("noxfile.py", origin.folder))
     except (SyntaxError, ValueError, RecursionError):

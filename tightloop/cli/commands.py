@@ -33,7 +33,7 @@ class Command(click.Command):
         self._code = code
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters; loads the code."""
+        """Load the command's code and return its parameters."""
         # Click asks for the parameters several times per call: for the parser, the usage line and the completion.
         if self.callback is None:
             module, _, function = self._code.partition(":")
@@ -42,14 +42,14 @@ class Command(click.Command):
         return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; repeatable parameters become a list, or None."""
+        """Run the command, passing repeatable parameters as a list, or None if they are not given."""
         # Click gives an empty tuple if a repeatable parameter was omitted; the commands expect None.
         ctx.params = {name: list(it) or None if isinstance(it, tuple) else it for name, it in ctx.params.items()}
         return super().invoke(ctx)
 
 
 class Field(NamedTuple):
-    """Field of an operation's request as a parameter; None is not sent."""
+    """Field of an operation's request, as a command parameter. It is not sent if it is None."""
 
     name: str
     declaration: Option | Argument

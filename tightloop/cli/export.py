@@ -158,7 +158,7 @@ async def _report(client: TightloopClient, plan_id: str) -> dict[str, str]:
 async def _account(
     client: TightloopClient, summary: Summary, store: Store, problems: Problems | None = None
 ) -> PlanArchive | None:
-    """Return the record that a plan wrote when it ended, or None.
+    """Return the archive that a plan wrote when it ended, or None.
 
     Raises:
         InvalidRequestError: the plan is still open.

@@ -55,7 +55,10 @@ def loop_end_lines(status: LoopStatus) -> list[str]:
 
 
 def loop_todo_lines(status: LoopStatus, questions: Sequence[str]) -> list[str]:
-    """Return the actions that a person can take, with their commands. `questions` are the lines of open questions."""
+    """Return the actions that a person can take, with their commands.
+
+    `questions` are the lines about open questions.
+    """
     lines: list[str] = []
     for wait in status.children:
         lines.append(f"{wait.step}: {wait.where} is waiting for a person: {wait.what}")

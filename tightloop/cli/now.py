@@ -21,7 +21,7 @@ from tightloop.cli.views import (
 from tightloop.wording import CLOSED_STATUSES, OPEN_STATUSES, START_HINT, format_count
 
 QUESTIONS_OF = 5
-"""Maximum number of workflows in a list whose questions are shown."""
+"""Maximum number of workflows in a list for which questions are shown."""
 Kind = Literal["episode", "plan", "loop"]
 
 

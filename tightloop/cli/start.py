@@ -283,7 +283,7 @@ Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends
 OPENING_SECONDS = 3.0
 """Maximum time in seconds that a start waits for the workspace to be accepted or rejected."""
 FINDING_SECONDS = 45.0
-"""The same if the project's checks have to be found and tried."""
+"""Maximum time in seconds for the same wait if the project's checks have to be found and tried."""
 
 
 def start(
@@ -419,9 +419,9 @@ async def start_and_wait(
     *,
     replace: bool = False,
 ) -> tuple[str, tuple[str, ...]]:
-    """Start an episode or a plan, and wait as long as it may still be rejected.
+    """Start an episode or a plan, and wait until it can no longer be rejected.
 
-    Return its id, and notes: the checks that were found in the project, or that no worker picks it up.
+    Return its id and notes, such as the checks found in the project, or a warning that no worker picks it up.
 
     Raises:
         InvalidRequestError: the episode or plan was rejected. The message contains the reason.
@@ -447,7 +447,7 @@ async def start_and_wait(
 
 
 async def _wait_until_open(client: TightloopClient, started: str) -> tuple[str, ...]:
-    """Wait until the run is open or asks. Return its question, or the sentences about checks that were found."""
+    """Wait until the run is open or asks a question. Return its question, or the sentences about the checks found."""
     async with contextlib.aclosing(client.watch(started)) as changes:
         async for status in changes:
             assert isinstance(status, EpisodeStatus | PlanStatus)

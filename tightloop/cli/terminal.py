@@ -36,7 +36,7 @@ def on_terminal() -> bool:
 
 
 def is_attended() -> bool | None:
-    """Return True if a person types in a terminal, and otherwise None."""
+    """Return True if a person is typing in a terminal, otherwise None."""
     return True if sys.stdin is not None and sys.stdin.isatty() else None
 
 
@@ -101,7 +101,7 @@ def plain(text: str) -> str:
 
 
 def apply_colour(label: str) -> Text:
-    """Return a status, event, class or state in its colour."""
+    """Return a status, event, class or state as coloured text."""
     return Text(plain(label), style=_COLOURS.get(label, ""))
 
 

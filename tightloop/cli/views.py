@@ -394,7 +394,7 @@ def _cut(text: str) -> str:
 
 
 _OF_WORKERS = frozenset({"phase", "spent", "budget"})
-"""Rows that need a response from a worker."""
+"""Rows that are only known if a worker responds."""
 
 
 def list_table(rows: Iterable[Summary | Document]) -> Table:

@@ -1,4 +1,4 @@
-"""Files with hidden scenarios: an owner's folder, and encrypted bundles in the state home."""
+"""Storage of hidden scenarios: an owner's folder, and encrypted bundles in the state home."""
 
 import json
 import secrets
@@ -49,7 +49,7 @@ class Large(TestCase):
 
 
 def write_template(folder: Path) -> None:
-    """Write an example to a new folder. Raises as `write_scenarios` does."""
+    """Write an example to a new folder. Raises the same errors as `write_scenarios`."""
     _write(folder, _EXAMPLE, {"hidden/test_large.py": _EXAMPLE_TEST.encode()})
 
 
@@ -80,7 +80,7 @@ def read_scenarios(path: Path) -> ScenarioBundle:
     """Read a folder or a YAML file with scenarios.
 
     Raises:
-        InvalidRequestError: it cannot be read, or it is invalid.
+        InvalidRequestError: the file or folder cannot be read or is invalid.
     """
     file = path / FILE if path.is_dir() else path
     try:
@@ -122,7 +122,7 @@ class ScenarioStore:
         """Store the scenarios of a folder, a YAML file or an encrypted bundle, and return the commitment.
 
         Raises:
-            InvalidRequestError: they cannot be read, are invalid, or are inside the workspace in plain text.
+            InvalidRequestError: the scenarios cannot be read, are invalid, or are inside the workspace in plain text.
         """
         bundle = self.read(path, workspace=workspace)
         return self.store(bundle)
@@ -137,13 +137,13 @@ class ScenarioStore:
         return commitment
 
     def store_answers(self, digest: str, answers: Mapping[int, str]) -> None:
-        """Store the last lines that failing drafted scenarios printed, by number from 0."""
+        """Store the last line printed by each failing drafted scenario, keyed by its number starting at 0."""
         private_folder(self._folder)
         content = encrypt_file(self._keys, _HEAD, "answers", json.dumps(answers).encode())
         write_private(self._folder / f"{digest}.answers", content, replace=True)
 
     def find_answers(self, digest: str) -> dict[int, str]:
-        """Return the lines that `store_answers` stored last. Empty if no drafted scenario has failed in a proof."""
+        """Return the lines stored last by `store_answers`. Empty if no drafted scenario has failed in a proof."""
         sealed = _read_bundle(self._folder / f"{digest}.answers")
         if sealed is None:
             return {}
@@ -151,7 +151,7 @@ class ScenarioStore:
         return {int(number): line for number, line in stored.items()}
 
     def read(self, path: Path, *, workspace: Path | None = None) -> ScenarioBundle:
-        """Read a folder, a YAML file or an encrypted bundle. Raises as `commit` does."""
+        """Read a folder, a YAML file or an encrypted bundle. Raises the same errors as `commit`."""
         if path.is_file() and (sealed := _read_bundle(path)) is not None:
             return self._open(sealed, f"the bundle {path}")
         folders = [Path(folder).expanduser() for folder in self._visible] + ([workspace] if workspace else [])
@@ -168,11 +168,11 @@ class ScenarioStore:
         return encrypt_file(self._keys, _HEAD, "bundle", compress(bundle.content))
 
     def load(self, commitment: HiddenScenarios) -> ScenarioBundle:
-        """Return the committed scenarios.
+        """Return the scenarios that match a commitment.
 
         Raises:
-            InvalidRequestError: this host does not have them.
-            ArtifactCorruptError: they are not the committed ones.
+            InvalidRequestError: this host does not have the scenarios.
+            ArtifactCorruptError: the stored scenarios do not match the commitment.
         """
         what = f"the hidden scenarios {commitment.digest[:12]}"
         sealed = _read_bundle(self._file(commitment.digest))
@@ -187,7 +187,7 @@ class ScenarioStore:
         return bundle
 
     def find(self, digest: str) -> ScenarioBundle | None:
-        """Return earlier scenarios, or None if this host does not have them any more."""
+        """Return earlier scenarios by digest, or None if this host no longer has them."""
         sealed = _read_bundle(self._file(digest))
         return None if sealed is None else self._open(sealed, f"the hidden scenarios {digest[:12]}")
 
@@ -201,7 +201,7 @@ class ScenarioStore:
 
 
 def _read_bundle(file: Path) -> bytes | None:
-    """Return the content of an encrypted bundle, or None if it is no bundle or does not exist."""
+    """Return the content of an encrypted bundle, or None if the file does not exist or is not a bundle."""
     try:
         with file.open("rb") as stream:
             content = stream.read(BUNDLE_BYTES)

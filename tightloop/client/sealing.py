@@ -163,9 +163,9 @@ class Keys:
 
 
 def encrypt_file(keys: Keys, head: bytes, name: str, content: bytes) -> bytes:
-    """Encrypt a file (AES-256-GCM, NIST SP 800-38D) so that it opens only under this name.
+    """Encrypt a file (AES-256-GCM, NIST SP 800-38D) so that it can only be decrypted under this name.
 
-    `head` identifies the kind of file and starts the result. Raises as `Keys.cipher` does.
+    `head` identifies the kind of file and starts the result. Raises the same errors as `Keys.cipher`.
     """
     key, nonce = keys.current.encode(), os.urandom(NONCE_BYTES)
     opening = head + bytes([len(key)]) + key
@@ -174,7 +174,7 @@ def encrypt_file(keys: Keys, head: bytes, name: str, content: bytes) -> bytes:
 
 
 def decrypt_file(keys: Keys, head: bytes, name: str, sealed: bytes, *, what: str) -> bytes:
-    """Decrypt what `encrypt_file` returned. `what` describes the file in errors.
+    """Decrypt the result of `encrypt_file`. `what` describes the file in errors.
 
     Raises:
         ArtifactCorruptError: the file was changed, or it was encrypted for another purpose or name.

@@ -199,7 +199,7 @@ async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None)
 
 
 async def _with_request(calls: Calls, execution: Execution) -> Execution:
-    """Complete a run's data from its input if `temporal workflow start` started it without tightloop's memo."""
+    """Fill in data from the run's input if `temporal workflow start` started the run without tightloop's memo."""
     if execution.workspace:
         return execution
     try:

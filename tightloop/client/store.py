@@ -94,7 +94,7 @@ class Store:
         return str(value)
 
     def load_model(self, ref: ArtifactRef, kind: type[M]) -> M:
-        """Parse a stored model. Raises as `artifact` does."""
+        """Parse a stored model. Raises the same errors as `artifact`."""
         try:
             return kind.model_validate_json(self.artifact(ref))
         except ValidationError as error:

@@ -81,13 +81,13 @@ def count_repeats(marks: Sequence[str]) -> int:
 
 
 def may_reflect(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether failing checks lead to another round."""
+    """Return whether failing checks should lead to another round."""
     # The first round is not a repair: `rounds` counts only those after failing checks.
     return progress.round <= bounds.rounds
 
 
 def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether tests for the change are to be written once the checks pass."""
+    """Return whether tests for the change should be written once the checks pass."""
     return bounds.testing and not progress.tested
 
 

@@ -1,4 +1,4 @@
-"""Forwarding of a host's ledger to the shared database, and the inbox with the work that is blocked."""
+"""Forwarding of a host's ledger to the shared database, and the inbox with the work that each question blocks."""
 
 import hashlib
 from collections import defaultdict
@@ -205,7 +205,7 @@ def inbox_items(
     ancestors: Mapping[str, Ancestor],
     plans: Iterable[RowMapping] = (),
 ) -> tuple[InboxItem, ...]:
-    """Return what waits for a person, oldest first.
+    """Return the items that wait for a person, oldest first.
 
     Args:
         waiting: rows of the workflows that have open questions.

@@ -171,7 +171,7 @@ class Ledger:
     def inbox(self, project: str = "") -> tuple[InboxItem, ...]:
         """Return all open questions, and the project plans that wait for `dispatch` or `verify`, oldest first.
 
-        If `project` is empty, those of all projects are returned.
+        If `project` is empty, all projects are included.
         """
         visible = (self._sees(workflows), workflows.c.project == project if project else true())
         query = select(*_LISTED).where(*visible, workflows.c.waiting_since.is_not(None))
@@ -240,8 +240,8 @@ class Ledger:
         Args:
             project: project id.
             since: start of the range.
-            until: its exclusive end.
-            is_newest: also list what is open. That is only known for the present.
+            until: end of the range, exclusive.
+            is_newest: also list open work, which is only known for the present.
 
         Raises:
             ProjectNotFoundError: the project is unknown or not visible.
@@ -327,7 +327,7 @@ def _open_children(project: str) -> Select[Any]:
 
 
 def _with_children(lines: Iterable[WorkflowLine], children: Sequence[Any]) -> tuple[WorkflowLine, ...]:
-    """Return open runs, whose cost includes that of their open children."""
+    """Return open runs with the cost of their open children included."""
     costs = {line.id: line for line in lines}
     parents = {child.id: child.parent for child in children}
     for child in children:

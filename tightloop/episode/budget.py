@@ -37,11 +37,15 @@ class Budget(CallerInput):
     max_wall_time: Duration | None = timedelta(hours=12)
     """Maximum working time. Pauses do not count."""
     until: AwareDatetime | None = None
-    """Time at which the run stops as at any other limit, with a time zone. A delivery in progress ends first."""
+    """Time, with a time zone, at which the run stops as at any other limit. A delivery in progress is finished first.
+    """
 
     @property
     def spent_at_once(self) -> str:
-        """Name of the first limit that prevents any start and that no extension would raise, or ""."""
+        """Name of the first limit that is zero or negative, or "".
+
+        No run can start with it, and extending it has no effect.
+        """
         bounds = ((item.bound, getattr(self, item.bound)) for item in BudgetItem)
         # The zero of the bound's own type: a timedelta cannot be compared with 0.
         return next((name for name, most in bounds if most is not None and most <= type(most)()), "")
@@ -129,7 +133,10 @@ def breaches(budget: Budget, spent: Spent) -> tuple[Breach, ...]:
 
 
 def describe_end(until: datetime | None, now: datetime) -> str:
-    """Return the time at which a run had to stop, such as `until 2026-11-30 07:00 UTC`. Empty if it may go on."""
+    """Describe the time at which a run had to stop, such as `until 2026-11-30 07:00 UTC`.
+
+    Empty if there is time left.
+    """
     return "" if until is None or now < until else f"until {until:%Y-%m-%d %H:%M %Z}"
 
 

@@ -178,11 +178,11 @@ class ProofRule(StrEnum):
     CHECKS_SUPPRESSED = "checks_suppressed"
     """A check fails without the suppressions that the work added."""
     COPIED = "copied"
-    """A delivered file or part of one is in a later commit or in an installed package."""
+    """A delivered file, or part of one, also appears in a later commit or in an installed package."""
     SCENARIOS_FAILED = "scenarios_failed"
     """Hidden scenarios fail."""
     REVIEWER_DOUBTS = "reviewer_doubts"
-    """A model that read the change doubts that it does the work in general."""
+    """A model that reviewed the change doubts that it solves the task in general."""
 
 
 class CheckReport(Value):
@@ -363,14 +363,14 @@ def judge(
 
 
 def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = False) -> str:
-    """Explain why the result of a new check does not show that something is missing. Empty if it does.
+    """Explain why the result of a new check is not evidence that something is missing. Empty if it is.
 
-    A check shows it by an assertion that fails. A program that cannot be loaded or started shows nothing.
+    Only a failing assertion is evidence. A program that cannot be loaded or started is not.
 
     Args:
         result: result before any work.
         is_flaky: the check failed once and passed when it was repeated.
-        is_judged: its tests have been observed to fail by their own assertions, so its output does not matter.
+        is_judged: its tests were observed to fail in their own assertions, so its output does not matter.
     """
     if is_flaky:
         return "it fails at random: it failed once, and passed when it was repeated without a change"
@@ -389,7 +389,7 @@ def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = Fa
 
 
 def _tail(output: str, *, failed: bool) -> str:
-    """Return the last lines, after the line that explains the failure if it is further up."""
+    """Return the last lines of an output, preceded by the line that explains the failure if it is further up."""
     tail = last_lines(output, TAIL_CHARACTERS)
     cause = find_cause(_searchable(output)).strip() if failed else ""
     if cause in tail:
@@ -399,7 +399,7 @@ def _tail(output: str, *, failed: bool) -> str:
 
 
 def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, ...]:
-    """Return the names of the checks that passed before and now fail."""
+    """Return the names of the checks that passed before and fail now."""
     if before is None:
         return ()
     passed = {result.run for result in before.results if result.passed}
@@ -462,14 +462,14 @@ NAME_CHARACTERS = 80
 
 
 def check_name(title: str) -> str:
-    """Return a check's name as it is stored in histories and compared there."""
+    """Return a check's name, shortened to the form that is stored in histories and compared there."""
     return shorten(title, NAME_CHARACTERS)
 
 
 def check_key(run: str) -> str:
     """Return a short digest of a check's command.
 
-    A check that keeps its name but gets another command is another check, and it has not failed yet.
+    A check that keeps its name but gets another command counts as a different check, which has not failed yet.
     """
     return hashlib.sha256(run.encode()).hexdigest()[:12]
 

@@ -124,7 +124,7 @@ def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None
 
 
 def about_change(question: Question, change: ShownChange | None) -> Question:
-    """Return the question with the change that it is about. A person may say that they asked for the change."""
+    """Add a change to the question about it, with an option to state that the person asked for the change."""
     if change is None:
         return question
     renamed = {REFUSE: _UNDO_CHANGE, **({ALLOW: _ALLOW_CHANGE} if change.files else {})}
@@ -134,7 +134,10 @@ def about_change(question: Question, change: ShownChange | None) -> Question:
 
 
 def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -> Question:
-    """Return the question about failed scenarios that were drafted. It quotes none, because agents may read it."""
+    """Add the numbers of the drafted scenarios that failed to a question, without quoting the scenarios.
+
+    Agents may read the question.
+    """
     names = ", ".join(str(number + 1) for number in failed)
     more = (
         f"a model drafted what fails: {'number' if len(failed) == 1 else 'numbers'} {names}",
@@ -215,12 +218,12 @@ CHECKS_SHOWN = 2
 
 
 def about_work(state: EpisodeState, evidence: tuple[str, ...], *, output: str) -> tuple[str, ...]:
-    """Return a question's evidence with the failing checks' explaining lines and the executor's last words.
+    """Append the lines that explain failing checks, and the executor's last words, to a question's evidence.
 
     Args:
-        state: the state.
+        state: state of the episode.
         evidence: the question's own evidence, which comes first.
-        output: command that prints the whole output of the checks.
+        output: command that prints the complete output of the checks.
     """
     lines = list[str]()
     for check in state.failed_checks[:CHECKS_SHOWN]:
@@ -239,10 +242,11 @@ def is_ended_by_message(question: Question) -> bool:
 
 
 RETRY_UNANSWERED = timedelta(hours=1)
-"""Time after which a delivery is tried again although nobody has answered that its login or quota is in order."""
+"""Time after which a delivery is retried even if nobody has confirmed that its login or quota is in order."""
 LAST_LINES_CHARACTERS = 2_000
 UNMOVED_MORE = 1
-"""Number of iterations beyond `pause_after` for which new work may not show in the checks before an alert."""
+"""Number of iterations beyond `pause_after` in which new work may leave the checks unchanged before an alert is sent.
+"""
 
 
 class NextAction(StrEnum):
@@ -313,7 +317,10 @@ def _ask_about(findings: tuple[Finding, ...], change: ShownChange | None = None)
 
 
 def is_plan_allowed(state: EpisodeState, outcome: PlanningOutcome) -> bool:
-    """Return whether to execute a plan that a person allowed. If there is a note to the planner, it replans instead."""
+    """Return whether to execute a plan that a person allowed.
+
+    If there is a note for the planner, it replans instead.
+    """
     planned = outcome.verdict in (PlanVerdict.PLANNED, PlanVerdict.CLAIMS_DONE)
     return planned and not state.notes and not unanswered_findings(outcome.findings, state.overruled)
 
@@ -326,7 +333,7 @@ def is_change_allowed(state: EpisodeState) -> bool:
 def after_execution(
     state: EpisodeState, report: ExecutorReport, choice: ExecutorChoice, *, changed: bool = False
 ) -> Decision:
-    """Decide whether the work can be verified, is delivered again, or whether a person has to decide first.
+    """Decide whether to verify the work, to deliver the plan again, or to ask a person first.
 
     Args:
         state: the state with the report.
@@ -403,8 +410,9 @@ def is_complete(state: EpisodeState) -> bool:
     """Return whether the goal is met: the checks pass, and that result is meaningful.
 
     The result is meaningful if the checks failed initially or the planner claims that the goal is met. A claim never
-    counts if the checks do not pass. Work that people have requested is planned first. So a refused proof is repeated
-    after the next iteration, even if that one changed nothing: the finding is then reported or asked about again.
+    counts if the checks do not pass. Work that people have requested is planned first. A refused proof is therefore
+    repeated after the next iteration, even if that iteration changed nothing, and the finding is reported or asked
+    about again.
     """
     means_something = state.baseline_red or state.plan_final
     return state.checks_green and means_something and not state.asked_for

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PASSES_ALWAYS = re.compile(r"(?:true|:|exit\s+0|(?:/usr)?/bin/true|(?:echo|printf)\b[^|&;<>]*)$", re.DOTALL)
 _ENDS_ITSELF = re.compile(r"(?:^|[\s;&|({'])(?:set\s+-(?:\w*e|o\s+errexit)|exit\s+(?!0\b)\S|return\s+(?!0\b)\S)")
-"""A script that stops at the first failure, or that returns a failure itself, may end with `true`."""
+"""Script that stops at the first failure, or that returns a failure itself. Such a script may end with `true`."""
 # A command that writes to a closed pipe is killed by SIGPIPE (13), as in `cmd | grep -q x`: 128 + 13. A trap and not
 # `|| ...`, which would turn off `set -e` inside of the command.
 _BEFORE, _AFTER = "( trap '[ $? -ne 141 ] || exit 0' EXIT; ( ", "\n)\n)"

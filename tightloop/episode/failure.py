@@ -74,7 +74,7 @@ class FailureKind(StrEnum):
 def without_noise(text: str, *, numbers: bool = True) -> str:
     """Remove the parts of a text that vary between runs: times, addresses, hashes, folders and colours.
 
-    Other numbers too, unless `numbers` is False.
+    Other numbers are removed as well, unless `numbers` is False.
     """
     for pattern, replacement in _NOISE:
         text = pattern.sub(replacement, text)

@@ -147,7 +147,7 @@ class EpisodeRequest(CallerInput):
     """Work in a separate git worktree in the state home."""
     setup: str = ""
     """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
-    starts, once for each state of the lock files. If empty, lock files lead to a proposal.
+    starts, once for each state of the lock files. If empty, a command is proposed if the tree has lock files.
     """
     result: ResultMode = "auto"
     """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
@@ -162,13 +162,15 @@ class EpisodeRequest(CallerInput):
     keep_green: bool = False
     """The checks only guard what works now, as in a refactoring: start the work even if all of them pass."""
     attended: bool = False
-    """A person starts the episode in a terminal, and is asked if all checks pass before the first plan."""
+    """Set if a person starts the episode in a terminal. They are asked what to do if all checks pass before the first
+    plan.
+    """
     scenarios: HiddenScenarios | None = None
     """Hidden scenarios that must pass in the proof, as printed by `tightloop scenarios pack`."""
     drafts: int = 0
     """Maximum number of hidden scenarios that the planner's model drafts before the work starts."""
     review: bool = False
-    """Have the planner's model review a proven change. Its doubt is a question to a person."""
+    """Have the planner's model review a proven change. If it has doubts, a person is asked."""
     budget: Budget = Budget.model_construct()
     pause_after: int = 4
     """Number of consecutive iterations without progress after which the episode pauses."""
@@ -287,7 +289,7 @@ class EpisodeState(Value):
     chosen_checks: tuple[str, ...] = ()
     """Explanation of checks that were derived from the project's files, one sentence each."""
     first_runs: ArtifactRef | None = None
-    """First runs of these checks, for the baseline."""
+    """Results of the trial runs of these checks, for the baseline."""
     checks: ArtifactRef | None = None
     checked_tree: str = ""
     """Tree that `checks` refers to. Empty if the definition of done has changed since."""

@@ -115,7 +115,7 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
 def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
     """Return the best patterns for several checks without duplicates, each with its check.
 
-    The best pattern for each check comes before the second best for any check.
+    The best pattern of every check comes before the second best of any check.
     """
     # Exact matches first: a similar failure with a high success rate is still another failure.
     ordered = sorted(
@@ -145,7 +145,7 @@ class Briefing(Value):
     """Latest check results. Before the first plan, this is the baseline."""
     reflection: Reflection | None = None
     reflection_is_fresh: bool = False
-    """True if the reflection is about the last iteration."""
+    """True if the reflection refers to the last iteration."""
     notes: tuple[str, ...] = ()
     """Messages from people and warnings from the loop, newest last."""
     asked_for: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""Hidden scenarios: checks of an owner or of a model that run only in the proof and that nobody else sees.
+"""Hidden scenarios: checks written by an owner or a model that run only in the proof and that nobody else sees.
 
-Requests, histories and proofs contain a commitment to them (`HiddenScenarios`) and counts, but never their content.
+Requests, histories and proofs contain only a commitment to them (`HiddenScenarios`) and counts, never their content.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class HiddenScenarios(CallerInput):
     changes: tuple[str, ...] = ()
     """Earlier commitments, each with the person who replaced it, oldest first. Set by tightloop."""
     withdrawn: tuple[int, ...] = ()
-    """Numbers of the drafted scenarios that somebody withdrew, from 0. Set by tightloop."""
+    """Numbers of the withdrawn drafted scenarios, starting at 0. Set by tightloop."""
 
     @property
     def problem(self) -> str:
@@ -63,7 +63,7 @@ class HiddenScenarios(CallerInput):
         return new.evolve(changes=(*self.changes, line)[-_CHANGES_KEPT:])
 
     def withdraw(self, reason: str, numbers: Iterable[int] | None = None) -> Self:
-        """Return the drafted scenarios without these, or without any, and a line that gives the reason."""
+        """Return the commitment without some or all of its drafted scenarios, with a line that gives the reason."""
         gone = set(range(self.count)) if numbers is None else set(numbers)
         more = len(gone.difference(self.withdrawn))
         if not more:
@@ -78,16 +78,19 @@ _PACK = "Use the values that this command prints: tightloop scenarios pack FOLDE
 
 
 class Scenario(Check):
-    """A hidden scenario. It passes if its command exits with 0 and, if `prints` is set, prints this last."""
+    """A hidden scenario.
+
+    It passes if its command exits with 0 and, if `prints` is set, its last line of output equals it.
+    """
 
     prints: str = ""
-    """Last line that the command has to print on standard output. Code under test never sees it."""
+    """Expected last line on standard output. Code under test never sees it."""
     keep: bool = False
-    """For drafted scenarios: what the initial tree does already, and must still do."""
+    """For drafted scenarios: True if the initial tree already does this and must continue to do it."""
 
     @property
     def command(self) -> Check:
-        """The command to run. If its output counts, the shell drops the error output, which may contain warnings."""
+        """Command to run. If its output matters, the shell discards standard error, which may contain warnings."""
         run = f"exec 2> /dev/null\n{self.run}" if self.prints else self.run
         return Check(run=run, name=self.name, timeout_s=self.timeout_s)
 
@@ -102,11 +105,11 @@ def last_line(output: str) -> str:
 
 
 class ScenarioBundle(Document):
-    """Hidden scenarios with their files. This is what a digest covers and an encrypted bundle contains."""
+    """Hidden scenarios with their files: the content that a digest covers and an encrypted bundle contains."""
 
     scenarios: Annotated[tuple[Scenario, ...], Field(min_length=1, max_length=SCENARIOS_LIMIT)]
     files: Annotated[dict[str, str], Field(max_length=FILES_LIMIT)] = Field(default_factory=dict)
-    """Files to write into the checkout, base64, by relative path. They replace delivered files of the same path."""
+    """Files to write into the checkout, base64, by relative path. They replace delivered files with the same path."""
     salt: str = ""
 
     @field_validator("scenarios")
@@ -155,18 +158,18 @@ class ScenarioBundle(Document):
 
 
 class ScenarioBaseline(Value):
-    """Results of hidden scenarios on the initial tree, by number from 0."""
+    """Results of hidden scenarios on the initial tree, by number starting at 0."""
 
     digest: str = ""
     failed: tuple[int, ...] = ()
     odd: tuple[int, ...] = ()
-    """Scenarios in which a program ended early or a named test runner did not start, which then is normal for them."""
+    """Scenarios in which a program ended early or a named test runner did not start, which is normal for them."""
 
 
 def seen_before(
     current: ScenarioBundle, initial: ScenarioBundle | None, baseline: ScenarioBaseline | None
 ) -> ScenarioBaseline:
-    """Return the baseline of the current scenarios. Amended ones have none, and neither has any if files changed."""
+    """Return the baseline of the current scenarios. Amended scenarios have none; if files changed, none of them has."""
     if initial is None or baseline is None or initial.files != current.files:
         return ScenarioBaseline()
     old = {scenario: number for number, scenario in enumerate(initial.scenarios)}
@@ -186,7 +189,7 @@ class ScenarioResult(Value):
     """Number of scenarios, including drafted ones."""
     passed: int = 0
     failed_before: int = 0
-    """Number of scenarios that passed and had failed on the initial tree."""
+    """Number of passed scenarios that failed on the initial tree."""
     drafted: int = 0
     """Number of scenarios that a model drafted."""
     drafted_passed: int = 0
@@ -202,18 +205,18 @@ class ScenarioResult(Value):
 
     @property
     def is_drafts_only(self) -> bool:
-        """True if scenarios fail and all of these were drafted."""
+        """True if scenarios fail and all of the failed ones were drafted."""
         return 0 < self.failed == self.drafted - self.drafted_passed
 
     @property
     def title(self) -> str:
-        """The only sentence about failed scenarios that others see."""
+        """Sentence about failed scenarios. It is the only one that others see."""
         if self.total == 1:
             return "the hidden scenario fails"
         return f"{self.failed} of {self.total} hidden scenarios {'fails' if self.failed == 1 else 'fail'}"
 
     def with_drafts(self, drafts: HiddenScenarios, outcomes: Iterable[tuple[Scenario, bool]]) -> Self:
-        """Return the result with that of drafted scenarios, each with whether it passed."""
+        """Add the results of drafted scenarios, each given with a flag that tells whether it passed."""
         run = list(outcomes)
         passed = [scenario for scenario, is_passed in run if is_passed]
         return self.evolve(
@@ -228,7 +231,7 @@ class ScenarioResult(Value):
 
 
 def and_scenarios(passed: int, drafted: int = 0) -> str:
-    """Return the end of a sentence about passing checks, such as `, also 7 hidden scenarios (5 drafted)`."""
+    """Return a phrase to append to a sentence about passing checks, such as `, also 7 hidden scenarios (5 drafted)`."""
     return f", also {_format_scenarios(passed, drafted)}" if passed else ""
 
 

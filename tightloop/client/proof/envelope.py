@@ -58,7 +58,7 @@ class Envelope(Value):
 
     @property
     def signed_bytes(self) -> bytes:
-        """Pre-authentication encoding, which is signed. Raises as `content` does."""
+        """Pre-authentication encoding, which is signed. Raises the same errors as `content`."""
         return signed_bytes(self.payload_type, self.content)
 
 
@@ -169,8 +169,8 @@ def _bounded_integer(digits: str) -> int:
 
 
 NAMESPACE = "tightloop-proof"
-"""SSH signature namespace. It keeps signatures for other purposes, such as commits, from counting for a proof, and vice
-versa.
+"""SSH signature namespace. It prevents signatures for other purposes, such as commits, from being accepted for a proof,
+and vice versa.
 """
 COUNTERSIGNATURE = "tightloop-countersignature"
 """SSH signature namespace of the party that reproduced a proof.
@@ -270,12 +270,15 @@ def sign(content: bytes, key: SigningKey, namespace: str = NAMESPACE) -> Signatu
 
 
 def namespace_of(sig: str) -> str:
-    """Return the namespace that a signature claims, or "" if it is not an SSH signature. Verifies nothing."""
+    """Return the namespace that a signature claims, or "" if it is not an SSH signature.
+
+    The signature is not verified.
+    """
     return _fields_of(sig)[1].decode("utf-8", "replace")
 
 
 def public_key_of(sig: str) -> bytes:
-    """Return the public key that a signature contains, or nothing if it is not an SSH signature. Verifies nothing."""
+    """Return the public key in a signature, or nothing if it is not an SSH signature. The signature is not verified."""
     return _fields_of(sig)[0]
 
 

@@ -1,4 +1,4 @@
-"""Comparison of a proof with the same proof made again, and the second signature."""
+"""Comparison of a proof with its reproduction, and the countersignature."""
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -15,16 +15,20 @@ from tightloop.errors import InvalidRequestError, ProofError
 from tightloop.wording import format_count
 
 LEAST_SECONDS = 600.0
-"""Time limit of each check, or four times what it took if that is more. A proof does not contain its limits."""
+"""Minimum time limit of each check in seconds; the limit is four times its original duration if that is more.
+
+A proof does not record the original limits.
+"""
 _SHOWN = 5
 _RUNS = {TestsFrom.DELIVERED: "", TestsFrom.BEGINNING: " (with the original tests)"}
 
 
 def request_of(repository: Repository, statement: Statement, scenarios: ScenarioBundle | None) -> dict[str, Any]:
-    """Return the request to make a proof again.
+    """Return the request that reproduces a proof.
 
     Raises:
-        ProofError: the repository lacks the initial files, or the scenarios are missing or not those of the proof.
+        ProofError: the repository lacks the initial files, or the scenarios are missing or differ from those in the
+            proof.
     """
     details = statement.predicate.tightloop
     claimed = details.scenarios
@@ -59,14 +63,14 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
 
 
 def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str]) -> Iterator[Point]:
-    """Yield a point for each part of a proof. If the reproduction differs, it does not hold and names both results.
+    """Yield a point for each part of a proof. A point whose reproduction differs does not hold, and names both results.
 
     Durations, the sandbox, and the limits that the sandbox did not enforce may differ.
 
     Args:
         claimed: statement of the proof.
         reproduced: statement of the reproduction.
-        tails: end of the output of commands that failed in the reproduction.
+        tails: end of the output of the commands that failed in the reproduction.
     """
     old, new = claimed.predicate.tightloop, reproduced.predicate.tightloop
     trees = (claimed.tree, old.base_tree), (reproduced.tree, new.base_tree)
@@ -149,10 +153,10 @@ def _difference(what: str, claimed: str, reproduced: str) -> str:
 
 
 def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
-    """Return the key of `proof.countersigning_key`.
+    """Return the key configured in `proof.countersigning_key`.
 
     Args:
-        path: the setting.
+        path: value of the setting.
         visible: folders that checks can read.
 
     Raises:

@@ -41,7 +41,7 @@ class Result(StrEnum):
 
     PASSED = "PASSED"
     WARNED = "WARNED"
-    """Tests pass, but some findings were announced, before or afterwards, or accepted by a person."""
+    """Tests pass, but there were findings that were announced (before or afterwards) or accepted by a person."""
     FAILED = "FAILED"
 
 
@@ -123,11 +123,11 @@ class ScenarioDetails(_Part):
     failed_before: int = Field(default=0, ge=0)
     """Number of passed scenarios that failed on the initial tree."""
     drafted: int = Field(default=0, ge=0)
-    """Number of scenarios that a model drafted."""
+    """Number of scenarios that were drafted by a model."""
     drafts_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
     """Digest of the drafted scenarios and a salt."""
     changes: tuple[str, ...] = ()
-    """Amendments by their owner, oldest first."""
+    """Amendments made by the owner of the scenarios, oldest first."""
 
     @property
     def digests(self) -> str:
@@ -136,7 +136,7 @@ class ScenarioDetails(_Part):
 
 
 class ReviewDetails(_Part):
-    """Review of the change by a model. Its doubt is one of the findings."""
+    """Review of the change by a model. A doubt that it raises is one of the findings."""
 
     model: str
     files: int = Field(default=0, ge=0)
@@ -159,7 +159,7 @@ class Details(_Part):
     """Changed tests, test data and configuration. `changed_count` is the total number."""
     changed_count: int = 0
     announced: tuple[str, ...] = ()
-    """Paths of those whose change was announced, or answered before. Their initial version did not have to pass."""
+    """Paths of changed files whose change was announced or approved beforehand. Their initial version need not pass."""
     findings: tuple[FindingDetails, ...] = ()
     scenarios: ScenarioDetails | None = None
     review: ReviewDetails | None = None
@@ -174,7 +174,7 @@ class Details(_Part):
     asked: tuple[str, ...] = ()
     """Changes that a person announced only after the fact: sentences with the person, the files and the time."""
     not_held: tuple[str, ...] = ()
-    """Properties that the proof does not show."""
+    """Properties that the proof does not establish."""
     started_at: datetime
     ended_at: datetime
 

@@ -293,17 +293,17 @@ class Rules:
     accepted: bool = False
     """Accept a proof whose findings were accepted by a person."""
     strict: bool = False
-    """Refuse a proof if a person said only after a change that they had asked for it."""
+    """Reject a proof if a person said only after a change that they had asked for it."""
     scenarios: bool = False
-    """Reject a proof unless hidden scenarios passed, all of them."""
+    """Reject a proof unless all hidden scenarios passed. There must be at least one."""
     base: str = ""
-    """Branch or commit. Reject a proof unless its initial files are those of a commit in the history of it."""
+    """Branch or commit. Reject a proof unless its initial files are those of a commit in its history."""
     countersigned: bool = False
     """Reject a proof unless a second party reproduced it and added its signature."""
 
 
 def verify(content: bytes, rules: Rules, reproduce: Reproduce | None = None) -> Verified:
-    """Check all claims of a proof, as far as the proof can be parsed.
+    """Check a proof's claims. If the proof cannot be parsed completely, check the parts that can be.
 
     Args:
         content: content of the proof file.

@@ -29,7 +29,7 @@ ERRORS_REMEMBERED = 4 * LONGEST_CIRCLE
 ITEMS_REMEMBERED = 12
 FILES_NAMED = 20
 TREMBLES = 0.01
-"""Minimum relative decrease of a printed number that counts."""
+"""Minimum relative decrease of a printed number that counts as progress."""
 MARK = 12
 """Number of signature characters to remember."""
 PROGRESS = "+"
@@ -136,7 +136,7 @@ def observe(memory: TrackerMemory | None, iteration: Iteration) -> tuple[Trackin
 
 
 def _have_checks_moved(before: TrackerMemory, iteration: Iteration) -> bool:
-    """Return whether fewer checks or tests fail, others than ever before, or they print a lower number than ever."""
+    """Return whether the checks moved: fewer or different tests fail, or a printed number reached a new low."""
     verification = iteration.verification
     # Without a changed file nothing moved, even if the checks pass.
     if verification is None or iteration.files_changed == 0:
@@ -157,7 +157,10 @@ def _have_checks_moved(before: TrackerMemory, iteration: Iteration) -> bool:
 
 
 def _is_worse(iteration: Iteration) -> bool:
-    """Return whether another check fails, or more tests do. More lines of output may also report what is new."""
+    """Return whether an additional check fails, or more tests fail.
+
+    A higher count counts only for checks that report test counts; more output alone may just describe something new.
+    """
     verification, checks = iteration.verification, iteration.checks
     if verification is None or checks is None:
         return False
@@ -167,7 +170,7 @@ def _is_worse(iteration: Iteration) -> bool:
 
 
 def _failing_tests(iteration: Iteration) -> str:
-    """Return a mark for the failing tests, or the type of the error where a check names no test. "" means unknown."""
+    """Return a mark for the failing tests, or for the type of the error if a check names no test. "" means unknown."""
     failed = iteration.checks.failed if iteration.checks else ()
     names = [f"{result.run} {name}" for result in failed for name in result.failing or (failure_type(result.tail),)]
     return short_mark("\n".join(names)) if names else ""

@@ -1,4 +1,4 @@
-"""New work in a change, as far as the files show it."""
+"""Detection of new work in a change, based on the changed files."""
 
 import re
 from collections import Counter
@@ -26,18 +26,18 @@ _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Touched(Value):
-    """Marks of the files and lines that an episode has changed, oldest first. The oldest are forgotten."""
+    """Marks of the files and lines that an episode has changed, oldest first. The oldest ones are dropped."""
 
     files: str = ""
     lines: str = ""
 
 
 def find_new_work(files: Iterable[FilePatch], touched: Touched) -> tuple[bool, Touched]:
-    """Return whether a change adds to the work, and the updated marks.
+    """Return whether a change contains new work, and the updated marks.
 
-    It does if it touches a file for the first time, or if it has more new lines than it removes of those that the
-    episode wrote itself. A removed line of the project counts like a new one. Comments, white space and moved lines do
-    not count, and changing the numbers of a line counts once.
+    It does if it touches a file for the first time, or if the number of its new lines exceeds the number of the
+    episode's own earlier lines that it removes. Removing a line of the original project counts like adding a line.
+    Comments, white space and moved lines do not count, and repeated changes to the numbers in a line count once.
     """
     known_files, known_lines = _split(touched.files), _split(touched.lines)
     changed, new, undone = set[str](), set[str](), set[str]()

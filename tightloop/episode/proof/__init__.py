@@ -28,7 +28,7 @@ class TestsFrom(StrEnum):
 
 
 class FileKind(StrEnum):
-    """Role that a changed file has for the checks."""
+    """Role of a changed file in the checks."""
 
     TEST = "test"
     TEST_DATA = "test_data"
@@ -143,7 +143,7 @@ class ProofRun(Value):
 
 
 class ProofFinding(Value):
-    """A finding that speaks against a proof."""
+    """A finding that casts doubt on a proof."""
 
     rule: ProofRule
     text: str
@@ -152,9 +152,9 @@ class ProofFinding(Value):
     announced: bool = False
     """True if the goal or the request announced it. In that case, it is evidence and does not lead to a question."""
     paths: tuple[str, ...] = ()
-    """Changed files that the finding is about, unless it is about all changed files that affect the checks."""
+    """Changed files that the finding concerns. Empty if it concerns all changed files that affect the checks."""
     answered: Approval | None = None
-    """Answer of a person who was already asked about the same change. It does not lead to another question."""
+    """Answer of a person who was already asked about the same change. The finding does not lead to another question."""
 
     @property
     def is_open(self) -> bool:
@@ -171,14 +171,14 @@ class Review(Value):
     """A model's answer about a proven change."""
 
     subject: str = ""
-    """Digest of the trees, the goal and the checks that it is about."""
+    """Digest of the trees, the goal and the checks that the review refers to."""
     model: str
     doubt: str = ""
-    """Reason to doubt that the change does the work in general. Empty if the model has no doubt."""
+    """Reason to doubt that the change solves the task in general. Empty if the model has no doubt."""
     quotes: tuple[str, ...] = ()
     """Lines of the change that the doubt quotes, as `path:number: text`."""
     paths: tuple[str, ...] = ()
-    """Changed files that these lines are from."""
+    """Changed files that contain these lines."""
     files: int = 0
     """Number of files in the change."""
     unread: int = 0
@@ -210,7 +210,7 @@ class Proof(Value):
     """Git id of the initial tree."""
     delivered_tree: str
     beside: str = ""
-    """Digest of the ignored files next to the tree, both initially and at the time of the proof."""
+    """Digest of the ignored files in the working tree, both initially and at the time of the proof."""
     runs: tuple[ProofRun, ...] = ()
     """The run on the tree as delivered.
 
@@ -220,7 +220,7 @@ class Proof(Value):
     """Changed files that affect the checks, at most `FILES_LIMIT` of them."""
     changed_count: int = 0
     announced: tuple[str, ...] = ()
-    """Paths of those whose change was announced, or answered before. Their initial version did not have to pass."""
+    """Paths of changed files whose change was announced or approved beforehand. Their initial version need not pass."""
     configuration: tuple[ConfigurationFile, ...] = ()
     """Configuration files in the delivered tree, at most `FILES_LIMIT` of them."""
     verdict: ProofVerdict
@@ -239,7 +239,7 @@ class Proof(Value):
     ended: datetime
 
     def proves(self, checks: Sequence[Check], tree: str) -> bool:
-        """Return whether it proves these checks on a tree, without findings or changed check files."""
+        """Return whether the proof covers these checks on a tree, without findings or changed check files."""
         is_clean = self.verdict is ProofVerdict.PROVEN and not self.findings and not self.changed_count
         # Exactly one run: a second one exists only if tests changed.
         commands = [[run.run for run in proof_run.checks] for proof_run in self.runs]

@@ -1,4 +1,4 @@
-"""Assertions of Python tests, in a form that does not depend on where and how they are written."""
+"""Assertions of Python tests, in a form that does not depend on where or how they are written."""
 
 import ast
 import copy
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tightloop.episode.proof.same_code import CHARACTERS
 
 CASES_LIMIT = 400
-"""Maximum number of cases of a test that become claims of their own. The table that exceeds it is one value."""
+"""Maximum number of test cases that become separate claims. A larger table is treated as one value."""
 _DEPTH = 4
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _COMPARED = {
@@ -30,12 +30,12 @@ _RAISES = ("pytest.raises", "self.assertRaises", "self.assertRaisesRegex", "pyte
 
 
 class Claim(NamedTuple):
-    """One assertion. Two tests that make the same claims test the same."""
+    """A single assertion. Two tests that make the same claims test the same behaviour."""
 
     context: str
-    """Statements before and around it that can change its result."""
+    """Statements before and around the assertion that can change its result."""
     subject: str
-    """Expression that it looks at, with local names replaced by their values and imported names by their origin."""
+    """Expression under test, with local names replaced by their values and imported names by their origin."""
     outcome: str
     """Expected result, such as `== 4` or `raises TypeError`."""
     values: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class AssertedTest(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Dotted name with the path, in which ids of pytest and unittest end."""
+        """Dotted path and name of the test. The ids used by pytest and unittest are a suffix of it."""
         return f"{self.path.removesuffix('.py').replace('/', '.')}.{self.name}"
 
 
@@ -72,7 +72,7 @@ class AssertedModule(NamedTuple):
     effects: frozenset[str]
     """Statements that can affect other tests: those that run on import, and changes to imported modules."""
     helpers: frozenset[str]
-    """Names of the other functions and classes at the top of the file."""
+    """Names of the other functions and classes at module level."""
 
 
 def read_module(path: str, text: str) -> AssertedModule | None:
@@ -102,9 +102,9 @@ class _Scope:
         self.own: dict[str, ast.expr] = {}
         """Attributes of `self`."""
         self.reach: dict[str, frozenset[str]] = {}
-        """Local names on which the value of a local name depends."""
+        """Local names that the value of each local name depends on."""
         self.cases = 1
-        """Number of cases of which this is one."""
+        """Number of cases in the table that this case belongs to."""
 
     def child(self) -> "_Scope":
         scope = _Scope(self.local)
@@ -180,7 +180,7 @@ class _Reader:
         return AssertedModule(tests, tuple(self._fixtures(self._body)), frozenset(effects), frozenset(helpers))
 
     def _intrusions(self) -> Iterator[ast.AST]:
-        """Yield the statements in functions that change something outside of them, such as an imported module."""
+        """Yield the statements in functions that modify something outside them, such as an imported module."""
         for function in (node for statement in self._body for node in ast.walk(statement)):
             if not isinstance(function, _Function):
                 continue
@@ -299,12 +299,12 @@ class _Reader:
         return ast.unparse(_Resolver(self, scope).visit(copy.deepcopy(node)))
 
     def resolve(self, node: ast.expr, scope: _Scope) -> ast.expr:
-        """Return an expression with all names replaced by what they stand for."""
+        """Return an expression with all names replaced by the values or origins they stand for."""
         resolved: ast.expr = _Resolver(self, scope).visit(copy.deepcopy(node))
         return resolved
 
     def named(self, name: str) -> ast.expr | None:
-        """Return what a name of the module stands for, or None if it is a builtin."""
+        """Return the value or origin of a name used in the module, or None if it is a builtin."""
         statement = self._defined.get(name)
         if statement is not None and name not in self._open:
             if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
@@ -366,7 +366,7 @@ def _parameter_names(node: ast.expr) -> list[str]:
 
 
 def _rows(reader: _Reader, tables: list[tuple[list[str], ast.expr]], scope: _Scope) -> Iterator[_Scope]:
-    """Yield a scope for each combination of parameters."""
+    """Yield a scope for each combination of test parameters."""
     if not tables:
         yield scope
         return
@@ -376,7 +376,7 @@ def _rows(reader: _Reader, tables: list[tuple[list[str], ast.expr]], scope: _Sco
 
 
 def _bindings(reader: _Reader, names: list[str], values: ast.expr, scope: _Scope) -> Iterator[_Scope]:
-    """Yield a scope for each row of a table, or one for a table whose rows are only known when it runs."""
+    """Yield a scope for each row of a parameter table, or a single scope if the rows are only known at run time."""
     resolved = reader.resolve(values, scope)
     rows = resolved.elts if isinstance(resolved, ast.List | ast.Tuple | ast.Set) else None
     cases = scope.cases * len(rows or ())
@@ -412,7 +412,7 @@ def _part(value: ast.expr) -> ast.expr:
 
 
 class _Resolver(ast.NodeTransformer):
-    """Replaces local names by their values, and names of the module by their origin or definition."""
+    """Replaces local names with their values, and module-level names with their origin or definition."""
 
     def __init__(self, reader: _Reader, scope: _Scope) -> None:
         self._reader, self._scope = reader, scope
@@ -476,7 +476,7 @@ class _Walker:
         return ast.unparse(_Resolver(self._reader, scope).visit(copy.deepcopy(node)))
 
     def walk(self, body: Sequence[ast.stmt], around: Sequence[str], scope: _Scope) -> None:
-        """Collect the claims of a block. `around` is what stands around it."""
+        """Collect the claims in a block. `around` contains the statements that enclose it."""
         before = [_Setup(text, frozenset()) for text in around]
         self._block(body, before, scope)
 
@@ -500,7 +500,7 @@ class _Walker:
                 self._compound(statement, before, scope)
 
     def _bind(self, statement: ast.stmt, before: list[_Setup], scope: _Scope) -> bool:
-        """Take in a statement that only gives a value to a local name. Return whether it is one."""
+        """Process a statement that only binds a local name. Return whether it is such a statement."""
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._assign(name, value, scope)
@@ -516,7 +516,7 @@ class _Walker:
         return True
 
     def _compound(self, statement: ast.stmt, before: list[_Setup], scope: _Scope) -> None:
-        """Collect the claims within `if`, `try` and other blocks, whose conditions belong to their context."""
+        """Collect the claims inside `if`, `try` and other blocks, and add their conditions to the claims' context."""
         blocks = [
             (name, part)
             for name, part in ast.iter_fields(statement)
@@ -677,7 +677,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _values(node: ast.expr) -> tuple[str, ...]:
-    """Return the literals of an expected result, and the names of exceptions."""
+    """Return the literals in an expected result, and the names of exceptions."""
     values = [
         str(part.value) if isinstance(part, ast.Constant) else part.id
         for part in ast.walk(node)

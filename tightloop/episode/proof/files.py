@@ -1,4 +1,4 @@
-"""Files that affect the checks."""
+"""Classification of files that affect the checks."""
 
 import ast
 import configparser
@@ -30,7 +30,7 @@ _SUBJECTS = re.compile(
 
 
 class _Patterns:
-    """A table of globs that is searched by path components, because a tree may have 50 000 paths."""
+    """A table of globs, looked up by path components because a tree may have 50 000 paths."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         bare = [pattern.removeprefix("**/") for pattern in patterns]
@@ -66,7 +66,7 @@ _ALL = _Patterns([pattern for name in _KINDS for pattern in DATA[name]])
 
 
 class Guards(NamedTuple):
-    """Context that makes files part of the checks, in addition to their names."""
+    """Context that makes files count as part of the checks, in addition to their names."""
 
     programs: frozenset[str] = frozenset()
     """Files named in the definition of done that perform the checks, as opposed to being checked."""
@@ -76,7 +76,7 @@ class Guards(NamedTuple):
     """Files that the goal names. They may be created even if they have the same name as a checker's module."""
 
     def kind_of(self, path: str, change: FileChange = FileChange.MODIFIED) -> FileKind | None:
-        """Return the role that a file has for the checks, or None if it is a source file or anything else."""
+        """Return a file's role in the checks, or None if it has none, as for source files."""
         folder, _, name = path.rpartition("/")
         # The most dangerous role decides: `tests/.env` is a start-up file, not a test.
         if is_environment(path):
@@ -150,7 +150,7 @@ def _checks(path: str) -> bool:
 
 
 def data_named_in(texts: Iterable[str], candidates: Iterable[str]) -> frozenset[str]:
-    """Return the data files that a text refers to by the last part of their path."""
+    """Return the data files whose file names occur in any of the texts."""
     data_names = {path: path.rpartition("/")[2] for path in candidates if _is_data(path)}
     named_paths: set[str] = set()
     for text in texts if data_names else ():
@@ -171,8 +171,8 @@ def _is_data(path: str) -> bool:
 def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
     """Return whether the parts of a manifest that checkers read are the same, or only stricter.
 
-    Higher thresholds, and new targets or scripts beside the old ones, leave the checks as they were. The result is
-    False for any other changed file.
+    Higher thresholds, and targets or scripts added to the existing ones, do not weaken the checks. The result is False
+    for any other changed file.
     """
     if old == new:
         return True
@@ -216,7 +216,7 @@ def _is_as_strict(old: Any, new: Any, key: str = "") -> bool:
 
 
 def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether all scripts are kept. Removes the added ones from `new`."""
+    """Return whether all existing scripts are kept, and remove the added ones from `new`."""
     before, now = old.get("scripts", {}), new.get("scripts", {})
     added = now.keys() - before.keys()
     # npm runs `pretest` and `posttest` with `test`.
@@ -229,7 +229,7 @@ def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:
 
 
 def _make_rules(content: bytes | None) -> dict[str, list[str]]:
-    """Return the lines of a Makefile by target. Variables and everything else stand under ""."""
+    """Return the lines of a Makefile by target. Variables and everything else are listed under ""."""
     rules: dict[str, list[str]] = {"": []}
     targets: list[str] = [""]
     for line in (content or b"").decode().splitlines():
@@ -246,7 +246,7 @@ def _make_rules(content: bytes | None) -> dict[str, list[str]]:
 
 
 def _keeps_environments(old: dict[str, dict[str, str]], new: dict[str, dict[str, str]]) -> bool:
-    """Return whether all sections of tox's configuration are the same, except for environments that were added."""
+    """Return whether all sections of tox's configuration are unchanged, apart from added environments."""
     lists = [section.get("tox", {}) for section in (old, new)]
     before, now = ({*re.split(r"[\s,]+", one.pop("envlist", one.pop("env_list", "")))} for one in lists)
     added = {name.removeprefix("testenv:") for name in new.keys() - old.keys()}
@@ -254,7 +254,7 @@ def _keeps_environments(old: dict[str, dict[str, str]], new: dict[str, dict[str,
 
 
 def _keeps_sessions(old: ast.Module, new: ast.Module) -> bool:
-    """Return whether only sessions were added to a noxfile."""
+    """Return whether the only changes to a noxfile are added sessions."""
     before, now = ([ast.dump(node) for node in module.body] for module in (old, new))
     added = [node for node, text in zip(new.body, now, strict=True) if text not in before]
     is_new = all(isinstance(node, ast.FunctionDef) for node in added)
@@ -320,13 +320,13 @@ _DEFINITION = {
 
 
 def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the functions and macros of tests that a source file newly defines itself, one line each.
+    """Return the functions and macros defined by tests that a source file now defines itself, one line each.
 
     Args:
-        path: path of the file.
-        old: initial text.
-        new: text now.
-        tests: initial texts of the tests and their helpers by path.
+        path: path of the source file.
+        old: initial text of the file.
+        new: current text of the file.
+        tests: initial texts of the tests and their helpers, by path.
     """
     definition = _DEFINITION.get(path.rpartition(".")[2].lower())
     if definition is None:
@@ -343,7 +343,7 @@ def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tu
 
 
 def can_redefine(path: str) -> bool:
-    """Return whether a program in this language can take the place of functions or macros of another one."""
+    """Return whether programs in this language can redefine functions or macros of other programs."""
     return path.rpartition(".")[2].lower() in _DEFINITION
 
 

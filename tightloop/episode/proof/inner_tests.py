@@ -1,4 +1,4 @@
-"""Tests inside product files: doctests and assertions of Python, and the test modules of Rust."""
+"""Tests inside product files: doctests and assertions in Python, and test modules in Rust."""
 
 import ast
 import doctest
@@ -15,13 +15,13 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def lost_inner_tests(path: str, old: str, new: str, others: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the assertions of the tests inside a product file that it had and has no more.
+    """Return the assertions that the tests inside a product file contained initially but no longer contain.
 
     Args:
         path: path of the file.
         old: initial text.
-        new: text now, or "" if it was deleted.
-        others: texts of all changed files now, to which tests may have moved.
+        new: current text, or "" if the file was deleted.
+        others: current texts of all changed files, to which tests may have moved.
     """
     if path.endswith(".rs"):
         return tuple(_lost_rust_tests(old, new, others or {}))
@@ -52,7 +52,7 @@ def _docstrings(tree: ast.Module) -> list[str]:
 
 
 def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a module that are outside of functions and classes."""
+    """Yield the nodes of a module that are outside functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, _Function | ast.ClassDef | ast.Lambda):
             yield child
@@ -77,9 +77,9 @@ _TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\"(?:[^\"\\]|\\.)*\"|[=!<>&|:+*/-]{2
 class _RustTest(NamedTuple):
     name: str
     marks: str
-    """Attributes."""
+    """Attributes of the function."""
     body: tuple[str, ...]
-    """Tokens."""
+    """Tokens of the function's body."""
     assertions: tuple[tuple[str, ...], ...]
 
 
@@ -112,9 +112,9 @@ def _lost_rust_tests(old: str, new: str, others: Mapping[str, str]) -> Iterator[
 
 
 def _rust_tests(text: str, *, everywhere: bool = False) -> Iterator[_RustTest]:
-    """Yield the test functions of a file, and the functions of its test modules that they use.
+    """Yield the test functions in a file and the helper functions in its test modules.
 
-    With `everywhere`, all functions of a file that has no test modules count, as in the folder `tests`.
+    If `everywhere` is set and the file has no test modules, all of its functions count, as in the folder `tests`.
     """
     # Braces in comments and strings do not count.
     plain = _RUST_NOISE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
@@ -157,7 +157,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _is_same(old: tuple[str, ...], new: tuple[str, ...], gone: frozenset[str], fresh: frozenset[str]) -> bool:
-    """Return whether two assertions are the same, apart from symbols that were renamed."""
+    """Return whether two assertions are the same apart from renamed symbols."""
     if len(old) != len(new):
         return False
     return all(one == other or (one in gone and other in fresh) for one, other in zip(old, new, strict=True))

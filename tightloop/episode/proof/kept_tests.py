@@ -1,7 +1,7 @@
-"""Comparison of the tests before and after the work, by what they assert.
+"""Comparison of the tests before and after the work, based on their assertions.
 
-A test that moved, was renamed, split, merged, parametrised or ported to another framework is still there if its claims
-are.
+A test that was moved, renamed, split, merged, parametrised or ported to another framework is still present if its
+claims are.
 """
 
 import ast
@@ -38,22 +38,23 @@ _BUILT_IN = frozenset(
 
 
 class KeptTests(NamedTuple):
-    """Tests and test data that are the same, and those whose change the goal announces."""
+    """Result of the comparison: the test files that kept their claims, and those whose changes the goal announces."""
 
     kept: frozenset[str] = frozenset()
-    """Paths of changed files in which nothing that the original tests assert was lost or can be influenced."""
+    """Paths of changed files that lost none of the original tests' claims and cannot influence them."""
     announced: frozenset[str] = frozenset()
     """Paths of changed files in which only announced tests and values changed."""
     holders: Mapping[str, tuple[str, ...]] = {}
-    """For each original test in a changed file, the tests that now make its claims."""
+    """For each original test in a changed file, the tests that make its claims now."""
     released: frozenset[str] = frozenset()
-    """Original tests whose change or removal the goal announces."""
+    """Original tests whose change or removal is announced in the goal."""
     contested: frozenset[str] = frozenset()
-    """Paths of tests that failed at the start and lost a claim. A general request to change tests does not cover it."""
+    """Paths of tests that failed at the start and lost a claim. A general request to change tests does not cover them.
+    """
     same_lines: bool = False
-    """True if tests in other languages changed, and only their titles, order and files did."""
+    """True if tests in other languages changed only in their titles, order and location."""
     form: bool = False
-    """True if the goal asks to restructure the tests. It explains missing ones, if the original tests still pass."""
+    """True if the goal asks to restructure the tests. This explains missing tests if the original ones still pass."""
     lost: tuple[str, ...] = ()
     """Claims that no test makes any more, one line each."""
     requested: RequestedChanges = RequestedChanges()
@@ -61,7 +62,9 @@ class KeptTests(NamedTuple):
     def explain(
         self, missing: Iterable[str], before: Mapping[str, str], now: Mapping[str, str]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Divide the names of missing tests into unexplained and announced ones. Tests that are held are in neither.
+        """Divide the names of missing tests into unexplained and announced ones.
+
+        Tests whose claims are made by other passing tests are in neither group.
 
         Args:
             missing: names as in a checker's report.
@@ -85,7 +88,7 @@ class KeptTests(NamedTuple):
         return tuple(unexplained), tuple(announced)
 
     def find_new(self, before: Mapping[str, str], now: Mapping[str, str], texts: Mapping[str, str]) -> frozenset[str]:
-        """Return the names of the passing tests that are new, and are no original tests in another place.
+        """Return the names of passing tests that are new rather than original tests in another place.
 
         Args:
             before: results of the original tests by name.
@@ -110,7 +113,7 @@ class _Names:
             self._by_end.setdefault(dotted.rpartition(".")[2], []).append(dotted)
 
     def covers(self, key: str) -> bool:
-        """Return whether one of the names is that of a test. A runner may start in a subfolder."""
+        """Return whether one of the names belongs to a test. A runner may have been started in a subfolder."""
         names = self._by_end.get(key.rpartition(".")[2], ())
         return any(key == name or key.endswith(f".{name}") or name.endswith(f".{key}") for name in names)
 
@@ -121,7 +124,7 @@ class Sources(NamedTuple):
     tests: Mapping[str, str]
     """Changed tests, test data and configuration."""
     product: Mapping[str, str]
-    """Changed Python files that are no tests."""
+    """Changed Python files that are not tests."""
     others: Callable[[], Mapping[str, str]]
     """Returns the texts of the unchanged Python tests."""
     paths: Collection[str]
@@ -135,9 +138,9 @@ def compare_tests(
     requested: RequestedChanges,
     beginning: InitialState,
 ) -> KeptTests:
-    """Compare the tests of two trees. `changed` contains the files that can affect the checks.
+    """Compare the tests in two trees. `changed` contains the files that can affect the checks.
 
-    A value in configuration that becomes the one that the goal names is announced too.
+    A changed configuration value also counts as announced if the goal names the new value.
     """
     kinds = (FileKind.TEST, FileKind.TEST_DATA, FileKind.CONFIGURATION)
     files = [file for file in changed if file.kind in kinds]
@@ -268,12 +271,12 @@ class _Comparison:
         )
 
     def _differs_in_space(self, lost: Iterable[Claim]) -> bool:
-        """Return whether the goal asks for other white space, and new claims differ in nothing else from the lost."""
+        """Return whether the goal asks for different white space and the lost claims differ only in that."""
         new = (claim for module in self._new.values() for test in module.tests for claim in test.claims)
         return self._requested.is_about_space and {*map(_without_space, lost)} <= {*map(_without_space, new)}
 
     def _is_about_changed(self, claim: Claim) -> bool:
-        """Return whether a claim is about a function that the goal names and the work changed."""
+        """Return whether a claim concerns a function that the goal names and the work changed."""
         names = self._changed.intersection(re.findall(r"\w+", claim.subject))
         return any(map(self._requested.changes, names))
 
@@ -286,7 +289,7 @@ class _Comparison:
         return bool(fresh) and all(map(self._requested.wants, fresh))
 
     def _is_inert(self, path: str, old: AssertedModule | None, new: AssertedModule | None) -> bool:
-        """Return whether a change to a Python file can affect no result but those of the file's own tests."""
+        """Return whether a change to a Python file can only affect the results of the file's own tests."""
         is_conftest = path.rpartition("/")[2] == "conftest.py"
         everything_new = frozenset[str]().union(*(module.effects for module in self._new.values()))
         if old is not None and not old.effects <= everything_new:
@@ -316,7 +319,7 @@ class _Comparison:
         return any(re.search(rf"\b{re.escape(name)}\b", text) for text in self._before.others().values())
 
     def _shadows_nothing(self, path: str) -> bool:
-        """Return whether a new module of a test folder takes the place of no other module."""
+        """Return whether a new module in a test folder cannot shadow another module."""
         folder, _, name = path.rpartition("/")
         # pytest and unittest add the folder of a test to the path unless it is a package.
         return name == "__init__.py" or f"{folder}/__init__.py" in self._before.paths
@@ -324,7 +327,7 @@ class _Comparison:
     # -- other files -------------------------------------------------------------------------------------
 
     def _compare_lines(self) -> tuple[bool, bool]:
-        """Return whether tests in other languages kept their lines, but for titles, and whether there are more."""
+        """Return whether tests in other languages kept all lines except titles, and whether lines were added."""
         files = [file for file in self._files if _is_other_test(file)]
         before: Counter[str] = Counter()
         after: Counter[str] = Counter()
@@ -335,7 +338,7 @@ class _Comparison:
         return bool(files) and self._other_reports and is_same, bool(after - before)
 
     def _is_announced_text(self, path: str) -> bool:
-        """Return whether only values changed in a text, and the goal names each new one."""
+        """Return whether only values changed in a text, and the goal names each new value."""
         old, new = self._before.tests.get(path), self._after.tests.get(path)
         if old is None or new is None:
             return False
@@ -377,7 +380,7 @@ class _Comparison:
         return all(code[0] in ("equal", "insert") for code in codes)
 
     def _moved(self, old: str, new: str) -> bool:
-        """Return whether a file moved unchanged and together with a test."""
+        """Return whether a file was moved unchanged, together with a test."""
         if old == new or self._before.tests.get(old) != self._after.tests.get(new) or old in self._after.tests:
             return False
         shared = _common_end(old, new)
@@ -431,7 +434,7 @@ def _best(keys: Sequence[str], key: str) -> str:
 
 
 def _names_result(claim: Claim) -> bool:
-    """Return whether a claim expects one constant or one kind of error, as opposed to something that always holds."""
+    """Return whether a claim expects one constant or one kind of error, rather than something that always holds."""
     kind, _, expected = claim.outcome.partition(" ")
     if kind == "raises":
         return expected.partition(",")[0] not in ("", "Exception", "BaseException")
@@ -476,7 +479,7 @@ def _lines(path: str, text: str) -> list[str]:
 
 
 def _is_disabled(line: str) -> bool:
-    """Return whether an added line can take away or change what other lines assert."""
+    """Return whether an added line can disable or change the assertions of other lines."""
     return (
         re.search(r"\b(?:skip|only|todo|xit|xtest|xdescribe|mock|spyOn|stub\w*|return|exit|if|catch|override)\b", line)
         is not None
@@ -487,12 +490,12 @@ def _is_disabled(line: str) -> bool:
 
 
 class Renames(NamedTuple):
-    """Symbols of the product by their old and new dotted names."""
+    """Old and new dotted names of renamed product symbols."""
 
     pairs: tuple[tuple[str, str], ...] = ()
 
     def apply(self, claim: Claim) -> Claim:
-        """Return the claim about the renamed symbols."""
+        """Return a claim with the renamed symbols replaced."""
         context, subject, outcome = claim.context, claim.subject, claim.outcome
         for old, new in self.pairs:
             pattern = re.compile(rf"(?<![\w.]){re.escape(old)}(?!\w)" if old[0] != "." else rf"{re.escape(old)}(?!\w)")
@@ -505,8 +508,8 @@ def find_renames(before: Mapping[str, str], after: Mapping[str, str], *, same_te
 
     Args:
         before: texts of the changed Python files by path.
-        after: the same files now.
-        same_text: whether a moved symbol must have the same content too.
+        after: current texts of the same files.
+        same_text: whether a moved symbol must also have the same content.
     """
     old, new, modules_now = _symbols(before), _symbols(after), {_module_name(path) for path in after}
     gone = {name: text for name, text in old.items() if name not in new}
@@ -557,7 +560,7 @@ def _parse(text: str) -> ast.Module | None:
 
 
 def _definitions(text: str) -> dict[str, str]:
-    """Return the content of the functions, classes and assigned values at the top of a file, by name."""
+    """Return the content of module-level functions, classes and assigned values, by name."""
     tree = _parse(text)
     content: dict[str, str] = {}
     for node in tree.body if tree else ():
@@ -572,7 +575,7 @@ def _definitions(text: str) -> dict[str, str]:
 
 
 def _symbols(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the content of the symbols by dotted name. Methods are listed as `.name`."""
+    """Return the content of all symbols by dotted name. Methods are listed as `.name`."""
     symbols: dict[str, str] = {}
     for path, text in texts.items():
         module = _module_name(path)
@@ -589,7 +592,7 @@ def _symbols(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
-    """Return the bare names of the functions and classes of the product that differ."""
+    """Return the unqualified names of product functions and classes that differ."""
     old, new = _symbols(_python(before)), _symbols(_python(after))
     return frozenset(name.rpartition(".")[2] for name, text in old.items() if new.get(name, text) != text)
 

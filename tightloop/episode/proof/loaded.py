@@ -1,4 +1,4 @@
-"""Files that decide a check, judged by what loaded them while it ran."""
+"""Detection of files that decide a check, based on what loaded them while it ran."""
 
 import ast
 import json
@@ -23,9 +23,9 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 USERS_LIMIT = 400
 """Maximum number of opened files to search for the name of another one."""
 OPENS_ALL = 0.9
-"""Share of a tree's files from which on a check counts as one that opens everything."""
+"""Share of a tree's files that a check must open to count as opening all of them."""
 SEARCHED_LEAST = 50
-"""Number of files from which on a check that opens all of them is known to search, and not to run, some of them."""
+"""Minimum number of opened files for a check that opens all of them to count as a search, which does not run them."""
 _SETTINGS = re.compile(
     r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf(?:ig)?|neon|dist|properties|cmake|opts|options|env)$"
     r"|(?:^|/)\.[\w-]+$|rc$|(?:^|/)META-INF/services/"
@@ -40,23 +40,23 @@ Read = Callable[[str], str]
 
 
 class LoadedFiles(NamedTuple):
-    """Files that were loaded while the checks ran, at the start and on the delivered tree."""
+    """Files that were loaded while the checks ran, initially and on the delivered tree."""
 
     before: tuple[Observation, ...]
     now: tuple[Observation, ...]
     kind_of: Callable[[str], FileKind | None]
-    """Role of a file by its name."""
+    """Returns a file's role, judging by its name."""
     read: Read
     paths: frozenset[str] = frozenset()
     """All files of the initial tree."""
     commands: tuple[str, ...] = ()
     """Commands of the definition of done."""
     installed: frozenset[str] = frozenset()
-    """Names of installed programs that changed files have, too."""
+    """Names of changed files that are also names of installed programs."""
     executable: frozenset[str] = frozenset()
     """Changed files that can be found on PATH."""
     delivered: int = 0
-    """Number of files of the delivered tree."""
+    """Number of files in the delivered tree."""
 
     @property
     def is_complete(self) -> bool:
@@ -64,18 +64,19 @@ class LoadedFiles(NamedTuple):
         return bool(self.before) and all(seen.is_watched for seen in (*self.before, *self.now))
 
     def was_opened(self, path: str) -> bool:
-        """Return whether any check opened the file, at the start or now."""
+        """Return whether any check opened the file, initially or now."""
         return any(path in seen.opened or path in seen.loads for seen in (*self.before, *self.now))
 
     def loaders(self, path: str) -> tuple[str, ...]:
-        """Return the files that loaded a file at the start or, if it was not loaded then, the ones that load it now.
+        """Return the files that loaded a file initially or, if nothing did, the ones that load it now.
 
-        The start comes first, because the work may load a file from anywhere. "" stands for other programs.
+        The initial loaders take precedence, because the work may load a file from anywhere. "" stands for programs
+        outside the tree.
         """
         return _merge(self.before, path) or _merge(self.now, path)
 
     def find_deciding(self, changed: Mapping[str, FileChange]) -> dict[str, FileKind]:
-        """Return the changed files without a telling name that decide what a check says."""
+        """Return the changed files whose names do not reveal a role in the checks but that decide their results."""
         deciding: dict[str, FileKind] = {}
         candidates = [path for path in changed if self.kind_of(path) is None]
         # A helper may load further helpers.
@@ -113,7 +114,10 @@ class LoadedFiles(NamedTuple):
         return FileKind.TEST if is_beside or checks_values(path, text) else None
 
     def _published(self) -> frozenset[str]:
-        """Return the modules that the project publishes. One that checks its arguments with `assert` is no helper."""
+        """Return the modules that the project publishes.
+
+        A published module that checks its arguments with `assert` is not a test helper.
+        """
         try:
             manifest = json.loads(self.read("package.json") or "{}")
         except ValueError:
@@ -124,11 +128,11 @@ class LoadedFiles(NamedTuple):
         return frozenset({entry, f"{entry}.js", f"{entry}/index.js"})
 
     def _is_plugin_project(self) -> bool:
-        """Return whether the project is a plugin of pytest itself, which is then its subject."""
+        """Return whether the project is a pytest plugin. The plugin is then the product under test."""
         return any("pytest11" in self.read(path) for path in ("pyproject.toml", "setup.cfg", "setup.py"))
 
     def _takes_place(self, path: str) -> bool:
-        """Return whether a new file was used in place of an installed module or program."""
+        """Return whether a new file was used instead of an installed module or program."""
         if any(path in seen.shadows for seen in self.now):
             return True
         words = {word for command in self.commands for word in re.split(r"[\s;&|()]+", command)}
@@ -143,11 +147,11 @@ class LoadedFiles(NamedTuple):
         )
 
     def _searches_all(self, seen: Observation) -> bool:
-        """Return whether a check opened about every delivered file, as `git status` and `grep -r` do."""
+        """Return whether a check opened nearly every delivered file, as `git status` and `grep -r` do."""
         return self._opens_all(seen) and len(seen.opened) >= max(SEARCHED_LEAST, OPENS_ALL * self.delivered)
 
     def _kind_of_unobserved(self, path: str, text: str) -> FileKind | None:
-        """Return the role of a file that was opened by a program which does not report its imports."""
+        """Return the role of a file that was opened by a program that does not report its imports."""
         observations = [seen for seen in (*self.before, *self.now) if path in seen.opened]
         if not observations:
             return None
@@ -180,7 +184,7 @@ class LoadedFiles(NamedTuple):
         return is_named or self._is_check(path) or _is_of_framework(path, self.read(path))
 
     def _is_for_tests_alone(self, path: str, observations: Iterable[Observation]) -> bool:
-        """Return whether a file belongs to a crate of the tree that others need only for their tests."""
+        """Return whether a file belongs to a crate in the tree that other crates only need for their tests."""
         opened = {other for seen in observations for other in seen.opened if other.endswith(".toml")}
         manifests = [other for other in opened if other.rpartition("/")[2] == "Cargo.toml" and path.endswith(".rs")]
         for_tests, for_all = set[str](), set[str]()
@@ -195,22 +199,25 @@ class LoadedFiles(NamedTuple):
         return any(path.startswith(f"{folder}/") for folder in for_tests - for_all)
 
     def _opens_all(self, seen: Observation) -> bool:
-        """Return whether a check opened about every file, as linters and searches do, which says nothing.
+        """Return whether a check opened nearly every file, as linters and searches do. Its accesses prove nothing.
 
-        In a small tree a test runner opens all code and settings, too, but no text.
+        In a small tree, a test runner also opens all code and settings, but no other files.
         """
         is_search = any(not is_program(path) and not _SETTINGS.search(path) for path in seen.opened)
         return is_search and len(seen.opened) >= OPENS_ALL * len(self.paths)
 
     def _opens_first(self, path: str, seen: Observation) -> bool:
-        """Return whether a file was opened before any test was, and only by programs that report no imports."""
+        """Return whether a file was opened before any test, and only by programs that do not report their imports."""
         tests = [number for number, other in enumerate(seen.opened) if self.kind_of(other) is FileKind.TEST]
         if self._opens_all(seen):
             return False
         return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
 
     def _is_configuration(self, path: str, deciding: Mapping[str, FileKind]) -> bool:
-        """Return whether a file configures a runner. A program that a check starts, such as `test.py`, does not."""
+        """Return whether a file configures a runner.
+
+        A program that a check starts, such as `test.py`, does not.
+        """
         is_program_of_check = any(path in self._named(command) for command in self.commands) or any(
             path in seen.programs for seen in (*self.before, *self.now)
         )
@@ -220,7 +227,7 @@ class LoadedFiles(NamedTuple):
         return self.kind_of(path) in (FileKind.TEST, FileKind.CONFIGURATION) or self._is_check(path)
 
     def _is_check(self, path: str) -> bool:
-        """Return whether a file of the tree runs as a program, loads other code of the tree and makes assertions."""
+        """Return whether a file in the tree runs as a program, loads other code from the tree and makes assertions."""
         if not any(path in seen.programs for seen in self.before):
             return False
         is_script = not is_program(path)
@@ -234,20 +241,23 @@ class LoadedFiles(NamedTuple):
                 )
 
     def _subject_of(self, path: str) -> bool:
-        """Return whether data is what its readers are about: they are programs that read no code of the tree."""
+        """Return whether a data file is itself the subject of a check.
+
+        It is if all of its readers are programs that load no code from the tree.
+        """
         readers = [reader for reader in self.loaders(path) if reader]
         is_plain = all(any(reader in seen.programs for seen in self.before) for reader in readers)
         return bool(readers) and is_plain and not any(any(self._code_loaded_by(reader)) for reader in readers)
 
     def keeps(self, path: str, kind: FileKind) -> bool:
-        """Return whether a file with a telling name decides a check that was observed."""
+        """Return whether a file whose name reveals a role really decides a check that was observed."""
         if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
             return True
         is_subject = kind is FileKind.TEST_DATA and (self._subject_of(path) or self._is_inspected(path))
         return self.was_opened(path) and not is_subject
 
     def _is_inspected(self, path: str) -> bool:
-        """Return whether a command is about a file alone: `grep -q 2 spec/api.json`, but not `diff out spec/out`."""
+        """Return whether a command inspects only this file: `grep -q 2 spec/api.json`, but not `diff out spec/out`."""
         for part in _PARTS.split("\n".join(self.commands)):
             named = [word.removeprefix("./") for word in part.split() if word.removeprefix("./") in self.paths]
             if named == [path] and "<" not in part:
@@ -255,7 +265,7 @@ class LoadedFiles(NamedTuple):
         return False
 
     def find_inspections(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the commands that failed at the start and only look at the text of one of these files."""
+        """Return the commands that only inspect the text of one of these files."""
         names = {*paths}
         return frozenset(
             command for command in self.commands if _INSPECTS.match(command) and self._named(command) & names
@@ -265,7 +275,7 @@ class LoadedFiles(NamedTuple):
         return {word.removeprefix("./") for word in command.split()} & self.paths
 
     def find_peeks(self, changed: Mapping[str, FileChange], deciding: Iterable[str]) -> tuple[str, ...]:
-        """Return what product code reads of the tests and their data, and did not read at the start."""
+        """Return the tests and test data that product code reads now but did not read initially, one line each."""
         product = {path for path in changed if self.kind_of(path) is None} - {*deciding}
         return tuple(
             dict.fromkeys(
@@ -285,7 +295,7 @@ class LoadedFiles(NamedTuple):
         return bool(readers) and all(map(self._is_test, readers)) and not is_program(path)
 
     def has_tests(self, path: str) -> bool:
-        """Return whether a runner reported tests of a file at the start, and the file did not run as a program."""
+        """Return whether a runner initially reported tests from a file that did not itself run as a program."""
         return not any(path in seen.programs for seen in self.before) and any(
             name.startswith((f"{path}::", f"{path} > ")) and not _is_doctest(path, name)
             for seen in self.before
@@ -294,7 +304,7 @@ class LoadedFiles(NamedTuple):
         )
 
     def has_inner_tests(self, path: str) -> bool:
-        """Return whether a check ran the tests inside of a product file: its doctests, or itself as a program."""
+        """Return whether a check ran the tests inside a product file: its doctests, or the file itself as a program."""
         if path.endswith(".rs"):
             return any(seen.results.get(checker) for seen in self.before for checker in ("cargo", "libtest", "doctest"))
         return any(
@@ -321,7 +331,7 @@ def _is_below(path: str, program: str) -> bool:
 
 
 def _folders(dependencies: Any, manifest: str) -> Iterator[str]:
-    """Yield the folders of the dependencies that a crate takes from the tree."""
+    """Yield the folders of a crate's dependencies that are located in the tree."""
     for dependency in dependencies.values() if isinstance(dependencies, dict) else ():
         if isinstance(dependency, dict) and isinstance(dependency.get("path"), str):
             yield posixpath.normpath(posixpath.join(posixpath.dirname(manifest), dependency["path"]))
@@ -336,7 +346,7 @@ def _is_of_framework(path: str, text: str) -> bool:
 
 
 def asserts(path: str, text: str) -> bool:
-    """Return whether a program makes assertions about something, as opposed to checking its own input."""
+    """Return whether a program makes assertions about something else, as opposed to checking its own input."""
     if path.endswith(".py") and (tree := parse_python(text)) is not None:
         return any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
             map(_is_failing_exit, outside_functions(tree))
@@ -346,7 +356,7 @@ def asserts(path: str, text: str) -> bool:
 
 
 def checks_values(path: str, text: str) -> bool:
-    """Return whether a module offers assertions to others: functions that raise an error or do nothing."""
+    """Return whether a module offers assertions to others: functions that either raise an error or have no effect."""
     if not path.endswith(".py"):
         return asserts(path, text)
     tree = parse_python(text)
@@ -359,7 +369,7 @@ def _fails(node: ast.AST) -> bool:
 
 
 def _does_more(function: _Function) -> bool:
-    """Return whether a function has a result, or stores one. It then only asserts something about its arguments."""
+    """Return whether a function returns or stores a result, and thus does more than check its arguments."""
     # `return self` is for chains such as `expect(x).to_be(y).and_so_on()`.
     return any(
         isinstance(node, ast.Yield | ast.YieldFrom | ast.Global)
@@ -387,7 +397,7 @@ _PRINTS = re.compile(r"(?m)^\s*(?:echo|printf|cat)\b(?!.*>&\s*2)")
 
 
 def compares_arguments(text: str) -> bool:
-    """Return whether a program offers a function that compares two of its arguments, and fails or returns nothing.
+    """Return whether a program offers a function that compares two arguments and then fails or returns nothing.
 
     The language is not known: functions have braces, or end as in Ruby.
     """

@@ -1,4 +1,4 @@
-"""Test reports in the output of runners that cannot be given an observer."""
+"""Test reports parsed from the output of runners that cannot be observed directly."""
 
 import re
 from collections import Counter
@@ -13,21 +13,21 @@ _Results = Iterator[tuple[str, str]]
 
 
 class _Format(NamedTuple):
-    """Output of a runner."""
+    """Output format of a runner."""
 
     begins: re.Pattern[str]
     """Line that only this runner prints, before or after its tests."""
     read: Callable[[list[str]], _Results]
     """Yields name and result of each test."""
     is_complete: Callable[[str, int], bool]
-    """Returns whether the runner came to its end, given the output and the number of tests found."""
+    """Returns whether the runner finished, given the output and the number of tests found."""
 
 
 def add_printed_reports(seen: Observation, output: str) -> Observation:
-    """Return the observation with the reports that a check's output contains.
+    """Return the observation extended with the reports found in a check's output.
 
-    An output of which a part was dropped has none, because the tests in the gap are unknown. Neither has a runner whose
-    reports the observers have recorded themselves.
+    Truncated output contains no reports, because the tests in the gap are unknown. Runners whose reports the observers
+    recorded themselves are skipped.
     """
     text = _COLOUR.sub("", output)
     if _CUT.search(text):
@@ -49,7 +49,7 @@ def add_printed_reports(seen: Observation, output: str) -> Observation:
 
 
 def _number(tests: Iterable[tuple[str, str]]) -> _Results:
-    """Yield the tests with a number in the names that occurred before."""
+    """Yield the tests, adding a number to names that occurred before."""
     counts = Counter[str]()
     for name, result in tests:
         counts[name] += 1
@@ -120,7 +120,7 @@ _SUREFIRE = re.compile(r"^\[\w+\] Tests run: (\d+), Failures: (\d+), Errors: (\d
 
 
 def _read_surefire(lines: list[str]) -> _Results:
-    """Yield as many tests of a class as it has, because their names are not printed."""
+    """Yield as many tests per class as Surefire reports, because the output does not contain their names."""
     for line in lines:
         if match := _SUREFIRE.match(line):
             total, failures, errors, skipped = map(int, match.group(1, 2, 3, 4))

@@ -24,7 +24,7 @@ _PARAMETERS = re.compile(r"\[.*\]$", re.DOTALL)
 # The placeholder of unittest for a module that cannot be imported.
 _NOT_A_TEST = "unittest.loader._FailedTest."
 _EDGES = frozenset({"load", "run", "plugin", "shadow", "patch", "look"})
-"""Events that say that one file of the tree did something with another, or with something else."""
+"""Events that record that a file in the tree acted on another file or program."""
 LINES_LIMIT = 2_000_000
 
 
@@ -53,21 +53,21 @@ class Observation(Value):
     loads: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """For each file of the tree that Python or Node loaded, the files that loaded it; "" stands for other programs."""
     programs: tuple[str, ...] = ()
-    """Files of the tree that ran as programs."""
+    """Files of the tree that were run as programs."""
     started_by: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """For each of these programs, the files of the tree that started it."""
     plugins: tuple[str, ...] = ()
-    """Files of the tree that a test runner loaded itself: plugins, set-up files, and mocks in place of modules."""
+    """Files of the tree that a test runner loaded itself: plugins, setup files, and mocks that replace modules."""
     shadows: tuple[str, ...] = ()
     """Files of the tree that were loaded instead of installed modules."""
     read_first: tuple[str, ...] = ()
-    """Files of the tree that a test runner, and nothing of the tree, opened before the first test."""
+    """Files of the tree that a test runner, rather than code of the tree, opened before the first test."""
     replaced: dict[str, str] = Field(default_factory=dict)
-    """For each test whose function comes from another file than its own, this file."""
+    """For each test whose function was replaced by one from another file, that file."""
     patched: tuple[str, ...] = ()
-    """Functions of others that the tree replaced, as `calc.py: json.loads`."""
+    """Functions of other modules that the tree replaced, as `calc.py: json.loads`."""
     looked: tuple[str, ...] = ()
-    """Variables of the test runner that the tree asked for, as `calc.py: PYTEST_VERSION`."""
+    """Variables of the test runner that code in the tree read, as `calc.py: PYTEST_VERSION`."""
 
     @property
     def reports(self) -> tuple[TestReport, ...]:
@@ -214,7 +214,7 @@ class _Reader:
         )
 
     def _mains(self) -> Iterator[str]:
-        """Yield the words on the command lines of interpreters that are files of the tree."""
+        """Yield the words on interpreters' command lines that are files of the tree."""
         runners = {session["pid"] for session in self._sessions.values()}
         for pid, event in self._started.items():
             folder = str(event.get("cwd", ""))
@@ -240,7 +240,7 @@ def _command(event: Mapping[str, Any]) -> str:
 
 
 def missing(before: Mapping[str, str], now: Mapping[str, str], *, failures_may_stay: bool = False) -> tuple[str, ...]:
-    """Return the baseline tests that did not pass, sorted. With `failures_may_stay`, only those that passed before.
+    """Return the sorted baseline tests that did not pass; with `failures_may_stay`, only those that passed before.
 
     A test that was skipped in the baseline may be skipped again. For parameterised tests, only their number is
     compared, because their names may vary between runs.
@@ -278,7 +278,7 @@ class CheckBaseline(Value):
     run: str
     passed: bool = False
     flaky: bool = False
-    """True if it failed first and passed when it was repeated without a change."""
+    """True if the check failed at first and passed when it was repeated without a change."""
     exit_code: int | None = None
     observation: Observation = Observation.model_construct()
 

@@ -17,7 +17,7 @@ from tightloop.episode.proof.files import DATA
 CHARACTERS = 200_000
 """Maximum length of files to compare. Longer files count as changed, because parsing them takes too long."""
 _TEXT_COUNTS = re.compile(rb">>>|__doc__|PYTEST_DONT_REWRITE|getsource|getcomments|getdoc|co_firstlineno|f_lineno")
-"""If any of these occurs, docstrings, comments or line numbers affect what is tested."""
+"""Text that makes docstrings, comments or line numbers part of what is tested."""
 _DIRECTIVE = re.compile(
     r"#+\s*(?:[a-z][\w.-]*\s*:|!)|(?i:\b(?:noqa|nosec|pragma|ignore|disable|enable|skip|nosonar|noinspection)\b)"
 )
@@ -53,7 +53,7 @@ _COUNTS = re.compile(r"[@#]|(?i:disable|enable|ignore|eslint|jshint|global|skip)
 _JOINED = re.compile(
     r"(?m)\b(?:return|throw|yield|break|continue|async)[ \t]*(?://.*)?$|[\w$)\]\"'`}][ \t]*\n\s*[(\[`/+-]"
 )
-"""Ends of lines that may also end a statement, so that another line break changes what the code does."""
+"""Line ends that may also end a statement, so that a different line break changes the meaning of the code."""
 
 
 def can_compare(path: str) -> bool:
@@ -69,7 +69,7 @@ def is_same_code(path: str, old: bytes, new: bytes) -> bool:
 
 
 def _is_same_script(old: bytes, new: bytes) -> bool:
-    """Return whether both files have the same tokens but for quotes, semicolons, final commas and comments."""
+    """Return whether both files have the same tokens, ignoring quotes, semicolons, trailing commas and comments."""
     if max(len(old), len(new)) > CHARACTERS:
         return False
     before, now = (content.decode("utf-8", "replace") for content in (old, new))
@@ -114,13 +114,13 @@ def _is_same_python(old: bytes, new: bytes) -> bool:
 
 
 def _is_silenced(old: bytes, new: bytes) -> bool:
-    """Return whether directive comments were added or their scope was extended."""
+    """Return whether comments that silence a checker were added or extended."""
     before, after = _directives(old), _directives(new)
     return bool(after - before) or any(_UNDONE.search(text) for _, text in before - after)
 
 
 def _directives(content: bytes) -> Counter[tuple[bool, str]]:
-    """Return the comments that may be directives, each with whether it is alone on its line."""
+    """Return the comments that may be directives, each with a flag that tells whether it is alone on its line."""
     tokens = tokenize.tokenize(io.BytesIO(content).readline)
     comments = (token for token in tokens if token.type == tokenize.COMMENT)
     return Counter(

@@ -58,11 +58,11 @@ class SourceChanges(NamedTuple):
     """Observations about changed sources."""
 
     files: frozenset[str] = frozenset()
-    """Changed files that are not part of the checks."""
+    """Changed files that do not belong to the checks."""
     peeks: tuple[str, ...] = ()
-    """Tests and test data that these sources read, and did not read at the start, one line each."""
+    """Tests and test data that these sources read now but did not read initially, one line each."""
     inner_tests: Mapping[str, tuple[str, ...]] = {}
-    """For each of these sources, the tests inside of it that it had and has no more."""
+    """For each of these sources, the tests that were inside it initially and are not any more."""
 
 
 class Changes(NamedTuple):
@@ -71,9 +71,9 @@ class Changes(NamedTuple):
     restored: tuple[ChangedFile, ...] = ()
     """Files that the second run restored to their initial version."""
     unannounced: tuple[str, ...] = ()
-    """Those of these files whose changes the goal does not announce."""
+    """Restored files whose changes the goal does not announce."""
     covered: tuple[str, ...] = ()
-    """Other files that decide a check. Their changes were announced, or answered before."""
+    """Other files that decide a check and whose changes were announced or approved beforehand."""
     requested: RequestedChanges = RequestedChanges()
     tests: KeptTests = KeptTests()
     """Comparison of the tests by what they assert."""
@@ -82,17 +82,17 @@ class Changes(NamedTuple):
     suspicious: tuple[str, ...] = ()
     """Added lines that could make any check pass."""
     swallowed: tuple[str, ...] = ()
-    """New handlers that ignore every error of code that was there before."""
+    """New handlers that ignore every error of existing code."""
     broken: tuple[str, ...] = ()
     """Sources that were emptied or can no longer be parsed."""
     suppressed: tuple[str, ...] = ()
     """Added suppressions without which a check fails."""
     copied: tuple[str, ...] = ()
-    """Files and hunks that are in a later commit or in an installed package."""
+    """Files and hunks that also appear in a later commit or in an installed package."""
     empty_tests: tuple[str, ...] = ()
-    """New tests that also pass while the product does nothing."""
+    """New tests that also pass if the product does nothing."""
     unrepeatable: tuple[str, ...] = ()
-    """Original tests that pass, and fail when they run again in the same process."""
+    """Original tests that pass but fail when they run again in the same process."""
     left_out: tuple[str, ...] = ()
     """New files in the working tree that are excluded from the proof."""
     sources: SourceChanges = SourceChanges()
@@ -114,12 +114,18 @@ class Changes(NamedTuple):
         return self.answer_for(self.unannounced)
 
     def answer_for(self, paths: Iterable[str]) -> Approval | None:
-        """Return the weakest answer if there is one for each of the files. If there are no files, there is none."""
+        """Return the weakest answer if every one of the files has been answered, otherwise None.
+
+        None if there are no files.
+        """
         return weakest_answer(self.answered, paths)
 
 
 def weakest_answer(answered: Mapping[str, Approval], paths: Iterable[str]) -> Approval | None:
-    """Return the weakest answer if there is one for each of the files. If there are no files, there is none."""
+    """Return the weakest answer if every one of the files has been answered, otherwise None.
+
+    None if there are no files.
+    """
     answers = [answered.get(path) for path in paths]
     if not answers or None in answers:
         return None
@@ -163,7 +169,7 @@ def findings_of(
     changes: Changes,
     allowed: Sequence[ProofRule] = (),
 ) -> tuple[ProofFinding, ...]:
-    """Return the findings that speak against the runs, most severe first. Announced findings are marked."""
+    """Return the findings that cast doubt on the runs, most severe first. Announced findings are marked."""
     original = next((item for item in measured if item.run.tests is TestsFrom.BEGINNING), None)
     originals_pass = any(item.run.tests is TestsFrom.BEGINNING and item.run.green for item in measured)
     changes = changes._replace(named_tests=changes.named_tests and originals_pass)
@@ -202,7 +208,7 @@ def findings_of(
 
 
 def _of_lines(rule: ProofRule, text: str, lines: tuple[str, ...], changes: Changes) -> ProofFinding:
-    """Return the finding about lines that begin with `path:`."""
+    """Return a finding about lines that begin with `path:`."""
     paths = tuple(dict.fromkeys(line.partition(":")[0] for line in lines))
     return ProofFinding(
         rule=rule,
@@ -318,7 +324,7 @@ def _of_reports(
 
 
 def _keeps_count(changes: Changes, before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Return whether the goal names the files of the tests that are gone, as many others pass, and so do these."""
+    """Return whether the goal names the files of the missing tests and at least as many tests pass as ran before."""
     expected = sum(result != SKIPPED for result in before.values())
     return changes.named_tests and sum(result == PASSED for result in now.values()) >= expected
 
@@ -365,7 +371,7 @@ def _of_sources(
 def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None, changes: Changes) -> bool:
     """Return whether all original tests passed, so that a check only fails because of new tests.
 
-    The second run lacks them or their fixtures, or the start-up file that loads what they are about.
+    The second run lacks these tests, their fixtures, or the start-up file that loads the code they test.
     """
     if before is None or not before.observation.checkers:
         return False
@@ -441,7 +447,7 @@ def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> Proo
 
 
 def with_acceptance(evidence: Evidence, findings: Sequence[ProofFinding]) -> Evidence:
-    """Return the evidence with the person who let a finding pass without having asked for the change, if any."""
+    """Return the evidence, recording the person (if any) who let a finding pass without having asked for the change."""
     passed = next((finding for finding in findings if finding.is_accepted), None)
     if passed is None or passed.answered is None:
         return evidence
@@ -470,13 +476,13 @@ def add_review(
     allowed: Sequence[ProofRule] = (),
     answered: Mapping[str, Approval] = MappingProxyType({}),
 ) -> Proof:
-    """Return a proof that holds with a model's review. A doubt is a finding, and consent changes nothing.
+    """Add a model's review to a proof that holds. A doubt becomes a finding; approval changes nothing.
 
     Args:
         proof: proof with the verdict `PROVEN`.
-        review: answer about its change.
+        review: the model's review of the change.
         allowed: findings to accept without asking.
-        answered: answers of people who were already asked about the changes of these files.
+        answered: answers of people who were already asked about the changes to these files.
     """
     proof = proof.evolve(review=review)
     if not review.doubt:
@@ -495,7 +501,7 @@ def add_review(
 
 
 def evidence_lines(proof: Proof) -> tuple[str, ...]:
-    """Return a proof's open findings with their evidence, for a person."""
+    """Return a proof's open findings with their evidence, as lines for a person."""
     lines: list[str] = []
     for finding in proof.open_findings:
         lines += [f"{finding.rule.value}: {finding.text}", *(f"  {line}" for line in finding.evidence)]
@@ -506,7 +512,7 @@ _OF_GUARDED_FILES = frozenset({ProofRule.TESTS_CHANGED, ProofRule.CONFIGURATION_
 
 
 def changed_paths(proof: Proof) -> tuple[str, ...]:
-    """Return the files that the open findings are about. Empty if one of them is not about a change of files."""
+    """Return the files that the open findings concern. Empty if one of the findings does not concern changed files."""
     paths: dict[str, None] = {}
     for finding in proof.open_findings:
         guarded = tuple(file.path for file in proof.changed) if finding.rule in _OF_GUARDED_FILES else ()

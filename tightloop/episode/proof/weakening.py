@@ -1,4 +1,4 @@
-"""Ways in which a source makes checks say less: suppressions, swallowed errors, overloaded operators, broken files."""
+"""Ways in which a source can weaken checks: suppressions, swallowed errors, overloaded operators, broken files."""
 
 import ast
 import re
@@ -27,12 +27,12 @@ _COMMENT = re.compile(r"^\s*(?:#|//|/\*|\*|--|<!--)")
 _NEWER_SYNTAX = re.compile(
     r"^\s*type\s+\w+|^\s*(?:async\s+)?(?:def|class)\s+\w+\[|\bexcept\s+\w[\w.]*,|(?<!\w)t[\"']|\bf[\"']", re.MULTILINE
 )
-"""Syntax that the Python of this process may not know. A file that has it is not judged by its parser."""
+"""Syntax that this process's Python may not support. Files that contain it are not considered broken."""
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Weakening(NamedTuple):
-    """Lines that make checks say less, by kind, each as `path:line: text`."""
+    """Lines that weaken the checks, by kind, each as `path:line: text`."""
 
     operators: tuple[str, ...] = ()
     """Comparisons that a new subclass of a builtin type overloads, and values that equal anything."""
@@ -41,7 +41,10 @@ class Weakening(NamedTuple):
 
 
 def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weakening:
-    """Return what changed sources weaken. Both arguments contain the texts of changed files that are no tests."""
+    """Find the lines in changed sources that weaken the checks.
+
+    Both arguments contain the texts of changed files that are not tests.
+    """
     operators, swallowed, broken = list[str](), list[str](), list[str]()
     defined = {name for text in after.values() for name in re.findall(r"(?:def|class)\s+(\w+)", text)}
     for path, text in after.items():
@@ -64,7 +67,10 @@ def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weake
 
 
 def _broken(path: str, old: str, new: str, defined: Collection[str]) -> str:
-    """Return how a source lost its content, or "". `defined` are the names that changed files define now."""
+    """Return the way in which a source lost its content, or "" if it did not.
+
+    `defined` contains the names that the changed files define now.
+    """
     if path.endswith((".py", ".pyi")):
         tree = parse_python(old)
         if tree is None:
@@ -88,7 +94,7 @@ def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
-    """Yield the lines at which comparisons of builtin types are new, and where `unittest.mock.ANY` comes in."""
+    """Yield the lines that newly overload a builtin type's comparison or add a value like `unittest.mock.ANY`."""
     before = _classes(old)
     for name, node in _classes(new).items():
         bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
@@ -103,7 +109,7 @@ def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
 
 
 def _ruby_overloads(old: str, new: str) -> Iterator[str]:
-    """Yield the new comparisons of builtin types and of their subclasses in Ruby, as `line: text`."""
+    """Yield the lines that newly define comparisons of builtin types or their subclasses in Ruby, as `line: text`."""
     old_lines = set(old.splitlines())
     for head in _RUBY_CLASS.finditer(new):
         body = new[head.start() :].partition(f"\n{head['indent']}end")[0]
@@ -130,7 +136,7 @@ def _targets(statement: ast.stmt) -> list[str]:
 
 
 def _swallows(old: ast.Module, new: ast.Module) -> Iterator[int]:
-    """Yield the lines of new handlers that ignore any error of code that was there before."""
+    """Yield the lines of new handlers that ignore any error of existing code."""
     before = Counter(ast.unparse(node) for node in ast.walk(old) if isinstance(node, ast.stmt))
     # `except:` that becomes `except Exception:` ignores no more than it did.
     ignored = {_text(block) for block in _blocks(old) if _ignoring_lines(block)}
@@ -150,7 +156,7 @@ def _blocks(tree: ast.Module) -> Iterator[ast.Try | ast.With]:
 
 
 def _ignoring_lines(block: ast.Try | ast.With) -> list[int]:
-    """Return the lines at which a block ignores any error."""
+    """Return the line numbers of the handlers or context managers in a block that ignore any error."""
     if isinstance(block, ast.Try):
         return [handler.lineno for handler in block.handlers if _ignores(handler)]
     return [block.lineno] if any(map(_suppresses, block.items)) else []
@@ -182,20 +188,20 @@ def _suppresses(item: ast.withitem) -> bool:
 
 
 class Suppressions(NamedTuple):
-    """Suppressions that the work added, and the files without them."""
+    """Suppressions that the work added, and the changed files without them."""
 
     files: Mapping[str, str | None] = {}
-    """Texts of the changed files without the new suppressions. None stands for a file that was not there before."""
+    """Texts of the changed files without the new suppressions. None stands for a file that did not exist before."""
     lines: tuple[str, ...] = ()
-    """All of them, as `path:line: text`."""
+    """All new suppressions, as `path:line: text`."""
     blanket: tuple[str, ...] = ()
-    """Those that name no single rule."""
+    """New suppressions that do not name a single rule."""
     of_tests: bool = False
-    """True if one of them counts in runs of tests, such as one that excludes lines from the coverage."""
+    """True if at least one of them affects test runs, such as one that excludes lines from coverage."""
 
 
 def find_suppressions(before: Mapping[str, str], after: Mapping[str, str], paths: Collection[str]) -> Suppressions:
-    """Return the suppressions in changed files. `paths` are all delivered files."""
+    """Find the suppressions that were added to changed files. `paths` contains all delivered files."""
     files: dict[str, str | None] = {}
     lines, blanket = list[str](), list[str]()
     for path, text in after.items():
@@ -218,7 +224,10 @@ def find_suppressions(before: Mapping[str, str], after: Mapping[str, str], paths
 
 
 def _without_suppressions(path: str, old: str, new: str) -> tuple[str, list[tuple[str, bool]]]:
-    """Return a text without its new suppressions, and their lines, each with whether it names a single rule."""
+    """Return a text without its new suppressions, and the removed lines.
+
+    Each line comes with a flag that tells whether the suppression names a single rule.
+    """
     comments, branches = _SUPPRESSIONS["comments"], _SUPPRESSIONS["type_checking"]
     before = Counter(match[0].strip() for line in old.splitlines() for match in comments.finditer(line))
     guards = Counter(line.strip() for line in old.splitlines() if branches.match(line))

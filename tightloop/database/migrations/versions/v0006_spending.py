@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the table if it is missing, and drop that of the days."""
+    """Create the table if it is missing, and drop the per-day table."""
     existing = sa.inspect(op.get_bind()).get_table_names()
     if spending.name not in existing:
         spending.create(op.get_bind())
