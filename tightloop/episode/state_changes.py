@@ -24,11 +24,12 @@ from tightloop.value import ArtifactRef, abridge, format_count, last_lines, shor
 
 # The state is an input of each new run and a query result, so every list in it is bounded.
 NOTES_CHARACTERS = 16_000
-"""Total length of the messages that may wait for the planner. A message beyond that is refused, and none is cut."""
+"""Maximum total length of the messages waiting for the planner. A message that exceeds it is refused, never truncated.
+"""
 NOTE_CHARACTERS = 4_200
 """Maximum length of a note. The longest message fits, with the name of its author."""
 AGENT_NOTES_LIMIT = 5
-"""Number of waiting notes from which on messages of agents are refused."""
+"""Number of waiting notes at which further messages from agents are refused."""
 GRANTS_LIMIT = 100
 GRANT_CHARACTERS = 2_000
 FAILED_SHOWN = 5
@@ -66,7 +67,7 @@ def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeS
 
 
 def has_room_for(state: EpisodeState, text: str) -> bool:
-    """Return whether another message may wait for the planner."""
+    """Return whether the planner's queue has room for another message."""
     return sum(map(len, state.notes)) + len(text) <= NOTES_CHARACTERS
 
 
@@ -85,7 +86,7 @@ def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
 
 
 def with_repeated_work(state: EpisodeState, duration: timedelta) -> EpisodeState:
-    """Add the working time of a delivery that a limit or an error ended. It says nothing about the size of the plan."""
+    """Add the working time of a delivery that a limit or an error ended. It does not reflect the size of the plan."""
     return state.evolve(repeated_work=state.repeated_work + duration)
 
 
@@ -282,7 +283,7 @@ def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | No
 
 
 def with_answer(state: EpisodeState, question: Question, answer: Answer, *, first: Budget) -> EpisodeState:
-    """Record a decision.
+    """Record a person's decision.
 
     `first` is the episode's initial budget. The text of an answer is passed on to the planner but does not decide
     anything.
@@ -318,9 +319,9 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
 
 
 def _with_approval(state: EpisodeState, question: Question, answer: Answer) -> EpisodeState:
-    """Record that a person asked for the change that a question shows, accepted it or let it pass.
+    """Record a person's answer about a change: they asked for it, accepted it, or let its findings pass.
 
-    Who lets findings pass has decided about these only, so that the proof may still ask about other files.
+    Letting findings pass applies only to those findings, so the proof may still ask about other files.
     """
     if question.change is None or answer.option not in (ALLOW, ACCEPT, ASKED):
         return state
@@ -347,7 +348,7 @@ def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
 def reopen(initial: EpisodeState, newest: EpisodeState | None, records: tuple[CheckpointRecord, ...]) -> EpisodeState:
     """Return the state of a run that continues a closed episode, with counters and lists from the store.
 
-    The budget comes from the new run's request, which may have raised it since.
+    The budget comes from the new run's request, in which it may have been raised.
     """
     if not records:
         return initial
@@ -432,7 +433,7 @@ def with_beginning(
     scenario_failed: bool,
     drafts: HiddenScenarios | None,
 ) -> EpisodeState:
-    """Record the initial check results and the stored baseline. A failed hidden scenario is a check that fails."""
+    """Record the initial check results and the stored baseline. A failed hidden scenario counts as a failed check."""
     checked = with_verification(state, verification, baseline=not state.checked_tree)
     return checked.evolve(
         beginning=beginning,
@@ -442,7 +443,7 @@ def with_beginning(
 
 
 def without_drafts(state: EpisodeState, reason: str, numbers: Iterable[int] | None = None) -> EpisodeState:
-    """Withdraw drafted scenarios, or all of them. The same tree may then be proven."""
+    """Withdraw the drafted scenarios with these numbers, or all of them. The same tree may then be proven."""
     drafts = state.drafts
     if drafts is None or not drafts.count:
         return state
@@ -463,7 +464,7 @@ def with_refused_proof(state: EpisodeState, title: str, evidence: tuple[str, ...
 
 
 def _with_refused_checkpoints(state: EpisodeState) -> EpisodeState:
-    """Mark the checkpoints whose files are the ones that a person has just refused."""
+    """Mark the checkpoints that contain the files a person has just refused."""
     records = (record.evolve(refused=record.refused or record.tree == state.tree) for record in state.checkpoints)
     return state.evolve(checkpoints=tuple(records))
 
@@ -474,7 +475,7 @@ def with_failed_scenarios(state: EpisodeState, title: str) -> EpisodeState:
 
 
 def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
-    """Return why a success is not a plain success, or "" if it is one."""
+    """Return the reason why a success is not a plain success, or "" if it is one."""
     if outcome is not EpisodeOutcome.SUCCEEDED:
         return ""
     # Only a proof leads to a success, so there are always facts; without them nothing is proven.

@@ -102,7 +102,7 @@ def executor_question(kind: QuestionKind, title: str, detail: str, options: tupl
 def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> ExecutorReport:
     """Return the report on work that a person did, based on the person's answer and the resulting tree.
 
-    If the work is said to be impossible, the report contains the question about that.
+    If the answer says that the work is impossible, the report contains a question about it.
     """
     if answer.option == IMPOSSIBLE:
         question = impossible_question(f"{IMPOSSIBLE}: {answer.text}")
@@ -117,9 +117,9 @@ def report_on_work(report: ExecutorReport, answer: Answer, *, tree: str) -> Exec
 
 
 def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, tree: str) -> ExecutorReport:
-    """Return the report on a delivery whose agent reported before its executor noticed the end.
+    """Return the report on a delivery whose agent reported the result before the executor noticed that it had ended.
 
-    `tree` is the result.
+    `tree` is the resulting tree.
     """
     if answer.option != LIMIT:
         return report_on_work(report, answer, tree=tree)
@@ -137,7 +137,7 @@ def report_by_message(report: ExecutorReport, answer: Answer, *, executor: str, 
 
 
 ENDING_FILE = ".tightloop-ending"
-"""File at the top of the working tree in which an executor says that the work cannot be done."""
+"""File at the root of the working tree in which an executor can state that the work cannot be done."""
 _ENDING = re.compile(rf"\s*({IMPOSSIBLE}|{LEFT_RED})\s*:\s*(\S.*)", re.IGNORECASE | re.DOTALL)
 ENDING_HINT = f"""
 If the goal cannot be reached, or a check should keep failing because it contradicts the goal, do not work around it.
@@ -154,22 +154,22 @@ def folder_hint(folder: str) -> str:
 
 
 def read_ending(text: str) -> str:
-    """Return the reason in an executor's ending file, such as `impossible: the API was removed`; "" if it has none."""
+    """Return the reason stated in an executor's ending file, such as `impossible: the API was removed`, or ""."""
     match = _ENDING.match(text)
     return f"{match[1].lower()}: {' '.join(match[2].split())}" if match else ""
 
 
 def impossible_question(reason: str, *, by: str = "the executor") -> Question:
-    """Return the question about work that the executor or the planner says cannot be done.
+    """Return the question to ask when the executor or the planner claims that the work cannot be done.
 
-    `reason` starts with the kind of the end, such as `impossible: the API was removed`.
+    `reason` starts with the kind of claim, such as `impossible: the API was removed`.
     """
     title = f"{by} stopped: {shorten(reason, SUMMARY_CHARACTERS)}"
     return executor_question(QuestionKind.IMPOSSIBLE, title, "", _IMPOSSIBLE).evolve(default=WORK, by=by)
 
 
 def report_on_impossible(report: ExecutorReport, answer: Answer | None, *, tree: str) -> ExecutorReport:
-    """Return the report on work that a person wants to be continued although the executor gave up."""
+    """Return the report on work that the executor gave up, after a person's answer that it should continue."""
     reason = report.question.title if report.question else ""
     text = f"{reason}; {answer.by}: {answer.text}" if answer and answer.text else reason
     return report.evolve(
@@ -220,8 +220,8 @@ def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants
 RETRY, VERIFY = OnCrash.RETRY.value, OnCrash.VERIFY.value
 WORKER_DIED = "the worker died during the delivery"
 MOST_CLAIMS = 5
-"""Maximum number of times that a delivery is started. Without it, a delivery that kills its worker each time would be
-repeated forever.
+"""Maximum number of times that a delivery is started. Without this limit, a delivery that kills its worker every time
+would be repeated forever.
 """
 _OPTIONS = (
     Option(
@@ -261,11 +261,11 @@ class Crash(Value):
     session: str = ""
     """Agent session that can be resumed."""
     can_tell: bool = False
-    """True if the executor keeps records that would have shown how the delivery ended."""
+    """True if the executor keeps records that would show how a delivery ended."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The facts, with one sentence for each."""
+        """Facts about the crash, one sentence each."""
         ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
         running = f"killed {ended} still running" if self.processes_ended else "no process was still running"
         records_text = "its records do not show how it ended" if self.can_tell else "it left no report"
@@ -303,14 +303,14 @@ def explain_crash(crash: Crash) -> str:
 
 
 def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
-    """Return the report on a delivery that a person decided not to repeat."""
+    """Return the report on an interrupted delivery that a person decided not to repeat."""
     return report.evolve(status=ExecutorStatus.OUTCOME_UNKNOWN, question=None, new_tree=tree)
 
 
 def crash_question(crash: Crash, title: str) -> Question:
-    """Return the question for a person.
+    """Return the question to ask a person after a crash.
 
-    A plain `resume` verifies, because repeating the effects requires an explicit answer.
+    A plain `resume` only verifies, because repeating the delivery's effects requires an explicit answer.
     """
     question_text = f"{crash.cause}: {title}. Deliver it again?"
     return executor_question(QuestionKind.CRASH, question_text, "\n".join(crash.sentences), _OPTIONS).evolve(
@@ -319,7 +319,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
-    """Return the question about a hand-off that was not confirmed. A plain `resume` verifies."""
+    """Return the question about a hand-off that was not confirmed. A plain `resume` only verifies."""
     question_text = f"{reason}. Check the chat. Hand over the plan again? {title}"
     return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _HAND_OFF).evolve(
         default=VERIFY

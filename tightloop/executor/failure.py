@@ -1,4 +1,4 @@
-"""Failed deliveries: those that failed at once, and the limits that their last words suggest."""
+"""Failed deliveries: detection of those that failed at once, and of limits in an agent's last words."""
 
 import itertools
 import re
@@ -25,7 +25,7 @@ from tightloop.executor.model import AT_ONCE_S, ErrorKind, ExecutorOutcome, Exec
 from tightloop.executor.reset_time import Clock, find_any_wait
 
 MAXIMUM_BODIES = 8
-"""Maximum number of positions at which an error in JSON is looked for in an agent's last words."""
+"""Maximum number of positions in an agent's last words at which to look for an error in JSON."""
 LAST_WORDS_CHARACTERS = 4_000
 WORDS_CONFIDENCE = 0.5
 _KINDS: Mapping[str, ErrorKind] = {
@@ -39,7 +39,7 @@ _KINDS: Mapping[str, ErrorKind] = {
 
 
 FROM_PLAN = frozenset({ErrorKind.STEP, ErrorKind.BUDGET})
-"""Causes that the plan or one of our limits explains, so that the same delivery would fail again."""
+"""Causes explained by the plan or one of our limits. The same delivery would fail again."""
 
 
 def failed_at_once(outcome: ExecutorOutcome, took_s: float, *, moved: bool) -> bool:
@@ -55,7 +55,7 @@ def failed_at_once(outcome: ExecutorOutcome, took_s: float, *, moved: bool) -> b
 
 
 def refine_failure(outcome: ExecutorOutcome, now: datetime) -> ExecutorOutcome:
-    """Return the outcome of a delivery that failed at once, with the limit that its last words suggest."""
+    """Refine the outcome of a delivery that failed at once: set the limit that its last words suggest."""
     if outcome.limit is not None:
         return outcome
     limit = read_last_words(outcome.error or outcome.summary, now=now)
@@ -85,10 +85,10 @@ def limited_outcome(limit: LimitHit, error: str) -> ExecutorOutcome:
 
 
 def read_last_words(text: str, *, now: datetime, zone: tzinfo | None = None) -> LimitHit:
-    """Return what the last words of an agent tell about a delivery that is known to have failed at once.
+    """Return the limit described by an agent's last words, given that the delivery failed at once.
 
-    Other than for `detect`, words and times count wherever they stand, because the failure itself is certain. The kind
-    is UNKNOWN if no word tells it.
+    Unlike in `detect`, words and times count wherever they occur, because the failure itself is certain. The kind is
+    UNKNOWN if no word indicates it.
     """
     hit = detect(text, now=now, zone=zone)
     aware = now if now.tzinfo else now.replace(tzinfo=UTC)

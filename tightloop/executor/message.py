@@ -101,7 +101,7 @@ class PlanRequestMessage(Value):
     changes: Items = ()
     checks: Items = ()
     history: Items = ()
-    """One line for each recent iteration, oldest first."""
+    """One line per recent iteration, oldest first."""
     questions: Items = ()
     reflection: Reflection = Reflection.model_construct()
     alignment: Alignment = Alignment.model_construct()

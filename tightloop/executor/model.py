@@ -163,7 +163,7 @@ class ExecutorStatus(StrEnum):
     REFUSED = "refused"
     FAILED = "failed"
     FATAL = "fatal"
-    """The executor cannot work with this configuration, for example because a program is missing or a key is invalid.
+    """The executor cannot run with this configuration, for example because a program is missing or a key is invalid.
     Retrying does not help.
     """
     CANCELLED = "cancelled"
@@ -289,7 +289,7 @@ class ExecutorResult(Value):
     measured.
     """
     versions: dict[str, str] = Field(default_factory=dict)
-    """Versions of the agent and the sandbox, such as `{"codex": "0.169.0", "fence": "own"}`."""
+    """Versions of the agent and sandbox, such as `{"codex": "0.169.0", "fence": "own"}`."""
     cpu_s: float | None = None
     """CPU time that its processes used on this host, in seconds. None if it was not measured."""
 
@@ -309,14 +309,14 @@ class ExecutorReport(ExecutorResult):
     executor: str = ""
     """Name of the fallback executor that did the work. It is empty if the requested executor did it."""
     passed_over: tuple[str, ...] = ()
-    """Reasons why the executors before it were unavailable, with one sentence for each."""
+    """Reasons why the preceding executors were unavailable, one sentence each."""
     new_tree: str = ""
     drift: Drift | None = None
     """Drift that was found instead of the expected tree. The drift was saved and undone."""
     attempt: int = 1
     failed_at_once: bool = False
-    """True if it ended in an error within `AT_ONCE_S` and changed no file. It is repeated and does not count as an
-    iteration.
+    """True if the delivery ended in an error within `AT_ONCE_S` and changed no file. It is repeated and does not count
+    as an iteration.
     """
 
     @property

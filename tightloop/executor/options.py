@@ -68,14 +68,14 @@ class ScriptStep(Document):
     summary: str = ""
     error: str = ""
     limit_tries: int = Field(default=0, ge=0)
-    """Number of tries of the iteration that end with `limit_hit` before any action is performed."""
+    """Number of attempts at the iteration that end with `limit_hit` before any action is performed."""
     retry_after_s: float | None = Field(default=None, ge=0)
     evidence: str = ""
     usage: ScriptedUsage | None = None
 
 
 class Script(Document):
-    """A whole script."""
+    """Complete script."""
 
     steps: tuple[ScriptStep, ...] = Field(min_length=1)
     repeat: bool = False
@@ -162,7 +162,7 @@ OPTIONS: Mapping[str, type[Document]] = {
 }
 """Models of the options, by executor name."""
 _NO_AGENT = ("coder", "command", "cursor-gui", "person", "scripted")
-"""Executors of our own. They always work in the sandbox, except for people and windows, and ask for no permission."""
+"""Built-in executors. They always work in the sandbox (except for people and windows) and never ask for permission."""
 _NO_MODEL = ("acp", "command", "cursor-acp", "cursor-gui", "person", "scripted")
 _NEAR = 0.7
 """Similarity above which an unknown name is considered a typo. Other names may be the worker's own executors."""

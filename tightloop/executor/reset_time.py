@@ -88,10 +88,10 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def find_any_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the wait from a text that is known to report a failure, whatever words stand before the time.
+    """Return the wait from a text that is known to report a failure, regardless of the words before the time.
 
-    Durations that describe the past or an allowance, such as `timed out after 30 s` or `per minute`, and moments that
-    have passed, such as those of log lines, do not count.
+    Ignored are durations that describe the past or an allowance, such as `timed out after 30 s` or `per minute`, and
+    moments that have passed, such as those in log lines.
     """
     if (wait := find_wait(text, clock)) is not None:
         return wait
@@ -109,7 +109,7 @@ def find_any_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def _is_ahead(text: str, match: re.Match[str]) -> bool:
-    """Return whether the words around a time can announce the end of a wait."""
+    """Return whether the words around a time can announce when a wait ends."""
     start = max(0, match.start() - _BEFORE_CHARACTERS)
     if _PAST.search(text, start, match.start()):
         return False

@@ -186,7 +186,7 @@ class Alignment(Value):
 
 
 def problems_of(reflection: Reflection, alignment: Alignment | None) -> tuple[str, ...]:
-    """Return the problems with the two closing sections, as sentences."""
+    """Return the problems with a message's two closing sections, as sentences."""
     problems: list[str] = []
     if not reflection.diagnosis:
         problems.append(f"[{Section.REFLECTION.value}] has no diagnosis: one sentence on why things are as they are")
@@ -203,13 +203,13 @@ _ACTION_ITEMS = re.compile(_LABEL.format("action[_ ]items"), re.IGNORECASE | re.
 
 
 def render_reflection(reflection: Reflection) -> str:
-    """Return the body of the section."""
+    """Return the body of the reflection section."""
     items = render_items(reflection.action_items, indent=4)
     return f"  diagnosis: {quote_text(reflection.diagnosis)}\n  action_items:" + (f"\n{items}" if items else "")
 
 
 def parse_reflection(body: str) -> Reflection:
-    """Parse the body of the section. It may also be a JSON object. Missing parts are left empty."""
+    """Parse the body of the reflection section. It may also be a JSON object. Missing parts are left empty."""
     # Models put JSON into a code block.
     whole = read_json(re.sub(r"^\s*```\w*\n|```\s*$", "", body))
     if isinstance(whole, dict):
@@ -233,7 +233,7 @@ _ANSWER = re.compile(
 
 
 def render_alignment(alignment: Alignment) -> str:
-    """Return the single line of the section."""
+    """Return the alignment section, which is a single line."""
     why = alignment.rationale
     if "\n" in why or unquote_text(why) != why:
         why = quote_text(why)
@@ -241,7 +241,7 @@ def render_alignment(alignment: Alignment) -> str:
 
 
 def parse_alignment(body: str) -> Alignment | None:
-    """Parse the answer, or return None if it is invalid.
+    """Parse the body of the alignment section, or return None if it is invalid.
 
     If the message is enclosed in a code block, the end of the block is removed too.
     """

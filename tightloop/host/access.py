@@ -81,7 +81,7 @@ def write_private(path: Path, content: str | bytes, *, replace: bool = False) ->
 
 
 def write_over(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a checkout in which nothing runs. Whatever has their path or is in their way is removed."""
+    """Write files into a checkout in which no programs run. Anything in the way of a path is removed."""
     for path, content in files.items():
         *parents, name = path.split("/")
         target = folder

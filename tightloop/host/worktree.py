@@ -1,4 +1,4 @@
-"""Record of a run's git worktree, which its commands see at the workspace's path."""
+"""Record of a run's git worktree, which its commands see under the workspace's path."""
 
 import os
 from pathlib import Path
@@ -10,11 +10,11 @@ from tightloop.value import Value
 
 WORKTREES, DATA = "worktrees", "worktree-data"
 MOUNTING = ("bubblewrap", "docker")
-"""Sandboxes that show a worktree at the workspace's path."""
+"""Sandboxes that can mount a worktree at the workspace's path."""
 
 
 class Worktree(Value):
-    """Paths with which a sandbox makes a worktree look like the workspace. They are all on this host."""
+    """Paths with which a sandbox makes a worktree look like the workspace. All of them are on this host."""
 
     workspace: str
     """Path at which commands see the worktree."""
@@ -25,22 +25,22 @@ class Worktree(Value):
     link: str = ""
     """File that is mounted as `.git` and leads to the private folder."""
     mounts: tuple[tuple[str, str], ...] = ()
-    """Further read-only mounts, each as a source and a target."""
+    """Additional read-only mounts, as pairs of source and target."""
     environments: tuple[tuple[str, str], ...] = ()
-    """Installed programs and libraries, each as a path within the tree and the folder that is mounted there."""
+    """Installed programs and libraries, as pairs of a path in the tree and the folder that is mounted there."""
     copies: tuple[str, ...] = ()
     """Paths of ignored files that were copied from the workspace. Snapshots never contain them."""
     notes: tuple[str, ...] = ()
-    """Sentences for the operator about the contents."""
+    """Notes for the operator about the contents of the worktree, as sentences."""
 
     def present_environments(self) -> tuple[tuple[Path, Path], ...]:
-        """Return the environments that still exist, each as a source and the path that commands see."""
+        """Return the environments that still exist, as pairs of a source and the path that commands see."""
         pairs = ((Path(source), Path(self.workspace, path)) for path, source in self.environments)
         return tuple(pair for pair in pairs if pair[0].is_dir())
 
 
 def data_folder(root: Path) -> Path:
-    """Return the folder for what belongs to the worktree at `root` but is not part of it."""
+    """Return the folder for data that belongs to the worktree at `root` but is stored outside it."""
     return root.parent.parent / DATA / root.name
 
 
@@ -56,12 +56,12 @@ def read_worktree(root: Path) -> Worktree | None:
 
 
 def path_inside(sandbox: str, root: Path) -> Path:
-    """Return the path at which the commands of a sandbox with this name see the tree at `root`."""
+    """Return the path at which commands in the sandbox with this name see the tree at `root`."""
     worktree = read_worktree(root) if sandbox in MOUNTING else None
     return root if worktree is None else Path(worktree.workspace)
 
 
 def mounted_environments(root: Path) -> dict[str, Path]:
-    """Return the folders that a worktree gets from elsewhere, by their paths within the tree. Empty for other trees."""
+    """Return the folders that are mounted into a worktree, by their paths within the tree. Empty for other trees."""
     worktree = read_worktree(root)
     return {} if worktree is None else {path: Path(source) for path, source in worktree.environments}

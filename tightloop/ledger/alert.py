@@ -53,7 +53,7 @@ class AlertKind(StrEnum):
     FAILED = "failed"
     """The run ended without success."""
     FAILING = "failing"
-    """The executor fails each time; its deliveries are repeated after a wait."""
+    """Deliveries to the executor keep failing; they are repeated after a wait."""
     UNMOVED = "unmoved"
     """The work continues, but the checks show no progress."""
     OVERDUE = "overdue"
@@ -224,7 +224,7 @@ def alert_of(
 
 
 def _last_lines(state: EpisodeState, kind: AlertKind) -> tuple[str, ...]:
-    """Return what the failing check or the executor printed last, if the alert is about that."""
+    """Return the last lines printed by the failing check or the executor, if the alert concerns one of them."""
     if kind in (AlertKind.FAILING, AlertKind.LIMIT):
         return (state.executor_error,) if state.executor_error else ()
     if kind in (*map(AlertKind, ABOUT_WORK - {QuestionKind.ALIGNMENT}), AlertKind.UNMOVED, AlertKind.FAILED):

@@ -90,7 +90,7 @@ class WorkflowSnapshot(Value):
 
 
 def with_delivered(snapshot: WorkflowSnapshot, delivered: str) -> WorkflowSnapshot:
-    """Return the snapshot of a closed run with the place of its result; see `RunStatus.delivered`."""
+    """Record where the result of a closed run was delivered in its snapshot; see `RunStatus.delivered`."""
     if not delivered:
         return snapshot
     return snapshot.evolve(details={**snapshot.details, "delivered": delivered})

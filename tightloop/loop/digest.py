@@ -1,4 +1,4 @@
-"""Digest of a project: what is ready to merge, needs an answer, failed, still runs, and what it cost."""
+"""Digest of a project: work that is ready to merge, waits for an answer, failed or still runs, and its cost."""
 
 import hashlib
 import shlex
@@ -33,29 +33,29 @@ class DigestState(StrEnum):
     MERGE = "merge"
     """It succeeded, is proven, and changed files."""
     REVIEW = "review"
-    """It succeeded, but something is not proven or not done."""
+    """It succeeded, but a part of it is not proven or not done."""
     FAILED = "failed"
     WAITS = "waits"
-    """It continues only after one of its tasks has been answered."""
+    """It can only continue after one of its tasks has been answered."""
     RUNNING = "running"
     DONE = "done"
     """It succeeded, and there is nothing to merge."""
 
 
 class DigestItem(Value):
-    """One piece of work: a run that nobody else started, or a task of a project plan that asks or failed."""
+    """A piece of work: a top-level run, or a task of a project plan that asks or failed."""
 
     id: str
     state: DigestState
     goal: str = ""
     kind: str = ""
-    """Kind of the question, or status of the run. It contains no text of people or programs."""
+    """Kind of the question, or status of the run. It never contains text written by people or programs."""
     text: str = ""
     """Description of the result, the question or the progress."""
     command: str = ""
-    """Command that does the next step, if there is a single one."""
+    """Command for the next step, if there is a single one."""
     cost_usd: float | None = None
-    """Cost of the whole run so far. None for tasks, whose cost is part of that of their plan."""
+    """Cost of the whole run so far. None for tasks, whose cost is included in that of their plan."""
     cost_known: bool = True
     """False if `cost_usd` is only a lower bound."""
 
@@ -68,7 +68,7 @@ class Digest(Value):
     since: datetime
     until: datetime
     items: tuple[DigestItem, ...] = ()
-    """The most urgent first."""
+    """Pieces of work, most urgent first."""
     iterations: int = 0
     cost_usd: float = 0.0
     """Known cost in the time range."""
@@ -82,7 +82,7 @@ class Digest(Value):
 def digest_items(
     ended: Iterable[WorkflowLine], running: Iterable[WorkflowLine], waiting: Iterable[InboxItem]
 ) -> tuple[DigestItem, ...]:
-    """Return the pieces of work, the most urgent first.
+    """Return the pieces of work, most urgent first.
 
     Args:
         ended: runs without a parent that ended in the time range, with details.
@@ -118,7 +118,7 @@ def _item(line: WorkflowLine, state: DigestState, text: str, command: str = "") 
 
 
 def _asking(asked: list[InboxItem], line: WorkflowLine | None) -> DigestItem:
-    """Return a run with open questions. `line` is None if a plan started the run."""
+    """Return the item for a run with open questions. `line` is None if a plan started the run."""
     first, question = asked[0], asked[0].question
     more = f" ({format_count(len(asked) - 1, 'more question')})" if len(asked) > 1 else ""
     since = f" Since {first.since:%d %b %H:%M} UTC." if first.since else ""
@@ -196,7 +196,7 @@ def _progress(tasks: tuple[LoopTask, ...]) -> str:
 
 
 def _failed_tasks(line: WorkflowLine) -> list[DigestItem]:
-    """Return the tasks of a project plan that ran and failed. Those that depend on them are counted by the plan."""
+    """Return the tasks of a project plan that ran and failed. Tasks that depend on them are counted with the plan."""
     if line.kind != "loop" or not line.details:
         return []
     return [
@@ -234,7 +234,10 @@ def digest_lines(digest: Digest) -> list[str]:
 
 
 def newest_day(now: datetime, at: time) -> date:
-    """Return the day on which the newest digest that is due begins. Each lasts from the time `at` to the next day's."""
+    """Return the day on which the newest due digest starts.
+
+    A digest covers the time from `at` to `at` on the next day.
+    """
     return (now - timedelta(hours=at.hour, minutes=at.minute)).date() - timedelta(days=1)
 
 

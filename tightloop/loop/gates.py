@@ -1,4 +1,4 @@
-"""Gates of a project plan: parsing of results, and cost estimates."""
+"""Gates of a project plan: parsing of their results, and cost estimates."""
 
 import re
 from collections.abc import Iterator

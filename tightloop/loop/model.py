@@ -204,7 +204,7 @@ class LoopRequest(CallerInput):
     """Hidden scenarios that must pass at the end, together with the gates, in the proof of the whole plan."""
     setup: str = ""
     """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
-    starts, once for each state of the lock files. If empty, lock files lead to a proposal.
+    starts, once for each state of the lock files. If empty, a command is proposed if the tree has lock files.
     """
     budget: Budget = Budget.model_construct()
     """Budget for each task. Its `until` also applies to the plan itself."""

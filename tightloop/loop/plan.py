@@ -124,7 +124,9 @@ INSPECT_S = 2_400.0
 DECOMPOSE_S = 7_200.0
 _ONCE = Retry(attempts=1)
 _ENDS_PLAN = (FailureMode(name=PLAN_GENERATION, recover=Recovery.ABORT),)
-"""Also for steps that wait for a person: otherwise `verify` could start after one of them failed."""
+"""Failure mode of all steps, including those that wait for a person. Without it, `verify` could start after one of them
+failed.
+"""
 _LAST = (VERIFY, FIND_GATES, GATES)
 
 

@@ -355,7 +355,8 @@ class _Planning(Request):
     gates: list[CheckBody] = Field(default_factory=list)
     """Commands that must pass at the end; if empty, the commands in the settings, or the checks of the project."""
     setup: Annotated[str, Field(max_length=SETUP_CHARACTERS, pattern=r"^[^\x00]*$")] = ""
-    """Command that installs the packages of the project; if empty, lock files lead to a proposal."""
+    """Command that installs the packages of the project; if empty, a command is proposed if the project has lock files.
+    """
 
 
 class PlanProject(_Planning):

@@ -240,7 +240,7 @@ class PlanArchive(Value):
     title: str = ""
     outcome: PlanOutcome
     qualifier: str = ""
-    """Why a completed plan is not a plain success."""
+    """Reason why a completed plan is not a plain success; otherwise empty."""
     reason: str = ""
     closed: datetime | None = None
     base_tree: str = ""
@@ -254,7 +254,7 @@ class PlanArchive(Value):
     records: ArtifactRef | None = None
     """All `StepRecord` entries as JSON lines, in order of completion."""
     edits: tuple[str, ...] = ()
-    """Sentences about people's edits that were adopted."""
+    """Sentences about changes by people that were adopted into the plan's files."""
     answers: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
     """Answers from people, by step."""
     checks: ArtifactRef | None = None
