@@ -70,7 +70,7 @@ def judge(policy: Policy, step: Step, acts: StepEffects) -> Ruling:
 
 
 def judge_command_of_plan(policy: Policy, command: str, folder: str = "") -> Ruling:
-    """Return the ruling on a command before the plan runs, as far as it does not depend on references.
+    """Return the ruling on a command before the plan runs, based on the parts that do not depend on references.
 
     Args:
         policy: policy of the plan.
@@ -225,7 +225,7 @@ def _list_patch_paths(diff: str) -> tuple[str, ...]:
 
 
 def _lists(network: tuple[str, ...], entry: str) -> bool:
-    """Return whether a list covers every host of an entry."""
+    """Return whether a network list covers every host that an entry matches."""
     name = entry.strip().lower()
     rules = [rule.strip().lower() for rule in network]
     # `*.example.org` covers default ports only, so it does not match an entry with a port.

@@ -33,7 +33,7 @@ class Doubt(Value):
     accepted_by: str = ""
     """Person who answered. It is empty if the findings have not been accepted."""
     asked_for: Approval | None = None
-    """Set if that person asked for the change. Otherwise they accept the tree although the findings stand."""
+    """Set if that person asked for the change. Otherwise they accept the tree even though the findings stand."""
 
 
 class PlanProgress(Value):
@@ -47,13 +47,13 @@ class PlanProgress(Value):
     schedule: ScheduleState = ScheduleState.model_construct()
     """Schedule at the start of this run. It is updated by `save`."""
     undo: tuple[UndoEntry, ...] = ()
-    """Attempts to undo, in order of completion."""
+    """Attempts that can be undone, in order of completion."""
     first_starts: dict[str, datetime] = Field(default_factory=dict)
     """Start time of the first attempt, for unsettled steps with a time box."""
     due: dict[str, datetime] = Field(default_factory=dict)
     """Start time of the next attempt, for steps that are backing off."""
     earlier: dict[str, int] = Field(default_factory=dict)
-    """Number of attempts of a step before a person restarted it. They do not count any more."""
+    """Number of attempts of a step before a person restarted it. These attempts no longer count."""
     failures: dict[str, StepFailure] = Field(default_factory=dict)
     """Last failure of each step that has not completed since then, at most `FAILURES_LIMIT`."""
     replans: dict[str, int] = Field(default_factory=dict)
@@ -73,21 +73,21 @@ class PlanProgress(Value):
     runs: int = 1
     """Number of workflow runs so far, including this run."""
     failed_before: tuple[str, ...] = ()
-    """Keys of the checks of the definition of done that have failed, and not only at random."""
+    """Keys of the checks in the definition of done that have failed, other than at random."""
     flaky: tuple[str, ...] = ()
     """Checks that failed at first and passed when they were repeated without a change."""
     worked: bool = False
-    """True if a step changed a file. Edits of people are no work of the plan."""
+    """True if a step changed a file. Changes made by people do not count."""
     evidence: Evidence | None = None
     """Facts from the latest proof."""
     qualifiers: dict[str, str] = Field(default_factory=dict)
-    """Why the success of a step's child workflow is not a plain success, by step."""
+    """Reasons why the success of a step's child workflow is not a plain success, by step."""
     beginning: ArtifactRef | None = None
     """Stored `Beginning`, with which the delivered tree is compared. None if there is no definition of done."""
     proof_within: ArtifactRef | None = None
     """Proof from the last child workflow that proved its tree."""
     proof: ArtifactRef | None = None
-    """Latest proof of the plan."""
+    """Latest proof of the plan's result."""
     approvals: tuple[Approval, ...] = ()
     """People's answers about changes, in this plan and its child workflows, oldest first."""
     doubted: Doubt | None = None
@@ -97,14 +97,15 @@ class PlanProgress(Value):
     compensations: tuple[str, ...] = ()
     """Compensations that ran, with their results, such as `build: 3 files restored`. At most `COMPENSATIONS_LIMIT`."""
     decisions: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
-    """Answers to questions other than those of steps, by step or kind of question. The last `DECISIONS_LIMIT` are kept.
+    """Answers to questions that do not belong to steps, by step or kind of question. The last `DECISIONS_LIMIT` are
+    kept.
     """
     edits: tuple[str, ...] = ()
-    """Sentences about the edits of people that were adopted. The last `DECISIONS_LIMIT` are kept."""
+    """Sentences about changes by people that were adopted. The last `DECISIONS_LIMIT` are kept."""
     adopt: bool = False
-    """True if edits that a person made during a pause have not been adopted yet."""
+    """True if changes that a person made during a pause have not been adopted yet."""
     drift: DriftAnswer | None = None
-    """Decision about a drift that has not been carried out yet."""
+    """Decision about drifted files that has not been carried out yet."""
     put_back: bool = False
     """True if the files on disk are left over from stopped or discarded work. They are restored without asking."""
 
@@ -137,20 +138,23 @@ class PlanProgress(Value):
         return self.evolve(spent=self.spent.evolve(wall_time=self.spent.wall_time + time))
 
     def note_answers(self, step: str, answers: tuple[Answer, ...]) -> Self:
-        """Keep the answers for a step until its next attempt."""
+        """Store the answers for a step until its next attempt."""
         return self.evolve(answers={**self.answers, step: answers})
 
     def note_decision(self, subject: str, answer: Answer) -> Self:
-        """Keep an answer that no step reads, for the plan's report."""
+        """Store an answer that no step reads, for the plan's report."""
         decisions = {**self.decisions, subject: (*self.decisions.get(subject, ()), answer)}
         return self.evolve(decisions=dict(list(decisions.items())[-DECISIONS_LIMIT:]))
 
     def note_edits(self, sentence: str) -> Self:
-        """Keep a sentence about edits of people that were adopted, for the plan's report."""
+        """Store a sentence about adopted changes by people, for the plan's report."""
         return self.evolve(edits=(*self.edits, sentence)[-DECISIONS_LIMIT:])
 
     def note_qualifier(self, step: str, qualifier: str) -> Self:
-        """Record the qualifier of a step's child workflow. An empty one removes that of an earlier attempt."""
+        """Record the qualifier of a step's child workflow.
+
+        An empty qualifier removes the one from an earlier attempt.
+        """
         if qualifier == self.qualifiers.get(step, ""):
             return self
         others = {name: text for name, text in self.qualifiers.items() if name != step}

@@ -66,7 +66,7 @@ class PlanRequest(CallerInput):
     """Run the plan in a separate git worktree."""
     setup: str = ""
     """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
-    starts, once for each state of the lock files. If empty, lock files lead to a proposal.
+    starts, once for each state of the lock files. If empty, a command is proposed if the tree has lock files.
     """
     result: ResultMode = "auto"
     """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each
@@ -90,8 +90,8 @@ class PlanRequest(CallerInput):
     unattended: bool = False
     """Send an alert instead of pausing when the work of an episode step is stuck."""
     until: AwareDatetime | None = None
-    """Time at which the plan and its children stop as at a limit of the budget, with a time zone. Running steps end
-    first.
+    """Time, with a time zone, at which the plan and its children stop, as at any other budget limit. Running steps are
+    finished first.
     """
     depth: int = 1
     """Nesting depth: 1 for a top-level plan, plus one for each enclosing plan."""

@@ -137,7 +137,7 @@ class Prose(Document):
 
 
 class EvidenceRule(Document):
-    """Evidence for or against a hypothesis that results when this step ends."""
+    """Evidence for or against a hypothesis that is recorded when this step ends."""
 
     hypothesis: str
     """ID of the hypothesis."""

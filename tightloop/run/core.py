@@ -95,11 +95,11 @@ class Work(Value):
     problem: str = ""
     """Reason why the previous attempt failed."""
     answer_problem: str = ""
-    """Error in the model's last response."""
+    """Error in the model's last response, if any."""
     next_attempt: datetime | None = None
     """Time of the next attempt, while the run is waiting for it."""
     ends_early: bool = False
-    """True if a pause may interrupt the work. Only the time spent on the work is lost."""
+    """True if a pause may interrupt the work. This only loses the time spent on it."""
 
     def describe(self, now: datetime | None = None) -> str:
         """Describe the work. If `now` is given, include the work's age, otherwise its start time."""
@@ -129,12 +129,12 @@ class RunCore(Value):
 
 
 def with_line(core: RunCore, line: TimelineLine, *, lines: int) -> RunCore:
-    """Append a line to the timeline and keep the last `lines` lines."""
+    """Append a line to the timeline, keeping only the last `lines` lines."""
     return core.evolve(timeline=(*core.timeline, line)[-lines:])
 
 
 def note_drift(core: RunCore, drift: Drift | None) -> tuple[RunCore, tuple[str, ...]]:
-    """Record a drift. Return the new state and the lines to log. If the drift is already known, there are no lines."""
+    """Record a drift. Return the new state and the lines to log, which are empty if the drift is already known."""
     if drift is None:
         return core, ()
     # Compared with the drifts before this one is added; afterwards every drift would look like a repetition.
@@ -159,7 +159,7 @@ class RunInput(CallerInput):
     core: RunCore | None = None
     """State that was carried over from the previous Temporal run."""
     replace: bool = False
-    """True if an earlier run with this ID may have ended. This run takes over what the earlier run left behind."""
+    """True if an earlier run with this ID may have ended. This run takes over its leftover data."""
     heard: MessageLog = MessageLog.model_construct()
     """Messages that have been processed by previous Temporal runs."""
     sealed_as: Seal | None = None
@@ -222,13 +222,13 @@ class Evidence(Value):
     flaky: tuple[str, ...] = ()
     """Checks that failed once and passed when they were repeated without a change."""
     asked: tuple[str, ...] = ()
-    """Announcements after the fact: sentences that name the person, the change and the time."""
+    """Sentences about changes that were only announced afterwards, each with the person, the change and the time."""
     scenarios: int = 0
     """Number of hidden scenarios that passed."""
     drafted: int = 0
-    """Number of these that a model drafted."""
+    """Number of passed scenarios that were drafted by a model."""
     accepted_by: str = ""
-    """Person who accepted the tree although the proof has findings."""
+    """Person who accepted the tree even though the proof has findings."""
     finding: str = ""
     """First finding of the proof that this person accepted."""
 
@@ -238,7 +238,7 @@ class RunResult(Value):
 
     outcome: str
     qualifier: str = ""
-    """Why a success is not a plain success, such as `not proven: no check ever failed`. Otherwise empty."""
+    """Reason why a success is not a plain success, such as `not proven: no check ever failed`; otherwise empty."""
     reason: str = ""
     files_changed: int | None = None
     """Number of files that differ from the initial tree. None if it is unknown."""
@@ -284,8 +284,9 @@ class RunStatus(Value):
     forked_from: str = ""
     """Episode and checkpoint from which the run was forked."""
     delivered: str = ""
-    """Branch with the result and the command that takes it, or why there is none. Empty if the result is in the working
-    tree."""
+    """Branch with the result and the command to take it, or the reason why there is none. Empty if the result is in the
+    working tree.
+    """
 
     @property
     @abstractmethod

@@ -1,8 +1,8 @@
-"""The table of outcomes: the words and the exit code for a run that has ended.
+"""Outcomes of ended runs: their wording and exit codes.
 
-Every surface shows a status with a qualifier from here. A success without a qualifier is a plain success: all parts of
-the work were done, files changed, and a check that failed before passes now. This module does not import pydantic, so
-that the command line can use it without loading any models.
+Every interface takes the status and its qualifier from here. A success without a qualifier is a plain success: all
+parts of the work were done, files changed, and a check that failed before passes now. This module does not import
+pydantic, so that the command line can use it without loading any models.
 """
 
 import re
@@ -38,13 +38,15 @@ class Facts(NamedTuple):
     scenarios: int = 0
     """Number of hidden scenarios that passed."""
     drafted: int = 0
-    """Number of these that a model drafted."""
+    """Number of passed scenarios that were drafted by a model."""
     unproven: Sequence[str] = ()
     """Tasks whose episode succeeded without a proof."""
     asked: Sequence[str] = ()
-    """Announcements after the fact, such as `ada asked for the change of tests/test_a.py at 2026-01-31 14:03 UTC`."""
+    """Changes that were only announced afterwards, such as `ada asked for the change of tests/test_a.py at 2026-01-31
+    14:03 UTC`.
+    """
     accepted_by: str = ""
-    """Person who accepted the files although the proof has findings."""
+    """Person who accepted the files even though the proof has findings."""
     finding: str = ""
     steps: int = 0
     skipped: Sequence[str] = ()
@@ -52,14 +54,14 @@ class Facts(NamedTuple):
     failed: Sequence[str] = ()
     """Steps that failed without ending the plan."""
     partly: Sequence[str] = ()
-    """Steps with a plan of their own, some of whose steps were skipped or failed."""
+    """Steps with a nested plan in which some steps were skipped or failed."""
     dry_run: bool = False
     is_part: bool = False
-    """True for a plan within another one, whose changes are proven together with those of the outer plan."""
+    """True for a nested plan, whose changes are proven together with those of the outer plan."""
 
 
 def qualify(facts: Facts) -> str:
-    """Return why a success is not a plain success, or "" if it is one."""
+    """Return the reason why a success is not a plain success, or "" if it is one."""
     if facts.dry_run:
         return f"{DRY_RUN}: nothing was changed"
     steps = "step" if facts.steps == 1 else "steps"
@@ -97,9 +99,10 @@ def doubts(facts: Facts) -> tuple[str, ...]:
 
 
 def with_announcements(reason: str, facts: Facts) -> str:
-    """Return the reason of a success, and who asked for changes only after they were made.
+    """Append to the reason of a success the people who asked for changes only after they were made.
 
-    A proven success stays a plain one, but says so. Only `tightloop verify --strict` refuses its proof.
+    A proven success stays a plain success, but the reason mentions this. Only `tightloop verify --strict` rejects its
+    proof.
     """
     if not facts.asked:
         return reason
@@ -123,7 +126,7 @@ def label(status: str, qualifier: str) -> str:
 
 
 def headline(status: str, qualifier: str, reason: str) -> str:
-    """Return the line that a run ends with, such as `SUCCEEDED, not proven: no check ever failed (3/3 checks pass)`."""
+    """Return the final line of a run, such as `SUCCEEDED, not proven: no check ever failed (3/3 checks pass)`."""
     name = status.upper()
     if not qualifier:
         return f"{name}: {reason or 'no reason was given'}"

@@ -114,7 +114,7 @@ class VoteResult(NamedTuple):
     """Names of the people who approved."""
     rationale: str = ""
     note: str = ""
-    """Reason why the question is still open. It is shown to the next person who answers."""
+    """Reason why the question is still open, to show to the next person who answers."""
 
 
 def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
@@ -223,7 +223,7 @@ def find_best_hypothesis(beliefs: Iterable[Belief], among: Iterable[str], min_co
     """Return the best supported hypothesis in `among`.
 
     Returns:
-        None if the best is below `min_confidence` or tied.
+        The hypothesis, or None if its confidence is below `min_confidence` or if there is a tie.
     """
     candidates = set(among)
     ranked = sorted(

@@ -39,7 +39,10 @@ class Verdicts:
     def __init__(
         self, graph: Graph, roster: StepIndex, codes: Sequence[str], selected_steps: Mapping[int, Sequence[str]]
     ) -> None:
-        """Start with all steps open. `codes` and `selected_steps` are shared with the owner, and are only read here."""
+        """Start with all steps open.
+
+        `codes` and `selected_steps` are shared with the owner and are never modified here.
+        """
         self._graph, self._index, self._codes, self._chosen = graph, roster, codes, selected_steps
         size = len(graph.nodes)
         self._means = [OPEN] * len(roster)
@@ -59,7 +62,7 @@ class Verdicts:
         self._conditional = [count > 0 for count in self._undecided]
 
     def means(self, number: int) -> int:
-        """Return OPEN, GOOD, SKIPPED, BAD or HELD."""
+        """Return the outcome of a step: OPEN, GOOD, SKIPPED, BAD or HELD."""
         return self._means[number]
 
     def is_unchosen(self, number: int) -> bool:

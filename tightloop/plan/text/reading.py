@@ -436,7 +436,7 @@ def _without(tree: Map, error: ValidationError) -> tuple[Plan | None, frozenset[
 
 
 def _drop(data: Any, loc: tuple[int | str, ...]) -> Path:
-    """Remove a field from its innermost step, or from the plan, and return its path."""
+    """Remove a field from its innermost step or from the plan, and return the field's path."""
     # The innermost step: without the outer one, the problems of its other nested steps would be hidden.
     depth = max(
         (at + 2 for at, part in enumerate(loc[:-1]) if part == "steps" and isinstance(loc[at + 1], int)), default=0

@@ -114,7 +114,7 @@ def _check_action(scope: Scope, index: int, step: Step) -> None:
 
 
 def _faults(step: Step) -> Iterator[tuple[Path, str, str]]:
-    """Yield the field, message and suggestion for parts of an action that are missing or must not be there."""
+    """Yield the field, message and suggestion for each part of an action that is missing or not allowed."""
     yield from _text_faults(step)
     if step.edit and bool(step.edit.files) == bool(step.edit.diff.strip()):
         yield ("edit",), f"'{step.id}' must have either `files` or `diff`", ""
@@ -353,7 +353,7 @@ def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
 def _git_word(script: str) -> str:
     """Return the first git subcommand that changes the repository of the tree, or "".
 
-    In other places, git may write.
+    Git may write to other repositories.
     """
     calls = read_scripts(plain(script)).calls
     if any(call.name in ("cd", "pushd") for call in calls):
@@ -363,7 +363,7 @@ def _git_word(script: str) -> str:
 
 
 def _as_written(scope: Scope, index: int, path: Path, text: str) -> str:
-    """Return a text in the form in which it was parsed. A block scalar knows the position of each line."""
+    """Return a text as it was parsed. For a block scalar, the result knows the position of each line."""
     node: Any = scope.report.read.tree
     for part in scope.at(index, *path):
         try:
