@@ -43,7 +43,7 @@ class QuestionKind(StrEnum):
     """Every check passes before the first plan, so none of them can show that the goal is reached."""
     PLANNER_GAVE_UP = "planner_gave_up"
     IMPOSSIBLE = "impossible"
-    """The executor or the planner says that the work cannot be done, and why."""
+    """The executor or the planner says that the work cannot be done, and gives a reason."""
     PERMISSION = "permission"
     """An agent asks for permission to perform an action."""
     WORK = "work"
@@ -74,7 +74,7 @@ ABOUT_WORK = frozenset(
         QuestionKind.PROOF,
     }
 )
-"""Question kinds for which it matters why the checks fail and what the executor said."""
+"""Question kinds for which the causes of failing checks and the executor's last words are relevant."""
 
 
 class OptionGroup(StrEnum):
@@ -83,9 +83,9 @@ class OptionGroup(StrEnum):
     GO_ON = "go_on"
     """The work continues. Nothing is accepted, and nothing ends."""
     ACCEPT = "accept"
-    """What the question is about is accepted, allowed or left out."""
+    """The subject of the question is accepted, allowed or left out."""
     STOP = "stop"
-    """Something ends, or what the question is about is rejected."""
+    """Something ends, or the subject of the question is rejected."""
 
 
 class Option(Value):
@@ -101,7 +101,7 @@ class Option(Value):
     at_once: bool = False
     """True if a single person can choose the option, even if several people normally have to agree."""
     needs_text: str = ""
-    """Name of what the text of the answer must contain, such as `COMMAND`. Empty if the text is only a comment."""
+    """Kind of content that the text of the answer must have, such as `COMMAND`. Empty if the text is only a comment."""
     takes_paths: bool = False
     """True if the text of the answer selects files. Without a text, the answer applies to all `paths` of the question.
     """
@@ -163,7 +163,7 @@ class Question(Value):
     paths: tuple[str, ...] = ()
     """Files that the text of an answer may select."""
     change: ShownChange | None = None
-    """Change that the question is about."""
+    """Change to which the question refers."""
     answers: tuple[Answer, ...] = ()
     """Answers so far, if several people have to agree."""
     command: str = ""
@@ -180,7 +180,7 @@ class Question(Value):
 
     @property
     def markdown(self) -> tuple[str, ...]:
-        """Evidence and the diff that the question is about, as lines of Markdown."""
+        """Evidence and the diff of the change in question, as lines of Markdown."""
         diff = tuple(f"    {line}" for line in self.change.text) if self.change is not None else ()
         return (*(f"- {line}" for line in self.evidence), *(("", *diff) if diff else ()))
 

@@ -9,7 +9,7 @@ from tightloop.value.toml import read_toml
 
 _BETWEEN_CHARACTERS = 60
 _NAME_CHARACTERS = 7
-"""Length from which a word in small letters that is the name of a function is taken for it."""
+"""Minimum length of a lower-case word to be taken for the name of a function with that name."""
 _SENTENCE = re.compile(r"[.!?;:](?:\s|$)|\n")
 _CLAUSE = re.compile(r"[.!?;:,](?:\s|$)|\n")
 _PATTERNS = {
@@ -28,13 +28,13 @@ class RequestedChanges(NamedTuple):
     files: tuple[str, ...] = ()
     """Individual files, as named in the request."""
     added: tuple[str, ...] = ()
-    """Files to create, or to which something is to be added."""
+    """Files to create or extend."""
     described: tuple[str, ...] = ()
-    """Configuration to create, as the first part of a file's name in small letters."""
+    """Configuration files to create, each given as the first part of its name in lower case."""
     tests: tuple[str, ...] = ()
     """Individual tests, as named in the request."""
     form: bool = False
-    """True if all tests may be restructured, but must assert what they asserted."""
+    """True if all tests may be restructured, as long as they keep asserting the same things."""
     goal: str = ""
 
     def covers(self, path: str, *, is_test: bool = True, is_new: bool = False) -> bool:
@@ -56,7 +56,7 @@ class RequestedChanges(NamedTuple):
         return named or (everything and is_test and path.rpartition("/")[2] != "conftest.py")
 
     def covers_test(self, name: str) -> bool:
-        """Return whether a change to a test was requested by its name. Parameters in the name are ignored."""
+        """Return whether a change to the test with this name was requested. Parameters in the name are ignored."""
         bare = re.sub(r"\[.*\]$", "", name, flags=re.DOTALL)
         parts = re.split(r"::|[./> ]+", bare)
         return any(test == bare or test in parts[-2:] or bare.endswith(f" {test}") for test in self.tests)
@@ -68,7 +68,7 @@ class RequestedChanges(NamedTuple):
 
     @property
     def is_about_space(self) -> bool:
-        """True if the request asks for other white space in results."""
+        """True if the request asks for different white space in results."""
         return _PATTERNS["space"].search(self.goal) is not None and _PATTERNS["passing"].search(self.goal) is None
 
     @property
@@ -77,7 +77,7 @@ class RequestedChanges(NamedTuple):
         return any(True for _ in self._removals())
 
     def removes(self, name: str) -> bool:
-        """Return whether the request asks to remove a symbol. Words that describe it count too."""
+        """Return whether the request asks to remove a symbol. Words that describe the symbol count too."""
         bare = name.rpartition(".")[2]
         words = [word.lower() for word in _WORD.findall(bare) if len(word) > 2]
         for sentence in self._removals():
@@ -99,7 +99,7 @@ class RequestedChanges(NamedTuple):
         return bool(name) and re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", self.goal) is not None
 
     def changes(self, name: str) -> bool:
-        """Return whether the request names a function as what is to change, and says nothing of tests that must pass.
+        """Return whether the request names a function as the thing to change and does not mention tests that must pass.
 
         A short word such as `add` only counts as a name if it is written as one.
         """
@@ -108,9 +108,9 @@ class RequestedChanges(NamedTuple):
         return re.search(marked, self.goal) is not None and _PATTERNS["passing"].search(self.goal) is None
 
     def wants(self, value: str) -> bool:
-        """Return whether the request names a value as the result to have, and nowhere as the one to get rid of.
+        """Return whether the request names a value as the desired result, and never as the one to get rid of.
 
-        A text of several words counts if each of them does.
+        A text of several words counts if each of its words does.
         """
         occurrences = list(re.finditer(rf"(?<![\w]){re.escape(value)}(?![\w])", self.goal)) if value.strip() else []
         if occurrences:

@@ -1,4 +1,4 @@
-"""Changes that questions show, and people's answers about them."""
+"""Changes that questions show, and people's answers to them."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -21,31 +21,31 @@ class FileVersion(Value):
 
     path: str
     before: str = ""
-    """Git id of the content. Empty if the file did not exist."""
+    """Git id of the content before the change. Empty if the file did not exist."""
     after: str = ""
-    """Git id of the content. Empty if the file was deleted."""
+    """Git id of the content after the change. Empty if the file was deleted."""
 
 
 class ShownChange(Value):
-    """The change that a question is about."""
+    """The change to which a question refers."""
 
     files: tuple[FileVersion, ...] = ()
-    """Files that the question is about, at most `FILES_LIMIT`."""
+    """Changed files that the question concerns, at most `FILES_LIMIT`."""
     lines: tuple[str, ...] = ()
     """Beginning of the diff, at most `DIFF_LINES` lines of `DIFF_CHARACTERS` each. Secrets are removed."""
     more: int = 0
     """Number of lines that are not shown."""
     command: str = ""
-    """Command that prints the whole diff on the host of the workspace."""
+    """Command that prints the complete diff on the host of the workspace."""
 
     @property
     def text(self) -> tuple[str, ...]:
-        """Lines for people, including the command if the diff is longer."""
+        """Diff lines to show to people, followed by the command if the diff is longer."""
         return diff_text(self)
 
 
 class Approval(Value):
-    """A person's answer about a change. It holds for exactly this content of the files."""
+    """A person's answer about a change. It only applies to exactly this content of the files."""
 
     files: tuple[FileVersion, ...]
     by: str
@@ -66,8 +66,8 @@ class Approval(Value):
 def find_approval(approvals: Iterable[Approval], change: FileVersion) -> Approval | None:
     """Return the approval that covers a file's change, possibly together with earlier approvals.
 
-    Of several steps that lead to the content, the weakest answer counts: a change that was only let pass was not asked
-    for.
+    If several approved steps lead to the content, the weakest answer counts: if one of them was only let pass, the
+    change was not asked for.
     """
     reached: dict[str, Approval | None] = {change.before: None}
     for approval in approvals:

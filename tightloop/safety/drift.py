@@ -15,7 +15,7 @@ from tightloop.wording import drift_files, drift_text
 PATHS_LISTED = 100
 LINES_LISTED = 18
 DRIFTS_KEPT = 5
-"""Maximum number of drifts of each cause in the status, newest last."""
+"""Maximum number of drifts per cause in the status, newest last."""
 
 
 class DriftCause(StrEnum):
@@ -26,9 +26,9 @@ class DriftCause(StrEnum):
     INTERRUPTED = "interrupted"
     """The changes were found after an interrupted attempt, which may have made them."""
     DURING_CHECKS = "during_checks"
-    """The files were changed while checks ran, either by the checks or from outside."""
+    """The files were changed while checks were running, either by the checks or from outside."""
     DURING_STEP = "during_step"
-    """The files were changed while a step ran that has to be undone, either by the step or from outside."""
+    """The files were changed during a step that has to be undone, either by the step or from outside."""
 
 
 class Drift(Value):
@@ -75,7 +75,7 @@ class Drift(Value):
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
-    """Return the drifts to show, which are the last ones of each cause, without caches.
+    """Return the drifts to show: the last ones of each cause, excluding caches.
 
     If drifts occur repeatedly during checks, only the last one is kept, because its command restores the latest files.
     The same applies to identical drifts of a step, because their command is the same.

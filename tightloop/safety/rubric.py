@@ -98,7 +98,7 @@ class Finding(Value):
 
     @property
     def path(self) -> str:
-        """File that the finding is about, or another location if it is not about a file."""
+        """File that the finding refers to, or another location if it does not refer to a file."""
         path, _, number = self.where.rpartition(":")
         return path if number.isdigit() else self.where
 
@@ -123,13 +123,13 @@ class Rubric(Value):
     wall_minutes: _Minutes = 90.0
     """Maximum working time of an iteration in minutes. Deliveries that a limit or an error ended do not count."""
     deleted_files: _Count = 25
-    """Number of unannounced file deletions from which they are reported."""
+    """Number of unannounced file deletions from which on they are reported."""
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of all lines whose deletion is reported. It applies once at least `deleted_lines` are deleted."""
     deleted_lines: _Count = 500
     """Number of deleted lines below which `deleted_share` is ignored."""
     suppressions: _Count = 5
-    """Net number of added linter suppressions from which they are reported."""
+    """Net number of added linter suppressions from which on they are reported."""
 
 
 def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, where: str = "") -> Finding:
@@ -192,7 +192,7 @@ _PLANNER_SAYS_NO = Violation(
 
 
 def planners_own(rationale: str) -> Finding:
-    """Return the finding for a planner whose own alignment check says no."""
+    """Return the finding for a plan that fails its planner's own alignment check."""
     text = rationale or "no, without a reason"
     return make_finding(_PLANNER_SAYS_NO, at=("", rationale), where="alignment check", evidence=text)
 
@@ -200,7 +200,7 @@ def planners_own(rationale: str) -> Finding:
 def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding, ...]:
     """Return the findings for an iteration that cost too much.
 
-    The question is asked once per episode, regardless of the amount.
+    A person is asked once per episode, regardless of the amount.
     """
     parts = (
         ("cpu_time", "processor time", None if cpu_s is None else cpu_s / 60, rubric.cpu_minutes),

@@ -153,7 +153,7 @@ def _as_regex(pattern: str) -> str:
 
 _DATA = read_toml("tightloop.safety", "scope.toml")
 LOCK_FILES: dict[str, str] = _DATA["lock_files"]
-"""Files that a tool writes when their manifest changes. Announcing the manifest announces them too."""
+"""Lock files that a tool writes when their manifest changes. Announcing the manifest announces them too."""
 _BARE_FILES = frozenset((*_DATA["bare_files"], *LOCK_FILES.values()))
 _NOT_A_PATH, _NOT_A_FILE, _ENDINGS = (frozenset(_DATA[name]) for name in ("not_a_path", "not_a_file", "endings"))
 _PATH_CHARACTERS = r"[^\s:;()<>|\"'`]"

@@ -1,4 +1,4 @@
-"""Rules that keep checks honest: tests, assertions, CI, thresholds and linter suppressions."""
+"""Rules that prevent checks from being weakened: tests, assertions, CI, thresholds and linter suppressions."""
 
 import re
 from collections import Counter
@@ -77,7 +77,7 @@ def _tests_now(reading: ScanContext) -> frozenset[str]:
 
 
 def _bodies(lines: Lines) -> dict[str, str]:
-    """Return the removed lines of each test, from its name to the next one."""
+    """Return the removed lines of each test, from its name up to the name of the next test."""
     lines_by_test: dict[str, list[str]] = {}
     name = ""
     for text in lines.texts:
@@ -155,7 +155,7 @@ def ci_kept(view: FileView) -> Iterator[Finding]:
 
 
 def _is_named(view: FileView) -> bool:
-    """Return whether the goal names everything that the lines of a changed file gained and lost, such as a version."""
+    """Return whether the goal names everything that was added to or removed from a file's lines, such as a version."""
     before, after = (
         Counter(re.findall(r"\w+(?:\.\w+)*", lines.whole)) for lines in (view.file.removed, view.file.added)
     )

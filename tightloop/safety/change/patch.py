@@ -113,7 +113,7 @@ class FilePatch(NamedTuple):
     new: bool = False
     deleted: bool = False
     before: str = ""
-    """Git id of the content before the change. Empty if there was no file or the patch does not say."""
+    """Git id of the content before the change. Empty if the file did not exist or the patch does not contain the id."""
     after: str = ""
 
     @property
@@ -122,7 +122,7 @@ class FilePatch(NamedTuple):
 
     @property
     def versions(self) -> tuple[FileVersion, ...]:
-        """Content of the file before and after the change. A renamed file is a deleted one and a new one."""
+        """Content of the file before and after the change. A rename counts as a deleted file and a new file."""
         if not (self.before or self.after):
             return ()
         if self.was:
@@ -161,7 +161,7 @@ class Change(NamedTuple):
 
 
 def read_patch(patch: str) -> tuple[FilePatch, ...]:
-    """Parse a unified git diff. If it is truncated, the result contains the files that are in it."""
+    """Parse a unified git diff. If the diff is truncated, the result only contains the files up to that point."""
     return tuple(map(_file, _sections(patch)))
 
 
@@ -171,9 +171,9 @@ def _sections(patch: str) -> list[str]:
 
 
 def show_change(patch: str, paths: Iterable[str], command: str) -> ShownChange:
-    """Return the part of a patch that changes the given files, for a question. Without `paths`, show all of it.
+    """Return the part of a patch that changes the given files, for a question. Without `paths`, return the whole patch.
 
-    `command` prints the whole diff.
+    `command` is the shell command that prints the complete diff.
     """
     wanted = frozenset(paths)
     pages = [(_file(text), text) for text in _sections(patch)]
@@ -191,7 +191,7 @@ def show_change(patch: str, paths: Iterable[str], command: str) -> ShownChange:
 
 
 def limit_patch(patch: str, characters: int) -> tuple[str, int]:
-    """Return as much of a patch as fits, without binary content, and the number of files that are not complete.
+    """Return as much of a patch as fits, without binary content, and the number of files that are incomplete.
 
     The smallest files come first: a large generated file must not displace the others.
     """
@@ -208,7 +208,7 @@ def limit_patch(patch: str, characters: int) -> tuple[str, int]:
 
 
 def find_quoted_line(files: Iterable[FilePatch], path: str, quote: str) -> tuple[str, str] | None:
-    """Return the file and the added or removed line that a quotation repeats, the latter as `path:number: text`.
+    """Return the file and the added or removed line that a quotation repeats. The line is given as `path:number: text`.
 
     White space may differ, and the line's sign in the patch may be part of the quotation.
     """

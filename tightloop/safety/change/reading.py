@@ -31,13 +31,13 @@ def is_data(path: str) -> bool:
 
 
 BETWEEN_FILES = "\n" * 8
-"""Separator that is longer than anything a scrubber rule can match."""
+"""Separator that is longer than anything a scrubber rule can match, placed between files."""
 PART_CHARACTERS = 16_000
-"""Length of text that is scrubbed between two checks of the time."""
+"""Length of text that is scrubbed before the time limit is checked again."""
 LINES_PER_CHECK = 16
 POSITIONS_PER_CHECK = 1_000
 LONG_CHARACTERS = 300
-"""Length above which the time is always checked before a line."""
+"""Length from which on the time limit is checked before reading a line."""
 
 T = TypeVar("T")
 
@@ -50,14 +50,17 @@ class Deadline:
     """Time limit for reading. The default is unlimited."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
-        """Start the clock. It measures CPU time in seconds, so that just as much is read on a busy machine."""
+        """Start the clock.
+
+        The clock measures CPU time in seconds, so that a busy machine reads just as much as an idle one.
+        """
         self._clock = clock
         self._begun = clock()
         self._bound_s = bound_s
         self._share = 1.0
 
     def allow(self, share: float) -> None:
-        """Allow reading until this share of the limit has been used, from 0 to 1."""
+        """Set the share of the time limit, from 0 to 1, that may be used before `check_time` raises an error."""
         self._share = share
 
     @property
@@ -109,7 +112,7 @@ class ScanContext:
         self._cache: dict[Hashable, Any] = {}
 
     def compute_once(self, make: Callable[["ScanContext"], T]) -> T:
-        """Return the result of a function of the change, which is computed only once."""
+        """Return the result of a function of the change, computing it only once."""
         if make not in self._cache:
             self._cache[make] = make(self)
         result: T = self._cache[make]
@@ -241,7 +244,7 @@ COMMANDS_LIMIT = 2_000
 
 
 def scripts(view: FileView) -> Iterator[Finding]:
-    """Yield findings for dangerous commands in a file."""
+    """Yield findings for the dangerous commands in a file."""
     path = view.file.path
     if is_data(path) or EXAMPLE.search(path) or (TEST.search(path) and not path.endswith((".sh", ".bash"))):
         return
@@ -259,7 +262,8 @@ def scripts(view: FileView) -> Iterator[Finding]:
 def join_generated_code(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
     """Join the findings in generated and vendored files into one, which a person can answer all at once.
 
-    Libraries do many things that the model's own code must not do. Their folder neither allows nor forbids these.
+    Libraries do many things that the model's own code must not do. Being in a vendored folder neither allows nor
+    forbids this code.
 
     Args:
         findings: the findings in a whole change.

@@ -79,7 +79,7 @@ def licence_mark(line: str) -> str:
 
 
 PERSONS = 5
-"""Number of distinct addresses from which a data file counts as personal data.
+"""Number of distinct addresses from which on a data file counts as personal data.
 
 A single address may be the author's.
 """
@@ -169,7 +169,7 @@ SCRUBBING_SHARE, PRIVACY_SHARE = 0.6, 0.75
 """Shares of the reading time for the scrubber search and, cumulatively, for the privacy rules."""
 PATHS_SHOWN = 4
 WHOLE_CHANGE = "the change"
-"""Location of findings that are not about a file."""
+"""Location of findings that do not refer to a particular file."""
 _COMMANDS = frozenset({*COMMANDS, "script_too_long", "drops_data"})
 """Rules about the effects of running a file."""
 DENIED_SHARE = 0.8
@@ -188,7 +188,7 @@ def review_change(change: Change, rubric: Rubric = Rubric(), *, watch: Deadline 
 
 
 class _FileReview:
-    """Files of a change, smallest first, so that a file designed to be slow hides only itself."""
+    """Files of a change, read smallest first, so that a file designed to be slow only prevents its own review."""
 
     def __init__(self, change: Change, watch: Deadline) -> None:
         reading = ScanContext(change, watch)
@@ -239,7 +239,7 @@ class _FileReview:
 
 
 def _not_read(change: Change, unread: dict[str, FilePatch]) -> Iterator[Finding]:
-    """Yield a finding for the parts of a change that were not read."""
+    """Yield a finding for the parts of a change that could not be read."""
     missing = change.unread
     if not unread and not missing.files:
         return

@@ -234,7 +234,7 @@ def review_dependencies(files: Sequence[CodeFile], facts: ProjectFacts, rules: C
 
 
 def own_modules(paths: Sequence[str]) -> frozenset[str]:
-    """Return the names under which Python files and their folders can be imported."""
+    """Return the names under which the Python files at these paths, and their folders, can be imported."""
     parts = (
         path.removesuffix(".py").removesuffix(".pyi").split("/") for path in paths if path.endswith((".py", ".pyi"))
     )

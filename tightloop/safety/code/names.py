@@ -38,7 +38,7 @@ class Scope:
         self.elsewhere: set[str] = set()
         """Names that belong to other scopes (`global`, `nonlocal`) or are deleted."""
         self.defined: dict[str, int] = {}
-        """First line on which each name is certain to be bound."""
+        """First line on which each name is guaranteed to be bound."""
         for name, binding in _bindings(self, node):
             self.names.setdefault(name, []).append(binding)
             if binding.defined:
@@ -332,7 +332,7 @@ class ScopedNode(NamedTuple):
 
 
 class Module:
-    """A parsed module with resolved names."""
+    """A parsed module whose names can be resolved."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._top = Scope(tree)

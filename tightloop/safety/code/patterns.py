@@ -50,7 +50,7 @@ class Patterns:
     """The rules, compiled for matching."""
 
     def __init__(self, rules: CodeRules, own_modules: frozenset[str] = frozenset()) -> None:
-        """Compile all rules except those that allow.
+        """Compile all rules except those with the verdict `allow`.
 
         `own_modules` are the modules of the project that can be imported.
         """

@@ -46,7 +46,7 @@ class Write(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Files written by a script, relative to the root of the tree."""
+    """Files that a script writes, relative to the root of the tree."""
 
     certain: tuple[str, ...] = ()
     possible: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Paths(NamedTuple):
 
 
 def writes(call: Call) -> Iterator[Write]:
-    """Yield the files that a call writes, as far as its text shows them."""
+    """Yield the files that a call writes, as far as this can be seen from its text."""
     arguments = _arguments(call)
     targets, more = _split_redirects(call.redirects)
     yield from targets
@@ -83,8 +83,8 @@ def writes(call: Call) -> Iterator[Write]:
 def exceeds(call: Call, allowed: Sequence[str]) -> bool:
     """Return whether a call exceeds a rule that allows these words.
 
-    It does if it writes to a path that its text does not show. It also does if it has an option that runs another
-    program, unless the rule names that option.
+    A call exceeds the rule if it writes to a path that cannot be seen in its text, or if it has an option that runs
+    another program and that the rule does not name.
     """
     runs = any(
         _is(argument, option) and option not in allowed
@@ -99,7 +99,7 @@ def exceeds(call: Call, allowed: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def written_paths(command: str, folder: str = "") -> Paths:
-    """Return the files below the root that a script writes, as far as its text shows them.
+    """Return the files below the root that a script writes, as far as this can be seen from its text.
 
     Args:
         command: the command without disguises; see `plain`.
@@ -151,7 +151,7 @@ def _arguments(call: Call) -> tuple[str, ...]:
 
 
 def _split_redirects(redirects: Iterable[str]) -> tuple[list[Write], tuple[str, ...]]:
-    """Return the files written by redirections, and the words that follow them and are arguments."""
+    """Return the files written by redirections, and the words after them that are really arguments."""
     targets, more, operator = list[Write](), list[str](), ""
     for token in redirects:
         match = _REDIRECT.fullmatch(token) if not operator else None
@@ -196,7 +196,7 @@ def _operands(table: dict[str, Any], arguments: tuple[str, ...]) -> tuple[str, .
 
 
 def _is(argument: str, option: str) -> bool:
-    """Return whether a word is an option.
+    """Return whether a word is the given option.
 
     The option may have a value, be abbreviated, or be part of a bundle of short options.
     """
@@ -213,7 +213,7 @@ def _is(argument: str, option: str) -> bool:
 
 
 def _value_of(argument: str, option: str) -> str | None:
-    """Return the value inside the option word, or None if the value is the next word."""
+    """Return the value inside an option's word, or None if the value is the next word."""
     if argument.startswith("--"):
         _, equals, value = argument.partition("=")
         return value if equals else None
@@ -302,7 +302,7 @@ def _place(node: "Node | None", at: int, text: str) -> ShellContext:
 
 
 def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
-    """Return whether a position inside a node is shell arithmetic."""
+    """Return whether a position inside a node belongs to shell arithmetic."""
     match node.type:
         case "arithmetic_expansion" | "subscript":
             return True
@@ -321,7 +321,7 @@ def _is_arithmetic(node: "Node", at: int, text: str) -> bool:
 
 
 def _is_misread(node: "Node", text: str) -> bool:
-    """Return whether a subshell is really arithmetic.
+    """Return whether a subshell in the syntax tree is really arithmetic.
 
     In a here-document, the parser reads `$((...))` as two pairs of parentheses.
     """

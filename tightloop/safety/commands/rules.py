@@ -222,7 +222,9 @@ _FIELDS = re.compile(r"\$\{?ifs\}?(?:\$\d)?")
 
 
 def may_violate(text: str) -> bool:
-    """Return whether a text of one or more lines may violate a command rule. False is certain.
+    """Return whether a text of one or more lines may violate a command rule.
+
+    If the result is False, it certainly does not.
 
     The text must not contain disguises; see `plain`.
     """

@@ -302,7 +302,7 @@ _WRAPPERS = frozenset((
     "sudo", "doas", "env", "nohup", "time", "nice", "ionice", "exec", "command", "builtin", "setsid", "stdbuf", "then",
     "do", "else", "if", "while", "until", "!", "{", "(", "xargs", "timeout", "busybox", "run:", "-", "$", "@", "&",
 ))  # fmt: skip
-"""Words that can precede a program, including keywords of incomplete scripts and prefixes in Makefiles and YAML."""
+"""Words that can precede a program, including keywords in incomplete scripts and prefixes in Makefiles and YAML."""
 _WITH_OPTIONS = frozenset({"sudo", "doas", "env", "xargs", "timeout", "nice", "stdbuf"})
 WITH_VALUE: dict[str, list[str]] = read_toml("tightloop.safety.commands", "effects.toml")["wrappers"]
 
