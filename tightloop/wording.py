@@ -1,4 +1,4 @@
-"""Sentences about runs shared by all surfaces, built from models or from documents with the same fields.
+"""Sentences about runs, shared by all interfaces, built from models or from documents with the same fields.
 
 Imports neither pydantic nor a model, so that the command line can show a status without loading them.
 """
@@ -27,7 +27,7 @@ _TOP_UPS = {
     "fan_out": "--fan-out 100",
     "revisions": "--revisions 5",
 }
-"""Options of `tightloop top-up` by the budget they raise: a plan's `max_...` field, or the name of an episode's
+"""Options of `tightloop top-up`, by the name of the budget they raise: a plan's `max_...` field or an episode's
 counter.
 """
 NEEDS_RESPONSE = "NEEDS RESPONSE"
@@ -142,7 +142,7 @@ def work_text(work: Any, now: datetime | None = None) -> str:
 
 
 def work_problems(work: Any) -> str:
-    """Return the problems of the running work so far; empty if there are none."""
+    """Return the problems that the running work has had so far; empty if there are none."""
     answer = f"the last answer could not be used: {work.answer_problem}" if work.answer_problem else ""
     return "; ".join(part for part in (work.problem, answer) if part)
 

@@ -1,4 +1,4 @@
-"""Start child workflows and wait for their results."""
+"""Starting of child workflows and waiting for their results."""
 
 import asyncio
 from datetime import timedelta
@@ -35,7 +35,7 @@ ORPHAN_TRIES = 60
 # Tools run within workflow tasks, so this is how fast a worker that dies during a tool call is noticed.
 CODER_TASK_TIMEOUT = timedelta(seconds=3)
 CODER_GRACE = timedelta(hours=2)
-"""Added to the coder's own time limit, so that it can run the checks once more after the limit."""
+"""Time added to the coder's own limit, so that it can run the checks once more after the limit."""
 RESULT_IN_DETAILS = frozenset({"PlanFailed", "EpisodeFailed"})
 """Error types of child workflows whose first detail is the result."""
 # Set at the start, so that lists show the workflow before a worker has taken its first task.

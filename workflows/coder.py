@@ -49,11 +49,11 @@ from workflows.run.workflow import continue_as_new, is_other_build_wanted
 Calls = Sequence[tuple[int, CallHead]]
 
 TURN_TIMEOUT = timedelta(minutes=15)
-"""Longer than the maximum of `coder.timeout_s`, which limits a single model response."""
+"""Timeout of a turn. It exceeds the maximum of `coder.timeout_s`, which limits a single model response."""
 TOOL_TIMEOUT = timedelta(seconds=50)
-"""For file tools. They are local activities, so a worker that dies must not block the workflow for long."""
+"""Timeout of file tools. They are local activities, so a worker that dies must not block the workflow for long."""
 RUN_TIMEOUT = timedelta(hours=2)
-"""For tools that run a program. Each program has its own, shorter limit."""
+"""Timeout of tools that run a program. Each program has its own, shorter limit."""
 
 
 class EndReason(StrEnum):
@@ -67,7 +67,7 @@ class EndReason(StrEnum):
 
 
 class ConversationEnd(NamedTuple):
-    """How and why a conversation ended."""
+    """The way in which a conversation ended, and the reason."""
 
     cause: EndReason
     result: ArtifactRef | None = None
@@ -95,7 +95,7 @@ class Conversations:
         self.pause_wanted = False
 
     def queue_message(self, role: str, message: ArtifactRef) -> None:
-        """Queue a message for a role's next turn, and clear how the role's last conversation ended."""
+        """Queue a message for a role's next turn, and forget how the role's last conversation ended."""
         self._set_state(role, course.add_message(self._state_of(role), message))
 
     async def converse(self, role: str) -> ConversationEnd:
@@ -203,7 +203,7 @@ class Conversations:
 
 
 def _pending_calls(talk: ConversationState) -> Calls:
-    """Return the tool calls from the last response that have not been made yet, with their indexes."""
+    """Return the last response's tool calls that have not been executed yet, with their indexes."""
     turn = talk.turn
     return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
 
@@ -221,12 +221,12 @@ def _find_end(talk: ConversationState) -> ConversationEnd | None:
 
 BEGIN_TIMEOUT = timedelta(minutes=2)
 CHECK_TIMEOUT = timedelta(hours=2)
-"""For the whole definition of done. Each check also has its own limit."""
+"""Timeout of the whole definition of done. Each check also has its own limit."""
 _STATUS_OF = {EndReason.STUCK: ExecutorStatus.FAILED, EndReason.BOUND: ExecutorStatus.FAILED}
 
 
 class _DeliveryOver(Exception):  # noqa: N818 - it ends the delivery, it is not an error
-    """The delivery is over."""
+    """Raised when the delivery is over."""
 
     def __init__(self, ended: ConversationEnd) -> None:
         super().__init__(ended.reason)
@@ -321,7 +321,7 @@ class CoderWorkflow:
         self._enter(CoderState.TESTING)
 
     async def _test(self) -> None:
-        """Run the definition of done. If it passes, have new tests written if they are wanted."""
+        """Run the definition of done. If it passes and new tests are wanted, have the tester write them."""
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._conversations.progress, self._conversations.bounds):

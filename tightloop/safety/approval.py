@@ -55,7 +55,7 @@ class Approval(Value):
 
     @property
     def sentence(self) -> str:
-        """The answer for people, such as `ada asked for the change of tests/test_a.py at 2026-01-31 14:03 UTC`."""
+        """The answer as a sentence, such as `ada asked for the change of tests/test_a.py at 2026-01-31 14:03 UTC`."""
         paths = [file.path for file in self.files]
         more = f" and {format_count(len(paths) - PATHS_NAMED, 'more file')}" if len(paths) > PATHS_NAMED else ""
         when = f" at {self.at:%Y-%m-%d %H:%M} UTC" if self.at else ""

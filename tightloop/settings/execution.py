@@ -168,12 +168,12 @@ class WorkspaceSettings(Section):
     env_files: bool = True
     """Copy ignored `.env*` files from the workspace into worktrees. Snapshots never contain them."""
     include: tuple[str, ...] = ()
-    """Patterns of further small ignored files to copy, as in `.gitignore`. `.worktreeinclude` in the workspace lists
-    more.
+    """Patterns, as in `.gitignore`, for further small ignored files to copy. The workspace's `.worktreeinclude` can
+    list more.
     """
     environments: Literal["mount", "copy"] = "mount"
-    """Source of a worktree's folders of installed packages, such as `.venv` and `node_modules`. `mount` shows those of
-    the workspace read-only. `copy` suits checks that write into them.
+    """How a worktree gets folders of installed packages, such as `.venv` and `node_modules`. `mount` shows the
+    workspace's folders read-only. `copy` suits checks that write into them.
     """
     environments_mb: Annotated[int, Field(ge=0)] = 2048
     """Maximum size of these copies per worktree in MB. Larger folders are mounted."""
@@ -185,8 +185,8 @@ class WorkspaceSettings(Section):
     )
     """Package indexes that setup commands may connect to, as in `sandbox.network`."""
     cached_environments_mb: Annotated[int, Field(ge=0)] = 20_480
-    """Maximum size in MB of all folders of packages that setup commands installed on this host. The ones that were not
-    used for the longest time are removed first.
+    """Maximum total size in MB of the package folders that setup commands have installed on this host. The least
+    recently used ones are removed first.
     """
     history: Literal["all", "past"] = "all"
     """Commits that commands and agents see in a worktree. `past` hides the commits on which the checked-out one is not
@@ -475,14 +475,16 @@ class TrackingSettings(Section):
     scenario_reports: int = Field(default=3, ge=0, le=100)
     """Number of times to tell the planner how many hidden scenarios fail. After that, a person decides."""
     tests_twice_s: float = Field(default=60.0, ge=0, le=3_600)
-    """Time in seconds that a pytest check may take for the proof to run its tests twice in one process. 0 is off."""
+    """Maximum duration in seconds of a pytest check for which the proof also runs the tests twice in one process. 0
+    turns this off.
+    """
     drafts: int = Field(default=0, ge=0, le=DRAFTS_LIMIT)
     """Maximum number of hidden scenarios that the planner's model drafts for an episode before the work starts, such as
-    5. 0 turns this off. It costs two questions to the model.
+    5. 0 turns this off. It costs two model calls.
     """
     review: bool = False
-    """Have the planner's model review each proven change of an episode. If it doubts that the change does the work in
-    general, and quotes lines that show it, a person is asked. It costs one question to the model.
+    """Have the planner's model review each proven change of an episode. If the model doubts that the change solves the
+    task in general, and quotes lines that show it, a person is asked. Each review costs one model call.
     """
 
 

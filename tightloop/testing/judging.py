@@ -211,10 +211,10 @@ class _Test:
 
 
 def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: str) -> str:
-    """Explain why no test in a new file shows that something is missing. Empty if one fails by its own assertion.
+    """Explain why no test in a new file shows that something is missing. Empty if a test fails in its own assertion.
 
-    `session` is the run on the tree without any work. Each test must pass or fail there; a test that breaks, for
-    example because of a wrong import, would never pass.
+    `session` contains the runs on the tree without any work. There, each test must either pass or fail; a test that
+    breaks, for example because of a wrong import, would never pass.
     """
     if refused := _list_uncollected_files(Evidence(after=session, tests=(path,)), session.collected or Collection()):
         return refused[0].reason

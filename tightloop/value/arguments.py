@@ -170,7 +170,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    """Describe the allowed types, such as `text or None`."""
+    """Describe the allowed types in words, such as `text or None`."""
     kinds = sorted((choice for choice, _ in _choices(kind)), key=lambda one: one is NoneType)
     return " or ".join(dict.fromkeys(phrase for choice in kinds for phrase in _words_of(choice)))
 

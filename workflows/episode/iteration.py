@@ -55,13 +55,13 @@ from workflows.run.activities import (
 )
 
 CHECKS_TRIED = 3
-"""Number of checks that the planner may write before the work starts without one."""
+"""Maximum number of checks that the planner may write. If none of them is usable, the work starts without one."""
 TRIAL_TIMEOUT = timedelta(minutes=30)
-"""For the runs of one new check and of its tests, each of which has a limit of its own."""
+"""Timeout for the trial runs of one new check and its tests, each of which has its own limit."""
 
 
 class Proof:
-    """An episode's baseline and proof. Raises `EpisodeOver` when success is proven or accepted."""
+    """An episode's baseline and proof. Its methods raise `EpisodeOver` when success is proven or accepted."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
@@ -69,7 +69,7 @@ class Proof:
     async def begin(self) -> BeginResult:
         """Run the checks for the baseline, and store the initial tree with its untracked files.
 
-        Before that, a model may draft hidden scenarios, once.
+        If drafts are enabled, a model drafts hidden scenarios first. This happens only once.
         """
         record = self._record
         drafts, goal = await self._draft(), record.request.goal
@@ -104,7 +104,7 @@ class Proof:
         return baseline
 
     async def _draft(self) -> HiddenScenarios | None:
-        """Return drafts that have not been tried yet, or None if there are none."""
+        """Return newly drafted scenarios that have not been tried yet, or None if there are none."""
         record = self._record
         # The work of a forked episode has begun, so nothing can fail at the start any more.
         if not record.request.drafts or record.state.drafts is not None or record.state.inherited is not None:
@@ -138,7 +138,7 @@ class Proof:
             pass
 
     async def _prove(self) -> bool:
-        """Prove the current tree once. Return whether to do it again, because scenarios were withdrawn."""
+        """Prove the current tree once. Return whether to prove it again because scenarios were withdrawn."""
         record = self._record
         self._points.enter(EpisodePhase.PROVING)
         proved = await self._points.do(
@@ -218,7 +218,7 @@ class Proof:
         return state.checked_tree != state.tree or bool(state.asked_for)
 
     async def _review(self, proved: ProveResult) -> ProveResult:
-        """Have a model review a proven change. Return the proof with its answer, or the same proof without one."""
+        """Have a model review a proven change. Return the proof with its review, or unchanged if there is none."""
         record = self._record
         if record.request.planner == HEURISTIC:
             record.log("review", "nobody reviewed the change: the planner heuristic uses no model")
@@ -259,13 +259,16 @@ class Proof:
 
 
 class FailingCheck:
-    """The search for a check that fails, if all of them pass before the first plan."""
+    """Search for a check that fails, if all checks pass before the first plan."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
         self._record, self._points = record, points
 
     async def find(self) -> None:
-        """Have the planner's model write a check, or ask a person who is present. Otherwise, the checks only guard."""
+        """Have the planner's model write a check, or ask the person at the terminal.
+
+        Otherwise, the checks only guard.
+        """
         record = self._record
         problem = ""
         for _ in range(CHECKS_TRIED):
@@ -335,7 +338,7 @@ class Iteration:
         self._failing_check = FailingCheck(record, points)
 
     async def check_unseen_tree(self) -> None:
-        """Run the checks if they have not run on this tree: at the start, after a person's edits or after an amendment.
+        """Run the checks if they have not run on this tree: at the start, or after edits by a person or an amendment.
 
         Raises:
             EpisodeOver: the checks pass, this counts as success, and the proof holds.
@@ -373,7 +376,7 @@ class Iteration:
             await self._points.apply_decision(decision)
 
     async def plan(self) -> PlanningOutcome:
-        """Return a plan that may be carried out. If a person rejects a plan, a new one is made."""
+        """Return a plan that may be carried out. If a person rejects a plan, request a new one."""
         record = self._record
         while True:
             await self.check_unseen_tree()
