@@ -9,14 +9,14 @@ from temporalio.activity import ActivityCancellationDetails
 Cancellation = Callable[[], ActivityCancellationDetails | None]
 
 current_cancellation: ContextVar[Cancellation] = ContextVar("current_cancellation")
-"""Set by workers whose activities may outlive an attempt. Returns the reason to stop, or None."""
+"""Function that returns the reason to stop, or None. It is set by workers whose activities may outlive an attempt."""
 
 
 def should_stop() -> bool:
     """Return whether the activity should stop.
 
-    It should if it is cancelled, its worker shuts down, or nothing awaits its result. An attempt's timeout is not a
-    reason to stop, because the next attempt joins the running work.
+    An activity should stop if it is cancelled, its worker shuts down, or nothing awaits its result. An attempt's
+    timeout is not a reason to stop, because the next attempt joins the running work.
     """
     cancellation = current_cancellation.get(None)
     return activity.is_cancelled() if cancellation is None else cancellation() is not None

@@ -9,12 +9,12 @@ from workflows.run.activities import RETRIES, new_activity_id
 
 COLLECT_TIMEOUT = timedelta(hours=6)
 HEARTBEAT_TIMEOUT = timedelta(minutes=1)
-"""Generous, because heartbeats may be late while the disk is busy with deletions."""
+"""Heartbeat timeout. It is generous because heartbeats may be late while the disk is busy with deletions."""
 
 
 @workflow.defn
 class RetentionWorkflow:
-    """Frees what this host's retention settings allow. The result lists what was freed."""
+    """Frees the data that this host's retention settings allow to be deleted. The result lists what was freed."""
 
     @workflow.run
     async def run(self) -> CollectionTotals:

@@ -69,7 +69,7 @@ class Desktop:
     platform: str = sys.platform
 
     def probe(self) -> str:
-        """Return why notices cannot be shown on this host and how to fix it, or "" if they can."""
+        """Return the reason why notices cannot be shown on this host and how to fix it, or "" if they can be shown."""
         mac = self.platform == "darwin"
         if self._program() is None:
             advice = "" if mac else ". Install the package libnotify-bin (libnotify)"

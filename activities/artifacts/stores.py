@@ -73,7 +73,7 @@ CACHE_KB = 256
 """Cache size per connection. It is below SQLite's default of 2 MB because data is rarely read twice."""
 REMOVED_AT_ONCE = 500
 FREED_AT_ONCE = 500
-"""Number of pages. Like `REMOVED_AT_ONCE`, it limits how long a collection blocks a worker."""
+"""Number of pages to free at once. Like `REMOVED_AT_ONCE`, it limits how long a collection blocks a worker."""
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 _SCHEMA = f"""
@@ -197,7 +197,9 @@ class PackedArtifacts:
 
 
 PACKED_BYTES = 64_000
-"""Larger artifacts are separate files, as SQLite would rewrite them repeatedly and collections would lock for long."""
+"""Size in bytes above which artifacts become separate files. SQLite would rewrite larger ones repeatedly, and
+collections would lock the file for long.
+"""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 

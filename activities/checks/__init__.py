@@ -1,1 +1,1 @@
-"""Runs the checks of the definition of done."""
+"""Execution of the checks of the definition of done."""

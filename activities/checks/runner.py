@@ -1,4 +1,4 @@
-"""Runs checks in a sandbox."""
+"""Execution of checks in a sandbox."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,20 +24,20 @@ NOT_FOUND = 127
 _READ_ONLY = b"ead-only file system"
 REMEMBERED = 1_000
 LEAST_SECONDS = 1.0
-"""Time limit of a second run if the first one has used up the limit of the check."""
+"""Minimum time limit in seconds for a second run, in case the first one has used up the check's limit."""
 # Messages of ENETUNREACH, of EAI_AGAIN in glibc, and of curl.
 _NO_NETWORK = (b"Network is unreachable", b"Temporary failure in name resolution", b"Could not resolve host")
 
 
 class NestedEnvironment(NamedTuple):
-    """Environment of a project below the top of the working tree."""
+    """Environment of a project below the root of the working tree."""
 
     variables: Mapping[str, str] = MappingProxyType({})
     readable: tuple[Path, ...] = ()
 
 
 def nested_environment(root: Path, command: str) -> NestedEnvironment:
-    """Return the environment of the folder in which a command works, such as `services/api/.venv`."""
+    """Return the environment of the folder in which a command runs, such as `services/api/.venv`."""
     folder = root / folder_of(command)
     bin_folder = folder / ".venv" / "bin"
     if folder == root or not folder.resolve().is_relative_to(root.resolve()) or not bin_folder.is_dir():

@@ -1,4 +1,4 @@
-"""Runs setup commands in the sandbox, and caches the packages that they install."""
+"""Execution of setup commands in the sandbox, and a cache of the packages that they install."""
 
 import contextlib
 import hashlib
@@ -50,14 +50,14 @@ CACHE, BUILDING = "environments", ".building"
 OUTPUT_CHARACTERS = 1_500
 NAMED = 5
 RECENT_S = 3_600.0
-"""Packages used within this time are kept: a worktree may be about to mount them."""
+"""Time in seconds for which recently used packages are kept, because a worktree may be about to mount them."""
 _AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 _PROGRAMS = ("python3", "node")
-"""Programs whose version decides whether installed packages work."""
+"""Programs whose version determines whether installed packages work."""
 
 
 class CachedEnvironments(Value):
-    """Packages that a setup command installed. The folder's time is that of their last use."""
+    """Packages that a setup command installed. The folder's modification time is the time of their last use."""
 
     workspace: str
     command: str
@@ -66,16 +66,16 @@ class CachedEnvironments(Value):
 
     @property
     def size(self) -> str:
-        """Return the size for people."""
+        """Return the size as text for people."""
         return f"{self.size_bytes / 1_000_000:.0f} MB"
 
 
 class _SetupFailedError(Exception):
-    """The command failed. The first line says how, the others are the end of its output."""
+    """The setup command failed. The first line is the reason, followed by the end of the command's output."""
 
 
 class SandboxedSetups:
-    """Setup commands on this host. They write into a throwaway checkout, from which only packages are kept."""
+    """Runs setup commands on this host. They write into a throwaway checkout, from which only the packages are kept."""
 
     def __init__(self, sandbox: Sandbox, sandbox_settings: SandboxSettings, settings: WorkspaceSettings) -> None:
         self._sandbox, self._sandbox_settings, self._settings = sandbox, sandbox_settings, settings
@@ -151,7 +151,7 @@ class SandboxedSetups:
             return None
 
     def _can_run(self, scope: EpisodeScope, programs: tuple[str, ...]) -> bool:
-        """Return whether the sandbox limits the network, shows checkouts at the workspace's path and has programs."""
+        """Return whether the sandbox limits the network, mounts checkouts at the workspace's path and has programs."""
         try:
             name = self._sandbox.name
         except SandboxUnavailableError:
@@ -179,7 +179,7 @@ class SandboxedSetups:
         target: Path,
         cancelled: Callable[[], bool],
     ) -> CachedEnvironments:
-        """Run the command in a new checkout, and move the packages that it installed to `target`.
+        """Run the command in a new checkout, and move the installed packages to `target`.
 
         Raises:
             _SetupFailedError: the command failed, or changed tracked files.
@@ -252,17 +252,17 @@ class SandboxedSetups:
 
 
 def _trust() -> dict[str, str]:
-    """Return the variables with which installers trust the host's certificate authorities instead of their own."""
+    """Return the variables that make installers trust the host's certificate authorities instead of their own."""
     bundle = next((path for path in _AUTHORITIES if Path(path).is_file()), None)
     names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS")
     return dict.fromkeys(names, bundle) if bundle is not None else {}
 
 
 def free_cache(limit_bytes: int, *, needed_bytes: int = 0, dry_run: bool = False) -> tuple[int, int]:
-    """Remove packages until the rest fits, the least recently used ones first, and those of deleted workspaces.
+    """Remove the packages of deleted workspaces, and then the least recently used ones until the rest fits.
 
-    Packages that a worktree uses are kept. Return the size of the rest, and of what was removed. With `dry_run`,
-    nothing is removed.
+    Packages that a worktree uses are kept. Return the size of the remaining packages and the size of the removed ones.
+    With `dry_run`, nothing is removed.
     """
     if not dry_run:
         remove_dead_folders(state_home() / CACHE / BUILDING)
@@ -304,13 +304,13 @@ def _read_files(tree: WorkingTree, tree_id: str) -> dict[str, str]:
 
 
 def _digest(contents: Mapping[str, str], tree_id: str) -> str:
-    """Return the digest of lock files and manifests. Without any, every tree has its own."""
+    """Return the digest of lock files and manifests. If there are none, each tree has its own digest."""
     text = json.dumps(sorted(contents.items()) or tree_id)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _list_tracked(root: Path, locks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lock files that the user's repository tracks. An agent could have made the others."""
+    """Return the lock files that the user's repository tracks. An agent could have created the others."""
     if not locks:
         return ()
     with user_git(UserRepository(root)) as git:
@@ -394,10 +394,10 @@ def _find_environments(root: Path, tracked_folders: set[str]) -> Iterator[str]:
 
 
 def _copy_into(tree: WorkingTree, tree_id: str, sources: Mapping[str, Path]) -> None:
-    """Copy packages to where they are missing in the user's working tree.
+    """Copy packages into the user's working tree where they are missing.
 
     Raises:
-        WorkspaceError: git does not ignore one of the folders, which was removed again.
+        WorkspaceError: git does not ignore one of the folders. The copy was removed again.
     """
     for path, source in sources.items():
         place = tree.root / path

@@ -71,7 +71,7 @@ FAILING_CHARACTERS = 4_000
 """Output limit for one failing check in the model's prompt."""
 FAILING_CHECKS = 5
 PROBLEM_CHARACTERS = 1_500
-"""Limit for the reason why a check of the planner does not count, with the end of its output."""
+"""Maximum length of the reason why a check by the planner does not count, including the end of its output."""
 UNKNOWN = "unknown"
 
 

@@ -1,4 +1,4 @@
-"""Running the coder's tool calls: arguments, journal and commands."""
+"""Execution of the coder's tool calls: arguments, journal and commands."""
 
 import hashlib
 import json
@@ -114,7 +114,7 @@ class CallJournal:
         self._name = f"call {index} of turn {turn}"
         self.call = digest_call(call)
         self.temporary = f".tightloop-{session.name[:16]}-{turn}-{index}"
-        """Name of the unfinished file, which is next to the file that it replaces."""
+        """Name of the file while it is being written. It is located next to the file that it replaces."""
 
     def read(self) -> CallRecord | None:
         """Return the entry, or None if the call has not started.

@@ -20,7 +20,7 @@ class CoderExecutor(DelegatingExecutor):
     """Delegates deliveries to the workflow."""
 
     problem: Callable[[], str]
-    """Returns why no model or sandbox is available. Empty if both are."""
+    """Returns the reason why no model or sandbox is available. Empty if both are available."""
     open_to: tuple[str, ...] = ()
     """Hosts and folders that can be reached from the sandbox."""
 

@@ -45,7 +45,7 @@ def check_placeholders(before: bytes, after: bytes) -> None:
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
-    """Return the text with the CRLF line endings and byte order mark of the file that it replaces."""
+    """Return the text with the CRLF line endings and the byte order mark of the content that it replaces."""
     if before is None:
         return text
     # Only if all lines agree: in a file with mixed line endings the text stays as the model wrote it.
@@ -56,7 +56,7 @@ def line_ends_of(before: bytes | None, text: str) -> str:
 
 
 BINARY_BYTES = 8_000
-"""Git treats a file as binary if one of this many first bytes is zero."""
+"""Number of bytes at the start of a file. Git treats a file as binary if one of them is zero."""
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PROTECTED = Policy().protect
 """Paths that neither plan steps nor the coder may change."""
@@ -93,7 +93,7 @@ def digest(content: bytes | None) -> str:
 
 
 def relative(root: Path, path: str) -> str:
-    """Return a relative path. An absolute path below the root is also accepted, because commands print those."""
+    """Return a relative path. An absolute path below the root is also accepted, because commands print such paths."""
     worktree = read_worktree(root)
     inside = path.removeprefix(f"{root}/")
     inside = inside.removeprefix(f"{worktree.workspace}/") if worktree is not None else inside

@@ -14,13 +14,13 @@ from tightloop.errors import did_you_mean, followed_by
 from tightloop.value import shorten
 
 MOST_CALLS = 16
-"""Limit for each response. A model that makes more calls is repeating itself."""
+"""Maximum number of calls in a response. A model that makes more calls is repeating itself."""
 QUOTED_CHARACTERS = 4_000
 """Maximum length of a malformed response that stays in the conversation."""
 PROBLEM_CHARACTERS = 800
 ARGUMENT_CHARACTERS = 2_000_000
 ID_CHARACTERS = 64
-"""OpenAI rejects longer ids."""
+"""Maximum length of a call id. OpenAI rejects longer ids."""
 _CALL_KEYS = frozenset({"name", "arguments", "id", "type"})
 _TAGS = (
     ("<tool_call>", "</tool_call>"),

@@ -158,7 +158,7 @@ class ToolResult(NamedTuple):
     """A tool call's result."""
 
     text: str
-    """Text for the model. The toolbox limits its length."""
+    """Text for the model. `ToolExecutor` limits its length."""
     failed: bool = False
     question: Question | None = None
     """A question that a person must answer first. Nothing was done."""
@@ -222,14 +222,14 @@ class ToolContext:
     memory: CoderMemory | None = None
     """The project's memory. None if it has none."""
     find_result: Callable[[str], ArtifactRef | None] = lambda _digits: None
-    """Returns an earlier result in this session by the first digits of its digest. Set by the toolbox."""
+    """Returns an earlier result in this session by the first digits of its digest. It is set by `ToolExecutor`."""
 
 
 @dataclass(frozen=True)
 class Tool:
     """A tool.
 
-    It reads, or it prepares a file change or a program start. The toolbox records the intent before carrying it out.
+    It reads, or it prepares a file change or a program start. `ToolExecutor` records the intent before carrying it out.
     """
 
     spec: ToolSpec

@@ -62,7 +62,8 @@ def _blobs(tree: WorkingTree, identity: str) -> dict[bytes, str]:
 
 
 TIME_LIMIT_S = 120.0
-"""A change with ten tests takes 3 to 10 s. A slow suite uses the entire limit."""
+"""Time limit of the test gate in seconds. A change with ten tests takes 3 to 10 s. A slow suite uses the entire limit.
+"""
 OUTPUT_CHARACTERS = 800
 LISTED_LIMIT = 10
 """Maximum number of rejected tests and surviving mutants listed for the model."""
@@ -124,7 +125,8 @@ class ChangedTests:
         """Write a check's test file and run the check on the tree, on which no work has been done yet.
 
         Returns:
-            The new tree and "" if the check counts. Otherwise the tree before and the reason, for the check's author.
+            The new tree and "" if the check counts. Otherwise, the original tree and the reason, addressed to the
+            check's author.
         """
         assert context.tree is not None
         tree, before = context.tree, context.base_tree
@@ -144,7 +146,7 @@ class ChangedTests:
         return (before, f"`{proposed.run}`: {problem}{output}") if problem else (after, "")
 
     def _write_test(self, context: ToolContext, proposed: ProposedCheck) -> str:
-        """Write a new test file, and return why none of its tests shows what is missing, or ""."""
+        """Write a new test file. Return the reason why none of its tests shows that something is missing, or ""."""
         assert context.tree is not None
         tree, path = context.tree, proposed.path
         if not (_TEST_FILE.fullmatch(path) and path.isprintable()):

@@ -195,7 +195,7 @@ def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 READ_LINES = 400
 SHOWN_CHARACTERS = 9_000
-"""Limit for each response, so that results are never shortened. The rest requires another call."""
+"""Maximum length of a response, so that results are never shortened. Reading the rest requires another call."""
 
 
 @tool(

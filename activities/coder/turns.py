@@ -25,11 +25,12 @@ from tightloop.settings import CoderSettings, PrivacySettings
 from tightloop.value import ArtifactRef, Sparse, Value, shorten
 
 DIGEST_BYTES = 6_000
-"""This is about 1 500 tokens."""
+"""Maximum size of the digest, about 1 500 tokens."""
 ARGUMENT_CHARACTERS = 80
 OUTCOME_CHARACTERS = 100
 NOTE_CHARACTERS = 600
-"""People's and the reflector's messages get more space than a result, which can be read again."""
+"""Maximum length of messages from people and the reflector. They get more space than a result, which can be read again.
+"""
 HEAD = (
     "# Done so far\n\nOlder turns, oldest first, one per line. To see a result again, use `read_file` with "
     "`result:<id>`."
@@ -38,7 +39,7 @@ MAIN_ARGUMENTS = ("path", "command", "pattern", "query", "question")
 
 
 def digest_text(lines: Sequence[str], left_out: int) -> str:
-    """Return the digest as the model sees it."""
+    """Return the digest in the form that the model sees."""
     omitted = [f"- [{left_out} older lines omitted]"] if left_out else []
     return "\n".join((HEAD, "", *omitted, *lines))
 
@@ -105,19 +106,22 @@ def system_prompt(role: Role) -> str:
 
 
 BYTES_PER_TOKEN = 4
-"""OpenAI's tokenizers yield 3.5 to 4.5 characters per token for English and code. Bytes are counted rather than
-characters, because in other scripts a token has fewer characters with more bytes each."""
+"""Estimated number of bytes per token.
+
+OpenAI's tokenizers yield 3.5 to 4.5 characters per token for English and code. Bytes are counted rather than
+characters, because in other scripts a token has fewer characters with more bytes each.
+"""
 TOKENS_PER_MESSAGE = 4
-"""Overhead for each message."""
+"""Overhead for each message in tokens."""
 OPENING = 2
-"""A conversation starts with the system prompt and the task."""
+"""Number of messages that open a conversation: the system prompt and the task."""
 
 
 class Node(Sparse):
     """A stored step in a conversation."""
 
     parent: ArtifactRef | None = None
-    """None for a root, whose messages start with the opening."""
+    """Previous node. None for a root, whose messages start with the opening."""
     messages: tuple[Message, ...]
     digest: tuple[str, ...] = ()
     """One line per dropped turn, oldest first. Only set in a root."""

@@ -149,11 +149,11 @@ def last_resume_token() -> ResumeToken | None:
 _MAY_END = frozenset(
     {ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus.FAILED, ExecutorStatus.REFUSED}
 )
-"""Results of a delivery that an ending file overrules. Limits, questions and errors of the setup come first."""
+"""Results of a delivery that an ending file overrides. Limits, questions and setup errors take precedence over it."""
 
 
 class ExecutionActivities:
-    """Activities that deliver plans to executors."""
+    """Activities that deliver plans to executors and report the results."""
 
     def __init__(
         self, workspaces: Workspaces, stores: ArtifactStores, outboxes: Outboxes, executors: Executors
@@ -283,7 +283,10 @@ class ExecutionActivities:
 
     @contextlib.contextmanager
     def _record_break_off(self, outbox: Outbox, key: str) -> Iterator[None]:
-        """Record why a claimed delivery ends without a report. If there is no record, the worker was killed."""
+        """Record the reason why a claimed delivery ends without a report.
+
+        If there is no record, the worker was killed.
+        """
         self._claimed.add(key)
         try:
             yield
@@ -301,7 +304,7 @@ class ExecutionActivities:
 
     @staticmethod
     def _find_delivery(outbox: Outbox, request: ExecuteRequest) -> OutboxEntry | None:
-        """Return the delivery. If the run queued it before a reset, queue it again under this run's key."""
+        """Return the delivery. If a run before a reset queued it, queue it again under this run's key."""
         delivery, run_id = outbox.get(request.key), activity.info().workflow_run_id
         queued_by, _, suffix = request.key.partition("/")
         if delivery is None or queued_by == run_id:
@@ -314,7 +317,7 @@ class ExecutionActivities:
     def _settle(
         self, scope: EpisodeScope, selection: ExecutorSelection, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
-        """Return the outcome of an earlier attempt's delivery, or the order to deliver again."""
+        """Return the outcome of a delivery that an earlier attempt started, or the order to deliver it again."""
         try:
             outcome = selection.executor.reconcile(order, state_folder_of(scope))
             if outcome is None and selection.executor.continues(order, state_folder_of(scope)):

@@ -68,9 +68,11 @@ def fill(template: Sequence[str], order: WorkOrder, plan_file: Path, workspace: 
 
 PROGRAMS = ExecutorSettings().programs
 FAILED_FROM = 2
-"""Formatters and linters exit with 1 if findings remain, and with 2 or more if they fail."""
+"""Lowest exit code that means failure. Formatters and linters exit with 1 if findings remain, and with 2 or more if
+they fail.
+"""
 END_LINES = 20
-"""Only this many of the last lines are searched for a limit. Earlier output may be part of the agent's work."""
+"""Number of last lines to search for a limit. Earlier output may be part of the agent's work."""
 ERROR_CHARACTERS = 4_000
 
 _SEPARATORS = re.compile(r"[=:,;@]")

@@ -1,6 +1,6 @@
-"""The file in which an executor says that the work cannot be done.
+"""File in which an executor states that the work cannot be done.
 
-Only this file decides: prose in a report often says "cannot" or "impossible" in passing.
+Only this file counts, because the prose in a report often contains "cannot" or "impossible" in passing.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ MOST_BYTES = 4_096
 
 
 def take_ending(tree: WorkingTree, before: str) -> str:
-    """Delete the file from the top of a working tree and return the reason in it, or "" if there is none.
+    """Delete the ending file from the root of a working tree. Return the reason in it, or "" if there is none.
 
-    A file that was in the tree `before` the delivery is not from the executor, and stays.
+    A file that was already in the tree `before` the delivery was not written by the executor, and is kept.
     """
     path, text = tree.root / ENDING_FILE, b""
     if not os.path.lexists(path) or ENDING_FILE.encode() in tree.entries(before):

@@ -37,7 +37,7 @@ class Control(Protocol):
 
 
 class Availability(Value):
-    """Whether an executor can be used on this host, as far as that can be checked without running it."""
+    """Result of checking whether an executor can be used on this host, without running it."""
 
     usable: bool = True
     reason: str = ""
@@ -93,9 +93,9 @@ class Executor(ABC):
 
 
 class DelegatingExecutor(Executor):
-    """An executor run by a workflow. `execute` claims the delivery.
+    """Executor that is run by a workflow. Its `execute` only claims the delivery.
 
-    The episode then starts the workflow and concludes.
+    The episode then starts the workflow and calls `conclude`.
     """
 
     @abstractmethod
@@ -146,14 +146,14 @@ class Outbox(Protocol):
         """Return a delivery, or None if it was never queued."""
 
     def claim(self, key: str, base_tree: str) -> None:
-        """Durably record that the delivery starts, and from which tree. Call this before acting.
+        """Durably record that the delivery starts, and the tree from which it starts. Call this before acting.
 
         Raises:
             DeliveryError: the key was never queued or has already been reported.
         """
 
     def break_off(self, key: str, reason: str) -> None:
-        """Durably record why the last claiming attempt ends without a report."""
+        """Durably record the reason why the last claiming attempt ends without a report."""
 
     def report(self, key: str, report: ExecutorReport) -> None:
         """Durably record the report. Idempotent for an equal report; the first one is kept.

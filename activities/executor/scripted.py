@@ -125,7 +125,7 @@ def insert_iteration(text: str, order: WorkOrder) -> str:
 
 
 def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
-    """Return where a script path is located in the working tree.
+    """Return the location of a script path in the working tree.
 
     Args:
         order: names the working tree.
@@ -179,7 +179,7 @@ class _Performance:
         )
 
     def _act(self, state_folder: Path) -> ExecutorOutcome | None:
-        """Run the step. Returns an outcome if the step ends before its scripted outcome."""
+        """Run the step. Return an outcome if the step ends before its scripted outcome."""
         if self._step.crash == "before":
             _crash_once(self._order.key, state_folder)
         try:
@@ -244,7 +244,7 @@ class _Performance:
         return early_outcome(result, self._order.executor)
 
     def _wait(self, seconds: float | None) -> ExecutorOutcome | None:
-        """Wait for some seconds or forever. Returns an outcome if cancelled or over the wall limit before that."""
+        """Wait for some seconds or forever. Return an outcome if cancelled or over the wall limit before that."""
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
             if self._control.is_cancelled():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from activities.proof.checkouts import LocalCheckouts
 
 READ_BYTES = 1_000_000
-"""Larger reports are ignored."""
+"""Maximum size of a report in bytes. Larger reports are ignored."""
 
 
 def run_gate(
@@ -183,7 +183,7 @@ class InspectionActivities:
         Args:
             tree: working tree whose store contains the snapshot.
             snapshot: tree id of the snapshot.
-            store: store for the output of first runs.
+            store: store for the output of trial runs.
             named: gates chosen by people, most specific first.
             folder: the project's folder below the top of the tree.
             before: gates found when the work began. Removing a gate's configuration must not remove the gate.
@@ -268,7 +268,7 @@ class InspectionActivities:
     def _run(
         self, tree: WorkingTree, snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
-        """Return the states of gates and the tails of those that do not pass."""
+        """Return the states of the gates, and the output tails of those that do not pass."""
         try:
             results = dict(self._results(tree, snapshot, gates, store))
         finally:
@@ -298,7 +298,7 @@ class InspectionActivities:
 def _of_trials(
     tried: tuple[TriedCheck, ...], gates: tuple[Check, ...]
 ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
-    """Return the states of gates by their first runs, and the tails of those that do not pass."""
+    """Return the states of gates according to their trial runs, and the output tails of those that do not pass."""
     trials = {trial.check.run: trial for trial in tried}
     runs = [(gate, trials[gate.run]) for gate in gates]
     states = []

@@ -14,7 +14,7 @@ from tightloop.errors import SettingsError
 from tightloop.memory import MINILM
 
 TOKENS_LIMIT = 256
-"""Same limit as in the model's training. Longer texts are truncated."""
+"""Maximum number of tokens, the same as in the model's training. Longer texts are truncated."""
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 SHA_CHARACTERS = 12
 

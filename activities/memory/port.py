@@ -51,7 +51,7 @@ class BestEffortMemory:
         self.max_recollections = max_recollections
         """Maximum number of recollections in a briefing."""
         self.problem = problem
-        """Why the memory is unusable, with advice. Empty if the memory works or is disabled."""
+        """Reason why the memory is unusable, with advice. Empty if the memory works or is disabled."""
 
     @property
     def is_enabled(self) -> bool:

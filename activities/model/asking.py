@@ -23,7 +23,7 @@ PROBLEMS_LIMIT = 8
 
 T = TypeVar("T")
 LOWERED = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
-"""Models write `Yes` and `ALLOW ` where the schema says `yes` and `allow`."""
+"""Validator that normalises words. Models write `Yes` and `ALLOW ` where the schema says `yes` and `allow`."""
 
 
 class UnusableAnswerError(Exception):
@@ -58,7 +58,7 @@ class Exchange(Generic[T]):
     truncated: bool = False
     """Whether the last response was cut off, either as reported by the service or because its object is incomplete."""
     level: Level = Level.NONE
-    """How much repair the accepted response needed."""
+    """Amount of repair that the accepted response needed."""
     usage: Usage = field(default_factory=Usage)
     """The sum over all responses. A field is None if one of them did not report it."""
     model: str = ""
@@ -157,7 +157,7 @@ class PromptedAsker:
         """The example response in the prompt. A model may copy it, which callers reject."""
 
     def share(self, percent: float) -> int:
-        """Return the number of characters that this share of the whole prompt has."""
+        """Return the number of characters that correspond to this percentage of the whole prompt."""
         return self._prompts.share(percent)
 
     async def ask(

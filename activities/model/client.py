@@ -36,8 +36,9 @@ class ModelService:
     models: tuple[str, ...] = DEFAULT_MODELS
     """Models in order of preference. If the service does not offer a model, the next one is used."""
     api: Literal["auto", "responses", "chat"] = "auto"
-    """`auto` uses Responses for OpenAI itself and Chat Completions elsewhere, where Responses often ignores the
-    schema."""
+    """API to use. `auto` uses Responses for OpenAI itself and Chat Completions elsewhere, where Responses often ignores
+    the schema.
+    """
     timeout_s: float = 100.0
     """Timeout for each request. It must be shorter than the activity's timeout."""
     silence_s: float = 120.0
@@ -116,7 +117,7 @@ def open_client(service: ModelService, *, silence_s: float | None = None) -> "op
 
 
 def load_client(service: ModelService) -> None:
-    """Import what the first request needs. The SDK loads most of its modules on first use."""
+    """Import the modules that the first request needs. The SDK loads most of its modules on first use."""
     client = open_client(service)
     _ = client.responses if service.uses_responses else client.chat.completions
 

@@ -82,7 +82,7 @@ def translate_error(error: openai.APIError, model: str) -> TightloopError:
 
 
 LARGEST_ANSWER_BYTES = 16 * 2**20
-"""Limit after decompression. A response with 8 000 tokens has about 50 kB."""
+"""Maximum size of a response after decompression. A response with 8 000 tokens has about 50 kB."""
 
 
 def bounded_client() -> httpx2.AsyncClient:

@@ -126,7 +126,7 @@ def report_step(step: str, problems: Sequence[str] = ()) -> None:
 
 
 def describe_problem() -> str:
-    """Return why there is no answer yet."""
+    """Return the reason why there is no answer yet."""
     return work_problems(_progress.get())
 
 

@@ -55,7 +55,7 @@ class Prompts:
         return self._environment.get_template(name).render(**values).strip() + "\n"
 
     def share(self, percent: float) -> int:
-        """Return the number of characters that a share of the whole has."""
+        """Return the number of characters that correspond to a percentage of the whole prompt."""
         return int(self._characters * percent / 100)
 
     def _start(self, text: str, percent: float) -> str:

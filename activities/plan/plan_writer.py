@@ -164,7 +164,7 @@ class ModelPlanWriter:
         """Parse the plan in a response. The `fixed` steps of the previous revision `old` are always kept.
 
         Raises:
-            Unusable: the plan is invalid. The error contains the problems with line and column.
+            UnusableAnswerError: the plan is invalid. The error contains the problems with line and column.
         """
         try:
             read = read_plan(str(value.get("plan") or ""), name="plan")
@@ -212,7 +212,7 @@ def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
     """Return the plan, adding the old plan's steps in `keep` that it does not define itself.
 
     Raises:
-        Unusable: `keep` contains an unknown step.
+        UnusableAnswerError: `keep` contains an unknown step.
     """
     old_steps = {step.id: step for step in old.steps}
     # A step generated from a template counts as the template.

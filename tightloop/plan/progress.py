@@ -83,7 +83,7 @@ class PlanProgress(Value):
     qualifiers: dict[str, str] = Field(default_factory=dict)
     """Reasons why the success of a step's child workflow is not a plain success, by step."""
     beginning: ArtifactRef | None = None
-    """Stored `Beginning`, with which the delivered tree is compared. None if there is no definition of done."""
+    """Stored `InitialState`, with which the delivered tree is compared. None if there is no definition of done."""
     proof_within: ArtifactRef | None = None
     """Proof from the last child workflow that proved its tree."""
     proof: ArtifactRef | None = None

@@ -213,7 +213,7 @@ class Proof:
 
     @property
     def _is_outdated(self) -> bool:
-        """True if a person edited files, amended the request or asked for more during a pause since the checks ran."""
+        """True if a person has edited files, amended the request or asked for more since the checks ran."""
         state = self._record.state
         return state.checked_tree != state.tree or bool(state.asked_for)
 

@@ -98,7 +98,7 @@ class EpisodeRecord(Run):
         self.state = self.state.evolve(phase=EpisodePhase.CLOSED)
 
     def report_missing_worker(self, what: str) -> None:
-        """Log that no worker runs the executor, and alert people. The episode continues as soon as a worker starts."""
+        """Log that no worker runs the executor, and alert people. The episode continues when such a worker starts."""
         self.log("waits", what)
         self.alerts.send(self.alert(AlertKind.NO_EXECUTOR, what))
 
@@ -113,7 +113,7 @@ class EpisodeRecord(Run):
         return True
 
     def ask(self, question: Question) -> Question:
-        """Open a question. If it is about the work, it shows why the checks fail and the executor's last words."""
+        """Open a question. If it concerns the work, add the causes of failing checks and the executor's last words."""
         if question.kind in ABOUT_WORK:
             evidence = about_work(self.state, question.evidence, output=f"tightloop output {self.id}")
             question = question.evolve(evidence=evidence)
@@ -194,7 +194,7 @@ class EpisodeRecord(Run):
 
     @property
     def worked(self) -> timedelta:
-        """Working time so far, with that since the last count."""
+        """Working time so far, including the time since the last count."""
         now = self.now()
         return self.state.spent.wall_time + (now - (self._working_since or now))
 

@@ -79,7 +79,7 @@ class SafePoints:
     @overload
     async def do(self, method: Callable[[Any, A], R], request: Callable[[], A], options: ActivityOptions) -> R: ...
     async def do(self, method: Callable[[Any, Any], Any], request: Callable[[], Any], options: ActivityOptions) -> Any:
-        """Run one activity at a safe point. If it fails for good, ask a person and then run it again.
+        """Run one activity at a safe point. If it fails after all retries, ask a person and then run it again.
 
         Args:
             method: the activity.
@@ -87,7 +87,7 @@ class SafePoints:
             options: the activity's options.
 
         Raises:
-            Answered: the question in `options.open_question` was answered first.
+            QuestionAnswered: the question in `options.open_question` was answered first.
         """
         if not options.at_once:
             await self._pass()
@@ -272,7 +272,7 @@ class SafePoints:
         return answer
 
     async def _wait_for_answer(self, question: Question, patience: timedelta | None) -> bool:
-        """Return whether the wait has ended. False means that it lasted as long as `patience`."""
+        """Wait for an answer to a question. Return False if the wait timed out after `patience`."""
         record, longest = self._record, self._record.request.pause_timeout
         is_patient = patience is None or longest <= patience
         try:
@@ -302,7 +302,10 @@ class SafePoints:
         await self._record.alerts.send_last(self._record.alert(AlertKind.FAILED, reason))
 
     async def back_off(self, wait: timedelta) -> None:
-        """Wait until a limit is lifted. A person's request ends the wait early. The wait is no working time."""
+        """Wait until a limit is lifted.
+
+        A person's request ends the wait early. The wait does not count as working time.
+        """
         self.enter(EpisodePhase.BACKING_OFF)
         self._record.stop_work()
         self._reporting.show()
@@ -356,7 +359,7 @@ class TreeChanges:
             await self._points.ask(drift_question(drift))
 
     async def adopt(self, drift: DriftAnswer | None) -> None:
-        """Keep the edits a person made during a pause, or those selected in `drift`.
+        """Keep the edits that a person made during a pause, or only those selected in `drift`.
 
         After a reset, the files are restored first, so that leftovers of the discarded run are not mistaken for edits.
         """
@@ -417,7 +420,7 @@ class TreeChanges:
         record.replace(record.state.evolve(request=stored))
 
     async def reconcile_reset(self) -> None:
-        """After a reset in Temporal, restore the files and list the discarded checkpoints."""
+        """Restore the files and list the discarded checkpoints after a reset in Temporal."""
         record = self._record
         if not record.is_reset:
             return

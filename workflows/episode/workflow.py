@@ -54,7 +54,7 @@ class EpisodeCommands(Commands):
     """Commands to an episode."""
 
     def __init__(self, record: EpisodeRecord, interrupt: Callable[[], None]) -> None:
-        """`interrupt` stops the running activity."""
+        """Keep the record, and `interrupt`, which stops the running activity."""
         self._record, self._interrupt = record, interrupt
         self._reported: tuple[int, str, str, str] | None = None
 
@@ -164,7 +164,7 @@ class EpisodeCommands(Commands):
     def respond(self, remark: Remark) -> str:
         """Queue a message for the planner.
 
-        The message ends waits that lead to planning, and never chooses an option.
+        The message ends a wait if the planner runs next, and never chooses an option.
         """
         # Only messages of agents do not resume, and they are no intervention.
         if remark.resumes:
@@ -507,7 +507,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     @workflow.query(description="Checkpoints, newest last, including discarded ones")
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return the checkpoints that this run knows."""
+        """Return the checkpoints that this run knows about."""
         return list(self._record.state.checkpoints)
 
     @workflow.query(description="The request, including amendments")

@@ -176,7 +176,7 @@ class Workspace:
         await self._set_up(opened.setup)
 
     async def _set_up(self, setup: Setup | None) -> None:
-        """Install the project's packages, or ask whether to. Returns when nothing is left to ask.
+        """Install the project's packages, or ask whether to do so. Return when there is nothing left to ask.
 
         Raises:
             EpisodeOver: there was no answer in time, or the episode was cancelled.

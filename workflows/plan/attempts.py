@@ -35,10 +35,10 @@ ACTIVITIES: dict[Capability, Callable[[Any, RunStepRequest], StepResult]] = {
     Capability.CHECKPOINT: PlanActivities.take_checkpoint,
     Capability.PROJECT: PlanActivities.run_project,
 }
-"""Excludes milestones, which have their own activity, and capabilities that start child workflows."""
+"""Activities by capability. Milestones have their own activity, and some capabilities start child workflows instead."""
 PREPARE_TIMEOUT = timedelta(minutes=15)
 SETTLE_TIMEOUT = timedelta(hours=2)
-"""Long, because judging a branch's alternatives runs their checks."""
+"""Timeout for settling the alternatives of a branch. It is long because judging them runs their checks."""
 INSTANT = timedelta(seconds=10)
 """Timeout of an activity that only reads the plan. It is too short to need heartbeats."""
 

@@ -58,30 +58,31 @@ class Attempt:
     request: RunStepRequest
     summary: str
     instant: bool
-    """Whether it finishes almost immediately."""
+    """True if the attempt finishes almost immediately."""
     timeout: timedelta | None
-    """None for a step that starts workflows, because those have their own limits and may wait for people."""
+    """Time limit; None for a step that starts workflows, because those have their own limits and may wait for people.
+    """
     plan: PlanRequest
-    """The plan's request, from which children inherit."""
+    """The plan's request, whose settings child workflows inherit."""
     since: datetime
     touches_tree: bool = False
     writes: bool = False
     merges: bool = False
-    """Whether its changes are merged into the tree at the end."""
+    """True if the attempt's changes are merged into the tree at the end."""
     task: asyncio.Task[None] | None = None
     watchdog: asyncio.Task[None] | None = None
     ended_by: str = ""
-    """Why it was cancelled, if the plan continues without it."""
+    """Reason why the attempt was cancelled, if the plan continues without it."""
     children: list[str] = field(default_factory=list)
     """Child workflow ids."""
     waits: dict[str, tuple[ChildWait, ...]] = field(default_factory=dict)
-    """Each child's open questions."""
+    """Open questions by child workflow."""
     is_lost: bool = False
-    """Whether it ended without reporting what it wrote."""
+    """True if the attempt ended without reporting what it wrote."""
     proof: ArtifactRef | None = None
     """Proof of the tree that the only child left behind."""
     approvals: tuple[Approval, ...] = ()
-    """People's answers about changes in the children."""
+    """People's answers about changes in the child workflows."""
 
     @property
     def number(self) -> int:
@@ -106,7 +107,7 @@ class PlanContext(Run):
         progress: state that is passed to the next Temporal run.
         running: running attempts, by step.
         ended: ended attempts whose results have not been applied yet.
-        beside: tasks outside the main loop that must end before the plan or this Temporal run ends.
+        side_tasks: tasks outside the main loop that must finish before the plan or this Temporal run ends.
         end: set when the main loop has to end.
         is_ending: whether messages are refused because the plan is ending.
         kind: the run's kind in the ledger.
@@ -221,7 +222,7 @@ class PlanContext(Run):
         return None if self._schedule is None else self._schedule.graph.head.on_failure
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
-        """Load the current revision's graph."""
+        """Load the graph of the current revision."""
         self._schedule = Schedule(graph, self.progress.schedule)
         self.title, self.has_planner = graph.head.title or graph.head.plan_id, has_planner
 
@@ -252,8 +253,8 @@ class PlanContext(Run):
             graph: the revision's graph.
             revised: the revision.
             by_person: whether a person made the revision. A person may raise the budget, but a planner may not.
-            of_itself: whether the plan revises itself. Nobody has looked at the failures then, so failed steps stay
-                failed.
+            of_itself: whether the plan revises itself. In that case, nobody has reviewed the failures, so failed steps
+                stay failed.
 
         Returns:
             The changed limits as text.
@@ -342,7 +343,7 @@ class PlanContext(Run):
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Return how to end a plan whose questions were not answered in time."""
+        """Return the way to end a plan whose questions were not answered in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
             f"nobody answered within {span(self.request.pause_timeout.total_seconds())}: {names}",
@@ -472,14 +473,17 @@ class PlanContext(Run):
 
 
 DRAIN_PATIENCE = timedelta(seconds=10)
-"""How long to start no new steps while waiting for a quiet moment. After that, steps start again."""
+"""Maximum time to hold back new steps while waiting for a moment without running steps. After that, steps start again.
+"""
 DRAIN_AGAIN = 4
-"""The next try follows after another `attempts_per_run` / `DRAIN_AGAIN` attempts."""
+"""Divisor of `attempts_per_run`: after that many further attempts, draining is tried again."""
 HARD_ATTEMPTS = 8_000
 HARD_EVENTS = 30_000
-"""From this number on, no step starts until a new run follows. The server would end this run at about 51 000 events."""
+"""Number of history events from which on no step starts until a new run follows. The server would end this run at about
+51 000 events.
+"""
 CARRIED_CHARACTERS = 100_000
-"""A longer plan text is not passed to the next run."""
+"""Maximum length of a plan text that is passed to the next run."""
 
 
 class Continuation:

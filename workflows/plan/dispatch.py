@@ -29,9 +29,12 @@ WINDOW_LIMIT = 100
 """Maximum number of concurrent attempts."""
 RATE_LIMIT = 48
 RATE_S = 1.0
-"""Maximum number of running attempts that are younger than `RATE_S`. Each may end within one workflow task, which adds
-two events. With more than 100 such events, the server discards the task (`history.maximumBufferedEventsBatch`). An
-adaptive limit is hardly faster, and a worker that stalls for 0.2 s would lose its task."""
+"""Age in seconds below which a running attempt counts towards `RATE_LIMIT`.
+
+Each young attempt may end within one workflow task, which adds two events. With more than 100 such events, the server
+discards the task (`history.maximumBufferedEventsBatch`). An adaptive limit is hardly faster, and a worker that stalls
+for 0.2 s would lose its task.
+"""
 DEFAULT_TIMEOUT_S: float = Node.model_fields["timeout_s"].default
 _DEEPER = frozenset({Capability.SUBPLAN, Capability.BRANCH})
 
@@ -259,7 +262,7 @@ class Dispatch:
         self._context.wake()
 
     def _report_broken(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
-        """Record an attempt that failed in workflow code, e.g. because its result could not be parsed."""
+        """Record an attempt that failed in workflow code, for example because its result could not be parsed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._context.ended.append(
                 (attempt, ActivityFailedError(f"{attempt.name}: {type(error).__name__}: {error}"))

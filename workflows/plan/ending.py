@@ -165,7 +165,7 @@ class Ending:
 
 
 CHECKS_TIMEOUT = timedelta(hours=6)
-"""The commands of the definition of done also have their own limits."""
+"""Timeout for all commands of the definition of done together. Each command also has its own limit."""
 
 
 class PlanProof:
@@ -244,7 +244,7 @@ class PlanProof:
 
     @property
     def qualifier(self) -> str:
-        """Why a completed plan is not a plain success, or "" if it is one."""
+        """Reason why a completed plan is not a plain success, or "" if it is one."""
         return qualify(self._context.outcome_facts)
 
     async def _verify(self) -> bool:

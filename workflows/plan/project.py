@@ -84,9 +84,9 @@ class ProjectContext(PlanContext):
 
     @property
     def final_tree(self) -> str:
-        """See `PlanContext`.
+        """Expected tree at the end; see `PlanContext`.
 
-        Empty after the workspace has been released, because its files then belong to someone else.
+        It is empty after the workspace has been released, because others may change the files from then on.
         """
         return "" if self.facts.has_left else super().final_tree
 
@@ -132,11 +132,14 @@ class ProjectContext(PlanContext):
             self.progress = self.progress.evolve(base_tree=tree)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """See `PlanContext`. Edits made while the workspace was released are kept when it is claimed again."""
+        """Set whether people's edits still have to be kept; see `PlanContext`.
+
+        Edits made while the workspace was released are kept when it is claimed again.
+        """
         super().keep_edits(keep and not self.facts.has_left)
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """See `PlanContext`. Files in a released workspace are never leftovers of this plan."""
+        """Set whether the files may be leftovers; see `PlanContext`. In a released workspace, they never are."""
         super().expect_own_leftovers(expected and not self.facts.has_left)
 
     def count_attempt(self, step: str = "") -> None:
@@ -169,7 +172,7 @@ class ProjectContext(PlanContext):
 
     @property
     def files_changed(self) -> int | None:
-        """See `PlanContext`. Without hidden scenarios, it is only known if nothing changed."""
+        """Number of changed files; see `PlanContext`. Without hidden scenarios, it is only known if nothing changed."""
         return 0 if self._is_unchanged and not self.is_running else super().files_changed
 
     @property
@@ -494,7 +497,10 @@ class ProjectWorkflow(GraphWorkflow):
         )
 
     async def _is_done(self) -> bool:
-        """See `GraphWorkflow`. A plan is verified only if all tasks are complete and all gates passed."""
+        """Return whether the plan is done; see `GraphWorkflow`.
+
+        A plan is verified only if all tasks are complete and all gates passed.
+        """
         if not await super()._is_done():
             return False
         status = self._view.loop_status()

@@ -95,7 +95,7 @@ class Compensation:
         return problems
 
     async def _undo_attempt(self, entry: UndoEntry) -> str:
-        """Undo one attempt. Return why it failed, or "" if it succeeded."""
+        """Undo one attempt. Return the reason why this failed, or "" if it succeeded."""
         context = self._context
         request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
         context.count_attempt()

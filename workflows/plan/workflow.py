@@ -99,7 +99,7 @@ class Opening:
         self._reporting.enter(PlanPhase.RUNNING)
 
     async def _set_up(self, setup: Setup | None) -> None:
-        """Install the project's packages, or ask whether to. Returns when nothing is left to ask.
+        """Install the project's packages, or ask whether to do so. Return when there is nothing left to ask.
 
         Raises:
             PlanEnd: there was no answer in time, or the answer ended the plan.
@@ -224,7 +224,7 @@ class GraphWorkflow(RunWorkflow):
             await self._waiting.next_event()
 
     async def _before_waiting(self) -> None:
-        """Hook that runs before the plan waits for the next event. It does nothing by default."""
+        """Prepare for waiting for the next event. By default, this does nothing."""
 
     async def _is_done(self) -> bool:
         """Return whether the plan is completed. Failed steps end the plan unless a question about them is open.

@@ -1,4 +1,4 @@
-"""How a workflow executes activities."""
+"""Execution of activities by a workflow."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -24,24 +24,27 @@ FOUND_BY_WORKER = "tightloop"
 """`source` of the timeout failure that is recorded when a worker process is found to be dead."""
 OPEN_TIMEOUT = timedelta(minutes=15)
 SETUP_TIMEOUT = timedelta(hours=1)
-"""Longer than the limit of the command, for the checkout before it and for copies of what it installed."""
+"""Timeout for setup. It exceeds the command's limit to allow for the checkout before it and for copies of its results.
+"""
 FIND_TIMEOUT = timedelta(minutes=40)
-"""Longer than the first runs of all checks together, which the activity bounds itself."""
+"""Timeout for finding checks. It exceeds the total time of the trial runs, which the activity limits itself."""
 PLAN_TIMEOUT = timedelta(hours=2)
-"""Longer than the maximum of `planner.plan_timeout_s`, which limits all attempts together."""
+"""Timeout for planning. It exceeds the maximum of `planner.plan_timeout_s`, which limits all attempts together."""
 HAND_OFF_TIMEOUT = timedelta(minutes=1)
 TRACK_TIMEOUT = timedelta(minutes=5)
 REFLECT_TIMEOUT = timedelta(minutes=10)
 REVIEW_TIMEOUT = timedelta(minutes=10)
-"""Longer than the time limit of the question to the model, which the activity applies itself."""
+"""Timeout for a review. It exceeds the time limit of the model call, which the activity enforces itself."""
 RESTORE_TIMEOUT = timedelta(minutes=15)
 CLOSE_TIMEOUT = timedelta(minutes=5)
 GRACE = timedelta(minutes=2)
-"""Added to time limits that an executor or a check enforces itself."""
+"""Time added to limits that an executor or a check enforces itself."""
 NOTICE = timedelta(seconds=20)
 """Schedule-to-start timeout on another task queue, after which the workflow checks for workers."""
 EXECUTOR_NOTICE = timedelta(seconds=3)
-"""The same for a dedicated executor queue, e.g. for a screen. People are alerted to a missing worker within 5 s."""
+"""Schedule-to-start timeout on a dedicated executor queue, such as one for a screen, so that people are alerted to a
+missing worker within 5 s.
+"""
 LOOK_TIMEOUT = timedelta(seconds=30)
 LOOK_AGAIN = timedelta(minutes=10)
 """Interval between two checks for workers. Workers that were busy may have disappeared since the last check."""
@@ -62,7 +65,7 @@ RETRIES_IN_TIME = RetryPolicy(
     # The server's own name for this timeout; the SDK has no constant for it.
     non_retryable_error_types=["TemporalTimeout:StartToClose"],
 )
-"""For plan steps. A dead worker causes a retry, but exceeding the time limit is a failure."""
+"""Retry policy for plan steps. A dead worker causes a retry, but exceeding the time limit is a failure."""
 
 TRIES_BEFORE_FORGERS = 3
 """Maximum number of attempts for an activity whose results are not signed with any of this installation's keys."""
@@ -76,7 +79,7 @@ class ActivityOptions:
     """Options for one activity."""
 
     summary: str
-    """Shown in Temporal's UI. It costs as much as the rest of the command."""
+    """Summary to show in Temporal's UI. It costs as much as the rest of the command."""
     timeout: timedelta
     queue: str = ""
     """Task queue. If it is empty, the workflow's own queue is used, where activities start eagerly."""
@@ -85,10 +88,11 @@ class ActivityOptions:
     open_question: Question | None = None
     """Question that is open while the activity runs. An answer stops the activity."""
     at_once: bool = False
-    """Run without a safe point before it. Such an activity concludes earlier work, so that the tree is known at a
-    pause."""
+    """Run the activity without a safe point before it. Such an activity concludes earlier work, so that the tree is
+    known at a pause.
+    """
     instant: bool = False
-    """Whether it finishes almost immediately. It then has no heartbeats, and a timeout is retried."""
+    """True if the activity finishes almost immediately. It then has no heartbeats, and a timeout is retried."""
 
 
 class ActivityFailedError(Exception):
@@ -160,9 +164,9 @@ class ActivityRunner:
 
     @property
     def waits_for(self) -> str:
-        """Time and task queue of an activity that no worker had taken at the last check.
+        """Time and task queue of an activity that no worker had taken at the last check; empty if there is none.
 
-        Empty if there is none. Temporal knows whether the activity has started since then.
+        Only Temporal knows whether the activity has started since then.
         """
         return next((wait_for_worker(since, queue) for since, queue in self._waits), "")
 

@@ -34,15 +34,15 @@ from workflows.run.activities import Routing, found_no_worker, new_activity_id, 
 
 MESSAGE_CHARACTERS = 2_000
 COMMAND_CHARACTERS = 2_000
-"""Limit for an entry that shows a command with paths, which would be useless if truncated."""
+"""Maximum length of an entry that shows a command with paths, which would be useless if truncated."""
 ALERT_TIMEOUT = timedelta(minutes=1)
 """Timeout of one attempt on all channels."""
 ALERT_PATIENCE = timedelta(minutes=15)
 """Timeout of all attempts together. After that, the alert is out of date."""
 ALERT_PICK_UP_TIMEOUT = timedelta(seconds=20)
-"""How long to wait for a worker on the workspace's queue before using the workflow's own queue."""
+"""Maximum time to wait for a worker on the workspace's queue before using the workflow's own queue."""
 LAST_ALERT_TIMEOUT = timedelta(seconds=10)
-"""How long a failing workflow waits for its alert, which is lost when the workflow closes."""
+"""Maximum time that a failing workflow waits for its alert, which is lost when the workflow closes."""
 ALERT_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=2.0,
@@ -174,12 +174,12 @@ class Run(Routing, ABC):
         core: state that is passed to the next Temporal run.
         timeline: entries that this Temporal run logged.
         status: `running`, or the final status.
-        qualifier: why a success is not a plain success.
+        qualifier: reason why a success is not a plain success.
         reason: reason for the end.
         inbox: authenticates messages.
         alerts: sends alerts.
         is_reset: whether the run was reset in Temporal and the reset has not been handled yet.
-        is_woken: whether the main loop has work to do.
+        is_woken: True if the main loop has work to do.
     """
 
     whole: ClassVar[str] = "the episode"
@@ -316,7 +316,7 @@ class Run(Routing, ABC):
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
 
     def log_delivery(self, delivered: str) -> None:
-        """Record where the result is. Empty if it is in the working tree."""
+        """Record where the result was delivered. Empty if it is in the working tree."""
         if delivered:
             self.core = self.core.evolve(delivered=delivered)
             self.log("result", delivered, characters=COMMAND_CHARACTERS)

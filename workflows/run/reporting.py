@@ -46,7 +46,7 @@ class Reporter:
             details: returns the current details as Markdown.
             called_for: kind of the question in the attributes. Empty if no question is waiting.
             paused: whether the attributes show that the workflow continues only after an answer.
-            running: status that is shown otherwise.
+            running: status to show while the workflow is not waiting.
             every: minimum time between two refreshes of the details that can wait.
             now: returns the current time.
             show: publishes the details.
@@ -66,12 +66,12 @@ class Reporter:
             self._show(self._details())
 
     def call_for(self, kind: str, *, paused: bool = True, running: str = "running") -> None:
-        """Publish in search attributes what kind of answer is needed.
+        """Publish the kind of answer that is needed in the search attributes.
 
         Args:
             kind: kind of the open question. Empty if there is none.
             paused: whether the workflow continues only after an answer.
-            running: status otherwise.
+            running: status to show while the workflow is not waiting.
         """
         status = "paused" if kind and paused else running
         # Each upsert adds an event to the history, so an unchanged value is not sent again.
@@ -89,10 +89,10 @@ class Reporter:
 
 RECORD_TIMEOUT = timedelta(seconds=30)
 RECORD_PATIENCE = timedelta(minutes=10)
-"""Timeout of all attempts together. The next change sends the full state anyway."""
+"""Timeout of all attempts to record a change. The next change sends the complete state anyway."""
 PICK_UP_TIMEOUT = timedelta(minutes=1)
 SETTLE_TIMEOUT = timedelta(seconds=10)
-"""How long to wait at the end of a run for the record that is being sent."""
+"""Maximum time to wait at the end of a run for a record that is still being sent."""
 RECORD_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=2.0,
@@ -339,7 +339,10 @@ class Reporting:
         self._reporter.close(self._word)
 
     def refuse(self) -> None:
-        """Publish that the run was refused. A first run's id stays available, and the run hides no earlier run."""
+        """Publish that the run was refused.
+
+        The id of a first run stays available, and the run does not hide an earlier run.
+        """
         self._reporter.close(REFUSED if self._run.is_first else "failed")
 
     async def record_refused(self) -> None:
@@ -349,7 +352,7 @@ class Reporting:
 
     @property
     def _word(self) -> str:
-        """Status that lists show while no answer is needed."""
+        """Status to show in lists while no answer is needed."""
         return label(self._run.status, self._run.qualifier)
 
     def _visible_state(self) -> StatusKey:

@@ -24,8 +24,8 @@ REASON_CHARACTERS = 1_000
 class Commands(ABC):
     """People's commands, implemented by each kind of run.
 
-    A command is parsed before it gets here. It changes state and returns. `resume`, `answer` and `top_up` may wait, and
-    must match the open questions again afterwards, because another answer may have arrived.
+    Commands are parsed before they are passed to these methods, which change state and return. `resume`, `answer` and
+    `top_up` may wait, and must look up the open questions again afterwards, because another answer may have arrived.
     """
 
     @abstractmethod

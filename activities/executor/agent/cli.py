@@ -43,7 +43,7 @@ from tightloop.host.identity import host_identity
 from tightloop.value import shorten
 
 FINISHED_S = 5.0
-"""How long an agent may keep running after it has reported that its work is done."""
+"""Time in seconds for which an agent may keep running after it has reported that its work is done."""
 PROGRESS_EVERY_S = 1.0
 CHECK_EVERY_S = 0.2
 STATUS_LINES = 50

@@ -28,7 +28,7 @@ class ModelAccess:
     """An agent's model access during one delivery. With a gateway, `key` is the gateway's token."""
 
     base_url: str = ""
-    """If empty, the agent uses its own default with its own login."""
+    """Base URL of the model provider. If empty, the agent uses its own default with its own login."""
     key: str = field(default="", repr=False)
     model: str = ""
     login: bool = False
@@ -61,7 +61,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How an agent's process ended."""
+    """The way in which an agent's process ended."""
 
     exit_code: int | None
     output_end: str
@@ -97,7 +97,7 @@ class EventReader(ABC):
 
 
 class ModelUser(Protocol):
-    """An agent's properties that concern its model."""
+    """The properties of an agent that concern its model."""
 
     @property
     def name(self) -> str:
@@ -135,7 +135,9 @@ class AgentAdapter(ModelUser, Protocol):
         ...
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return the parameters for the start. `home` is the agent's own for this episode, and HOME of the process.
+        """Return the parameters for the start.
+
+        `home` is the agent's own home for this episode, and HOME of the process.
 
         Raises:
             ExecutorError: the order cannot be run with this configuration.

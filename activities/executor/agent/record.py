@@ -43,13 +43,14 @@ RECORD_BYTES = 20_000_000
 LINE_CHARACTERS = 4_000
 """Maximum length of one message in the transcript."""
 RUNS_KEPT = timedelta(days=7)
-"""This is short because artifacts for people are in the artifact store."""
+"""Time for which runs are kept. It is short because artifacts for people are in the artifact store."""
 RUNS_AT_MOST = 100
 RUN_LASTS = timedelta(days=1)
-"""If there are more than `RUNS_AT_MOST` runs, the oldest are removed earlier, but never one that may still be
-running."""
+"""Time for which a run may still be active. If there are more than `RUNS_AT_MOST` runs, the oldest are removed early,
+but never those.
+"""
 SHORTEST_SECRET = 6
-"""Shorter secrets are not redacted, because they would match parts of ordinary words."""
+"""Minimum length of secrets to redact. Shorter ones would match parts of ordinary words."""
 
 NEEDED = frozenset({EventKind.SESSION, EventKind.FINISHED})
 """Events that are needed after a crash to determine how the run ended."""
@@ -215,8 +216,9 @@ def read_stored_session(state_folder: Path, key: str) -> str:
 
 
 LONGEST_WAIT_S = 20.0
-"""An agent that waits longer than this for its provider is stopped. Waiting in the workflow is cheaper and can be
-paused."""
+"""Maximum time in seconds that an agent may wait for its provider before it is stopped. Waiting in the workflow is
+cheaper and can be paused.
+"""
 
 
 class Stop(StrEnum):

@@ -1,4 +1,4 @@
-"""Finds controls on the screen by asking a vision model through Agent S."""
+"""Location of controls on the screen by asking a vision model through Agent S."""
 
 import base64
 import json
@@ -16,7 +16,8 @@ from tightloop.value import shorten
 
 MODEL_S = 40.0
 LOCATE_S = 60.0
-"""This includes starting Python, whose imports take up to 10 s on a busy machine."""
+"""Time limit in seconds for one question. It includes starting Python, whose imports take up to 10 s on a busy machine.
+"""
 PROBE_S = 10.0
 WHAT = "the text input box of the AI chat, where one types a message to the agent"
 OPENAI_URL = "https://api.openai.com/v1"

@@ -22,7 +22,7 @@ from tightloop.value import Value
 PATTERN = "*/agent-transcripts/*/*.jsonl"
 RECENT_S = 86_400.0
 MOST_BYTES = 4_000_000
-"""Only this much of the end of a transcript is read."""
+"""Maximum number of bytes that are read from the end of a transcript."""
 MOST_DEPTH = 6
 
 
@@ -97,9 +97,9 @@ def _begins(message: TranscriptMessage, handoff_id: str) -> bool:
 
 PROMPT, ANSWER, STOP, LIMIT = "beforeSubmitPrompt", "afterAgentResponse", "stop", "limit"
 BUSY_S = 3600.0
-"""If an agent has no events for longer than this, we stop waiting for it. Its editor may have been closed."""
+"""Time in seconds without events after which we stop waiting for an agent. Its editor may have been closed."""
 EXPECTED = 200
-"""Number of hand-offs whose folders the hook knows. The ledger keeps the same number."""
+"""Number of hand-offs whose folders the hook knows about. The ledger keeps the same number."""
 
 
 class AgentEvent(Value):
@@ -185,7 +185,7 @@ class CursorEvents:
                 return
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer. Returns whether the hook was faster; see `Receipts.taken`."""
+        """Withdraw an offer. Return whether the hook had already taken it; see `Receipts.taken`."""
         folder = self._folder / "next"
         for path in _files(folder):
             if (_read(path) or {}).get("handoff_id") == handoff_id:
@@ -252,7 +252,7 @@ def hook_command() -> str:
 
 
 def hooks_problem() -> str:
-    """Return why Cursor does not run our current hook for every event, or "" if it does."""
+    """Return the reason why Cursor does not run our current hook for every event, or "" if it does."""
     try:
         hooks = _read_hooks(hooks_file()).get("hooks")
     except SettingsError as error:
@@ -291,7 +291,7 @@ def render_hooks(*, remove: bool = False) -> str:
 
 
 def install(*, remove: bool = False) -> Path | None:
-    """Write the file and our script. Returns the backup of the previous file, if there was one.
+    """Write the hooks file and our script. Return the backup of the previous file, if there was one.
 
     Raises:
         SettingsError: the file cannot be read or written.

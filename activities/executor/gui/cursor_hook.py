@@ -1,8 +1,8 @@
 """Cursor hook that accepts each hand-off once, in its own folder, and records the agent's answers.
 
 The script is copied into the state home and run from there by any Python from 3.8 on, so it uses only the standard
-library. It prints one JSON object and never blocks a user's prompt, even on errors. Only a hand-off is blocked unless
-it was checked. Conversations without a hand-off are not recorded.
+library. It prints one JSON object and never blocks a user's prompt, even on errors. Only hand-offs that have not been
+checked are blocked. Conversations without a hand-off are not recorded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any
 # As in tightloop.executor.handoff; a test compares them.
 MARKER = re.compile(r"\[tightloop handoff ([\w.:-]{1,120}/\d{1,9}/[0-9a-f]{8})\]")
 OFFER_S = 30.0
-"""Older offers may be outdated, because the process that makes an offer polls every few seconds."""
+"""Maximum age of an offer in seconds. Older ones may be outdated, because the process that makes an offer polls every
+few seconds.
+"""
 MOST_FOLLOW_UPS = 5
-"""Cursor's own `loop_limit`. Further consecutive follow-ups are ignored."""
+"""Maximum number of consecutive follow-ups. It equals Cursor's own `loop_limit`; further ones are ignored."""
 MOST_BYTES = 8_000_000
 MOST_TEXT = 200_000
 MOST_ROOTS = 5
@@ -37,7 +39,7 @@ def stem(name: str) -> str:
 
 
 def write_new(target: Path, content: dict[str, Any]) -> bool:
-    """Atomically write a new file. Returns False if it already exists."""
+    """Atomically write a new file. Return False if it already exists."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")
     try:
@@ -56,7 +58,7 @@ def write_new(target: Path, content: dict[str, Any]) -> bool:
 
 
 def is_folder(root: Any, expected: dict[str, Any]) -> bool:
-    """Return whether one of the editor's roots is a hand-off's folder."""
+    """Return whether one of the editor's root folders is the hand-off's folder."""
     if not isinstance(root, str) or not Path(root).is_absolute():
         return False
     try:
@@ -70,7 +72,7 @@ def is_folder(root: Any, expected: dict[str, Any]) -> bool:
 
 
 def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
-    """Return why a hand-off must not run in the event's window, or "" if it is the right one."""
+    """Return the reason why a hand-off must not run in the event's window, or "" if it may."""
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

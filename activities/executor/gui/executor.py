@@ -64,11 +64,11 @@ from tightloop.value import shorten
 NAME = "cursor-gui"
 POLL_S = 0.3
 QUIET_S = 10.0
-"""After this long without events, the screen is checked for a limit notice."""
+"""Time in seconds without events after which the screen is checked for a limit notice."""
 HOOKED_QUIET_S = 60.0
-"""The same if hooks report the end of a turn. Until then, the agent may be running a long command."""
+"""The same time if hooks report the end of a turn. Until then, the agent may be running a long command."""
 TRANSCRIPT_QUIET_S = 30.0
-"""A transcript has no end marker, so this long without a change counts as the end."""
+"""Time in seconds without a change after which a transcript counts as ended, because it has no end marker."""
 SCREEN_TEXTS = 12
 """Number of texts to read from the end if the hand-off itself has scrolled out of the window."""
 SHORTEST_ANSWER = 12
@@ -245,7 +245,9 @@ def remove_plan(root: Path, name: str) -> None:
 
 RETRY_S = 2.0
 REFUSED_S = 120.0
-"""How long to wait while a window is missing, the screen is locked or a draft is present before asking a person."""
+"""Maximum time in seconds to wait while a window is missing, the screen is locked or a draft is present, before a
+person is asked.
+"""
 CONTINUE = "Continue where you stopped and complete the plan."
 
 

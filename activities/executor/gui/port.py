@@ -54,7 +54,7 @@ class Element(Value):
 
 
 class Health(Value):
-    """Whether a driver is ready."""
+    """Readiness of a driver."""
 
     problems: tuple[str, ...] = ()
     """Obstacles, each with how to fix it. Empty if there are none."""
@@ -145,7 +145,7 @@ class Locator(Protocol):
     """Finds the chat box in a screenshot."""
 
     def problem(self) -> str:
-        """Return why the locator is unavailable and how to fix it, or "" if it is available."""
+        """Return the reason why the locator is unavailable and how to fix it, or "" if it is available."""
         ...
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
@@ -178,7 +178,7 @@ class Receipts(Protocol):
         ...
 
     def refusal(self, handoff_id: str) -> str:
-        """Return why the hook rejected a hand-off in its window, or ""."""
+        """Return the reason why the hook rejected a hand-off in its window, or ""."""
         ...
 
     def busy(self) -> bool:
@@ -190,7 +190,7 @@ class Receipts(Protocol):
         ...
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer. Returns whether it had already been taken."""
+        """Withdraw an offer. Return whether it had already been taken."""
         ...
 
 

@@ -38,11 +38,12 @@ from tightloop.executor.handoff import (
 from tightloop.value import shorten
 
 TRIES = 6
-"""Number of attempts to paste or look before giving up. Attempts that find another window in front also count."""
+"""Maximum number of attempts to paste or look before giving up. Attempts that find another window in front count too.
+"""
 ACTIVATE_S = 2.0
 FOCUS_S = 1.0
 PASTE_S = 3.0
-"""At p95, 10 kB were in VS Code's box after 2.4 s."""
+"""Time in seconds to wait for a paste. At p95, 10 kB were in VS Code's box after 2.4 s."""
 PENDING_S = 1.0
 SETTLE_S = 0.15
 POLL_S = 0.05
@@ -199,7 +200,7 @@ class HandOff:
         )
 
     def _click_box(self, window: Window) -> Element | None:
-        """Click where the locator sees the chat box. Returns the box if it got the focus."""
+        """Click where the locator sees the chat box. Return the box if it got the focus."""
         # Once per hand-off, because each look costs a model call.
         if self.locator is None or self._located or not self._is_active(window):
             return None
@@ -273,7 +274,7 @@ class HandOff:
         return self._read_box(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
-        """Take one step towards the desired content. Returns whether our paste may be in the box now."""
+        """Take one step towards the desired content. Return whether our paste may be in the box now."""
         match state:
             case BoxState.EMPTY:
                 # A late paste must not collide with another one.
@@ -298,7 +299,7 @@ class HandOff:
                 return pasted
 
     def _paste(self, window: Window, message: Message) -> bool:
-        """Paste and wait for the text. Returns whether the keys were pressed."""
+        """Paste and wait for the text. Return whether the keys were pressed."""
         self.driver.set_clipboard(message.text)
         # The new clipboard owner may need a moment to answer.
         if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
@@ -384,7 +385,7 @@ class HandOff:
         return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
 
     def _press_enter(self, message: Message) -> bool:
-        """Press Enter if the focused box still contains the text. Returns whether it may have been pressed."""
+        """Press Enter if the focused box still contains the text. Return whether it may have been pressed."""
         try:
             window, _element = self._focus_box()
             if self._read_box(window, message) is not BoxState.OURS or not self._press(window, "right"):

@@ -15,7 +15,7 @@ ALL_REQUESTS_BYTES = 4 * LARGEST_REQUEST_BYTES
 """Limit for all of a gateway's connections together, because any process on the host can send requests."""
 LARGEST_HEAD_BYTES = 64 * 2**10
 IDLE_S = 600.0
-"""How long an agent may be silent between calls on one connection, and how long a write may stall."""
+"""Maximum time in seconds that an agent may be silent between calls on one connection, or that a write may stall."""
 LINGER_S = 2.0
 _READ_BYTES = 64 * 2**10
 

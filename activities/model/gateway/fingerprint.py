@@ -66,7 +66,7 @@ class Answer:
     headers: Headers
     """The headers with lower-case names, without hop-by-hop headers."""
     chunks: AsyncIterator[bytes]
-    """May raise `BrokenOffError`."""
+    """Body of the response. Iterating may raise `BrokenOffError`."""
 
 
 class Source(Protocol):
@@ -131,7 +131,7 @@ def _plain(text: str, volatile: Sequence[str]) -> str:
 
 
 LARGEST_BODY_BYTES = 32 * 2**20
-"""Larger responses are passed on but not recorded."""
+"""Maximum size of a recorded body. Larger responses are passed on but not recorded."""
 _RECORDED_HEADERS = ("content-type", "retry-after", "x-ratelimit-", "anthropic-ratelimit-", "x-codex-",
          "x-should-retry", "request-id", "x-request-id")  # fmt: skip
 

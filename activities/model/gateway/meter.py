@@ -21,7 +21,7 @@ from tightloop.executor.limit import LimitSignal, detect
 from tightloop.executor.model import Usage
 
 LARGEST_EVENT_BYTES = 8 * 2**20
-"""Larger events and bodies are passed on without being parsed."""
+"""Maximum size of an event or body to parse. Larger ones are passed on without being parsed."""
 BYTES_PER_TOKEN = 4
 _LAST = re.compile(rb'"type": ?"(?:response\.completed|message_stop)"')
 _RELEVANT_MARKERS = (b'"usage', b'"error"', b'"finish_reason":"', b'"finish_reason": "')

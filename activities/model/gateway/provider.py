@@ -31,9 +31,11 @@ from tightloop.safety.scope import is_loopback
 from tightloop.value import shorten
 
 LARGEST_ANSWER_BYTES = 64 * 2**20
-"""Same limit as for a request. It applies after decompression."""
+"""Maximum size of a response, the same as for a request. It applies after decompression."""
 SHORTEST_KEY = 8
-"""Shorter keys are dummy words for services that accept any key. Masking them would garble responses."""
+"""Minimum length of a key to mask. Shorter keys are dummy words for services that accept any key, and masking them
+would garble responses.
+"""
 
 
 class KeyMask:
@@ -126,7 +128,7 @@ CONNECT_S = 10.0
 # Same as in OpenAI's and Anthropic's packages; a model may think for minutes before its first token.
 READ_IDLE_S = 600.0
 KEEP_S = 4.0
-"""Idle connections are reopened after this time because many servers close theirs after 5 s."""
+"""Time in seconds after which idle connections are reopened, because many servers close theirs after 5 s."""
 _TIMEOUT = httpx2.Timeout(READ_IDLE_S, connect=CONNECT_S, pool=READ_IDLE_S)
 # Compression costs time here and saves none on the loopback link to the agent.
 _REPLACED = HOP_HEADERS | CREDENTIALS | {"content-length", "accept-encoding", "cookie"}
@@ -203,9 +205,9 @@ async def _chunks(response: httpx2.Response) -> AsyncIterator[bytes]:
 TURN_S = 60.0
 """Longest wait for a free slot if too many calls are active."""
 LARGEST_ERROR_BYTES = 256 * 2**10
-"""How much of an error is read before any of it is passed on."""
+"""Maximum number of bytes that are read of an error before any of it is passed on."""
 NO_RETRY = (("x-should-retry", "false"),)
-"""The OpenAI and Anthropic packages honour this header."""
+"""Headers that prevent a retry. The OpenAI and Anthropic packages honour them."""
 
 
 class ProxiedCall:

@@ -24,7 +24,7 @@ class Wire(StrEnum):
 
 
 class Cassette(StrEnum):
-    """How a recording is used."""
+    """Use of a recording."""
 
     OFF = "off"
     RECORD = "record"

@@ -50,7 +50,7 @@ class AcpAgent:
     default_base_url: str = ""
     """The usual provider's base URL."""
     hosts: tuple[str, ...] = ()
-    """See `ModelUser`."""
+    """Hosts of the provider; see `ModelUser`."""
     default_key_env: str = ""
     """The worker variable that contains the key, unless the settings name another."""
     tells_version: bool = True
@@ -59,7 +59,7 @@ class AcpAgent:
     """The agent's session mode for each of our modes. Without an entry, the agent stays in its own mode, which asks
     before it acts."""
     sign_in: tuple[str, ...] = ()
-    """Sign-in methods that work without a person."""
+    """Sign-in methods that do not need a person."""
     logins: tuple[str, ...] = ()
     """Login files, relative to both the user's home and the agent's home."""
     login_env: str = ""

@@ -29,7 +29,9 @@ from tightloop.safety.rubric import Verdict
 from tightloop.value import shorten
 
 LINE_BYTES = 50_000_000
-"""Longer lines are truncated and not parsed. opencode's model list alone takes hundreds of kilobytes."""
+"""Maximum length of a line. Longer lines are truncated and not parsed. opencode's model list alone takes hundreds of
+kilobytes.
+"""
 _CHUNK_BYTES = 65_536
 
 Message = dict[str, Any]
@@ -323,7 +325,7 @@ TICK_S = 0.2
 CANCEL_S = 10.0
 """Time that an agent has to end a cancelled turn. opencode was measured at 2.3 s, the others at 0.2 s."""
 END_S = 3.0
-"""Time to end a turn that exceeded its limits, since the agent may be broken."""
+"""Time in seconds to end a turn that exceeded its limits. It is short because the agent may be broken."""
 # gemini reports a tool only after it has ended: until then its CPU time is the only sign of life.
 LOOK_S = 2.0
 PROGRESS_S = 1.0
@@ -334,7 +336,7 @@ EXIT_DRAIN_S = 1.0
 
 
 _FINAL_STOPS = frozenset({Stop.CANCELLED, Stop.QUESTION})
-"""These take precedence over anything that the agent reports in the meantime."""
+"""Stop reasons that take precedence over anything that the agent reports in the meantime."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ TITLE_CHARACTERS = 200
 COMMAND_CHARACTERS = 2_000
 PATHS = 20
 MESSAGE_CHARACTERS = 4_000
-"""Only the tail of a turn's last message is kept, up to this length."""
+"""Maximum length of the tail that is kept of a turn's last message."""
 TOOLS_KEPT = 1_000
 
 _QUIET = frozenset(
@@ -214,7 +214,9 @@ def _count(value: object) -> int | None:
 
 
 AUTH_REQUIRED = -32000
-"""Error code as defined by the Agent Client Protocol. In plain JSON-RPC, it can be any server error."""
+"""Code of the error that a person has to sign in, as defined by the Agent Client Protocol. In plain JSON-RPC, it can be
+any server error.
+"""
 # claude-agent-acp sends errorKind, codex-acp codex_error_info; gemini uses the HTTP status as error code.
 _ERROR_FIELDS = ("errorKind", "error_kind", "codex_error_info", "codexErrorInfo", "type", "code")
 _ERROR_LINES = 20
@@ -231,7 +233,7 @@ def turn_outcome(
         reason: the protocol's `stopReason`.
         turn: the summary of the turn.
         denied: the denied actions.
-        now: when the turn ended. Its time zone applies to times in texts.
+        now: time at which the turn ended. Its time zone applies to times in texts.
         reads_text: whether the agent reports limits in its last message, which is checked if the agent used no tool.
     """
     match reason:

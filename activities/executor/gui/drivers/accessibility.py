@@ -20,7 +20,7 @@ _CHUNK = 1 << 16
 
 
 class Accessibility:
-    """Asks the helper. A helper that does not answer in time is killed, and the next question restarts it."""
+    """Asks the helper process. A helper that does not answer in time is killed, and the next question restarts it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -19,7 +19,7 @@ from tightloop.errors import ExecutorError
 from tightloop.host.programs import TrustedProgram, find_trusted_program
 
 SCRIPT_S = 8.0
-"""On a locked screen, osascript hangs."""
+"""Timeout of a script in seconds. On a locked screen, osascript hangs."""
 CLIPBOARD_S = 3.0
 _KEY_CODES = {"enter": 36, "right": 124, "left": 123, "backspace": 51, "escape": 53, "tab": 48}
 _MODIFIERS = {"mod": "command", "cmd": "command", "ctrl": "control", "alt": "option", "shift": "shift"}
@@ -216,7 +216,7 @@ MOST_NODES = 4_000
 MOST_TEXTS = 400
 MOST_CHARACTERS = 2_000
 BUILD_S = 0.5
-"""Electron needs about this long to build its tree after it is asked to."""
+"""Time in seconds that Electron needs to build its tree after it is asked to."""
 PICTURE_S = 10.0
 MESSAGE_S = 4.0
 """Timeout for one request to another program."""
@@ -482,7 +482,7 @@ class MacDriver:
         raise DriverError(f"cannot read {attribute}: {_ERRORS.get(code, f'accessibility API error {code}')}")
 
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
-        """Return a point or a size, both of which the API wraps."""
+        """Return a point or a size, which the API wraps in an opaque value."""
         value = self._read(element, attribute)
         is_valid, result = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
         if not is_valid:
