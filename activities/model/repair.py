@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 DEPTH = 24
-"""None of our schemas has deeper nesting."""
+"""Maximum nesting depth. None of our schemas is nested more deeply."""
 
 _CLOSERS = {'"': '"', "'": "'", "`": "`", "“": "”“", "”": "”“", "‘": "’", "«": "»", "„": "“”"}
 _QUOTE = "\"'`“”‘«„"
@@ -259,7 +259,9 @@ class _Reader:
 
 ANSWER_CHARACTERS = 1_000_000
 REPAIR_CHARACTERS = 40_000
-"""Longer objects are parsed but not repaired. Repair is slow, and a response that long is not a plan."""
+"""Maximum length of an object to repair. Longer objects are parsed but not repaired: repair is slow, and a response
+that long is not a plan.
+"""
 _TRIES = 50
 _REPAIRS = 12
 """Maximum number of candidate objects to repair, counted from the end."""
@@ -274,13 +276,13 @@ _PLACEHOLDERS = frozenset({"", "...", "…", "text", "string"})
 
 
 class Level(StrEnum):
-    """How much repair a text needed."""
+    """Amount of repair that a text needed."""
 
     EXACT = "exact"
     UNWRAPPED = "unwrapped"
-    """Thoughts, fences, prose or quotes around a valid object."""
+    """A valid object was surrounded by thoughts, fences, prose or quotes."""
     REPAIRED = "repaired"
-    """Invalid JSON."""
+    """The JSON was invalid and had to be repaired."""
     NONE = "none"
 
 

@@ -1,1 +1,1 @@
-"""Opens and revises plans, and runs and compensates their steps."""
+"""Opening and revising plans, and running and compensating their steps."""

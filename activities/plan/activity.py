@@ -326,7 +326,7 @@ class PlanPorts(AttemptPorts):
 
 
 def _runs(capability: Capability, name: str) -> Callable[["PlanActivities", RunStepRequest], StepResult]:
-    """Return the activity that runs one attempt of a step with this capability."""
+    """Build the activity that runs one attempt of a step with this capability."""
 
     def run(self: "PlanActivities", request: RunStepRequest) -> StepResult:
         return self._run(capability, request)

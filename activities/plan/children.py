@@ -431,7 +431,7 @@ class OwnWorktree:
 
 GOAL_SHOWN = 2_000
 _REFUSED = frozenset({EpisodeOutcome.CANCELLED.value, PlanOutcome.CANCELLED.value})
-"""Outcomes that only a person can cause."""
+"""Outcomes that only a person can cause, by cancelling the child."""
 
 
 class StepChildren:

@@ -17,7 +17,9 @@ CLOSED = frozenset({".git"})
 """Folders that no step may touch, at any depth."""
 READ_BYTES = 8 * 1024 * 1024
 NAME_BYTES = 240
-"""Limit per path component. File systems allow 255 bytes, and files being written have longer temporary names."""
+"""Maximum length of a path component in bytes. File systems allow 255, and files being written have longer temporary
+names.
+"""
 # PATH_MAX is 4 096 on Linux, and includes the workspace's path.
 PATH_BYTES = 3_000
 
@@ -89,7 +91,7 @@ def read_file(root: Path, path: str) -> bytes | None:
 
 VARIABLE = "TIGHTLOOP_VALUE_"
 VALUE_BYTES = 100_000
-"""Size limit of a variable. Linux allows 128 KiB (`MAX_ARG_STRLEN` in execve(2))."""
+"""Maximum size of a variable in bytes. Linux allows 128 KiB (`MAX_ARG_STRLEN` in execve(2))."""
 # Linux limits arguments and environment together to a quarter of the stack limit: 2 MiB of the usual 8 (execve(2)).
 ALL_BYTES = 1_000_000
 # The characters that keep their meaning within double quotes (POSIX, Shell Command Language, 2.2.3).

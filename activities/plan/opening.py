@@ -1,4 +1,4 @@
-"""Opens, loads and revises plans."""
+"""Opening, loading and revising of plans."""
 
 import contextlib
 import itertools

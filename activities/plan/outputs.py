@@ -17,7 +17,7 @@ from tightloop.plan.step import Step
 from tightloop.value import ArtifactRef, format_count
 
 DEPTH_LIMIT = 100
-"""Nesting limit for lists and mappings in an output, as in a plan."""
+"""Maximum nesting depth of lists and mappings in an output, the same as in a plan."""
 
 
 def collect_outputs(step: Step, results: Mapping[str, Any], root: Path) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def count_items(outputs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def find_unfit(outputs: Mapping[str, Any]) -> str:
-    """Return why the outputs cannot be stored as UTF-8 JSON, or "" if they can."""
+    """Return the reason why the outputs cannot be stored as UTF-8 JSON, or "" if they can."""
     for name, value in outputs.items():
         if why := _unfit(name) or _unfit(value):
             return f"output {name!r}: {why}"
@@ -96,7 +96,7 @@ def _json(name: str, text: str, where: str) -> Any:
 
 
 ALTERNATES = 20
-"""Longest chain of alternate steps to follow."""
+"""Maximum length of a chain of alternate steps to follow."""
 VALUE_BYTES = 64_000
 """Maximum size of a value that is stored inline in a record."""
 
@@ -121,7 +121,7 @@ class References:
         """Return a reference's value. The reference is given without `${` and `}`.
 
         Raises:
-            ReferenceMissingError: it has no value. The message says why.
+            ReferenceMissingError: the reference has no value. The message gives the reason.
         """
         head, path = split_reference(name, self._fitting(name))
         if head == self.step.id:
@@ -226,7 +226,7 @@ class References:
 
 
 def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
-    """Return a comparison's base tree: the tree after step `since`, or the plan's initial tree. "" if unknown."""
+    """Return the base tree for a comparison: the tree after step `since`, or the plan's initial tree. "" if unknown."""
     if not since:
         return scope.base_tree
     record = records.latest(scope.episode_id, since)

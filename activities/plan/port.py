@@ -304,7 +304,7 @@ def note_compensation(ledger: Ledger, request: RunStepRequest, result: Compensat
 
 
 def note_closing(ledger: Ledger, request: ClosePlanRequest, call: Call, result: PlanClosed) -> None:
-    """Record a plan's outcome, where its result is, and the final statuses of its unfinished steps."""
+    """Record a plan's outcome, the place of its result, and the final statuses of its unfinished steps."""
     scope = request.scope
     ledger.close_steps(scope.episode_id, request.statuses, at=call.scheduled)
     if request.snapshot is not None:

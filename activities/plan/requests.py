@@ -183,11 +183,11 @@ class ClosePlanRequest(Value):
     decisions: dict[str, tuple[Answer, ...]] = Field(default_factory=dict)
     """People's answers that no step has read, by step or kind of question."""
     edits: tuple[str, ...] = ()
-    """Sentences about people's edits that were adopted."""
+    """Sentences about changes by people that were adopted."""
     result: ResultMode = "tree"
     """Form in which the expected tree is delivered."""
     title: str = ""
-    """Text for the commit."""
+    """Title for the commit."""
     snapshot: WorkflowSnapshot | None = None
     """The plan's final ledger row."""
 
@@ -227,7 +227,7 @@ class SettleRequest(Value):
     """Outcomes in the same order as `children`."""
     reasons: tuple[str, ...] = ()
     qualifiers: tuple[str, ...] = ()
-    """Why each success is not a plain success. Empty if it is one."""
+    """Reason why each success is not a plain success. Empty if it is one."""
     trees: tuple[str, ...] = ()
     cost_usd: float = 0.0
     unpriced_calls: int = 0

@@ -236,7 +236,7 @@ class PlanningActivities:
     async def draft_scenarios(self, request: DraftRequest) -> DraftedScenarios:
         """Ask a model for hidden scenarios. Not idempotent, as a retry asks the model again, at a cost.
 
-        A rejected request or a model that is too slow is no failure: the episode then has no drafts.
+        A rejected request or a model that is too slow is not a failure; the episode simply has no drafts.
 
         Raises:
             PlannerUnavailableError: the model service is busy or down; retryable after the delay that it requests.

@@ -1,4 +1,4 @@
-"""The model that writes a check which fails, if every check passes before any work."""
+"""Writing of a check that fails, by a model, if every check passes before any work."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ CONTENT_CHARACTERS = 20_000
 LISTED_FILES = 400
 READ_FILES = 2_000
 SOURCE_BYTES = 40_000
-"""Larger files are not read, because they are mostly generated."""
+"""Maximum size of a file in bytes. Larger ones are not read, because they are mostly generated."""
 EXCERPTS = 6
 _WORD = re.compile(r"[a-z]{4,}")
 
@@ -55,7 +55,9 @@ class CheckWriter:
         self._asker = PromptedAsker(service, PROMPTS, "check")
 
     async def write(self, briefing: Briefing, root: Path) -> CheckAnswer:
-        """Return a check that has not been tried yet. The prompt shows files below `root` that are like the goal.
+        """Return a check that has not been tried yet.
+
+        The prompt shows the files below `root` that are most similar to the goal.
 
         Raises:
             PlannerError: the service rejects the request; not retryable.
@@ -109,9 +111,9 @@ def check_writers(service: ModelService) -> CheckWriters:
 
 
 def with_files(briefing: Briefing, root: Path) -> Briefing:
-    """Return the briefing with the names of the files below `root`, and those that share most words with the goal.
+    """Return the briefing with the names of the files below `root`, and excerpts of those most similar to the goal.
 
-    Without access to the folder, the briefing stays as it is.
+    If the folder cannot be accessed, the briefing stays unchanged.
     """
     try:
         names = sorted(list_files(root))

@@ -335,7 +335,7 @@ def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
 
 TIMEOUT_S = 60.0
 OUTPUT_BYTES = 16 * MEBIBYTE
-"""Output limit. The rule list of ruff 0.17 (973 rules with explanations) takes 1.6 MB."""
+"""Maximum size of the output in bytes. The rule list of ruff 0.17 (973 rules with explanations) takes 1.6 MB."""
 
 
 class ProjectRuff:

@@ -58,7 +58,7 @@ def read_reflection(value: dict[str, Any]) -> Reflection:
     """Return the reflection that an object contains.
 
     Raises:
-        Unusable: the diagnosis or the action items are missing. Dots used as placeholders do not count.
+        UnusableAnswerError: the diagnosis or the action items are missing. Dots used as placeholders do not count.
         ValidationError: a value has the wrong type.
     """
     answer = _Answer.model_validate(value)
@@ -159,7 +159,10 @@ class OpenAIReflector:
         self._asker = PromptedAsker(service, PROMPTS, "reflection")
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
-        """Return a diagnosis and at least one action item. If rules were used instead of the model, `note` says why."""
+        """Return a diagnosis and at least one action item.
+
+        If rules were used instead of the model, `note` gives the reason.
+        """
         # The rules get the same reduced briefing: what they quote may end up in the next prompt.
         briefing = apply_privacy(briefing)
         try:

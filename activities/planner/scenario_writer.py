@@ -1,4 +1,4 @@
-"""The model that drafts hidden scenarios before the work starts. It never talks to the planner or the executor."""
+"""Drafting of hidden scenarios by a model before the work starts. It never talks to the planner or the executor."""
 
 import asyncio
 import secrets
@@ -43,7 +43,7 @@ class _Predictions(Value):
 
 
 class _Material(Value):
-    """Values of both prompts."""
+    """Values used in both prompts."""
 
     goal: str
     definition_of_done: tuple[str, ...]
@@ -63,14 +63,14 @@ class DraftAnswer(NamedTuple):
 
 
 class ScenarioWriter:
-    """Asks a model for scenarios, and then once more for what their programs print."""
+    """Asks a model for scenarios, and then asks it once more for the output of their programs."""
 
     def __init__(self, service: ModelService) -> None:
         self._drafts = PromptedAsker(service, PROMPTS / "draft", "scenarios")
         self._predictions = PromptedAsker(service, PROMPTS / "predict", "predictions")
 
     async def write(self, briefing: Briefing, root: Path, limit: int) -> DraftAnswer:
-        """Return at most `limit` scenarios on whose expected output two answers agree.
+        """Return at most `limit` scenarios for which both answers agree on the expected output.
 
         The second question contains the programs, but not what the first answer expects.
 
@@ -113,10 +113,10 @@ class ScenarioWriter:
         return DraftAnswer(_bundle_of(agreed), usage=usage)
 
     def _usable(self, drafts: Iterable[_Draft], root: Path) -> tuple[_Draft, ...]:
-        """Return the drafts without errors, each path once.
+        """Return the drafts that have no errors, without duplicate paths.
 
         Raises:
-            UnusableAnswerError: there are none. The problems do not quote a draft, because they are logged.
+            UnusableAnswerError: no draft is usable. The problems do not quote a draft, because they are logged.
         """
         usable: dict[str, _Draft] = {}
         problems: list[str] = []

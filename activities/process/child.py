@@ -29,7 +29,7 @@ from activities.process.start import (
 _TICK_S = 0.1
 _OBSERVE_S = 1.0
 _MEASURE_S = 0.5
-"""One psutil scan of a tree takes 2.3 ms of CPU time."""
+"""Interval in seconds between measurements. One psutil scan of a tree takes 2.3 ms of CPU time."""
 # A background process may hold the pipe long after the program ends, so its output is not awaited.
 _LAST_OUTPUT_S = 0.5
 _LAST_PROCESS_S = 0.05
@@ -46,7 +46,7 @@ _SIGNALS: Mapping[Reason | None, tuple[Signals, ...]] = {
     # with 0.
     Reason.CANCELLED: (SIGINT, SIGTERM),
 }
-"""Signals sent before SIGKILL. There are none if the program exceeded a limit or if the caller failed (None)."""
+"""Signals to send before SIGKILL. There are none if the program exceeded a limit or if the caller failed (None)."""
 
 
 class Child:
@@ -254,7 +254,7 @@ class Child:
         return not any(pipe in self._selector.get_map() for pipe in self._pipes)
 
     def _settle(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Read output until `reached` or the timeout. Returns whether it was reached."""
+        """Read output until `reached` or the timeout. Return whether `reached` was true."""
         deadline = time.monotonic() + seconds
         while not reached():
             left = deadline - time.monotonic()
@@ -264,7 +264,7 @@ class Child:
         return True
 
     def _read(self, seconds: float) -> None:
-        """Read output for up to `seconds`. Returns early if the state changes."""
+        """Read output for up to `seconds`. Return early if the state changes."""
         until = time.monotonic() + seconds
         turned = False
         while not turned and (left := until - time.monotonic()) > 0:
@@ -278,7 +278,7 @@ class Child:
                     turned = self._take(key.fileobj) or turned
 
     def _take(self, pipe: io.FileIO) -> bool:
-        """Read a chunk. Returns whether it was the last one or exceeded the output limit."""
+        """Read a chunk. Return whether it was the last one or exceeded the output limit."""
         chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
         if not chunk:
             self._selector.unregister(pipe)

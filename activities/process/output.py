@@ -104,9 +104,9 @@ class EventLines:
 WALK_S = 5.0
 """Timeout for one walk."""
 _RESTS = 20
-"""The pause after a walk, as a multiple of its duration."""
+"""Pause after a walk, as a multiple of the walk's duration."""
 _EARLIER_NS = 20_000_000
-"""File times have the resolution of the kernel's clock tick, so the start is moved back by this much."""
+"""Tolerance by which the start is moved back, because file times have the resolution of the kernel's clock tick."""
 _BLOCK_BYTES = 512
 _NAMED = 3
 _MEGABYTE = 1_000_000

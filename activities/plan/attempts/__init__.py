@@ -1,1 +1,1 @@
-"""Runs a single attempt of a step."""
+"""Execution of a single attempt of a step."""

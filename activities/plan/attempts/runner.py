@@ -184,7 +184,7 @@ def _enforce_ruling(
 
 
 def check_command(work: Work) -> str:
-    """Return why the policy denies a compensation command, or "" if it does not. Never asks for approval."""
+    """Return the reason why the policy denies a compensation command, or "" if it does not. Never asks for approval."""
     ruling = judge(work.plan.policy, work.step, find_effects(work.step, {"run": work.command.inlined_text}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
@@ -221,7 +221,7 @@ def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
 
 
 def check_changes(plan: Plan, paths: tuple[str, ...]) -> str:
-    """Return why the policy forbids changing these paths, or "" if it does not."""
+    """Return the reason why the policy forbids changing these paths, or "" if it does not."""
     ruling = judge_changes(plan.policy, paths)
     return "" if ruling.verdict is Verdict.ALLOW else ruling.reason
 

@@ -1,4 +1,4 @@
-"""Compares and merges trees, and finds protected files."""
+"""Comparison and merging of trees, and search for protected files."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from tightloop.safety.scope import fits
 PATCH_BYTES = 2 * 1024 * 1024
 PATCH_TIME = timedelta(seconds=30)
 MERGE_CONFLICTS = 127
-"""Highest exit code of `git merge-file` that is a conflict count. Higher codes mean errors, such as a binary file."""
+"""Highest exit code of `git merge-file` that counts conflicts. Higher codes mean errors, such as a binary file."""
 
 
 class GitTrees:

@@ -214,7 +214,7 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
 
 
 def _replace_match(old: bytes, edit: FileEdit) -> bytes:
-    """Return the content with the single match replaced, or unchanged if it was already replaced.
+    """Return the content with the only match replaced, or unchanged if it has already been replaced.
 
     Raises:
         InvalidRequestError: the text does not occur or occurs more than once.

@@ -189,7 +189,7 @@ def _after(text: str, sign: str, at: int) -> int:
 
 K1 = 1.5
 B = 0.75
-"""The usual BM25 parameters (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, section 3.4)."""
+"""Parameters of BM25 (Robertson and Zaragoza, The Probabilistic Relevance Framework, 2009, section 3.4)."""
 WORD_CHARACTERS = 60
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[^\d])(?=\d)")
@@ -281,9 +281,9 @@ def _origin(url: str) -> float:
 URLS_LIMIT = 200
 EXCERPT_CHARACTERS = 400
 TEXT_CHARACTERS = 20_000
-"""Limit for each document in the `texts` output."""
+"""Maximum length of each document in the `texts` output."""
 DOCUMENT_S = 60.0
-"""Timeout per document."""
+"""Timeout per document in seconds."""
 
 STOPPED = make_failure("fetching was stopped", FailureClass.TRANSIENT)
 

@@ -28,7 +28,7 @@ from tightloop.value import ArtifactRef, clip, shorten
 
 PROBLEMS_LIMIT = 8
 PROBLEM_CHARACTERS = 300
-"""Length limit of a problem. The tail is kept because messages start with the value."""
+"""Maximum length of a problem. The tail is kept because messages start with the value."""
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
@@ -129,7 +129,7 @@ class PlanModel:
         return self._prompts.render(name, **values)
 
     def prompt(self, work: Work, text: str) -> str:
-        """Return a prompt with its references resolved, as far as the workspace's prompt privacy allows.
+        """Return a prompt in which the references that the workspace's prompt privacy allows are resolved.
 
         At the `summary` level, only numbers, booleans and values written by the plan's author are included.
         """

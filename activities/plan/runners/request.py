@@ -64,7 +64,7 @@ _SECRET_IN_URL = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class WebError(Exception):
-    """A failed request. It is recorded with the step and is not a fault in the worker."""
+    """A failed request. It is recorded with the step and does not indicate a fault in the worker."""
 
     def __init__(
         self, failure_class: FailureClass, reason: str, *, retry_after_s: float | None = None, requests: int = 0

@@ -21,7 +21,7 @@ TOTAL_BYTES = 50_000_000
 PASSAGE_LINES = 15
 PASSAGE_CHARACTERS = 1_000
 LINE_CHARACTERS = 2_000
-"""Longer lines are truncated, as they are usually generated."""
+"""Maximum length of a line. Longer ones are truncated, as they are usually generated."""
 QUERY_CHARACTERS = 2_000
 
 
