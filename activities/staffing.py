@@ -1,4 +1,4 @@
-"""Activities that look for a task queue's workers."""
+"""Activities that look up the workers of a task queue."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class PollerRegistry(Protocol):
         ...
 
     async def last_seen(self, queue: str) -> datetime | None:
-        """Return when a worker last polled a task queue, or None if no poll is known."""
+        """Return the time at which a worker last polled a task queue, or None if no poll is known."""
         ...
 
     async def parent_of(self, workflow_id: str) -> str:
@@ -44,7 +44,7 @@ class CheckWorkersRequest(Value):
 
 
 class WorkerAvailability(Value):
-    """A task queue's workers and how long to wait for them."""
+    """A task queue's workers, and the time to wait for them."""
 
     workers: int = 0
     patience: timedelta = timedelta(minutes=5)

@@ -576,7 +576,7 @@ def _only_reads(step: Step) -> bool:
 
 
 def _wall_time(budget: Budget, step: Step) -> timedelta | None:
-    """Return an episode's time limit, the shorter of its budget and the step's `timeout_s` if the author set it."""
+    """Return an episode's time limit: its budget or, if shorter, the step's `timeout_s` if the author set it."""
     # The default suits commands; an agent that nobody limits may work much longer.
     if step.timeout_s == Step.model_fields["timeout_s"].default:
         return budget.max_wall_time

@@ -175,7 +175,7 @@ class GrowthWatch:
         yield from free_bytes.items()
 
     def _list_added_sizes(self, pids: Iterable[int]) -> Iterator[tuple[str, int]]:
-        """Yield the sizes of the files that changed since the start, along with the top-level entry they belong to."""
+        """Yield the sizes of files that changed since the start, each with the top-level entry that contains it."""
         folders = dict.fromkeys(self._growth.folders)
         for folder in folders:
             if not any(folder != other and folder.is_relative_to(other) for other in folders):

@@ -22,7 +22,7 @@ import sys
 import time
 
 SWEEP_S = 5.0
-"""How long to wait for descendants to die after SIGKILL."""
+"""Time in seconds to wait for descendants to die after SIGKILL."""
 LENGTH_BYTES = 8
 _LINUX: bool = sys.platform == "linux"
 _PARENT_POLL_MS = 1000
@@ -107,14 +107,14 @@ class Reaper:
         _send_line(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
 
     def _wait_for_event(self, milliseconds: int) -> bool:
-        """Wait for a dead child or the channel. Returns whether the channel is ready."""
+        """Wait for a dead child or the channel. Return whether the channel is ready."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
         if self._wake in ready:
             _read(self._wake)
         return self._channel in ready
 
     def _reap(self) -> bool:
-        """Reap children that have ended. Returns whether no descendants are left."""
+        """Reap children that have ended. Return whether no descendants are left."""
         while not self._alone:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -195,7 +195,7 @@ def _adopt_orphans() -> bool:
 
 
 def _start(channel: int, groups: list[bytes]) -> int | None:
-    """Fork a child that executes the ordered program. Returns its pid, or None after reporting a failure."""
+    """Fork a child that executes the ordered program. Return its pid, or None after reporting a failure."""
     shim = os.getpid()
     failure, tell_failure = os.pipe()
     orders, tell_order = os.pipe()
@@ -329,7 +329,7 @@ class Program:
 
 
 def _receive(descriptor: int) -> bytes:
-    """Read one message. Exits if the sender is gone."""
+    """Read one message. Exit if the sender is gone."""
     return _read_exactly(descriptor, int.from_bytes(_read_exactly(descriptor, LENGTH_BYTES), "big"))
 
 

@@ -23,7 +23,7 @@ from activities.process.shim import LENGTH_BYTES
 from tightloop.host.programs import TrustedProgram, absolute_folders, own_python, trusted_path
 
 GRACE_S = 3.0
-"""Time between SIGTERM and SIGKILL."""
+"""Time in seconds between SIGTERM and SIGKILL."""
 
 
 class Reason(StrEnum):
@@ -84,14 +84,16 @@ class ProcessRequest:
     grace_s: float = GRACE_S
     output_bytes: int = OUTPUT_BYTES
     separate_errors: bool = False
-    """Whether standard error goes to `ProcessResult.errors` instead of the output."""
+    """True if standard error goes to `ProcessResult.errors` instead of the output."""
     output_limit_bytes: int | None = None
     """A program that writes more than this to both streams together is killed immediately."""
     memory_limit_bytes: int | None = None
     """Limit on the sum of resident memory over the tree, sampled twice a second. A program that exceeds it is killed
     immediately. Shared memory counts for each process."""
     process_limit: int | None = None
-    """Limit that is also sampled. A fork bomb may exceed it between two samples. Only a control group prevents that."""
+    """Limit on the number of processes, which is also sampled. A fork bomb may exceed it between two samples. Only a
+    control group prevents that.
+    """
     growth: Growth | None = None
     """Limit on the data that the program may add to folders. It is also sampled, so a fast writer exceeds it for a
     second or two."""
@@ -124,7 +126,7 @@ class ProcessResult:
     errors: bytes = field(default=b"", repr=False)
     """Standard error if `separate_errors` is set, at most the last 64 kB."""
     cut: bool = False
-    """Whether output was dropped. If so, a line in the output states how much."""
+    """True if output was dropped. If so, a line in the output states how much."""
     written_bytes: int = 0
     """Number of bytes that the program wrote to both streams, including those that were dropped."""
     duration_s: float = 0.0
@@ -136,7 +138,7 @@ class ProcessResult:
     """Resident memory of the largest process, or of the whole tree if a limit was watched. It is at least the 10 MB of
     the process from which the program was forked."""
     message: str = ""
-    """Why the start failed or which limit was exceeded, or which processes could not be killed."""
+    """Reason why the start failed, which limit was exceeded, or which processes could not be killed."""
 
 
 Inspected = TypeVar("Inspected")

@@ -1,1 +1,1 @@
-"""Proves success by running the definition of done outside the working tree."""
+"""Proof of success: runs the definition of done outside the working tree."""

@@ -80,7 +80,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def find_checks(self, request: FindChecksRequest) -> FoundDefinition:
-        """Find the project's own checks, try them, and store the request with those that decide. Idempotent."""
+        """Find the project's own checks, try them, and store the request with the chosen ones. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
@@ -227,7 +227,7 @@ class ProofActivities:
 
 
 def shown_change(differ: Differ, scope: EpisodeScope, proof: Proof) -> ShownChange | None:
-    """Return the change that the open findings are about. If one is about something else, it names no files."""
+    """Return the change to which the open findings refer. It names no files if a finding refers to something else."""
     if not proof.open_findings:
         return None
     diff = differ.compare(store_folder_of(scope), proof.base_tree, proof.delivered_tree)
@@ -237,7 +237,7 @@ def shown_change(differ: Differ, scope: EpisodeScope, proof: Proof) -> ShownChan
 
 @dataclass(frozen=True)
 class ReviewActivities:
-    """Has a model review what the checks have proven."""
+    """Has a model review changes that the checks have proven."""
 
     stores: ArtifactStores
     differ: Differ
@@ -247,10 +247,10 @@ class ReviewActivities:
 
     @activity.defn
     async def review_proof(self, request: ReviewRequest) -> ReviewResult:
-        """Ask a model if the change does the work in general, and store the proof with its answer.
+        """Ask a model whether the change solves the task in general, and store the proof with its review.
 
-        The same work is reviewed once. A model that is slow, down or useless is no failure: there is no review then.
-        Not idempotent, as a retry asks the model again, at a cost.
+        The same work is reviewed only once. It is not a failure if the model is slow, unavailable or gives no usable
+        answer; there is simply no review. Not idempotent, as a retry asks the model again, at a cost.
         """
         scope, attempt = request.scope, activity.info().attempt
         store = self.stores(Path(scope.workspace))
@@ -313,7 +313,7 @@ class ReviewActivities:
 
 
 class _Work(NamedTuple):
-    """A proven change, and the review of the same change if there is one already."""
+    """A proven change, and the earlier review of the same change, if there is one."""
 
     proof: Proof
     planner: str

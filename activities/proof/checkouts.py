@@ -49,7 +49,7 @@ _RUST_HOSTS = tuple(
     for system in ("UNKNOWN_LINUX_GNU", "UNKNOWN_LINUX_MUSL", "APPLE_DARWIN")
 )
 _OF_OBSERVERS = ("TIGHTLOOP_*", "PYTHONPATH", "NODE_OPTIONS", "RUBYOPT")
-"""Variables of the observers that tox has to pass on."""
+"""Environment variables of the observers that tox has to pass on."""
 
 
 class LocalCheckouts:
@@ -138,16 +138,16 @@ class ProofFolder:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def _on_disk(self, path: str) -> Path:
-        """Return the place of an untracked path, which is in the workspace if it is mounted from there."""
+        """Return the location of an untracked path. It is in the workspace if it is mounted from there."""
         return next(
             (place / Path(path).relative_to(top) for top, place in self._mounted if Path(path).is_relative_to(top)),
             self._root / path,
         )
 
     def watch(self, check: Check, view: CheckView, seen_root: Path, paths: Iterable[str] = ()) -> ObservedCheck:
-        """Return the check with its observers, which watch the files of the tree in `paths` from now on.
+        """Return the check with its observers, which start watching the files in `paths` now.
 
-        `seen_root` is the path at which the check sees the tree.
+        `paths` are files of the tree. `seen_root` is the path at which the check sees the tree.
         """
         opened = OpenedFiles(view.content or self._root, [path for path in paths if not is_cache(path)])
         events = self.folder("events")
@@ -265,7 +265,7 @@ def _write_files(folder: Path, trees: LockedTrees, files: Files) -> None:
 
 
 def _spread(folder: Path) -> None:
-    """Make ext4 place each subfolder in its own block group, in which nothing was deleted recently.
+    """Make ext4 place each subfolder in its own block group, away from recently deleted files.
 
     For one to five minutes, ext4 does not reuse the inodes of deleted files, and it checks all of them for every new
     file (`recently_deleted` in fs/ext4/ialloc.c). Creating 3 000 files took 0.5 to 1 s in a group with 3 000 deleted

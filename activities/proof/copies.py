@@ -1,4 +1,4 @@
-"""Finds delivered content that was copied from a later commit or from an installed package."""
+"""Detection of delivered content that was copied from a later commit or from an installed package."""
 
 import difflib
 import re
@@ -17,11 +17,11 @@ COMMITS_LIMIT = 500
 OUTPUT_BYTES = 16_000_000
 TIMEOUT = timedelta(seconds=20)
 BLOBS_LIMIT = 40
-"""Maximum number of versions of changed files in which hunks are looked for."""
+"""Maximum number of versions of changed files that are searched for hunks."""
 HUNK_LINES, HUNK_CHARACTERS = 3, 60
-"""Minimum size of a hunk. Smaller ones are the same by chance."""
+"""Minimum number of lines and characters of a hunk to compare. Smaller hunks may be the same by chance."""
 FILE_BYTES = 40
-"""Minimum size of a file that is compared. Smaller ones are the same by chance."""
+"""Minimum size of a file to compare. Smaller files may be the same by chance."""
 _RAW = re.compile(r"^:\d+ \d+ [0-9a-f]+ (?P<blob>[0-9a-f]+) [A-Z]\d*\t(?P<path>.*)$")
 _SYSTEM_PACKAGES = ("usr/lib/python3*/dist-packages", "usr/local/lib/python3*/*-packages")
 
@@ -29,7 +29,7 @@ _SYSTEM_PACKAGES = ("usr/lib/python3*/dist-packages", "usr/local/lib/python3*/*-
 def list_later_commits(root: Path) -> tuple[str, ...]:
     """Return the commits in all refs and reflogs that the checked-out history does not contain, newest first.
 
-    Results of earlier runs are left out: a run that repeats one copies nobody's work.
+    Results of earlier runs are left out, because a run that repeats one of them does not copy anybody's work.
     """
     results = ("--invert-grep", "--grep=^Tightloop-Run: ")
     arguments = ("rev-list", f"--max-count={COMMITS_LIMIT}", *results, "--all", "--reflog", "--not", "HEAD")
@@ -47,7 +47,7 @@ def find_copies(
 
     Args:
         root: working tree.
-        commits: later commits that existed at the start. What an agent commits itself is not copied.
+        commits: later commits that existed at the start. An agent's own commits do not count.
         environments: folders of installed packages, relative to `root`.
         delivered: changed files by path.
     """

@@ -1,4 +1,4 @@
-"""Changes since the start of the work, and which of them decide a check."""
+"""Changes since the start of the work, including the changes that decide a check."""
 
 import functools
 import hashlib
@@ -34,7 +34,7 @@ from tightloop.safety.scope import files_in
 READ_FILES = 400
 """Maximum number of files to read when looking for referenced data files or new lines."""
 READ_BYTES = 1_000_000
-"""Larger files are not read for this purpose."""
+"""Maximum size of such a file in bytes. Larger ones are not read."""
 
 
 class Difference:
@@ -63,7 +63,10 @@ class Difference:
         """Observations about the changed sources. Empty before `observe`."""
 
     def observe(self, before: Iterable[Observation], now: Iterable[Observation]) -> None:
-        """Let the files that the checks loaded, at the start and on the delivered tree, decide what is guarded."""
+        """Determine which changed files decide a check, from the files that the checks loaded.
+
+        `before` contains the observations of the checks at the start, `now` those on the delivered tree.
+        """
         kinds = self._guards.kind_of
         loaded = LoadedFiles(
             tuple(before),
@@ -98,7 +101,7 @@ class Difference:
         )
 
     def inspections(self) -> frozenset[str]:
-        """Return the commands that only look at the text of a file that decides another check."""
+        """Return the commands that only inspect the text of a file that decides another check."""
         return self._loaded.find_inspections(file.path for file in self.guarded)
 
     def named_tests(self, goal: RequestedChanges) -> bool:
@@ -107,7 +110,7 @@ class Difference:
         return bool(paths) and all(goal.names(path.rpartition("/")[2]) for path in paths)
 
     def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
-        """Return the delivered tree, with some files restored to their initial state."""
+        """Return the delivered tree with some files restored to their initial state."""
         files = dict(self.after)
         for file in restored:
             files.pop(file.path, None)
@@ -144,7 +147,7 @@ class Difference:
         return {path: tests for path, tests in lost.items() if tests}
 
     def versions(self, paths: Iterable[str]) -> tuple[FileVersion, ...]:
-        """Return the content of changed files before and after the change."""
+        """Return the versions of changed files: their content before and after the change."""
         sides = ((path, self.before.get(path), self.after.get(path)) for path in paths if path in self._changed)
         return tuple(
             FileVersion(path=path, before=old.blob if old else "", after=new.blob if new else "")
@@ -152,12 +155,12 @@ class Difference:
         )
 
     def answered(self, approvals: tuple[Approval, ...]) -> dict[str, Approval]:
-        """Return the answers of people who were asked about exactly these changes, by path."""
+        """Return the answers of people who were already asked about exactly these changes, by path."""
         found = ((file.path, find_approval(approvals, file)) for file in self.versions(self._changed))
         return {path: approval for path, approval in found if approval is not None}
 
     def contains(self, approval: Approval) -> bool:
-        """Return whether a file that an approval is about still differs from its initial content."""
+        """Return whether a file that an approval covers still differs from its initial content."""
         return any(file.path in self._changed for file in approval.files)
 
     def suspicious(self) -> tuple[str, ...]:
@@ -172,7 +175,7 @@ class Difference:
         return tuple(lines)
 
     def _tests_with_helpers(self, changed: frozenset[str]) -> dict[str, str]:
-        """Return the initial texts of the tests, and of the programs in the folders that these name."""
+        """Return the initial texts of the tests and of the helper programs that they mention by name."""
         programs = [path for path in self.before if can_redefine(path) and path not in changed]
         tests = [path for path in programs if self._guards.kind_of(path) is FileKind.TEST]
         texts = self._texts(self.before, tests)
@@ -181,7 +184,7 @@ class Difference:
         return texts | self._texts(self.before, helpers)
 
     def compare_tests(self, requested: RequestedChanges, beginning: InitialState) -> KeptTests:
-        """Compare the tests by what they assert, and with the requested changes."""
+        """Compare the tests by their assertions, taking the requested changes into account."""
         kinds = (FileKind.TEST, FileKind.TEST_DATA, FileKind.CONFIGURATION)
         tests = [file.path for file in self.guarded if file.kind in kinds]
         guarded = {file.path for file in self.guarded} | self._rewritten
@@ -199,7 +202,7 @@ class Difference:
         return compare_tests(before, after, self.guarded, requested, beginning)
 
     def delivered_files(self) -> dict[str, DeliveredFile]:
-        """Return the changed files that the tree has now."""
+        """Return the changed files that exist in the delivered tree."""
         paths = [path for path in self._changed if path in self.after]
         old, new = self._contents(self.before, paths), self._contents(self.after, paths)
         return {
@@ -208,24 +211,24 @@ class Difference:
         }
 
     def source_texts(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the texts of changed files that do not decide what the checks say, before and after."""
+        """Return the texts of changed files that do not decide a check, before and after the change."""
         guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path in self._changed if path not in guarded]
         return self._texts(self.before, paths), self._texts(self.after, paths)
 
     def hollow(self, names: Iterable[str], *, is_none: bool) -> dict[str, object]:
-        """Return the instructions to run these tests while the functions of all other files do nothing."""
+        """Return the instructions for running these tests while all functions of the product do nothing."""
         kept = [path for path in self.after if path.endswith(".py") and self._guards.kind_of(path) is not None]
         kept += [file.path for file in self.guarded]
         return {"kept": kept, "tests": sorted(names), "none": is_none, "environments": sorted(ENVIRONMENTS)}
 
     def new_test_texts(self) -> dict[str, str]:
-        """Return the texts of the changed Python tests as delivered."""
+        """Return the delivered texts of the changed Python tests."""
         paths = [file.path for file in self.guarded if file.kind is FileKind.TEST and file.path.endswith(".py")]
         return self._texts(self.after, paths)
 
     def modules(self) -> frozenset[str]:
-        """Return the names under which modules of the delivered tree are imported."""
+        """Return the names under which modules in the delivered tree can be imported."""
         parts = (path.removesuffix(".py").split("/") for path in self.after if path.endswith(".py"))
         return frozenset(part[1] if part[0] in ("src", "lib", "python") and part[1:] else part[0] for part in parts)
 

@@ -1,4 +1,4 @@
-"""Finding a project's own checks, and trying each in a throwaway checkout without network."""
+"""Discovery of a project's own checks, each tried in a throwaway checkout without network."""
 
 import hashlib
 import os
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from activities.proof.checkouts import LocalCheckouts
 
 READ_BYTES = 1_000_000
-"""Larger files are not read."""
+"""Maximum size of a file in bytes. Larger files are not read."""
 SOURCES_LIMIT = 20_000
-"""Maximum number of files in which the code that a goal names is looked for."""
+"""Maximum number of files that are searched for the code named in a goal."""
 TRIAL_S = 300.0
-"""Time limit of a check's first run."""
+"""Time limit for the trial run of a check, in seconds."""
 TRIALS_S = 1_200.0
-"""Time limit of all first runs together. Checks that have not run by then are not used."""
+"""Time limit for all trial runs together, in seconds. Checks that have not run by then are not used."""
 PROBE_S = 30.0
 _PROBE = (
     "python -c 'import sys; print(\"python %d.%d\" % sys.version_info[:2])' 2>/dev/null || "
@@ -61,7 +61,7 @@ class CheckFinder:
         self._runner, self.checkouts, self._store = runner, checkouts, store
         self.limit_s = limit_s
         self.first_runs: list[FirstRun] = []
-        """Runs of the checks that ended, for the baseline."""
+        """Trial runs that ended, for the baseline."""
 
     def try_checks(
         self,
@@ -73,7 +73,7 @@ class CheckFinder:
         covered: Collection[tuple[str, str]] = (),
         before: str = "",
     ) -> tuple[TriedCheck, ...]:
-        """Return the project's checks with the results of their first runs. The working tree is not touched.
+        """Return the project's checks with the results of their trial runs. The working tree is not touched.
 
         Args:
             tree: working tree whose store contains the snapshot.
@@ -160,7 +160,7 @@ class CheckFinder:
 
 
 class _Trial:
-    """Runs commands on one tree, each in a checkout of its own."""
+    """Runs commands on one tree, each in its own checkout."""
 
     def __init__(self, finder: CheckFinder, tree: WorkingTree, trees: LockedTrees, files: Files, goal: str) -> None:
         self._finder, self._tree, self._trees, self._files, self._goal = finder, tree, trees, files, goal
@@ -226,7 +226,7 @@ class _Trial:
         }
 
     def _not_of_project(self, check: FoundCheck) -> str:
-        """Return a reason if the check's program is only installed in tightloop's own environment."""
+        """Return a reason not to use a check whose program is only installed in tightloop's own environment, or ""."""
         root = self._tree.root
         own_folders = [root / ".venv/bin", root / folder_of(check.run) / ".venv/bin"]
         if not any(folder.is_dir() for folder in own_folders):

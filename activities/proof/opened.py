@@ -1,4 +1,4 @@
-"""Observes which files of a tree are opened, by inotify."""
+"""Observation of the files in a tree that are opened, using inotify."""
 
 import ctypes
 import os
@@ -22,10 +22,10 @@ FILES_LIMIT = 20_000
 
 
 class OpenedFiles:
-    """Files of a tree that are opened between `start` and `stop`, in the order in which each is opened first.
+    """Files of a tree that are opened between `start` and `stop`, ordered by the time at which each was first opened.
 
-    inotify sees every process on this host, in any language and through any mount. It does not say which process opened
-    a file. It sees nothing of a container on another host, and other systems than Linux lack it.
+    inotify sees every process on this host, in any language and through any mount. It does not report which process
+    opened a file. It does not see containers on another host, and it only exists on Linux.
     """
 
     def __init__(self, folder: Path, paths: Iterable[str]) -> None:
@@ -39,7 +39,7 @@ class OpenedFiles:
         """True if nothing was missed. False before `stop`."""
 
     def start(self) -> None:
-        """Start watching. Does nothing where inotify is missing or the system's limit is reached."""
+        """Start watching. This does nothing if inotify is missing or the system's limit has been reached."""
         folders = ["", *(os.fsdecode(path) for path in folders_of(self._paths))]
         if sys.platform != "linux" or len(folders) > FOLDERS_LIMIT:
             return
@@ -60,7 +60,7 @@ class OpenedFiles:
         self.is_complete = True
 
     def stop(self) -> tuple[str, ...]:
-        """Stop watching and return the paths. Later calls return the same."""
+        """Stop watching and return the paths. Later calls return the same paths."""
         if self._thread is not None:
             os.write(self._wake[1], b"x")
             self._thread.join()

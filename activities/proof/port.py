@@ -61,7 +61,7 @@ class DeliveredFile(NamedTuple):
     blob: str
     content: bytes
     before: bytes = b""
-    """Content at the start. Empty if the file is new."""
+    """Initial content of the file. Empty if the file is new."""
 
 
 class UntrackedChanges(NamedTuple):
@@ -72,7 +72,7 @@ class UntrackedChanges(NamedTuple):
     changed: tuple[str, ...] = ()
     """Changes in these folders, one line each."""
     hidden: tuple[str, ...] = ()
-    """Cache folders in these that have been written since. Checks must not see them."""
+    """Caches in these folders that have been written since the start. Checks must not see them."""
     unchanged: tuple[str, ...] = ()
     """Unchanged files in other folders."""
     left_out: tuple[str, ...] = ()
@@ -86,8 +86,8 @@ class ScenarioSource(Protocol):
         """Return the committed scenarios.
 
         Raises:
-            InvalidRequestError: this host does not have them. Not retryable.
-            ArtifactCorruptError: they are not the committed ones. Not retryable.
+            InvalidRequestError: this host does not have the scenarios. Not retryable.
+            ArtifactCorruptError: the stored scenarios do not match the commitment. Not retryable.
         """
         ...
 
@@ -104,7 +104,7 @@ class ScenarioStore(ScenarioSource, Protocol):
         ...
 
     def store_answers(self, digest: str, answers: Mapping[int, str]) -> None:
-        """Store the last lines that failing drafted scenarios printed, encrypted, by number from 0."""
+        """Store the last line printed by each failing drafted scenario, encrypted, by number starting at 0."""
         ...
 
 
@@ -130,11 +130,11 @@ class FoundDefinition(Value):
     request: ArtifactRef
     """Stored request of the episode with these checks."""
     checks: tuple[Check, ...]
-    """Empty if no check of the project can run here."""
+    """Checks of the definition of done. Empty if no check of the project can run here."""
     sentences: tuple[str, ...] = ()
     """Explanation for people, as in `ChosenChecks`."""
     first_runs: ArtifactRef | None = None
-    """The first runs of these checks, which the baseline uses."""
+    """Trial runs of these checks, which the baseline uses."""
     drift: Drift | None = None
     attempt: int = 1
 
@@ -147,16 +147,16 @@ class BeginRequest(Value):
     plan: ArtifactRef | None = None
     """Stored plan with the definition of done. If None, the definition comes from the episode's request."""
     base_tree: str = ""
-    """Initial tree of the work, if the work began before the definition of done existed. In that case no checks run."""
+    """Initial tree of the work, if it began before the definition of done existed. In that case, no checks run."""
     inherited: ArtifactRef | None = None
-    """Baseline of the episode from which this one was forked, whose tests count."""
+    """Baseline of the episode from which this one was forked. Its tests count as the original ones."""
     scenarios: HiddenScenarios | None = None
     drafts: HiddenScenarios | None = None
     """Drafted scenarios that have not been tried yet."""
     compare_with: ArtifactRef | None = None
     """Previous report."""
     first_runs: ArtifactRef | None = None
-    """Runs of the checks that were found in the project, on this tree."""
+    """Trial runs of the checks found in the project, on this tree."""
 
 
 class BeginResult(Value):
@@ -177,17 +177,17 @@ class ProveRequest(Value):
     expected_tree: str
     beginning: ArtifactRef | None = None
     plan: ArtifactRef | None = None
-    """Same as in `BeginRequest`."""
+    """Stored plan; see `BeginRequest`."""
     goal: str = ""
-    """A person's request, if the plan does not contain it."""
+    """A person's request, in case the plan does not contain it."""
     allow: tuple[ProofRule, ...] = ()
     """Proof findings to accept without asking."""
     approvals: tuple[Approval, ...] = ()
     """People's answers about changes so far."""
     earlier: ArtifactRef | None = None
-    """Earlier proof that may be reused, from an episode within the plan."""
+    """Earlier proof that may be reused, from a nested episode."""
     failed_before: tuple[str, ...] = ()
-    """Keys of the checks that have failed in this run, and not only at random."""
+    """Keys of the checks that have failed in this run, other than at random."""
     worked: bool = True
     """True if an executor, or a step of a plan, changed a file."""
     flaky: tuple[str, ...] = ()
@@ -203,15 +203,15 @@ class ProveResult(Value):
     verdict: ProofVerdict
     facts: Evidence = Evidence.model_construct()
     title: str = ""
-    """Sentence about the first finding. Empty if there are no findings."""
+    """Sentence that describes the first finding. Empty if there are no findings."""
     evidence: tuple[str, ...] = ()
     """Evidence, with at most as many lines as a question can have."""
     change: ShownChange | None = None
-    """Change that the open findings are about. It names no files if a finding is about something else."""
+    """Change to which the open findings refer. It names no files if a finding refers to something else."""
     only_scenarios: bool = False
     """True if failed hidden scenarios are the only reason for doubt."""
     failed_drafts: tuple[int, ...] = ()
-    """Numbers of the failed drafted scenarios, from 0. Empty if there is another reason for doubt."""
+    """Numbers of the failed drafted scenarios, starting at 0. Empty if there is another reason for doubt."""
     drift: Drift | None = None
     attempt: int = 1
 
@@ -226,11 +226,11 @@ class ReviewRequest(Value):
     approvals: tuple[Approval, ...] = ()
     """People's answers about changes so far."""
     earlier: ArtifactRef | None = None
-    """Latest proof with a review, which is reused if it is about the same work."""
+    """Latest proof with a review. It is reused if it refers to the same work."""
 
 
 class ReviewResult(Value):
-    """Stored proof with a review, or the reason why nobody reviewed it."""
+    """Stored proof with a review, or the reason why there is no review."""
 
     proved: ProveResult | None = None
     line: str = ""
@@ -240,7 +240,7 @@ class ReviewResult(Value):
 
 
 class ReviewAnswer(NamedTuple):
-    """A model's review, or the reason why the model gave no usable one."""
+    """A model's review, or the reason why the model did not give a usable one."""
 
     review: Review | None
     reason: str = ""
@@ -255,7 +255,7 @@ class AcceptRequest(Value):
     proof: ArtifactRef
     by: str = "operator"
     asked_for: Approval | None = None
-    """Set if the person asked for the change. Otherwise they accept the tree although the findings stand."""
+    """Set if the person asked for the change. Otherwise they accept the tree even though the findings stand."""
 
 
 class AcceptResult(Value):

@@ -1,4 +1,4 @@
-"""Proves a tree, using its subject, check runs and differences."""
+"""Proof of a tree, based on its subject, the runs of the checks and the differences from the initial tree."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ from tightloop.value.scrub import scrub
 
 
 class Subject(NamedTuple):
-    """A definition of done and people's descriptions of the work."""
+    """A definition of done, with people's descriptions of the work."""
 
     title: str
     goal: str
@@ -117,10 +117,10 @@ def prove_tree(
 ) -> Proof:
     """Return the proof of a locked tree on disk. `earlier` is reused if its inputs are identical.
 
-    `evidence` gets the number of changed files, and the answers in `approvals` that decide something.
+    The number of changed files, and those answers in `approvals` that affect the result, are added to `evidence`.
 
     Raises:
-        CancelledError: the activity was cancelled meanwhile.
+        CancelledError: the activity was cancelled in the meantime.
     """
     started = datetime.now(UTC)
     beginning = beginning or InitialState(tree=delivered, root=str(use.tree.root))
@@ -238,7 +238,10 @@ def _measure(
 
 
 def _holds(run: ObservedRun, beginning: InitialState, inspections: Collection[str]) -> bool:
-    """Return whether all checks passed but those that look for the text of a new test, which is not there."""
+    """Return whether all checks passed, not counting inspections that also failed at the start.
+
+    Such a command looks for the text of a new test, which is missing when the original tests are restored.
+    """
     return all(
         check.passed or (check.run in inspections and (before := beginning.check(check.run)) and not before.passed)
         for check in run.run.checks

@@ -1,4 +1,4 @@
-"""The model that reviews a proven change. Its doubt is a question to a person, and its consent changes nothing."""
+"""Review of a proven change by a model. If the model has doubts, a person is asked; its approval changes nothing."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from tightloop.value.scrub import scrub
 
 PROMPTS = Path(__file__).parent / "review_prompts"
 DIFF_SHARE = 60.0
-"""Share of the prompt in percent, as in the template."""
+"""Percentage of the prompt for the diff, as in the template."""
 QUOTES_LIMIT = 5
 QUOTE_CHARACTERS = 200
 DOUBT_CHARACTERS = 300
 LONGEST_S = 300.0
-"""Time limit for all attempts together."""
+"""Time limit for all attempts together, in seconds."""
 
 
 class _Quote(Value):
@@ -43,7 +43,7 @@ class _Answer(Value):
 
 
 class _Material(Value):
-    """Values of the prompt."""
+    """Values used in the prompt."""
 
     goal: str
     definition_of_done: tuple[str, ...]
@@ -60,7 +60,7 @@ class _Doubt(NamedTuple):
 
 
 class Reviewer:
-    """Asks a model if a change does in general what the goal asks for."""
+    """Asks a model whether a change fulfils the goal in general."""
 
     def __init__(self, service: ModelService) -> None:
         self._asker = PromptedAsker(service, PROMPTS, "review")
@@ -68,13 +68,14 @@ class Reviewer:
     async def review(self, briefing: Briefing, patch: str, root: Path) -> ReviewAnswer:
         """Return the review of a change. Never raises if the model service fails.
 
-        A doubt must quote lines that the change adds or removes. Quotations of anything else are left out, and a doubt
-        without any is sent back to the model.
+        A doubt must quote lines that the change adds or removes. Other quotations are dropped, and a doubt without a
+        valid quotation is sent back to the model.
 
         Args:
             briefing: the goal, the checks and the prompt privacy.
             patch: git patch of the change.
-            root: folder with the changed files. Those that are like the goal and the change are part of the prompt.
+            root: folder with the changed files. Files that are similar to the goal and the change are included in the
+                prompt.
         """
         # In a thread: a change of 2 MB would block the event loop.
         material, shown = await asyncio.to_thread(self._prepare, briefing, patch, root)
@@ -105,7 +106,7 @@ class Reviewer:
         return ReviewAnswer(review, usage=exchange.usage, transcript=exchange.transcript)
 
     def _prepare(self, briefing: Briefing, patch: str, root: Path) -> tuple[_Material, tuple[FilePatch, ...]]:
-        """Return the values of the prompt, and the files of the diff in it: a model can only quote what it saw."""
+        """Return the values for the prompt, and the files of the diff in it, which are all that a model can quote."""
         files = read_patch(patch)
         # The tests of a changed module name it.
         named = briefing.evolve(goal="\n".join((briefing.goal, *(file.path for file in files))))

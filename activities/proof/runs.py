@@ -1,4 +1,4 @@
-"""Runs the checks of a proof, in the working tree and in fresh checkouts."""
+"""Execution of the checks of a proof, in the working tree and in fresh checkouts."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ TAIL_CHARACTERS = 1_200
 
 
 class CheckedTwice(NamedTuple):
-    """Result of a check that was repeated if it failed."""
+    """Result of a check, which was repeated if it failed."""
 
     result: CheckResult
     observation: Observation
@@ -41,14 +41,14 @@ class CheckedTwice(NamedTuple):
 
 
 class FirstRun(Value):
-    """Run of a found check in a throwaway checkout of the original tree."""
+    """Trial run of a found check in a throwaway checkout of the original tree."""
 
     result: CheckResult
     observation: Observation
 
 
 class FirstRuns(Value):
-    """First runs of a project's own checks on one tree."""
+    """Trial runs of a project's own checks on one tree."""
 
     tree: str
     runs: tuple[FirstRun, ...] = ()
@@ -70,7 +70,7 @@ class Runs:
     ) -> None:
         self.tree, self.store, self.checkouts = tree, store, checkouts
         self.twice_limit_s = twice_limit_s
-        """Duration up to which a check's tests also run twice in one process."""
+        """Maximum duration in seconds of a check for which its tests also run twice in one process."""
         self._runner, self._cancelled, self._heartbeat = runner, cancelled, heartbeat
 
     def run_in_place(
@@ -78,16 +78,17 @@ class Runs:
     ) -> list[CheckedTwice]:
         """Run every check in the working tree, and repeat the ones that fail.
 
-        A check that passes the second time fails at random, so its failure says nothing about the work.
+        A check that passes the second time fails at random, so its failure does not count.
 
         Args:
-            checks: the checks.
+            checks: checks to run.
             expected_tree: the tree on disk.
-            earlier: runs in a checkout of this tree, by command. A check that passed there is not run, and one that
-                failed there is not repeated.
+            earlier: runs in a checkout of this tree, by command. A check that passed there is not run again, and one
+                that failed
+                there is not repeated.
 
         Raises:
-            CancelledError: the activity was cancelled meanwhile.
+            CancelledError: the activity was cancelled in the meantime.
         """
         results = []
         paths = LockedTrees(self.tree).files(expected_tree)
@@ -123,7 +124,7 @@ class Runs:
         A check that fails is repeated once, in another checkout.
 
         Raises:
-            CancelledError: the activity was cancelled meanwhile.
+            CancelledError: the activity was cancelled in the meantime.
         """
         started = datetime.now(UTC)
         runs: list[CheckRun] = []
@@ -159,16 +160,18 @@ class Runs:
         *,
         is_twice: bool = False,
     ) -> list[tuple[CheckRun, CheckResult, Observation]]:
-        """Run checks that passed in a checkout with other contents of some files. Raises as `run_in_checkout`.
+        """Run checks that passed again, with changed contents of some files.
+
+        Raises the same errors as `run_in_checkout`.
 
         Args:
             rooms: keeps the checkout until it closes.
-            checks: runs that passed on the delivered tree. Each variant gets twice their time, and half a minute.
+            checks: runs that passed on the delivered tree. The time limit is twice their duration plus half a minute.
             files: the delivered tree.
             moved: changes to untracked files.
-            edits: texts of files, or None for those that the variant lacks.
-            hollow: instructions for the observer that lets the product's functions do nothing.
-            is_twice: pytest runs all tests that pass a second time.
+            edits: new texts of files, or None to remove a file.
+            hollow: instructions for the observer that makes the product's functions do nothing.
+            is_twice: make pytest run all passing tests a second time.
         """
         room = rooms.enter_context(self.checkouts.proof_folder(self.tree.root))
         variant = {path: file for path, file in files.items() if path not in edits}
@@ -197,10 +200,10 @@ class Runs:
     def run_unrecorded(
         self, check: Check, room: "ProofFolder", view: CheckView, work: Work
     ) -> tuple[CommandResult, Observation]:
-        """Run a hidden check. Nothing of it is recorded.
+        """Run a hidden check without recording anything about it.
 
         Raises:
-            CancelledError: the activity was cancelled meanwhile.
+            CancelledError: the activity was cancelled in the meantime.
         """
         self._heartbeat(work)
         root, started = self.tree.root, self.tree.own_process
@@ -216,7 +219,7 @@ class Runs:
         return result, observation
 
     def compare_untracked(self, beginning: InitialState, delivered: Files) -> UntrackedChanges:
-        """Return the changes to untracked files since the start. In another working tree, none of them are known."""
+        """Return the changes to untracked files since the start. In a different working tree, no changes are known."""
         # In another folder, times and inodes say nothing about the files recorded at the beginning.
         if beginning.ignored is None or beginning.root != str(self.tree.root):
             return UntrackedChanges()
@@ -226,7 +229,7 @@ class Runs:
     def run_observed_check(
         self, check: Check, room: "ProofFolder", view: CheckView, paths: Iterable[str]
     ) -> tuple[CheckResult, Observation]:
-        """Run one check with its observers. Raises as `run_in_place`."""
+        """Run one check with its observers. Raises the same errors as `run_in_place`."""
         watched = room.watch(check, view, self._runner.path_inside(self.tree.root), paths)
         try:
             result = run_check(

@@ -1,6 +1,6 @@
-"""Runs hidden scenarios for a proof. Nothing of a run is kept or shown except whether the scenario passed.
+"""Execution of hidden scenarios for a proof. The only result that is kept or shown is whether a scenario passed.
 
-The exception is the last line that a failing drafted scenario printed: it is kept encrypted for the owner.
+There is one exception: the last line printed by a failing drafted scenario is kept, encrypted, for the owner.
 """
 
 import os
@@ -38,18 +38,18 @@ _ODD = frozenset({ProofRule.NO_REPORT, ProofRule.ENDED_EARLY})
 class _Outcome(NamedTuple):
     passed: bool
     is_odd: bool
-    """See `ScenarioBaseline.odd`."""
+    """True if the outcome is odd; see `ScenarioBaseline.odd`."""
     has_run: bool
-    """True if the command exited with 0. Its output does not matter."""
+    """True if the command exited with 0, regardless of its output."""
     printed: str
-    """Last line of its output."""
+    """Last line of the command's output."""
 
 
 def baseline_of(use: Runs, source: ScenarioSource, hidden: HiddenScenarios, tree: str) -> ScenarioBaseline:
     """Run the scenarios on the initial tree.
 
     Raises:
-        CancelledError: the activity was cancelled meanwhile.
+        CancelledError: the activity was cancelled in the meantime.
         InvalidRequestError: this host does not have the scenarios. See `ScenarioSource`.
     """
     files = LockedTrees(use.tree).files(tree)
@@ -64,7 +64,7 @@ def baseline_of(use: Runs, source: ScenarioSource, hidden: HiddenScenarios, tree
 def result_of(
     use: Runs, source: ScenarioSource, hidden: HiddenScenarios, beginning: InitialState, delivered: str
 ) -> ScenarioResult:
-    """Run the scenarios on the delivered tree. Raises as `baseline_of` does."""
+    """Run the scenarios on the delivered tree. Raises the same errors as `baseline_of`."""
     if not hidden.count:
         return ScenarioResult(digest="", total=0, changes=hidden.changes)
     bundle, baseline = source.load(hidden), beginning.scenarios
@@ -84,8 +84,9 @@ def result_of(
 def choose_drafts(use: Runs, source: ScenarioStore, drafts: HiddenScenarios, tree: str) -> HiddenScenarios:
     """Run drafted scenarios on the initial tree, and return a commitment to those that count.
 
-    One counts if its command runs through and prints something else than expected, or what is expected and the draft
-    says that this has to stay. So an import or a syntax error says nothing. Raises as `baseline_of` does.
+    A draft counts if its command exits with 0 and its output differs from the expected one. A draft that describes
+    existing behaviour to keep (`Scenario.keep`) counts if the output is the expected one. An import error or a syntax
+    error therefore never counts. Raises the same errors as `baseline_of`.
     """
     bundle = source.load(drafts)
     files = LockedTrees(use.tree).files(tree)
@@ -110,10 +111,10 @@ def add_drafts(
     delivered: str,
     result: ScenarioResult,
 ) -> tuple[ScenarioResult, tuple[int, ...]]:
-    """Run the drafted scenarios that nobody withdrew on the delivered tree.
+    """Run the drafted scenarios that nobody has withdrawn on the delivered tree.
 
-    Return the result with theirs, and the numbers of those that fail. If an episode has moved to a host that does not
-    have them, they do not count, and the result says so.
+    Return the result with their outcomes added, and the numbers of those that failed. If this host does not have the
+    drafts, because the episode has moved, they do not count, and the result says so.
     """
     bundle = source.find(drafts.digest) if len(drafts.withdrawn) < drafts.count else None
     if bundle is None:

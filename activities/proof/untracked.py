@@ -1,4 +1,4 @@
-"""Lists a working tree's untracked files and finds later changes to them."""
+"""Survey of a working tree's untracked files, and detection of later changes to them."""
 
 import contextlib
 import hashlib
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
     stat: Stat
     content: str = ""
-    """Digest of the content, or a symlink's target. Empty if there was not enough time."""
+    """Digest of the content, or the target of a symlink. Empty if there was not enough time to read it."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ def _walk(
 ) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
     """Yield untracked files and symlinks, and collect the folders of installed programs.
 
-    These folders are skipped unless `enters` is set.
+    Without `enters`, these folders are not searched.
     """
     holding, mounted = folders_of(tracked), mounted_environments(root)
     waiting: list[tuple[str, str | Path, bool]] = [("", root, False)]

@@ -1,4 +1,4 @@
-"""Runs of the checks on variants of the delivered tree, which show what a passing check is worth."""
+"""Runs of the checks on variants of the delivered tree, which show how meaningful a passing check is."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from tightloop.episode.proof.weakening import Suppressions, find_empty_tests
 
 
 class Variants:
-    """Runs the checks that passed on the delivered tree again, under other conditions."""
+    """Repeats the checks that passed on the delivered tree under different conditions."""
 
     def __init__(
         self,
@@ -33,7 +33,8 @@ class Variants:
     def find_needed_suppressions(self, added: Suppressions) -> tuple[str, ...]:
         """Return the added suppressions if a check fails without them.
 
-        Where a check passed from the start, suppressions of single rules are ordinary work.
+        For checks that passed from the start, only blanket suppressions count; suppressing single rules is ordinary
+        work there.
         """
         if not added.lines:
             return ()
@@ -55,7 +56,10 @@ class Variants:
         return ()
 
     def find_empty_tests(self) -> tuple[str, ...]:
-        """Return the new tests that pass while the product does nothing, if they are half of the new ones."""
+        """Return the new tests that pass even if the product does nothing.
+
+        The result is empty if they are less than half of the new tests.
+        """
         texts, new = self._change.new_test_texts(), self._new_tests()
         runs = [run for run, names in zip(self._delivered.run.checks, new, strict=True) if names]
         survivors = all_new = frozenset[str]().union(*new)
@@ -74,7 +78,7 @@ class Variants:
         return empty if 2 * len(empty) >= len(all_new) else ()
 
     def find_unrepeatable_tests(self) -> tuple[str, ...]:
-        """Return the original pytest tests that pass, and fail an assertion when they run again in the same process.
+        """Return the original pytest tests that pass, but fail an assertion when they run again in the same process.
 
         Files that a test leaves behind are not the cause, because it must do so in two processes in one checkout. On
         the initial tree it must not have done so, nor other tests of its file if it failed there.
@@ -119,7 +123,7 @@ class Variants:
         )
 
     def _new_tests(self) -> list[frozenset[str]]:
-        """Return the names of the passing Python tests that are new, for each check."""
+        """Return the names of the new Python tests that pass, for each check."""
         texts = self._change.new_test_texts()
         new = []
         for run, observation in zip(self._delivered.run.checks, self._delivered.observations, strict=True):

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _PACK_NAME = re.compile(r"pack-[0-9a-f]{40}\.(?:pack|idx)")
 _EPOCH_OF_ZIP = (1980, 1, 1, 0, 0, 0)
-"""Fixed so that equal content always yields equal bytes."""
+"""Fixed file time, so that equal content always yields equal bytes."""
 
 
 @dataclass(frozen=True)
 class Increment:
-    """What a checkpoint adds to an episode's copies."""
+    """Content that a checkpoint adds to an episode's copies."""
 
     record: CheckpointRecord
     pack: Mapping[str, bytes] = field(default_factory=dict)
@@ -150,8 +150,7 @@ class Bucket(Protocol):
 CACHED_EPISODES = 64
 """Number of episodes whose copies this host caches. For other episodes, the copies are read again."""
 FRESH_S = 1.0
-"""After the head is written, it is not read again for this long. This is shorter than the time it takes to detect a
-lost host."""
+"""Time in seconds for which a written head is not read again. It is shorter than the time to detect a lost host."""
 
 
 @dataclass(frozen=True)

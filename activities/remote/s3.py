@@ -20,8 +20,9 @@ PROBE = "probe"
 RETRIES = 3
 """Number of retries per request. After that, Temporal retries the activity."""
 RETRY_TIMEOUT = timedelta(seconds=10)
-"""No retry starts later than this. Together with `remote.timeout_s`, it is less than the one minute allowed for a
-hand-off, so that people see the reason."""
+"""Time after which no retry starts. Together with `remote.timeout_s`, it is less than the one minute allowed for a
+hand-off, so that people see the reason.
+"""
 
 
 class S3Bucket:

@@ -1,4 +1,4 @@
-"""Reviews changed code."""
+"""Review of changed code."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Checks the alignment of a plan or a change."""
+"""Alignment check of a plan or a change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,7 +90,7 @@ class AlignmentChecker:
 
     rubric: Rubric = field(default_factory=Rubric)
     judges: Judges = lambda _planner: None
-    """By default a person is asked directly."""
+    """Returns the judge for a kind of planner. By default, a person is asked directly."""
     prompt_privacy: Callable[[str], PromptPrivacy] = lambda _workspace: PromptPrivacy.FULL
     """Returns a workspace's prompt privacy."""
 

@@ -28,7 +28,7 @@ from tightloop.errors import UntrustedProgramError
 from tightloop.host.programs import TrustedProgram, find_trusted_program, own_python
 
 WORTH_S = 5.0
-"""After commands that take longer, the time saved would not be noticeable."""
+"""Minimum duration of a command after which no group is prepared, because the time saved would not be noticeable."""
 IDLE_S = 20.0
 
 
@@ -107,7 +107,7 @@ os.register_at_fork(after_in_child=PREPARED_GROUP.drop_after_fork)
 
 
 FLOOD = 64
-"""A command that writes this many times the amount of output kept is killed."""
+"""Factor by which a command may exceed the kept amount of output before it is killed."""
 OPEN_FILES = 4096
 
 Runner = Callable[[ProcessRequest], ProcessResult]
@@ -199,7 +199,7 @@ UNSANDBOXED_LIMITS: Mapping[Limit, Enforcement] = {
     # Only Linux can bind a process to some of the cores.
     Limit.CORES: Enforcement.SOFT if sys.platform == "linux" else Enforcement.MISSING,
 }
-"""How limits are enforced by `request_of` alone."""
+"""Enforcement of each limit by `request_of` alone."""
 
 
 def run_with_limits(

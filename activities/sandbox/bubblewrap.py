@@ -62,7 +62,7 @@ SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which lets getifaddrs(3) and name look-ups see the sandbox's own
 interfaces. These are numbers because Python knows only the constants of its build system."""
 _OTHER_NUMBERING = 0x40000000
-"""From this number on, x86-64 numbers the system calls of its x32 variant, which a list of numbers would miss."""
+"""Number from which on x86-64 numbers the system calls of its x32 variant, which a list of numbers would miss."""
 
 
 # AUDIT_ARCH number, numbers of socket and socketpair, and those of the blocked calls: keyrings, bpf, perf_event_open,
@@ -87,7 +87,7 @@ _NESTING: dict[str, frozenset[int]] = {
     "x86_64": frozenset({165, 166, 155, 272}),
     "aarch64": frozenset({40, 39, 41, 97}),
 }
-"""mount, umount2, pivot_root and unshare."""
+"""System call numbers of mount, umount2, pivot_root and unshare, by machine."""
 
 
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
@@ -145,7 +145,7 @@ _SIZES_FROM = (0, 7)
 _NO_NAMESPACES_FROM = (0, 8)
 _OVERLAYS_FROM = (0, 11)
 _OWN_COUNT_FROM = (5, 14)
-"""Since Linux 5.14, RLIMIT_NPROC has been counted per user namespace instead of per user."""
+"""First Linux version (5.14) in which RLIMIT_NPROC is counted per user namespace instead of per user."""
 
 
 _program = functools.partial(require_program, PROGRAM, HOW_TO_GET)
@@ -386,7 +386,7 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
 
 
 def _unusable(spec: SandboxSpec, path: str) -> str:
-    """Return why a command cannot start, worded like `run_process` and without mentioning bubblewrap."""
+    """Return the reason why a command cannot start, worded as in `run_process` and without mentioning bubblewrap."""
     if not spec.argv or not spec.argv[0]:
         return "the command is empty"
     if not spec.root.is_dir():

@@ -17,7 +17,7 @@ from tightloop.host.programs import SHELL
 PREFIX = "tightloop-"
 """Name prefix for our groups. The groups are siblings because a common parent would be left behind."""
 REMOVE_S = 2.0
-"""A group stays busy for a moment after its last process has ended."""
+"""Time in seconds to wait for a group to be removable. It stays busy for a moment after its last process has ended."""
 
 PROBE_S = 5.0
 
@@ -44,10 +44,10 @@ class ResourceUsage:
 
     oom_kills: int = 0
     refused_processes: int = 0
-    """How often the creation of a process or thread was denied."""
+    """Number of times that the creation of a process or thread was denied."""
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
-    """This includes the page cache charged to the group."""
+    """Peak memory in bytes, including the page cache charged to the group."""
 
 
 @functools.cache
@@ -121,7 +121,7 @@ class ControlGroup:
         )
 
     def close(self) -> bool:
-        """Kill the remaining processes and delete the group. Returns whether it is gone."""
+        """Kill the remaining processes and delete the group. Return whether it is gone."""
         deadline = time.monotonic() + REMOVE_S
         # Killed again in each round: a process may have forked since its group was listed.
         while left := [folder for folder in self.folders if not _remove_folder(folder)]:

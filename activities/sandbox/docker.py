@@ -59,7 +59,7 @@ _CLIENT_OWN = frozenset({"PATH", *CLIENT_VARIABLES, *PROXY_VARIABLES}) | {
 _NOTHING = ("/bin/sh", "-c", ":")
 _NOT_STARTED = (125, 126, 127)
 _INIT_FAILED = "[FATAL tini ("
-"""Printed by the container's init process if it cannot execute the command."""
+"""Start of the message that the container's init process prints if it cannot execute the command."""
 # PATH of an image that sets none, as in Docker itself.
 _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -210,7 +210,7 @@ def _bind(source: Path, target: Path, *, writable: bool) -> tuple[str, str]:
 
 
 def _comma(*parts: str) -> str:
-    """Join as a CSV line, which is what the client expects, because a path may contain a comma."""
+    """Join the parts as a CSV line. The client expects this format, because a path may contain a comma."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(parts)
     return line.getvalue()

@@ -26,9 +26,9 @@ class End:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.waiting = bytearray()
-        """Data to write to it. It is less than one chunk, because the peer is not read in the meantime."""
+        """Data to write to this socket. It is less than one chunk, because the peer is not read in the meantime."""
         self.ended = False
-        """True after the end of its input."""
+        """True after the end of this socket's input."""
         self.peer = self
         connection.setblocking(False)
 
@@ -48,7 +48,7 @@ class End:
             self.connection.shutdown(socket.SHUT_WR)
 
     def poll_events(self) -> int:
-        """Return the poll events to wait for."""
+        """Return the events to poll for."""
         reads = not self.ended and not self.peer.waiting
         return (select.POLLIN if reads else 0) | (select.POLLOUT if self.waiting else 0)
 

@@ -92,7 +92,7 @@ class SandboxSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to the allow-list in `activities/process/__init__.py`. They take precedence over it."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The same for variables that may look like secrets. A person has named each of them."""
+    """Additional variables that may look like secrets. A person has named each of them."""
     stdin: Path | None = None
     network: tuple[str, ...] = ()
     """Hosts that can be reached, in the syntax of `sandbox.network`. The rest of the network is blocked."""
@@ -104,7 +104,7 @@ class SandboxSpec:
     output_bytes: int = MEBIBYTE
     """Number of bytes of output to keep. A command that writes 64 times as much is killed."""
     may_flood: bool = False
-    """Whether a command that writes more is not killed. The output that is not kept is dropped while it is read."""
+    """True if a command that writes more is not killed. Output that is not kept is dropped while it is read."""
     file_bytes: int = 100 * MEBIBYTE
     growth_bytes: int = 8192 * MEBIBYTE
     """Limit on the data added to the writable folders."""
@@ -118,9 +118,10 @@ class SandboxResult(ProcessResult):
 
     backend: str = ""
     limits: Mapping[Limit, Enforcement] = field(default_factory=dict)
-    """How each limit was enforced in this run."""
+    """Enforcement of each limit in this run."""
     scratch: str = ""
-    """Sentence about writes to the folders in `SandboxSpec.mounts`: what made them possible, or prevented them."""
+    """Sentence that explains how the command could write to the folders in `SandboxSpec.mounts`, or why it could not.
+    """
     changed_package: str = ""
     """A file in such a folder, outside of caches, that the command added, changed or deleted."""
 
@@ -134,7 +135,7 @@ class Sandbox(Protocol):
         ...
 
     def probe(self) -> str:
-        """Run a harmless command. Returns "" on success, otherwise the problem and how to fix it."""
+        """Run a harmless command. Return "" on success, otherwise the problem and how to fix it."""
         ...
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
@@ -185,16 +186,16 @@ class Scratch:
     """Folders in which a command's changes to `mounts` end up: copies, or the upper layers of overlays."""
 
     folders: Mapping[Path, tuple[Path, Path]] = field(default_factory=dict)
-    """Source and folder by the path that the command sees."""
+    """Pairs of source and writable folder, by the path that the command sees."""
     note: str = ""
-    """How the command could write, or why it could not."""
+    """Sentence that explains how the command could write, or why it could not."""
     since_ns: int = 0
     """Time at which the copies were complete. 0 for overlays."""
 
     def find_change(self) -> str:
         """Return a file that the command added, changed or deleted, or "". Caches do not count.
 
-        A file that is added to packages may be loaded by the tests that follow in the same check.
+        A file added to a package may be loaded by later tests in the same check.
         """
         for source, folder in self.folders.values():
             # The upper layer of an overlay only contains changes; a deleted file is a device there.
@@ -221,9 +222,9 @@ def _list_files(top: Path) -> Iterator[str]:
 
 @contextmanager
 def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scratch]:
-    """Open the folders for what a command writes to `mounts` if `spec.scratch` is set. They are removed afterwards.
+    """Open writable folders for a command's changes to `mounts`, if `spec.scratch` is set, and remove them afterwards.
 
-    Copies that are together larger than `growth_bytes` are not made.
+    No copies are made if they would together be larger than `growth_bytes`.
     """
     targets = {target for source, target in spec.mounts if target.is_relative_to(spec.root) and source.is_dir()}
     # Outermost folders only.
@@ -273,7 +274,7 @@ class AgentSandbox(Protocol):
         ...
 
     def can_nest(self) -> bool:
-        """Run a second sandbox inside this one. Returns whether that worked."""
+        """Run a second sandbox inside this one. Return whether that worked."""
         ...
 
     def wrap(
@@ -339,7 +340,8 @@ def resolve_locations(paths: Iterable[str], what: str) -> tuple[Path, ...]:
 
 
 _CLOCK_SLACK_S = 3
-"""Start times are derived from the boot time, which shifts when the clock is corrected."""
+"""Tolerance in seconds for start times. They are derived from the boot time, which shifts when the clock is corrected.
+"""
 
 
 def this_process() -> str:
@@ -348,7 +350,7 @@ def this_process() -> str:
 
 
 def is_alive(owner: str) -> bool:
-    """Return whether a process on this host is still running. Names in any other form return True."""
+    """Return whether a process on this host is still running. Return True for names in any other form."""
     pid, _, started = owner.partition("-")
     # Unknown names count as alive, because the caller deletes what belongs to the dead.
     if not (pid.isdigit() and started.isdigit()):

@@ -26,7 +26,7 @@ ADDRESSES = 4
 """Maximum number of addresses to try for a name."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Returns a host and port's IP addresses. Raises `OSError` if the host is unknown."""
+"""Returns the IP addresses of a host and port. Raises `OSError` if the host is unknown."""
 
 
 class PrivateAddressError(ConnectionError):
@@ -76,17 +76,17 @@ async def judged_addresses(
 
 
 ANY = "*"
-"""In a list, this stands for every public host on the usual ports."""
+"""Entry that stands for every public host on the usual ports."""
 INSIDE = Path("/run/tightloop")
-"""Where `EgressProxy.folder` is mounted in a sandbox."""
+"""Path at which `EgressProxy.folder` is mounted in a sandbox."""
 PROXY_PORT = 3128
 FIRST_OPEN_PORT = 1024
-"""Programs without capabilities cannot listen on lower ports."""
+"""Lowest port on which programs without capabilities can listen."""
 CONNECTIONS = 256
 CONNECT_S = 10.0
 SHUT_S = 1.0
 DRAIN_S = 30.0
-"""Time allowed for receiving the rest of what was sent."""
+"""Time in seconds for receiving the rest of the data that was sent."""
 _PROXY = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _NO_PROXY = ("NO_PROXY", "no_proxy")
 PROXY_VARIABLES = (*_PROXY, *_NO_PROXY)
@@ -104,8 +104,9 @@ class EgressProxy:
     ports: tuple[int, ...]
     """Ports on the loopback that the program sees."""
     folder: Path = Path()
-    """Contains a Unix socket for each port and the program that forwards connections to them. Not set if the program
-    shares this host's loopback."""
+    """Folder that contains a Unix socket for each port and the program that forwards connections to them. It is not set
+    if the program shares this host's loopback.
+    """
     environment: Mapping[str, str] = field(repr=False)
     """Variables that tell programs which proxy to use."""
 
@@ -114,7 +115,7 @@ class EgressProxy:
         return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
 
     def with_proxy(self, request: ProcessRequest) -> ProcessRequest:
-        """Return a request with the proxy variables and without this host's own."""
+        """Return a request with the proxy's variables and without this host's own proxy variables."""
         other_secrets = {name: value for name, value in request.secrets.items() if name not in self.environment}
         return replace(request, environment={**request.environment, **self.environment}, secrets=other_secrets)
 

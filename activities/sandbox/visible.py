@@ -1,4 +1,4 @@
-"""Host paths visible in the sandbox: the system, Python and programs in PATH, but never a whole home."""
+"""Host paths that are visible in the sandbox: the system, Python and the programs in PATH, but never a whole home."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ from tightloop.host import state_home
 from tightloop.host.worktree import Worktree, read_worktree
 
 SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""These are symlinks into /usr on a merged system and separate folders on others."""
+"""Paths of the system that are symlinks into /usr on a merged system and separate folders on others."""
 SYSTEM_SETTINGS = (
     "alternatives", "ca-certificates", "fonts", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf",
     "ld.so.conf.d", "localtime", "magic", "mime.types", "nsswitch.conf", "passwd", "pki/ca-trust/extracted",
@@ -28,7 +28,9 @@ SYSTEM_SETTINGS = (
 
 # Without its pyvenv.cfg a virtual environment's Python uses the packages of the base installation.
 _BESIDE_PROGRAMS = ("lib", "lib64", "libexec", "pyvenv.cfg")
-"""`share` is never included, because programs keep logins there next to ~/.local/bin."""
+"""Entries next to a program's folder to include. `share` is never included, because programs keep logins there next to
+~/.local/bin.
+"""
 # uv and pyenv install outside /usr, often below the home.
 _PYTHON_PARTS = ("bin", "lib", "lib64", "include", "share")
 _MODULE_TREE = re.compile(r"^\s*worktree\s*=\s*(\S.*?)\s*$", re.MULTILINE)
@@ -123,7 +125,7 @@ def _agent_at_workspace(access: Access, root: Path) -> Access:
 def _move_paths(
     root: Path, worktree: Worktree, readable: tuple[Path, ...], mounts: tuple[tuple[Path, Path], ...]
 ) -> tuple[tuple[Path, ...], tuple[tuple[Path, Path], ...]]:
-    """Return readable paths and mounts as they are at the workspace's path, with the worktree's environments."""
+    """Return readable paths and mounts as they appear at the workspace's path, with the worktree's environments."""
     workspace = Path(worktree.workspace)
     inside = {path: workspace / path.relative_to(root) for path in readable if path.is_relative_to(root)}
     environments = worktree.present_environments()
@@ -206,7 +208,7 @@ def project_python(root: Path) -> tuple[Path, ...]:
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
-    """Return the folders in a PATH that are outside the system and the tree, each with the libraries next to it."""
+    """Return the folders in a PATH that are outside the system and the tree, each with its adjacent libraries."""
     folders: list[Path] = []
     tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):

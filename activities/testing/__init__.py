@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 SOURCE_BYTES = 1_000_000
-"""Larger files are skipped, as they are usually generated."""
+"""Maximum size of a source file. Larger files are skipped, as they are usually generated."""
 HEAVY = {
     "hypothesis": "hypothesis",
     "text(": "hypothesis.internal.charmap",
@@ -176,7 +176,9 @@ def _valid(model: type[M], event: dict[str, Any]) -> M | None:
 RUNNER = Path(__file__).parent / "runner"
 PROGRAM = "tightloop_gate.py"
 PYTHON = "python3"
-"""Looked up as in checks, first in the project's .venv, then as the worker's Python and then as the host's."""
+"""Name of the interpreter. It is looked up as in checks: first in the project's .venv, then as the worker's Python and
+then as the host's.
+"""
 TEST_LIMIT_S = 10.0
 MUTANTS_LIMIT = 40
 ITEMS_LIMIT = 300
@@ -185,7 +187,7 @@ CASES_LIMIT = 6
 BEFORE_SHARE = 0.25
 """Share of the time that is reserved for the tree before the change."""
 STOP_S = 15.0
-"""Difference between the runner's own time limit and the sandbox's."""
+"""Difference in seconds between the runner's own time limit and the sandbox's."""
 OUTPUT_BYTES = 16 * MEBIBYTE
 
 
@@ -268,9 +270,9 @@ class SandboxedTestGate:
         started: Callable[[int], None],
         time_limit_s: float,
     ) -> str:
-        """Explain why no test in a new file fails by its own assertion. Empty if one does.
+        """Explain why no test in a new file fails in its own assertion. Empty if one does.
 
-        Arguments and errors are those of `judge`. `after` is `before` with the file `path`.
+        The arguments and errors are those of `judge`. `after` is the tree `before` with the file `path` added.
         """
         trees = LockedTrees(tree)
         change = change_of(trees, before, after, (path,))

@@ -66,7 +66,7 @@ def read_diff(diff: TreeDiff, tree: str) -> tuple[tuple[FilePatch, ...], Unread]
 
 
 MATERIAL_CHARACTERS = 100_000
-"""Length limit of the diff for a judge. The prompt limits it further."""
+"""Maximum length of the diff for a judge. The prompt limits it further."""
 READING_BOUND = timedelta(seconds=0.4)
 """CPU time limit of the rules per change. Unread parts are left to a judge or a person."""
 RENAMES_NAMED = 10
@@ -79,7 +79,7 @@ class TrackRequest(Value):
 
     scope: EpisodeScope
     state: EpisodeState
-    """State to store in the checkpoint, excluding its lists of checkpoints and events."""
+    """State to store in the checkpoint, except for its lists of checkpoints and events."""
     base_tree: str
     """Tree before the iteration."""
     base_lines: int | None = None
@@ -259,7 +259,7 @@ class TrackingActivities:
 
 
 def _shown(request: TrackRequest, diff: TreeDiff, findings: tuple[Finding, ...]) -> ShownChange:
-    """Return the part of the change that the findings are about."""
+    """Return the part of the change that the findings concern."""
     command = diff_command(Path(request.scope.workspace), request.base_tree, request.state.tree)
     paths = [finding.path for finding in findings]
     # Findings about the change as a whole name no file.
@@ -268,7 +268,7 @@ def _shown(request: TrackRequest, diff: TreeDiff, findings: tuple[Finding, ...])
 
 
 def _without_answered(findings: tuple[Finding, ...], change: Change, state: EpisodeState) -> tuple[Finding, ...]:
-    """Leave out the findings about checks in changes that a person has already let pass or asked for."""
+    """Remove the findings about checks in changes that a person has already let pass or asked for."""
     answered = {
         version.path
         for file in change.files
@@ -412,7 +412,7 @@ class RecordRequest(Value):
 
 
 class Recorded(Value):
-    """Result that says whether the state is in the ledger."""
+    """Result that tells whether the state is in the ledger."""
 
     kept: bool = True
 

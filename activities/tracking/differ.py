@@ -1,4 +1,4 @@
-"""Computes the differences between two trees."""
+"""Computation of the differences between two trees."""
 
 import re
 import tempfile
@@ -134,7 +134,7 @@ SIZES_LIMIT = 2_000
 READ_LIMIT_BYTES = 64_000_000
 BYTES_PER_LINE = 40
 BINARY_PROBE_BYTES = 8_000
-"""Git treats a file as binary if its first bytes contain a NUL."""
+"""Number of bytes at the start of a file. Git treats the file as binary if they contain a NUL."""
 
 
 class Estimates(NamedTuple):
@@ -190,7 +190,7 @@ def with_header(base: str, tree: str, patch: bytes, *, held_count: int, paths: i
 def try_patch(git: Git, changes: Iterable[TreeChange], patch: bytes, bound: timedelta) -> int | None:
     """Apply a patch to the old files and return the number of paths that match the new tree.
 
-    Paths that the patch does not change are not counted. Returns None if the patch does not apply, a step takes longer
+    Paths that the patch does not change are not counted. Return None if the patch does not apply, a step takes longer
     than `bound`, or a path matches neither tree.
     """
     changes_by_path = {change.path: change for change in changes}
@@ -243,7 +243,7 @@ BINARY_LIMIT_BYTES = 500_000
 
 AGAIN_LINES = 20_000
 AGAIN_FILES = 5_000
-"""Changes below these sizes are compared again if there was not enough time for their patch."""
+"""Number of changed files below which a change is compared again if there was not enough time for its patch."""
 
 HEAD_ROOM_BYTES = 300
 SIDES = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/")

@@ -1,4 +1,4 @@
-"""Stores an iteration's lessons in the memory."""
+"""Recording of an iteration's lessons in the memory."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -142,7 +142,7 @@ def earlier(store: ArtifactStore, records: Iterable[CheckpointRecord], parent: s
 
 
 def report_problem_once(ledger: Ledger, problem: str, moment: Moment) -> str:
-    """Record and return a memory problem, or return "" if the episode has already reported one."""
+    """Record and return a memory problem. Return "" if the episode has already reported one."""
     if not problem:
         return ""
     events = (event for event in ledger.events(moment.episode_id) if event.kind == KIND)

@@ -29,7 +29,7 @@ LOCK_WAIT = timedelta(seconds=2)
 GIT_TIMEOUT = timedelta(minutes=30)
 BUSY_S = 15.0
 READ_BYTES = 8_000_000
-"""Larger artifacts are outputs and patches, which do not refer to other artifacts."""
+"""Maximum size of an artifact to search for references. Larger ones are outputs and patches, which contain none."""
 DELETION_PREFIX = ".freed-"
 """Name prefix of folders that are being deleted, so that partly deleted ones are never used."""
 _DIGEST = re.compile(rb"[0-9a-f]{64}")
@@ -305,12 +305,14 @@ def _digests(content: bytes) -> Iterator[str]:
 
 
 GRACE = timedelta(hours=1)
-"""Younger data is always kept, because a workflow that started after Temporal was queried is still unknown."""
+"""Minimum age of data to delete. Younger data is kept, because a workflow that started after Temporal was queried is
+still unknown.
+"""
 
 
 @dataclass(frozen=True)
 class KnownWorkflow:
-    """What Temporal knows about a workflow, across all its runs."""
+    """A workflow as known to Temporal, across all its runs."""
 
     id: str
     started: datetime
@@ -423,8 +425,8 @@ def choose(
         active: last activity of each of the project's episodes on this host.
         workflows: workflows known to Temporal. An unknown id belongs to a closed workflow whose history is gone.
         claimed: episodes that have claimed a workspace. They count as open unless Temporal says otherwise.
-        cutoff: workflows closed later are kept.
-        marked: workflows that a person keeps, with everything that they started.
+        cutoff: workflows that closed after this time are kept.
+        marked: workflows that a person marked to keep, together with everything that these workflows started.
     """
 
     def end_of(key: str) -> datetime | None:

@@ -51,7 +51,7 @@ from tightloop.value import ArtifactRef, format_count
 
 
 def restore_expected_tree(tree: WorkingTree, expected: str) -> Drift | None:
-    """Restore the expected tree, but keep other people's changes, as it is too late to ask about them."""
+    """Restore the expected tree, but keep other people's changes, because it is too late to ask about them."""
     try:
         return tree.expect(expected)
     except DriftError as found:
@@ -72,7 +72,7 @@ class WorkspaceActivities:
     refuse: Callable[[EpisodeRequest], None] = lambda _episode: None
     """Raises an error if a request needs something that its workers do not have."""
     setups: Setups | None = None
-    """None if no setup command ever runs."""
+    """Setup commands of this host. None if no setup command ever runs."""
 
     @activity.defn(no_thread_cancel_exception=True)
     def open_workspace(self, request: OpenRequest) -> OpenResult:

@@ -23,7 +23,7 @@ STDERR_LIMIT = 1_000
 KEPT_ENVIRONMENT = ("TMPDIR",)
 """Variables that git inherits.
 
-It gets no other variables, so no worker secrets, no home with settings and no hook's `GIT_DIR`.
+It gets no other variables: no worker secrets, no home with settings and no hook's `GIT_DIR`.
 """
 
 # LC_ALL: error texts are compared in English. Optional locks would block the user. Without literal pathspecs a file
@@ -106,7 +106,7 @@ class Git:
         return Outcome(process.returncode, out, error.decode("utf-8", "replace").strip()[-STDERR_LIMIT:])
 
     def head(self, *arguments: str, limit_bytes: int, timeout: timedelta) -> tuple[bytes, bool]:
-        """Return the start of the output and whether it is complete, which requires that git succeeded in time."""
+        """Return the start of the output, and whether it is complete. It is only complete if git succeeded in time."""
         deadline = time.monotonic() + timeout.total_seconds()
         # Nobody reads the errors here, and git would block once a pipe for them is full.
         process = self._start(arguments, stderr=subprocess.DEVNULL)
@@ -157,7 +157,7 @@ class Git:
 
 
 def split_z(output: bytes) -> list[bytes]:
-    """Split the output of a command that ran with `-z`."""
+    """Split the output of a command that was run with `-z`."""
     return [part for part in output.split(b"\0") if part]
 
 
@@ -168,7 +168,7 @@ def format_paths(paths: Sequence[bytes], most: int) -> str:
 
 
 def _read(process: "subprocess.Popen[bytes]", limit_bytes: int, deadline: float) -> tuple[bytes, bool]:
-    """Read until the end (returns True), or until the limit or the deadline (returns False)."""
+    """Read until the end of the output (and return True), or until the limit or the deadline (and return False)."""
     stream = process.stdout
     assert stream is not None
     collected = bytearray()
@@ -278,7 +278,7 @@ def filtered_paths(git: Git, paths: list[bytes]) -> list[bytes]:
 
 
 def private_config(repository: UserRepository) -> str:
-    """Return the git settings for a folder of our own with which the repository's files look as they do to its user."""
+    """Return git settings for one of our own folders that make the repository's files look as they do to its user."""
     local = read_config(repository.common / "config") | read_config(repository.folder / "config.worktree")
     settings = user_config(repository.folder) | local
     if local.get("extensions.refstorage", "files") != "files":

@@ -32,7 +32,7 @@ def tree_key(root: Path) -> str:
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Replace a file as `replace_file` does, creating its folders.
+    """Replace a file like `replace_file`, creating its folders if necessary.
 
     Raises:
         OSError: the file cannot be written. The old file is kept.
@@ -91,7 +91,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 class _ProcessRecord(BaseModel):
-    """Record that decides which process is killed. Its format is therefore checked strictly."""
+    """Record that determines which process is killed. Its format is therefore checked strictly."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -63,7 +63,7 @@ class SetUpRequest(Value):
 
 
 class SetUpResult(Value):
-    """The installed packages, or the question that is left."""
+    """The installed packages, or the question that remains."""
 
     setup: Setup | None = None
     """The setup to ask about next, because the command failed or the lock files changed."""
@@ -102,7 +102,7 @@ class RestoreRequest(Value):
     closed: bool = False
     """Whether the episode had ended. If so, its cost and checkpoints are also loaded from the store."""
     added_tree: str = ""
-    """See `EpisodeState`. Empty if the episode had ended or is a fork; then it is looked up."""
+    """See `EpisodeState`. If it is empty because the episode had ended or is a fork, it is looked up."""
 
 
 class RestoredCheckpoint(Value):
@@ -162,7 +162,7 @@ class CloseRequest(Value):
     result: ResultMode = "tree"
     """Form in which the expected tree is delivered. An episode has only one task."""
     goal: str = ""
-    """Text for the commit. Required unless `result` is `tree`."""
+    """Title for the commit. Required unless `result` is `tree`."""
     snapshot: WorkflowSnapshot | None = None
     """The episode's final ledger row."""
 
@@ -191,12 +191,12 @@ class ResultPart(NamedTuple):
 
 
 def result_message(goal: str, status: str, qualifier: str, reason: str = "") -> str:
-    """Return a commit message with the start of a goal as its subject, and the outcome of the run before all else.
+    """Return a commit message with the start of the goal as its subject, followed by the outcome of the run.
 
     Args:
         goal: the run's goal, or the title of the step that made the changes.
-        status: how the run ended, such as `succeeded`.
-        qualifier: why that is not a plain success. Its short form begins the subject.
+        status: status with which the run ended, such as `succeeded`.
+        qualifier: reason why that is not a plain success. Its short form begins the subject.
         reason: reason for the outcome.
     """
     first, _, rest = goal.strip().partition("\n")
@@ -351,7 +351,7 @@ class Workspaces(Protocol):
     def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
         """Commit a run's changes on a new branch, and return sentences about them for the status. Idempotent.
 
-        If that is not possible, they say why.
+        If that is not possible, the sentences give the reason.
 
         Raises:
             GitError: git failed. Retryable.
@@ -373,7 +373,7 @@ class Setups(Protocol):
     def examine(
         self, scope: EpisodeScope, tree: WorkingTree, tree_id: str, named: str = ""
     ) -> tuple[Setup | None, tuple[str, ...]]:
-        """Return the setup that a tree needs, if any, and sentences about packages that are missing without one.
+        """Return the setup that a tree needs, if any, and sentences about packages that are missing and have no setup.
 
         Args:
             scope: the episode or plan.
@@ -441,7 +441,7 @@ def note_reset(ledger: Ledger, request: ReconcileRequest, discarded: int, call: 
 
 
 def note_closing(ledger: Ledger, request: CloseRequest, call: Call, result: CloseResult | None) -> None:
-    """Record an episode's outcome, and where its result is."""
+    """Record an episode's outcome and the place of its result."""
     # First, because the event makes pages read the row again.
     if request.snapshot is not None:
         ledger.record(with_delivered(request.snapshot, result.delivered if result is not None else ""))

@@ -1,4 +1,4 @@
-"""A run's result as commits on a new branch of the user's repository, as files in its working tree, or as a proof."""
+"""Delivery of a run's result: as commits on a new branch of the user's repository, as files, or as a proof."""
 
 import hashlib
 import os
@@ -22,22 +22,24 @@ from tightloop.value import Value, format_count
 
 TRAILER = "Tightloop-Run"
 PROOFS = "refs/tightloop-proofs"
-"""Each ref below it is named by a proven tree. Its commit contains `proof.json` and, in `base`, the initial files."""
+"""Prefix of the refs for proofs. Each ref is named after a proven tree. Its commit contains `proof.json` and, in
+`base`, the initial files.
+"""
 NAMES = 100
-"""Number of branch names to try."""
+"""Maximum number of branch names to try."""
 SHOWN = 5
 _ABSENT = "0" * 40
 _LARGE = b"lfs"
 
 
 class CommittedResult(NamedTuple):
-    """Commits with a run's changes. Without changes, there is no branch."""
+    """Commits with a run's changes. If there are no changes, there is no branch."""
 
     branch: str = ""
     commits: int = 0
     files: int = 0
     added: int = 0
-    """Number of added lines. Binary files have none."""
+    """Number of added lines. Binary files do not have any."""
     removed: int = 0
     onto: str = ""
     """Branch or commit that is checked out in the workspace."""
@@ -47,7 +49,7 @@ class CommittedResult(NamedTuple):
     """Changed paths that belong to submodules. At most `SHOWN`."""
 
     def describe(self) -> str:
-        """Return sentences for the status that say what there is and how to take it."""
+        """Return sentences for the status that describe the result and how to take it."""
         parts = ["nothing was committed, because no file of the repository changed"]
         if self.branch:
             lines = f"+{self.added} -{self.removed}"
@@ -64,8 +66,8 @@ class CommittedResult(NamedTuple):
 def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = "") -> CommittedResult:
     """Commit a run's changes on a new branch, and leave HEAD, the index and the working tree as they are.
 
-    A worktree's changes are based on the commit from which it was created, others on the workspace's HEAD. No hook and
-    no filter program runs. Idempotent for the same parts and name.
+    A worktree's changes are based on the commit from which it was created, other changes on the workspace's HEAD. No
+    hook or filter program is run. Idempotent for the same parts and name.
 
     Args:
         scope: the run. Its working tree need not exist any more.
@@ -125,7 +127,7 @@ class _Staging:
         """Stage changes and return the paths that belong to submodules, which are left out.
 
         Raises:
-            WorkspaceError: a file needs a filter program, or differs from the commit for another reason than the run.
+            WorkspaceError: a file needs a filter program, or differs from the commit for a reason other than the run.
         """
         modules = tuple(path + b"/" for path, fields in self._entries.items() if fields[1] == "commit")
         inside = [change.path for change in changes if change.path.startswith(modules)] if modules else []
@@ -211,7 +213,7 @@ def _create_branch(git: Git, commit: str, base: str, wanted: str, *, is_fixed: b
 
 
 def _same_commits(git: Git, one: str, other: str, base: str) -> bool:
-    """Return whether two branches have the same trees and messages since `base`, whenever they were committed."""
+    """Return whether two branches have the same trees and messages since `base`, regardless of their commit times."""
     return len({git.attempt("log", "--format=%T%n%B", f"{base}..{tip}").out for tip in (one, other)}) == 1
 
 
@@ -277,7 +279,7 @@ def take_result(workspaces: Workspaces, request: TakeRequest) -> str:
 
 
 def _attach_proof(store: TreeStore, request: TakeRequest) -> str:
-    """Write a proof and its initial files to a ref in the workspace's repository, which can be pushed."""
+    """Write a proof and the initial files to a ref in the workspace's repository. The ref can be pushed."""
     repository, reference = UserRepository(Path(request.workspace)), f"{PROOFS}/{request.tree}"
     with user_git(repository) as git, tempfile.TemporaryDirectory() as folder:
         git = git.with_variables({"GIT_INDEX_FILE": f"{folder}/index"})

@@ -1,4 +1,4 @@
-"""An episode's scope on its host, and the ledger interface."""
+"""Scope of an episode on its host, and the ledger interface."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

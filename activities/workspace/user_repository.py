@@ -65,7 +65,7 @@ class UserRepository:
         return text.removeprefix("ref:").strip()
 
     def coverage(self, memory: "IndexMemory") -> Coverage:
-        """Return what snapshots cover, as far as the tree's own `.gitignore` files do not determine it."""
+        """Return the files that snapshots cover, apart from the effect of the tree's own `.gitignore` files."""
         tracked, folders = memory.list_tracked_files(self)
         local = read_config(self.common / "config")
         folded = local.get("core.ignorecase", "").lower() in ("true", "yes", "on", "1")

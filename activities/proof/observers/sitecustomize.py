@@ -1,4 +1,7 @@
-"""Runs in each Python that a check starts, reports its start and end, and instruments pytest and unittest."""
+"""Runs in each Python that a check starts.
+
+It reports the start and end of the process and instruments pytest and unittest.
+"""
 
 import importlib.abc
 import importlib.util
@@ -11,7 +14,7 @@ except Exception:  # a Python that is too old
 
 
 def _run_next() -> None:
-    """Run the next file with this name on the path, which this one shadows."""
+    """Run the next `sitecustomize` on the path, which this file shadows."""
     folder = __file__.rpartition("/")[0]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != folder])
     if spec is not None and spec.loader is not None:

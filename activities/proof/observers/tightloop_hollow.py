@@ -1,4 +1,6 @@
-"""Lets every function of the product return nothing, and runs new tests only: those that still pass assert nothing.
+"""Makes every function of the product return nothing, and runs only the new tests.
+
+Those that still pass assert nothing.
 
 Works with Python 3.8 and later.
 """
@@ -13,7 +15,7 @@ PLACE = "TIGHTLOOP_HOLLOW"
 
 
 class Nothing:
-    """A value that equals only itself, as opposed to None, which some functions are supposed to return."""
+    """A value that is equal only to itself, unlike None, which some functions are supposed to return."""
 
 
 NOTHING = Nothing()
@@ -62,7 +64,7 @@ def begin():
 
 
 def pytest_collection_modifyitems(items):
-    """Keep the new tests only."""
+    """Deselect all tests except the new ones."""
     if _instructions is not None:
         names = set(_instructions["tests"])
         items[:] = [item for item in items if item.nodeid in names]

@@ -1,7 +1,7 @@
 """Reports the files of the tree that a Python process loads, runs and changes.
 
-Works with Python 3.8 and later. The audit hook runs for every import and every opened file, so it leaves at once if the
-file is not part of the tree. PYTEST_DONT_REWRITE: it is imported before pytest, which would warn about that.
+Works with Python 3.8 and later. The audit hook runs for every import and every opened file, so it returns immediately
+if the file is not part of the tree. PYTEST_DONT_REWRITE: it is imported before pytest, which would warn about that.
 """
 
 import atexit
@@ -11,7 +11,9 @@ import sys
 import time
 
 TREE = "TIGHTLOOP_TREE"
-"""Environment variable with the root of the tree, and the folder that holds its files where nothing can be mounted."""
+"""Environment variable with the root of the tree, and with the folder that contains its files where nothing can be
+mounted.
+"""
 INSTALLED = ("/site-packages/", "/dist-packages/", "/.venv/", "/node_modules/")
 _CACHE = "__pycache__"
 _FRAMES = 200
@@ -23,7 +25,7 @@ _RUNNER_VARIABLES = ("PYTEST_", "TIGHTLOOP_", "TOX_", "NOX_")
 
 
 class Loads:
-    """Reports each file once for each file that loaded it."""
+    """Reports each file once per file that loaded it."""
 
     def __init__(self, teller):
         self._teller = teller
@@ -68,7 +70,7 @@ class Loads:
         return ""
 
     def opener(self, frame):
-        """Return the file of the tree that acts in a frame, or "" if none does."""
+        """Return the file of the tree that is executing in a frame or its callers, or "" if there is none."""
         for _ in range(_FRAMES):
             if frame is None:
                 return ""
@@ -114,7 +116,7 @@ class Loads:
                 self.flush()
 
     def flush(self):
-        """Report what was loaded meanwhile."""
+        """Report the loads that have accumulated since the last report."""
         if self._waiting:
             self._teller.tell_all(self._waiting)
             self._waiting, self._told = [], time.monotonic()
@@ -145,9 +147,9 @@ class Loads:
     # -- ends -----------------------------------------------------------------------------------------------
 
     def _watch_system_exit(self):
-        """Note where the last SystemExit with status 0 was raised.
+        """Record the place where the last SystemExit with status 0 was raised.
 
-        A plain `raise SystemExit` calls nothing that could be wrapped, so a subclass takes the place of the class.
+        A plain `raise SystemExit` calls nothing that could be wrapped, so the class is replaced with a subclass.
         """
         loads, plain = self, builtins.SystemExit
 
@@ -166,7 +168,7 @@ class Loads:
         builtins.SystemExit = SystemExit
 
     def _early_exit(self, frame):
-        """Return the file of the tree that ends its main program, or None if the program was at its end anyway."""
+        """Return the file that ends another main program of the tree early, or None if none does."""
         by, main = self.opener(frame), None
         while frame is not None:
             if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
@@ -190,7 +192,7 @@ class Loads:
     # -- what the product does to its surroundings ------------------------------------------------------------
 
     def remember(self, module):
-        """Note the names in a module that was just loaded, because later ones take the place of nothing."""
+        """Record the names in a module that was just loaded. Names added later do not replace anything."""
         name = getattr(module, "__name__", None)
         if type(module) is _Module and name and not self.path_in_tree(vars(module).get("__file__")):
             self._names[name] = frozenset(vars(module))
@@ -199,7 +201,7 @@ class Loads:
                     self._names[name + "." + value.__qualname__] = frozenset(vars(value))
 
     def _tell_changed_modules(self):
-        """Report functions of the tree that take the place of others in modules outside of it."""
+        """Report functions of the tree that replace functions in modules outside it."""
         for name, module in list(sys.modules.items()):
             # Only plain modules and functions: attributes of other objects may be computed.
             if type(module) is not _Module or name == "__main__" or name.startswith("tightloop_"):
@@ -224,7 +226,7 @@ class Loads:
             self._teller.tell("patch", by=path, file=module + "." + attribute)
 
     def _tell_shadows(self):
-        """Report modules of the tree that were loaded instead of installed ones of the same name."""
+        """Report modules of the tree that were loaded instead of installed modules with the same name."""
         from importlib.machinery import PathFinder
 
         # Tests put places such as "." there, which name folders of the tree.
@@ -239,7 +241,7 @@ class Loads:
                     self._tell("shadow", "", path)
 
     def _watch_variables(self):
-        """Report product code that looks for the variables of a test runner."""
+        """Report product code that looks up the variables of a test runner."""
         loads, plain = self, type(os.environ)
 
         class Environ(plain):
@@ -274,7 +276,7 @@ class Loads:
 
 
 def _source(path):
-    """Return the source that a file of bytecode was compiled from, and any other path as it is."""
+    """Return the source file from which a bytecode file was compiled. Return any other path unchanged."""
     if _CACHE not in path:
         return path
     folder, _, name = path.rpartition("/")
@@ -284,7 +286,7 @@ def _source(path):
 
 
 def _is_at_its_end(frame):
-    """Return whether a main program is in its last statement, and this only calls a function."""
+    """Return whether a main program is executing its last statement, which only calls a function."""
     import ast
 
     with open(frame.f_code.co_filename, "rb") as file:

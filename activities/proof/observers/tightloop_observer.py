@@ -2,8 +2,8 @@
 
 Consists of a pytest plugin and a wrapper around unittest's runner. Its reports cannot be fully trusted, because the
 code under test runs in the same process, but they make cheating harder: every line has a nonce, errors are recorded
-before hooks of the project can rewrite them, and a canary, a test that must fail, goes through the same hooks. It works
-with Python 3.8 and later, and has few imports, because every Python that a check starts loads it.
+before hooks of the project can rewrite them, and a canary (a test that must fail) passes through the same hooks. It
+works with Python 3.8 and later, and has few imports, because every Python that a check starts loads it.
 
 PYTEST_DONT_REWRITE: it is imported before pytest, which would warn about that.
 """
@@ -129,7 +129,10 @@ def _watch_modules(teller, loads):
 
 
 class _WhenPytestIsImported:
-    """Lets pytest load the plugin. Not before, because other programs may not find it: a check can set PYTHONPATH."""
+    """Makes pytest load the plugin once it is imported.
+
+    In other programs the plugin may not be found, because a check can set PYTHONPATH.
+    """
 
     def find_spec(self, name, path=None, target=None):
         if name == "_pytest.config":
@@ -253,7 +256,7 @@ def _make_session(pytest, teller, is_part):
     hook = getattr(pytest, "hookimpl")
 
     class Session:
-        """Reports one session. A pytest-xdist worker leaves reporting to its controller."""
+        """Reports one session. A pytest-xdist worker leaves the reporting to its controller."""
 
         def __init__(self):
             self.name = teller.session("pytest") if not is_part else ""
@@ -262,7 +265,7 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
-            """Record a test's error before any of the project's hooks see it, and code that replaced the test."""
+            """Record a test's error before any hook of the project sees it, and code that replaced the test."""
             _loads.started_tests = True
             code = getattr(getattr(item, "obj", None), "__code__", None)
             path = _loads.path_in_tree(code.co_filename) if code is not None else ""
@@ -291,7 +294,7 @@ def _make_session(pytest, teller, is_part):
 
         @hook(hookwrapper=True, tryfirst=True)
         def pytest_runtestloop(self, session):
-            """Run the tests that passed once more, if the check asks for it. It takes as long as the first run."""
+            """Run the tests that passed once more if the check asks for it. This takes as long as the first run."""
             begun = time.monotonic()
             yield
             if os.environ.get(TWICE) and not is_part:

@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 
 def main():
-    """Carry out the orders."""
+    """Execute the orders from standard input."""
     orders = json.loads(sys.stdin.read())
     orders["root"] = os.getcwd()
     teller = _Teller(orders.pop("nonce"))
@@ -49,7 +49,7 @@ class _Teller:
 
 
 class _Gate:
-    """Runs every test alone, twice, and then on mutants of the lines that it executes."""
+    """Runs every test twice on its own, and then on mutants of the lines that it executes."""
 
     def __init__(self, orders, teller):
         self._orders, self._teller = orders, teller

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 RULES_BYTES = 1_000_000
-"""Size limit of one rules file. Git's own limit is 100 MB."""
+"""Maximum size of one rules file. Git's own limit is 100 MB."""
 
 _CLASSES = {
     "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": " \\t", "cntrl": "\\x00-\\x1f\\x7f", "digit": "0-9",
@@ -17,7 +17,7 @@ _CLASSES = {
 }  # fmt: skip
 _SPECIAL = re.compile(r"[*?\[\\]")
 _DEEP = None
-"""In a rule that is split at its slashes, `**`, which matches any number of folders."""
+"""Marker for `**`, which matches any number of folders, in a rule that is split at its slashes."""
 
 Test = Callable[[str], bool]
 

@@ -1,4 +1,4 @@
-"""Walks over a working tree's files."""
+"""Walks over the files of a working tree."""
 
 import contextlib
 import itertools
@@ -202,7 +202,7 @@ OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NO
 RULES_FILE = ".gitignore"
 GIT_FOLDER = ".git"
 SLACK_NS, COARSE_SLACK_NS = 100_000_000, 2_500_000_000
-"""Changes within a file system's time resolution look like one.
+"""Time in nanoseconds within which changes may look like one, because of a file system's time resolution.
 
 Some file systems count whole seconds, and FAT counts two.
 """

@@ -1,4 +1,4 @@
-"""Writes, compares and merges trees."""
+"""Writing, comparing and merging of trees."""
 
 import contextlib
 import os
@@ -149,7 +149,7 @@ class TreeWriter:
 
 
 DIGITS = 16
-"""Number of digits of tree ids in a command."""
+"""Number of digits of a tree id to show in a command."""
 
 
 def describe_drift(
@@ -206,7 +206,7 @@ def undone_changes(
     Args:
         changes: from the workflow's last tree to the files on disk.
         present: the files on disk.
-        asked_paths: paths that the question was about. All others changed later and are kept.
+        asked_paths: paths in the question. All other paths changed later and are kept.
         answer: the person's decision.
     """
     undone = [
@@ -237,7 +237,7 @@ def _changed_at(root: Path, change: TreeChange) -> datetime | None:
 THEIRS = ".theirs"
 """Suffix of the extra file that contains the other side if one text cannot contain both."""
 TEXT_BYTES = 5_000_000
-"""Larger files are not merged line by line."""
+"""Maximum size of a text to merge line by line."""
 
 
 class _Conflict(NamedTuple):
