@@ -182,7 +182,7 @@ class Proxy:
     """Reverse proxy for one Web UI."""
 
     def __init__(self, upstream: str) -> None:
-        """`upstream` is `host:port`."""
+        """Prepare to forward requests to the Web UI at `upstream`, which is `host:port`."""
         limits = httpx2.Limits(max_connections=CONNECTIONS)
         # Without proxy settings from the environment, which are meant for the internet.
         self._url = f"http://{upstream}/"

@@ -179,8 +179,10 @@ PASSED_THROUGH = (
 
 
 PRODUCTION_RUNNER = LeanRunner()
-"""Loads workflow modules once instead of once per workflow.
-Tests and replay use the sandbox, which detects nondeterminism."""
+"""Runner that loads workflow modules once instead of once per workflow.
+
+Tests and replay use the sandbox, which detects nondeterminism.
+"""
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:

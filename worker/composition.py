@@ -132,7 +132,7 @@ class PlanAdapters:
     plan_runners: Mapping[Capability, Runner] = field(default_factory=dict)
     """Additional runners by capability. They override the built-in runners."""
     bench: LocalCheckouts = field(default_factory=LocalCheckouts)
-    """Runs proofs of success, and first runs of found checks."""
+    """Runs proofs of success, and trial runs of the checks that were found."""
     settings: Settings = field(default_factory=Settings)
     """Defaults for `episode` steps."""
     plan_children: Children | None = None

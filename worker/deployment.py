@@ -60,7 +60,7 @@ class Outcome:
     events: int
     seconds: float
     failure: str = ""
-    """Why the code does not match the history, or why the history could not be read."""
+    """Reason why the code does not match the history, or why the history could not be read."""
 
     @property
     def skipped(self) -> bool:

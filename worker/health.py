@@ -1,4 +1,4 @@
-"""Reports a worker process's liveness and readiness to its supervisor over HTTP."""
+"""Liveness and readiness of a worker process, reported to its supervisor over HTTP."""
 
 import asyncio
 import logging
@@ -23,10 +23,12 @@ REQUEST_SECONDS = 5.0
 ASK_SECONDS = 2.0
 """Timeout of queries to Temporal. Kubernetes probes usually allow a few seconds."""
 ANSWER_SECONDS = 1.0
-"""How long a readiness result is cached. Anyone may send probes, and each check requires several calls."""
+"""Time in seconds for which a readiness result is cached. Anyone may send probes, and each check requires several
+calls.
+"""
 LOOK_SECONDS = 15.0
 START_SECONDS = 3.0
-"""How long a new worker may take to appear in Temporal before a warning is logged."""
+"""Time in seconds that a new worker may take to appear in Temporal before a warning is logged."""
 FIRST_LOOK_SECONDS = 0.3
 
 
@@ -55,7 +57,7 @@ class Health:
         return f"the worker for task queue {dead[0]} has stopped. Restart the process" if dead else ""
 
     async def problem_of_work(self) -> str:
-        """Return why the process cannot accept work.
+        """Return the reason why the process cannot accept work.
 
         Empty if it is ready. The result is cached for `ANSWER_SECONDS`.
         """

@@ -1,4 +1,4 @@
-"""Replays histories."""
+"""Replay of histories."""
 
 import json
 import re
@@ -72,7 +72,7 @@ class ReplayResult:
     events: int
     timeline: tuple[TimelineLine, ...]
     failure: str = ""
-    """Why the current code does not match the history. Empty if it does."""
+    """Reason why the current code does not match the history. Empty if it does."""
 
 
 def read_history(path: Path) -> WorkflowHistory:
@@ -219,7 +219,7 @@ def _checkpoint_text(captured: _CapturedInstance | None) -> str:
 
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
-    """Return a converter that reads the history the way its worker did, as far as the keys are available."""
+    """Return a converter that reads the history in the same way as its worker, provided that the keys are available."""
     # Nothing is stored here, so failures may keep their messages.
     failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
     codec = converter.payload_codec

@@ -1,4 +1,4 @@
-"""Runs checks on a checkout, and makes a proof again, without a Temporal server."""
+"""Execution of checks on a checkout, and reproduction of a proof, without a Temporal server."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ class RerunRequest(Document):
     """Checkout folder."""
     commands: Annotated[tuple[Check, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
     isolated: bool = False
-    """Run them as hidden scenarios, without network."""
+    """Run the commands like hidden scenarios, without network."""
 
 
 class RerunResult(Value):
@@ -111,7 +111,7 @@ def rerun(request: RerunRequest, settings: Settings) -> list[RerunResult]:
 
 
 class ReproductionRequest(Document):
-    """Request to make a proof again."""
+    """Request to reproduce a proof."""
 
     root: Path
     """Working tree with the installed environments. Its other files are not used."""
@@ -121,14 +121,14 @@ class ReproductionRequest(Document):
     tree: str
     checks: Annotated[tuple[Check, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
     with_failures: tuple[str, ...] = ()
-    """Commands that passed although tests failed that had failed before."""
+    """Commands that passed even though tests failed, because these tests had failed before."""
     announced: tuple[str, ...] = ()
-    """See `Proof.announced`."""
+    """Paths of changed files whose change was announced; see `Proof.announced`."""
     scenarios: ScenarioBundle | None = None
 
 
 def print_reproduction(settings: Settings) -> None:
-    """Read a `ReproductionRequest` as JSON from standard input, make the proof, and print its statement as JSON.
+    """Read a `ReproductionRequest` as JSON from standard input, reproduce the proof, and print its statement as JSON.
 
     Raises:
         InvalidRequestError: the input is invalid.
@@ -149,8 +149,8 @@ def print_reproduction(settings: Settings) -> None:
 def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) -> Proof:
     """Run the checks on the initial and on the delivered tree, and return the proof.
 
-    The goal is not part of a proof. Changes that it announced are taken as answered, so that the same files are put
-    back. Nothing is looked up in other commits.
+    The goal is not part of a proof. Changes that it announced are treated as approved, so that the same files are
+    restored. Other commits are not searched for copies.
     """
     tree, store = _Trees.open(request.root, folder / "trees", request.objects), LocalArtifactStore(folder / "artifacts")
     runner = ProcessCheckRunner(choose_sandbox(settings.sandbox), settings.sandbox)
@@ -240,7 +240,7 @@ class _Trees:
         return self.store.size(blob)
 
     def own_process(self, pid: int) -> None:
-        """Do nothing: nobody else will hold this tree."""
+        """Do nothing, because nobody else will lock this tree."""
 
 
 @dataclass(frozen=True)

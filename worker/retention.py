@@ -44,9 +44,9 @@ from workflows.retention import RetentionWorkflow
 logger = logging.getLogger("tightloop")
 
 CATCH_UP = timedelta(hours=1)
-"""Collections that were missed for longer are not made up for, because the next one frees the same items."""
+"""Maximum delay with which a missed collection is made up for. After that, the next one frees the same items."""
 JITTER_SHARE = 10
-"""Hosts start at different times within a tenth of the interval, not all at once."""
+"""Divisor of the interval. Hosts start at different times within a tenth of it, not all at once."""
 
 
 def schedule_id(settings: Settings) -> str:

@@ -159,7 +159,7 @@ logger = logging.getLogger("tightloop")
 
 METRICS_EVERY = timedelta(seconds=2)
 FLUSH_SECONDS = 2.5
-"""How long to wait at the end for the last metrics. The SDK's core has no flush function."""
+"""Time in seconds to wait at the end for the last metrics. The SDK's core has no flush function."""
 
 
 COMPLAIN_SECONDS = 600.0

@@ -406,7 +406,7 @@ class GitWorkspaces:
     def prepare(self, scope: EpisodeScope, *, take_over: Callable[[str], bool]) -> tuple[str, ...]:
         """Check the workspace, claim it and create the worktree.
 
-        An episode within a plan works under the plan's claim, in its tree.
+        A nested episode works under the plan's claim, in the plan's tree.
         """
         workspace = Path(scope.workspace)
         check_workspace(workspace, needs_commit=scope.worktree, timeout=self.timeout)
@@ -450,7 +450,7 @@ class GitWorkspaces:
     def release(self, scope: EpisodeScope) -> None:
         """Release the claim. A worktree stays, because it contains the result. Idempotent.
 
-        An episode within a plan does not have its own claim. The plan's claim is kept.
+        A nested episode does not have its own claim. The plan's claim is kept.
         """
         if not scope.within:
             self._claims(scope).release(root_of(scope), scope.episode_id)
@@ -498,7 +498,7 @@ class GitWorkspaces:
     def deliver(self, scope: EpisodeScope, parts: Sequence[ResultPart]) -> str:
         """Commit a run's changes as in `commit_result`, and return sentences about them for the status.
 
-        If that is not possible, they say why.
+        If that is not possible, the sentences give the reason.
         """
         try:
             return commit_result(scope, parts).describe()

@@ -31,7 +31,7 @@ ENV_FILES = b".env*\n"
 COPIED_FILE_BYTES = 1_000_000
 COPIED_BYTES = 20_000_000
 LISTED_ENTRIES = 20_000
-"""Maximum number of files to look at within ignored folders."""
+"""Maximum number of files to examine within ignored folders."""
 SUBMODULE_DEPTH = 5
 GIT_INSIDE = "/run/tightloop.git"
 """Path at which commands see the private git folder; the same as in `activities.sandbox`."""
@@ -65,7 +65,7 @@ class Pointer(NamedTuple):
 
 @dataclass
 class _Contents:
-    """Contents of a new worktree besides the files of the commit."""
+    """Contents of a new worktree in addition to the files of the commit."""
 
     environments: list[tuple[str, str]] = field(default_factory=list)
     copies: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class _Contents:
     copied_environments: list[str] = field(default_factory=list)
 
     def notes(self) -> Iterator[str]:
-        """Yield sentences for the operator, the ones about missing files first."""
+        """Yield notes for the operator, starting with those about missing files."""
         sentences = {
             "these submodules are not in the worktree because their commits are not on this host. Run git submodule "
             "update --init in the workspace": self.missing_submodules,
@@ -171,7 +171,9 @@ def make_worktree(
 
 
 def mount_environments(root: Path, worktree: Worktree, sources: Mapping[str, Path]) -> None:
-    """Mount installed packages, by their paths within a worktree, instead of those of the workspace. Idempotent.
+    """Mount installed packages in a worktree, by their paths within it, instead of the workspace's packages.
+
+    Idempotent.
 
     Copies of the workspace's packages stay, because the worktree owns them.
     """
@@ -233,7 +235,7 @@ def _registration(workspace: UserRepository, root: Path) -> Path:
 def _add_commit_contents(
     source: UserRepository, git: Git, commit: str, root: Path, contents: _Contents, timeout: timedelta, depth: int
 ) -> None:
-    """Add what `read-tree` leaves out of a commit's files: Git LFS content and submodules."""
+    """Add the contents of a commit that `read-tree` leaves out: Git LFS files and submodules."""
     entries = [line.partition(b"\t") for line in split_z(git.run("ls-tree", "-r", "-z", commit))]
     paths = [path for fields, _, path in entries if not fields.startswith(b"160000")]
     top = Path(git.variables["GIT_WORK_TREE"])
@@ -271,7 +273,7 @@ def large_file_store(repository: UserRepository) -> Path:
 
 
 def _add_large_file(source: UserRepository, path: Path) -> bool:
-    """Replace a Git LFS pointer by its content, if that is on this host. Return False if it is not a pointer."""
+    """Replace a Git LFS pointer with its content, if this host has it. Return False if the file is not a pointer."""
     pointer = _pointer_at(path)
     if pointer is None:
         return False
@@ -296,7 +298,7 @@ def _add_large_file(source: UserRepository, path: Path) -> bool:
 
 
 def _add_submodule(source: Path, root: Path, commit: str, contents: _Contents, timeout: timedelta, depth: int) -> bool:
-    """Write a submodule's files, without its git folder, as snapshots contain them. Return False if that failed."""
+    """Write a submodule's files without its git folder, as in snapshots. Return False if that failed."""
     try:
         repository = UserRepository(source)
         with user_git(repository, timeout=timeout) as git, tempfile.TemporaryDirectory() as folder:
@@ -320,7 +322,7 @@ def _add_ignored_files(
     contents: _Contents,
     timeout: timedelta,
 ) -> None:
-    """Copy small ignored files that are wanted, and find the environments to mount."""
+    """Copy the small ignored files that are wanted, and find the environments to mount."""
     ignored: list[str] = []
     Walk(coverage, None, seconds=timeout.total_seconds(), ignored=ignored.append).run(str(workspace), None)
     include = _read_rules(workspace / INCLUDE_FILE) + b"\n" + "\n".join(settings.include).encode()
@@ -344,7 +346,7 @@ def _add_ignored_files(
 
 
 def _copy_environments(root: Path, limit_bytes: int, contents: _Contents) -> None:
-    """Copy environments that fit into the limit, instead of mounting them."""
+    """Copy environments that fit within the limit, instead of mounting them."""
     free_bytes = limit_bytes
     for path, source in tuple(contents.environments):
         size = sum(entry.lstat().st_size for entry in Path(source).rglob("*"))
@@ -369,7 +371,10 @@ def _read_rules(path: Path) -> bytes:
 def _find_files(
     workspace: Path, ignored: Iterable[str], wanted: RuleList, contents: _Contents
 ) -> Iterator[tuple[str, bool]]:
-    """Yield ignored files with whether they are wanted. A folder without wanted files is yielded as a whole."""
+    """Yield ignored files and folders, each with a flag that tells whether it should be copied.
+
+    A folder that contains no wanted files is yielded as a whole.
+    """
     budget = iter(range(LISTED_ENTRIES))
     for path in sorted(ignored):
         name = path.rstrip("/")
@@ -390,7 +395,7 @@ def _find_files(
 def _look_into(
     workspace: Path, top: str, wanted: RuleList, contents: _Contents, budget: Iterator[int]
 ) -> Iterator[str]:
-    """Yield the wanted files in an ignored folder, and collect the environments in it."""
+    """Yield the wanted files in an ignored folder, and collect the environments that it contains."""
     waiting = [(top, _matches(wanted, top, folder=True))]
     while waiting:
         folder, whole = waiting.pop()
@@ -435,8 +440,9 @@ def _make_private_git(
 ) -> tuple[tuple[str, str], ...]:
     """Create the git folder that commands in the worktree use, and return the mounts of the user's objects.
 
-    It has the workspace's branches and tags. Commits in it stay there. If `only` is a commit, it has only this commit's
-    history, and nothing is mounted: objects without a ref could be found in the user's.
+    The folder has the workspace's branches and tags, and commits made in it stay there. If `only` is a commit, the
+    folder contains only this commit's history, and nothing is mounted, because commands could find objects without a
+    ref in the user's object folders.
     """
     folder = private_folder(private_folder(data) / "git")
     (data / "link").write_text(f"gitdir: {GIT_INSIDE}\n")
@@ -475,7 +481,7 @@ def _make_private_git(
 
 
 def _large_file_config() -> str:
-    """Return the settings with which git-lfs recognises unchanged files. Only sandboxed commands use them."""
+    """Return the settings that let git-lfs recognise unchanged files. Only sandboxed commands use them."""
     if find_trusted_program("git-lfs") is None:
         return ""
     return (
@@ -485,7 +491,7 @@ def _large_file_config() -> str:
 
 
 def _object_stores(objects: Path, depth: int) -> Iterator[Path]:
-    """Yield a repository's object folder, and the ones from which it borrows."""
+    """Yield a repository's object folder, followed by the folders from which it borrows objects."""
     yield objects.resolve()
     lines = read_pointer(objects / "info/alternates").splitlines() if depth > 0 else ()
     for line in lines:

@@ -26,7 +26,9 @@ from tightloop.host.access import cookie_name, session_of, session_purpose, tick
 from tightloop.safety.seal import Person, Role
 
 AGAIN_MS = 5_000
-"""How long a used link is accepted again, because browsers repeat a request if its response was lost."""
+"""Time in milliseconds for which a used link is accepted again, because browsers repeat a request if its response was
+lost.
+"""
 
 
 def now_ms() -> int:
@@ -65,7 +67,7 @@ class Sessions:
 
         Args:
             host: the request's Host header.
-            subject: who signed in. It must not contain a dot.
+            subject: person who signed in. It must not contain a dot.
         """
         expires = self.clock() + self.cookie_seconds * 1_000
         cookie = f"{cookie_name(self.site.host)}={session_of(self.secret, host, subject, expires)}"
@@ -121,7 +123,7 @@ class SignIn(NamedTuple):
     command: str
     """Command that prints a sign-in link."""
     other: str
-    """Which token can be pasted instead."""
+    """Description of the token that can be pasted instead."""
     path: str = ""
     """Path of the page. If it is empty, the page is shown at every requested path."""
 
@@ -328,7 +330,7 @@ def _target(request: Request) -> str:
 OWNER = "owner"
 """Subject of sign-ins with a link. Only this host's user can create a link."""
 FRESH_SECONDS = 2.0
-"""How long a token's database row is cached, in seconds."""
+"""Time in seconds for which a token's database row is cached."""
 REMEMBERED = 1_000
 
 
@@ -341,7 +343,10 @@ class People:
     """This host's owner, and people with tokens."""
 
     def __init__(self, tokens: Tokens, owner: str) -> None:
-        """`owner` is the name of this host's user, who is an admin."""
+        """Store the tokens and the owner.
+
+        `owner` is the name of this host's user, who is an admin.
+        """
         self._tokens = tokens
         self._owner = Person(name=owner, role=Role.ADMIN)
         self._cached_tokens: dict[str, _CachedToken] = {}

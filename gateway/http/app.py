@@ -38,7 +38,7 @@ class Problem(Shown):
     detail: str = Field(
         examples=["'pause' is not possible: the status of nightly-1 is succeeded. Possible now: restore, fork"]
     )
-    """What failed and the value that caused it, followed by the next step."""
+    """Description of the failure and the value that caused it, followed by the next step."""
     state: str | None = None
     """The current state, for `wrong-state` problems."""
     possible: list[str] | None = None

@@ -159,7 +159,10 @@ class IdempotentRequest:
     """Handles a request at most once per idempotency key."""
 
     def __init__(self, keys: IdempotencyKeys, scope: Scope, key: str, request: str) -> None:
-        """`key` may be empty. `request` is the digest of the method, path, query and body."""
+        """Prepare to handle a request.
+
+        `key` may be empty. `request` is the digest of the method, path, query and body.
+        """
         self._keys = keys
         self._scope = scope
         self._key = key
@@ -171,7 +174,7 @@ class IdempotentRequest:
         Args:
             prefix: prefix for its id, e.g. `episode-`.
             chosen_id: id that the client chose, if any.
-            start: starts it, or finds what the same request started before the gateway died.
+            start: starts the run, or finds the one that the same request started before the gateway died.
             describe: builds the response body from the id.
 
         Raises:
@@ -208,7 +211,7 @@ class IdempotentRequest:
 
         Raises:
             KeyInUseError: the key belongs to another request, or to a request that is still running.
-            EpisodeNotFoundError: what the request started no longer exists.
+            EpisodeNotFoundError: the run that the request started no longer exists.
         """
         if not self._key:
             return await work()

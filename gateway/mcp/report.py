@@ -309,7 +309,7 @@ class Caller(NamedTuple):
 
 @contextmanager
 def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
-    """In errors about an unknown id, mention the tool that lists ids."""
+    """Add the tool that lists ids to errors about an unknown id."""
     try:
         yield
     except EpisodeNotFoundError:

@@ -71,7 +71,10 @@ class Templates:
     """Templates with their global functions."""
 
     def __init__(self, ui_url: str, namespace: str) -> None:
-        """`ui_url` is the address of Temporal's Web UI. Empty if there is none."""
+        """Load the templates.
+
+        `ui_url` is the address of Temporal's Web UI. Empty if there is none.
+        """
         self._ui_url, self._namespace = ui_url.rstrip("/"), namespace
         self._environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -170,7 +173,7 @@ CONFIRMED = "confirmed"
 """Form field that confirms an action."""
 FORM_BYTES = 100_000
 CURRENT_SECONDS = 0.5
-"""Maximum time in seconds that a page waits for the run itself before it shows what the ledger has."""
+"""Maximum time in seconds that a page waits for the run itself before it falls back to the ledger."""
 FLASH = "tightloop_said"
 FLASH_SECONDS = 20
 FLASH_CHARACTERS = 600
@@ -215,7 +218,7 @@ def web_app(services: Services) -> Starlette:
         return answer
 
     async def current(view: View, request: Request) -> RunStatus | None:
-        """Return the status that an open run reports itself, or None if it does not answer at once.
+        """Return the status as reported by an open run itself, or None if it does not answer at once.
 
         The ledger has the state of the last event, which may be minutes old during a long check.
         """

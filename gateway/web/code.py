@@ -14,9 +14,9 @@ from unidiff.errors import UnidiffParseError
 from unidiff.patch import Hunk, Line, PatchedFile, PatchSet
 
 COLLAPSED_LINES = 400
-"""Files with more changed lines are collapsed."""
+"""Number of changed lines in a file above which its diff is collapsed."""
 PLAIN_LINES = 5_000
-"""Files with more changed lines are not highlighted, because 10 000 lines take 0.8 s."""
+"""Number of changed lines in a file above which it is not highlighted, because 10 000 lines take 0.8 s."""
 NOTHING = Markup()
 SHOWN_LINES = 20_000
 """Maximum total number of lines, which a browser can still render. Further files are replaced with a note."""

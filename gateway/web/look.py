@@ -26,7 +26,7 @@ class SharedContent:
     """Ledger content that is shown on every page. People who see the same projects share it."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """`ledger` is limited to the visible projects."""
+        """Use a ledger that is limited to the visible projects."""
         self._ledger = ledger
 
     @cached_property

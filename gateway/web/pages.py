@@ -50,7 +50,7 @@ class Badge(NamedTuple):
 
 
 NEEDS_RESPONSE = Badge("NEEDS RESPONSE", "", "needs")
-"""Its glyph is a pulsing dot that CSS draws."""
+"""Badge for questions. Its glyph is a pulsing dot that CSS draws."""
 _TONES = {
     "quiet": ("○", ("idle", "created", "queued", "cancelled", "draft", "pending", "skipped", "ready", "waiting")),
     "running": ("◐", ("open", "running", "dispatching", "verifying", "retrying", "compensating", "planning")),
@@ -182,7 +182,7 @@ def _spent(line: WorkflowLine, tokens: int) -> str:
 
 
 def _checks(store: Store, status: EpisodeStatus, name: str) -> dict[str, Any]:
-    """Return the last check results, and the whole output of one of them. They are on the workspace's host."""
+    """Return the last check results, and the complete output of one of them, as stored on the workspace's host."""
     content: dict[str, Any] = {"results": (), "shown": None, "output": "", "missing": "No check has run yet."}
     if status.check_report is None:
         return content

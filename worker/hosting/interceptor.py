@@ -127,9 +127,9 @@ class WorkRegistry:
     """One worker's running work."""
 
     def __init__(self, client: Client | None) -> None:
-        """`client` is used to check whether work without an attempt is still wanted.
+        """Keep the client, which is used to check whether work without an attempt is still wanted.
 
-        If it is None, such work is never wanted.
+        If `client` is None, such work is never wanted.
         """
         self._client = client
         self._running: dict[Key, Work] = {}
@@ -239,7 +239,7 @@ async def _wait(work: Work, attempt: Attempt, beat: Callable[..., None]) -> None
 
 
 RESET_TIMEOUT = timedelta(seconds=1)
-"""Equal to the default of `worker.sticky_timeout_s`, because a slower reset would save nothing."""
+"""Timeout of a reset. It equals the default of `worker.sticky_timeout_s`, because a slower reset would save nothing."""
 TAKE_NOTHING = frozenset({"collect_leftovers"})
 """Activities that take no request. They do not access anything by name, and Temporal generates their workflow ids."""
 EXACT = frozenset(
@@ -255,7 +255,10 @@ class ActivityInterceptor(Interceptor):
     def __init__(
         self, home: HostScope | None = None, client: Client | None = None, presence: Presence | None = None
     ) -> None:
-        """Without `home`, all requests are accepted. Without `client`, no attempt joins an earlier one."""
+        """Store the host's scope, the client and the presence.
+
+        Without `home`, all requests are accepted. Without `client`, no attempt joins an earlier one.
+        """
         self.home, self.client, self.presence, self.works = home, client, presence, WorkRegistry(client)
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:

@@ -173,7 +173,7 @@ class Presence:
         return sorted(path for path in self._path.parent.glob(f"*{SUFFIX}") if path != self._path)
 
     async def _release_activities(self, path: Path) -> None:
-        """If a process is dead, fail its activities so that they are retried."""
+        """Fail the activities of a dead process, so that they are retried."""
         file = await asyncio.to_thread(_lock_dead_notes, path)
         if file is None:
             return
@@ -291,12 +291,12 @@ class WorkerQueries:
     """Version of this process's workers, and therefore of the workflows that make the queries."""
 
     async def count(self, queue: str) -> int:
-        """Return how many workers on a task queue would receive an activity of such a workflow."""
+        """Return the number of workers on a task queue that would receive an activity of such a workflow."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return sum(worker.gets_new_work or worker.version == self.version for worker in workers)
 
     async def last_seen(self, queue: str) -> datetime | None:
-        """Return when any worker on a task queue last sent a heartbeat."""
+        """Return the time at which any worker on a task queue last sent a heartbeat."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
 

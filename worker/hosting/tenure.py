@@ -40,7 +40,7 @@ WATCH_SECONDS = 10.0
 BEATS_MISSED = 4
 """Number of missed heartbeats after which a worker counts as dead."""
 SETTLING = timedelta(seconds=30)
-"""How long two workers that start at the same moment may not see each other."""
+"""Time during which two workers that start at the same moment may not see each other."""
 ENDED_MOST = 20
 """Number of former tenures to remember. Temporal lists a dead worker for about a minute."""
 
@@ -288,7 +288,7 @@ def _is_newer(other: Poller, before: Poller) -> bool:
 
 
 def _silence(other: Poller) -> timedelta:
-    """Return how long a worker must be silent to count as dead."""
+    """Return the time for which a worker must be silent to count as dead."""
     return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
 
 
@@ -350,7 +350,7 @@ class HostScope:
         return ()
 
     async def check_epoch(self, activity_type: str, scope: EpisodeScope) -> None:
-        """Before a delivery or a record, check that no other host has taken over the episode.
+        """Check, before a delivery or a record, that no other host has taken over the episode.
 
         Raises:
             FencedError: another host has taken over.

@@ -24,7 +24,7 @@ LONGEST_WAIT = timedelta(hours=1)
 """Maximum interval between two tries if a channel rejects a digest."""
 
 Sent = dict[str, dict[str, date]]
-"""The day on which the last digest that was sent begins, by project and channel."""
+"""Start day of the last digest that was sent, by project and channel."""
 
 
 async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -> None:
@@ -75,7 +75,7 @@ async def send_due(post: AlertDelivery, at: time, now: datetime) -> bool:
 
 @dataclass(frozen=True)
 class _Memory:
-    """The last days for which digests were sent, stored in a file."""
+    """Last days for which digests were sent, stored in a file."""
 
     path: Path
     last_days: Sent

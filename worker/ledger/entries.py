@@ -1,4 +1,4 @@
-"""Creates ledger entries from activity calls in workflow histories."""
+"""Creation of ledger entries from activity calls in workflow histories."""
 
 import asyncio
 import logging
@@ -160,7 +160,9 @@ logger = logging.getLogger("tightloop")
 
 LOOK = timedelta(seconds=30)
 OVERLAP = timedelta(minutes=2)
-"""Needed because visibility lags behind the end of a workflow. Entering an end twice is harmless."""
+"""Overlap between two queries. It is needed because visibility lags behind the end of a workflow; entering an end twice
+is harmless.
+"""
 WEEK = timedelta(days=7)
 
 

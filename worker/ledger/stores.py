@@ -1,4 +1,4 @@
-"""Forwards this host's ledger to a central database, and rebuilds it."""
+"""Forwarding of this host's ledger to a central database, and rebuilding of the ledger."""
 
 import asyncio
 import contextlib
@@ -227,7 +227,7 @@ LOOK = timedelta(milliseconds=250)
 LONGEST_WAIT = timedelta(seconds=30)
 """Maximum interval between two tries if the database does not respond."""
 LAST_TRY = timedelta(seconds=5)
-"""Time for forwarding the last rows when a worker stops. The rest is forwarded after its next start."""
+"""Time for forwarding the last rows when a worker stops. The remaining rows are forwarded after its next start."""
 
 
 @asynccontextmanager
@@ -276,8 +276,8 @@ async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
 async def rebuild(client: Client, settings: Settings) -> str:
     """Enter everything Temporal knows about this host's projects. Existing entries are kept.
 
-    This is safe while workers are running. Workflows that Temporal has deleted are recovered from this host's stores as
-    far as possible. See `recover`.
+    This is safe while workers are running. Workflows that Temporal has deleted are recovered from this host's stores if
+    possible; see `recover`.
 
     Returns:
         Human-readable summary.
