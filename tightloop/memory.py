@@ -153,7 +153,7 @@ class Query(Value):
     """Signature of the failure, if known. Exact matches come first."""
     limit: int = 3
     solved: bool = True
-    """Whether to return only failures with a known solution."""
+    """True to return only failures with a known solution."""
     in_words: bool = False
     """True for free text written by a person or a model. This lowers the similarity threshold."""
 

@@ -188,7 +188,7 @@ async def run_worker(settings: Settings, role: Role) -> None:
 
 
 async def prepare(client: Client, retention: timedelta | None) -> None:
-    """Set up the namespace as far as permissions allow. The dev server's default retention is one day."""
+    """Set up the namespace to the extent that permissions allow. The dev server's default retention is one day."""
     try:
         await set_up(Calls(client), retention=retention)
     except NotAllowedError as error:

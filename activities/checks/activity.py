@@ -65,9 +65,9 @@ class CheckView:
     writable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     network: bool = True
-    """Whether the check may reach the hosts in the settings."""
+    """True if the check may reach the hosts in the settings."""
     shared_folders: bool = True
-    """Whether the check may write to the folders of `sandbox.write`."""
+    """True if the check may write to the folders of `sandbox.write`."""
 
 
 class CheckRunner(Protocol):

@@ -237,10 +237,11 @@ class Tool:
     """Runs the tool or returns the prepared effect. Blocks and runs in a thread. The arguments match the schema. Raises
     `ToolError` with a message for the model."""
     reads: bool = False
-    """Whether the tool neither changes nor starts anything."""
+    """True if the tool neither changes nor starts anything."""
     runs: bool = False
-    """Whether the tool starts programs. If so, the outcome is unknown after a crash, and the tool is not restarted
-    automatically."""
+    """True if the tool starts programs. If so, the outcome is unknown after a crash, and the tool is not restarted
+    automatically.
+    """
 
 
 Review = Callable[[ToolContext], ToolResult | None]

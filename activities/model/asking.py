@@ -56,7 +56,7 @@ class Exchange(Generic[T]):
     refusal: str = ""
     problems: tuple[str, ...] = ()
     truncated: bool = False
-    """Whether the last response was cut off, either as reported by the service or because its object is incomplete."""
+    """True if the last response was cut off, either as reported by the service or because its object is incomplete."""
     level: Level = Level.NONE
     """Amount of repair that the accepted response needed."""
     usage: Usage = field(default_factory=Usage)

@@ -37,7 +37,7 @@ class ModelAnswer(NamedTuple):
     text: str = ""
     calls: tuple[ProposedCall, ...] = ()
     truncated: bool = False
-    """Whether the response was cut off. If so, a valid object in it may be incomplete."""
+    """True if the response was cut off. If so, a valid object in it may be incomplete."""
     refusal: str = ""
     usage: Usage = Usage()
     model: str = ""

@@ -44,7 +44,7 @@ class Lenient(NamedTuple):
     value: dict[str, Any]
     end: int
     cut: bool
-    """Whether the text ended inside the object. If so, values may be missing and the last one may be truncated."""
+    """True if the text ended inside the object. If so, values may be missing and the last one may be truncated."""
     opened: frozenset[int]
     """The start positions of the objects inside it."""
 
@@ -105,7 +105,7 @@ class _Reader:
     at: int
     cut: bool = False
     cut_inside: bool = False
-    """Whether the text was cut inside a value or a key rather than between two members of the outermost object."""
+    """True if the text was cut inside a value or a key rather than between two members of the outermost object."""
     opened: list[int] = field(default_factory=list)
 
     def members(self, depth: int) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class Reading(NamedTuple):
     level: Level
     problem: str = ""
     truncated: bool = False
-    """Whether the text ends inside the object. If so, values are missing or the last one is truncated."""
+    """True if the text ends inside the object. If so, values are missing or the last one is truncated."""
 
 
 class _Candidate(NamedTuple):

@@ -231,7 +231,7 @@ class PlanWriter(Protocol):
 
     @property
     def available(self) -> bool:
-        """Whether the setting is on and a model is configured."""
+        """True if the setting is on and a model is configured."""
         ...
 
     def write(self, scope: PlanScope, request: PlanRequest) -> WrittenPlan:

@@ -33,7 +33,7 @@ class OpenPlanRequest(Value):
     opening: str = ""
     """Original run id. A new run opens the plan again, and a reset run reuses what was opened."""
     is_new: bool = False
-    """Whether to reject an id that the project already knows."""
+    """True to reject an id that the project already knows."""
     snapshot: WorkflowSnapshot | None = None
     """The plan's initial ledger row."""
 
@@ -52,7 +52,7 @@ class OpenedPlan(Value):
     """Setup command to run, or to ask about, before the first step."""
     attempt: int = 1
     planner: bool = False
-    """Whether a planner can write a revision when a step fails, because the `plans.agent_planning` setting is on."""
+    """True if a planner can write a revision when a step fails, because the `plans.agent_planning` setting is on."""
     usage: Usage | None = None
     """The planner's usage for writing the plan."""
     api_calls: int = 0
@@ -214,7 +214,7 @@ class StepRun(Value):
     names: tuple[str, ...] = ()
     """Names of the alternatives."""
     names_executor: bool = True
-    """Whether the step specifies its executor. If it does not, the plan's request may specify one."""
+    """True if the step specifies its executor. If it does not, the plan's request may specify one."""
 
 
 class SettleRequest(Value):

@@ -133,7 +133,7 @@ class ProcessResult:
     survivors_ended: int = 0
     """Number of processes that outlived the program and were killed."""
     cpu_s: float | None = None
-    """CPU time used by the whole tree, as far as observed. None if the platform does not report it."""
+    """Observed CPU time of the whole process tree. None if the platform does not report it."""
     peak_memory_bytes: int | None = None
     """Resident memory of the largest process, or of the whole tree if a limit was watched. It is at least the 10 MB of
     the process from which the program was forked."""

@@ -35,7 +35,7 @@ class Hierarchy:
     folders: dict[str, Path]
     """The parent folder of our groups, by controller. In version 2, it is the same for all controllers."""
     unified: bool
-    """Whether this is version 2."""
+    """True if this is version 2."""
 
 
 @dataclass(frozen=True)

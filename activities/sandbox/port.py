@@ -31,7 +31,7 @@ class SandboxUnavailableError(TightloopError):
 
 
 class Enforcement(StrEnum):
-    """How strictly a limit is enforced."""
+    """Strictness with which a limit is enforced."""
 
     HARD = "hard"
     """Enforced by the kernel. The limit cannot be exceeded, not even for a moment."""
@@ -80,7 +80,7 @@ class SandboxSpec:
     mounts: tuple[tuple[Path, Path], ...] = ()
     """Read-only files and folders, as pairs of the source and the path within `root`."""
     scratch: bool = False
-    """Whether the command may write to the folders in `mounts`. What it writes there is lost. Only sandboxes that show
+    """True if the command may write to the folders in `mounts`. What it writes there is lost. Only sandboxes that show
     worktrees at the workspace's path can do this.
     """
     git: Path | None = None

@@ -28,7 +28,7 @@ class OpenRequest(Value):
     opening: str
     """Original run id. A new run opens the workspace again, and a reset run reuses what was opened."""
     is_new: bool = False
-    """Whether to reject an id that the project already knows."""
+    """True to reject an id that the project already knows."""
     snapshot: WorkflowSnapshot | None = None
     """The episode's initial ledger row."""
 
@@ -50,7 +50,7 @@ class OpenResult(Value):
     home: str = ""
     """Task queue of the host where the workspace is."""
     copied: bool = False
-    """Whether checkpoints must be copied to a remote store, as configured on that host."""
+    """True if checkpoints must be copied to a remote store, as configured on that host."""
     attempt: int = 1
 
 
@@ -100,7 +100,7 @@ class RestoreRequest(Value):
     record: CheckpointRecord | None = None
     """The checkpoint, if the run still has it. Otherwise it is looked up in the ledger."""
     closed: bool = False
-    """Whether the episode had ended. If so, its cost and checkpoints are also loaded from the store."""
+    """True if the episode had ended. If so, its cost and checkpoints are also loaded from the store."""
     added_tree: str = ""
     """See `EpisodeState`. If it is empty because the episode had ended or is a fork, it is looked up."""
 

@@ -44,7 +44,7 @@ class CommittedResult(NamedTuple):
     onto: str = ""
     """Branch or commit that is checked out in the workspace."""
     has_moved: bool = False
-    """Whether the workspace's HEAD differs from the commit on which the run's changes are based."""
+    """True if the workspace's HEAD differs from the commit on which the run's changes are based."""
     left_out: tuple[str, ...] = ()
     """Changed paths that belong to submodules. At most `SHOWN`."""
 
@@ -70,7 +70,7 @@ def commit_result(scope: EpisodeScope, parts: Sequence[ResultPart], name: str = 
     hook or filter program is run. Idempotent for the same parts and name.
 
     Args:
-        scope: the run. Its working tree need not exist any more.
+        scope: the run. Its working tree need not exist.
         parts: the changes, one commit each.
         name: the branch. By default, `tightloop/` and the run's id, with a number if that branch exists.
 

@@ -23,7 +23,7 @@ class EpisodeScope(Sparse):
     workspace: str
     """Absolute path of the git working tree in which the episode was started."""
     worktree: bool = False
-    """Whether the episode works in its own git worktree."""
+    """True if the episode works in its own git worktree."""
     request: ArtifactRef | None = None
     """The stored request. None only before the workspace is opened. See `stored_request`."""
     home: str = ""
@@ -33,7 +33,7 @@ class EpisodeScope(Sparse):
     within: str = ""
     """Id of the plan that waits for this episode. The episode uses the plan's claim and worktree."""
     put_back: bool = False
-    """Whether deviations from the expected tree are leftovers of this workflow's stopped or discarded work."""
+    """True if deviations from the expected tree are leftovers of this workflow's stopped or discarded work."""
 
     @property
     def stored_request(self) -> ArtifactRef:
@@ -83,7 +83,7 @@ class TreeDiff(Value):
     are available, because large binary files are included only by id.
     """
     approximate: bool = False
-    """Whether a limit was reached, so that line counts are estimated or the patch is missing or incomplete."""
+    """True if a limit was reached, so that line counts are estimated or the patch is missing or incomplete."""
     note: str = ""
     """Reason for a coarser result than usual."""
 

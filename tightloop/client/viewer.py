@@ -275,7 +275,7 @@ class Viewer:
         return await find_unserved_hosts(self._calls, self._settings)
 
     async def check_workspace(self, workspace: str) -> None:
-        """Check that a worker can open a workspace, as far as this can be determined on this host.
+        """Check that a worker can open a workspace, to the extent that this host can determine it.
 
         Raises:
             InvalidRequestError: the path is not absolute, or it is not on this host and no other host has a worker.

@@ -92,7 +92,7 @@ class Bounds(Sparse):
     max_turns: int = 60
     """Maximum number of replies across all roles."""
     max_tokens: int = 1_000_000
-    """Maximum number of input and output tokens, as far as the service reports them."""
+    """Maximum number of input and output tokens, if the service reports them."""
     rounds: int = 3
     """Maximum number of coding rounds after failing checks."""
     planning: bool = False

@@ -212,7 +212,7 @@ class CheckReport(Value):
 
 
 def find_checks(report: CheckReport, name: str = "") -> tuple[CheckResult, ...]:
-    """Return the checks whose names start with `name`. Without a name, the failing checks, or all if none fails.
+    """Return the checks whose names start with `name`. Without a name, return the failing ones, or all if none fails.
 
     Raises:
         InvalidRequestError: no check has such a name. The message lists the names.
@@ -516,7 +516,7 @@ class Verification(Value):
     touched: Drift | None = None
     """Changes made while the checks ran. They were saved and undone."""
     cpu_s: float | None = None
-    """CPU time of all checks in seconds, as far as it was measured."""
+    """Total CPU time of the checks for which it was measured, in seconds."""
     remarks: tuple[str, ...] = ()
     """Notes about checks that passed with failing tests, such as `red before: 3 tests, unchanged`."""
     checks_touched_tree: bool = False

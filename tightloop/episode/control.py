@@ -234,8 +234,8 @@ _ABOUT_THE_LAST = frozenset({QuestionKind.ALIGNMENT, QuestionKind.DEVIATION, Que
 def find_restore_point(state: EpisodeState, questions: tuple[Question, ...] = ()) -> str:
     """Return the checkpoint to restore.
 
-    This is the newest checkpoint without the change that a question is about and without work that a person refused. If
-    there is none, it is the oldest known one.
+    This is the newest checkpoint that contains neither the change in question nor work that a person refused. If there
+    is none, it is the oldest known one.
     """
     records = {record.id: record for record in state.checkpoints}
     record = state.last_checkpoint

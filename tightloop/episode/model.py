@@ -187,7 +187,7 @@ class EpisodeRequest(CallerInput):
 
     @property
     def is_nested(self) -> bool:
-        """Whether a plan waits for this episode."""
+        """True if a plan waits for this episode."""
         return bool(self.within or self.tells_parent)
 
     @property

@@ -210,7 +210,7 @@ class PlannerAnswer(Value):
     verdict: PlanVerdict
     message: PlanMessage | None = None
     followed: tuple[str, ...] = ()
-    """Ids of the patterns that the plan follows, as far as they are known."""
+    """Ids of the patterns that the plan is known to follow."""
     reason: str = ""
     """Reason why there is no plan, as a sentence for a person."""
     usage: Usage | None = None

@@ -249,7 +249,7 @@ class Crash(Value):
     """Facts about a delivery that was interrupted."""
 
     cause: str = WORKER_DIED
-    """Cause of the crash, as far as it is known."""
+    """Cause of the crash, if it is known."""
     moved: bool
     """True if the working tree is different from the delivery's initial tree."""
     effects_outside: str = ""

@@ -172,7 +172,7 @@ class WorkspaceSettings(Section):
     list more.
     """
     environments: Literal["mount", "copy"] = "mount"
-    """How a worktree gets folders of installed packages, such as `.venv` and `node_modules`. `mount` shows the
+    """Source of a worktree's folders of installed packages, such as `.venv` and `node_modules`. `mount` shows the
     workspace's folders read-only. `copy` suits checks that write into them.
     """
     environments_mb: Annotated[int, Field(ge=0)] = 2048
@@ -385,7 +385,7 @@ class PlanSettings(Section):
     max_attempts: Count = 1_000
     """Maximum total number of attempts across all steps."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = 5.0
-    """Maximum cost in USD of planning and all steps, as far as prices are known. Null means no limit."""
+    """Maximum cost in USD of planning and all steps, counting only calls whose price is known. Null means no limit."""
     max_tokens: Annotated[int, Field(ge=1)] | None = 1_000_000
     """Maximum number of tokens for planning and all steps. Null means no limit."""
     max_wall_hours: Annotated[float, Field(gt=0, le=8_760)] | None = 4.0

@@ -32,7 +32,7 @@ class ModelAccess:
     key: str = field(default="", repr=False)
     model: str = ""
     login: bool = False
-    """Whether the agent's own login is used instead of a key."""
+    """True if the agent's own login is used instead of a key."""
     hosts: tuple[str, ...] = ()
     """Hosts that the agent may reach, in the syntax of `sandbox.network`: either the gateway or the provider itself."""
 
@@ -56,7 +56,7 @@ class Launch:
     session_meta: Mapping[str, Any] = field(default_factory=dict)
     """`_meta` of ACP sessions, for options that cannot be passed elsewhere."""
     own_sandbox: bool = False
-    """Whether the agent sandboxes the commands its model runs. It does not sandbox itself or its helpers."""
+    """True if the agent sandboxes the commands its model runs. It does not sandbox itself or its helpers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class Patch:
     text: bytes
     paths: tuple[str, ...]
     applied: bool
-    """Whether the files already contain the change."""
+    """True if the files already contain the change."""
 
     @property
     def changed(self) -> tuple[str, ...]:

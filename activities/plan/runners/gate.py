@@ -37,7 +37,7 @@ class Outcome:
 
     name: str
     passed: bool | None
-    """Whether the check passed. None if a person decides."""
+    """True if the check passed. None if a person decides."""
     detail: str = ""
     timed_out: bool = False
     artifact: ArtifactRef | None = None

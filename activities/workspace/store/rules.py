@@ -24,7 +24,7 @@ Test = Callable[[str], bool]
 
 class _Rule(NamedTuple):
     ignores: bool
-    """Whether the rule ignores files. False for `!` rules, which cover files again."""
+    """True if the rule ignores files. False for `!` rules, which cover files again."""
     folders_only: bool
     name: Test | None
     """Matches the last path component. If None, the rule matches the whole path."""

@@ -224,7 +224,7 @@ class Coverage:
     """Paths tracked by the user's git, which ignore rules do not affect."""
     tracked_folders: frozenset[str] = frozenset()
     folded: bool = False
-    """Whether rules ignore case (`core.ignoreCase`)."""
+    """True if rules ignore case (`core.ignoreCase`)."""
     never: frozenset[str] = frozenset()
     """Paths of copied private files, which no rule in the tree can make part of a snapshot."""
 

@@ -213,7 +213,7 @@ class Tracking(Value):
     renames: tuple[str, ...] = ()
     """Renamed files in the form `old => new`. At most 10 are listed, with 160 characters each."""
     files_renamed: int = 0
-    """Number of renamed files, as far as they were listed."""
+    """Number of renamed files that could be listed."""
     memory: TrackerMemory | None = None
     """Memory for the next iteration."""
     progress: bool = False

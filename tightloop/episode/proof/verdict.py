@@ -62,7 +62,7 @@ class SourceChanges(NamedTuple):
     peeks: tuple[str, ...] = ()
     """Tests and test data that these sources read now but did not read initially, one line each."""
     inner_tests: Mapping[str, tuple[str, ...]] = {}
-    """For each of these sources, the tests that were inside it initially and are not any more."""
+    """For each of these sources, the tests that it contained initially but no longer contains."""
 
 
 class Changes(NamedTuple):

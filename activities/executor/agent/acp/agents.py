@@ -54,7 +54,7 @@ class AcpAgent:
     default_key_env: str = ""
     """The worker variable that contains the key, unless the settings name another."""
     tells_version: bool = True
-    """Whether the agent supports `--version`. Other agents would start a conversation."""
+    """True if the agent supports `--version`. Other agents would start a conversation."""
     modes: Mapping[AgentMode, str] = field(default_factory=dict)
     """The agent's session mode for each of our modes. Without an entry, the agent stays in its own mode, which asks
     before it acts."""
@@ -66,11 +66,11 @@ class AcpAgent:
     """A worker variable that contains a login and replaces the files."""
     options: type[Document] = Document
     bounds_calls: bool = False
-    """Whether the agent enforces `max_model_calls` itself. Otherwise, only the gateway can."""
+    """True if the agent enforces `max_model_calls` itself. Otherwise, only the gateway can."""
     asks: bool = True
-    """Whether the agent asks before it acts, unless its own settings allow the action."""
+    """True if the agent asks before it acts, unless its own settings allow the action."""
     reads_text: bool = False
-    """Whether the agent reports limits as the last message of a successful turn."""
+    """True if the agent reports limits as the last message of a successful turn."""
     ends_at_eof: bool = True
     own_sandbox: bool = False
     argv: tuple[str, ...] = ()
