@@ -277,7 +277,7 @@ def build_workers(
 
     Args:
         client: connection to Temporal.
-        settings: settings in force.
+        settings: effective settings.
         role: the process's role.
         adapters: adapters to use. None uses the adapters that the settings configure.
         runner: workflow runner. None uses the sandbox. `PRODUCTION_RUNNER` needs less memory.

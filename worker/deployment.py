@@ -72,7 +72,7 @@ def query_of(settings: Settings, query: str = "", days: int | None = None) -> st
     """Return a visibility query for runs that are open or ended in the last `days` days.
 
     Args:
-        settings: settings in force.
+        settings: effective settings.
         query: base query. If empty, all workflows on the installation's task queues are included.
         days: None includes runs regardless of when they ended.
     """
@@ -419,7 +419,7 @@ async def find_deployment(client: Client, settings: Settings, *, unversioned: bo
 
     Args:
         client: connection to Temporal.
-        settings: settings in force.
+        settings: effective settings.
         unversioned: select workers without a version. If the settings do not name a deployment, use the deployment that
             has workers on the episodes' task queue or that Temporal routes to.
 

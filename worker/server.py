@@ -175,7 +175,7 @@ def page_line(settings: Settings, *, private: bool) -> str:
     """Return a line with the web page's address.
 
     Args:
-        settings: settings in force.
+        settings: effective settings.
         private: whether only the person who started this process reads the line. A sign-in link must not be written to
             a log that others can read.
     """
@@ -209,7 +209,7 @@ def server_arguments(settings: Settings, database: Path | None, ui: str | None =
     """Return the arguments of `temporal server start-dev`.
 
     Args:
-        settings: settings in force.
+        settings: effective settings.
         database: file for the histories. None keeps them in memory.
         ui: `host:port` of the Web UI. None disables it.
     """
@@ -372,7 +372,7 @@ async def embedded_server(settings: Settings, folder: Path, settings_file: Path 
     """Use the running Temporal server or start one. Yield whether it was started, and stop it at the end in that case.
 
     Args:
-        settings: settings in force.
+        settings: effective settings.
         folder: folder for histories and logs.
         settings_file: the only settings file to use. None uses the usual files.
 

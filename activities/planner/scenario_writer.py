@@ -72,7 +72,7 @@ class ScenarioWriter:
     async def write(self, briefing: Briefing, root: Path, limit: int) -> DraftAnswer:
         """Return at most `limit` scenarios for which both answers agree on the expected output.
 
-        The second question contains the programs, but not what the first answer expects.
+        The second question contains the programs, but not the output that the first answer expects.
 
         Raises:
             PlannerError: the service rejects the request; not retryable.

@@ -62,7 +62,7 @@ SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which lets getifaddrs(3) and name look-ups see the sandbox's own
 interfaces. These are numbers because Python knows only the constants of its build system."""
 _OTHER_NUMBERING = 0x40000000
-"""Number from which on x86-64 numbers the system calls of its x32 variant, which a list of numbers would miss."""
+"""Lowest system call number of x86-64's x32 variant, which a list of numbers would miss."""
 
 
 # AUDIT_ARCH number, numbers of socket and socketpair, and those of the blocked calls: keyrings, bpf, perf_event_open,

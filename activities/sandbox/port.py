@@ -151,7 +151,10 @@ class Sandbox(Protocol):
 
 @contextmanager
 def owned_folder(above: Path) -> Iterator[Path]:
-    """Open a new private folder below `above`, and remove it afterwards. Also remove those of dead processes."""
+    """Open a new private folder below `above`, and remove it afterwards.
+
+    Also remove leftover folders of dead processes.
+    """
     private_folder(above)
     remove_dead_folders(above)
     folder = private_folder(above / f"{this_process()}-{secrets.token_hex(4)}")

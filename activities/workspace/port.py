@@ -68,7 +68,7 @@ class SetUpResult(Value):
     setup: Setup | None = None
     """The setup to ask about next, because the command failed or the lock files changed."""
     notes: tuple[str, ...] = ()
-    """Sentences about what was installed."""
+    """Sentences about the installed packages."""
     drift: Drift | None = None
     attempt: int = 1
 

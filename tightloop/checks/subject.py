@@ -14,7 +14,7 @@ CALLS = 12
 NAMED_LIMIT = 8
 """Maximum number of functions that a goal can describe without naming them."""
 _AMBIGUOUS = 6
-"""Number of definitions from which on a name is ambiguous: it does not show which one is called."""
+"""Number of definitions at which a name becomes ambiguous, because it does not show which one is called."""
 _DEFINITION = re.compile(
     r"^(?P<indent>[ \t]*)(?:(?:export|default|async|pub(?:\(\w+\))?|static|public|private|abstract)[ \t]+)*"
     r"(?:(?:def|class|function\*?|fn|struct|interface)[ \t]+(?P<plain>\w+)|"

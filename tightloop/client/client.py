@@ -310,7 +310,7 @@ class TightloopClient(Viewer):
         Args:
             workflow_id: id of the episode or plan that asked.
             option: name of the chosen option.
-            text: explanation, report, or what the option needs, such as the command of a check.
+            text: explanation, report, or the input that the option needs, such as the command of a check.
             question: id of the question, or of its step or window; optional if only one open question has this option.
             by: name of the author.
             message_id: idempotency key. Repeating a call with the same key has no further effect and returns the first

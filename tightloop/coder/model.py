@@ -282,7 +282,7 @@ class Role(Document):
 
     name: str
     prompt: str
-    """Template of the system prompt, which stays the same during the whole session."""
+    """Template of the system prompt, which stays the same throughout the session."""
     tools: tuple[str, ...]
     """Tool names in the order in which they are shown to the model.
 

@@ -235,7 +235,7 @@ class Ledger:
             return connection.execute(select(func.max(events.c.seq)).where(self._sees(events))).scalar() or 0
 
     def digest(self, project: str, since: datetime, until: datetime, *, is_newest: bool = True) -> Digest:
-        """Summarize what a project did in a time range. A plan's cost includes that of its children.
+        """Summarize what a project did in a time range. A plan's cost includes the cost of its children.
 
         Args:
             project: project id.

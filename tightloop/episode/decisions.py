@@ -181,7 +181,7 @@ def end_question(work: Work, now: datetime) -> Question:
 
 
 def drift_question(drift: Drift, *, blocks: str = THE_EPISODE, cancel: Option = CANCEL_EPISODE) -> Question:
-    """Return the question about files that somebody else changed. A plain `resume` keeps the changes."""
+    """Return the question about files that somebody else has changed. A plain `resume` keeps the changes."""
     more = drift.count - len(drift.lines)
     return Question(
         id="",

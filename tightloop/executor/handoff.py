@@ -81,7 +81,7 @@ class HandOffResult(Value):
 
     end: HandOffEnd
     reason: str = ""
-    """Sentence for a person, which describes what was observed and what to do."""
+    """Sentence for a person that describes the observation and the next step."""
     retryable: bool = False
     """True if waiting may help."""
     receipt: Receipt | None = None

@@ -55,7 +55,7 @@ class DigestItem(Value):
     command: str = ""
     """Command for the next step, if there is a single one."""
     cost_usd: float | None = None
-    """Cost of the whole run so far. None for tasks, whose cost is included in that of their plan."""
+    """Cost of the whole run so far. None for tasks, whose cost is included in their plan's cost."""
     cost_known: bool = True
     """False if `cost_usd` is only a lower bound."""
 

@@ -33,7 +33,7 @@ class Ruling:
     rule: str = ""
     """Name of the rule, such as `policy.protect`. Empty if no rule applied."""
     reason: str = ""
-    """Sentence that tells a person the rule and the alternative."""
+    """Sentence for a person that states the rule and the alternative."""
 
 
 def strictest(rulings: Iterable[Ruling]) -> Ruling:
@@ -123,13 +123,13 @@ class Rubric(Value):
     wall_minutes: _Minutes = 90.0
     """Maximum working time of an iteration in minutes. Deliveries that a limit or an error ended do not count."""
     deleted_files: _Count = 25
-    """Number of unannounced file deletions from which on they are reported."""
+    """Minimum number of unannounced file deletions that is reported."""
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of all lines whose deletion is reported. It applies once at least `deleted_lines` are deleted."""
     deleted_lines: _Count = 500
     """Number of deleted lines below which `deleted_share` is ignored."""
     suppressions: _Count = 5
-    """Net number of added linter suppressions from which on they are reported."""
+    """Minimum net number of added linter suppressions that is reported."""
 
 
 def make_finding(violation: Violation, *, at: tuple[str, str], evidence: str, where: str = "") -> Finding:

@@ -189,8 +189,9 @@ class WorkspaceSettings(Section):
     recently used ones are removed first.
     """
     history: Literal["all", "past"] = "all"
-    """Commits that commands and agents see in a worktree. `past` hides the commits on which the checked-out one is not
-    based, such as later ones and those of other branches. It copies the history, so creating a worktree takes longer.
+    """Commits that commands and agents see in a worktree. `past` hides all commits that are not ancestors of the
+    checked-out commit, such as later commits and commits on other branches. It copies the history, so creating a
+    worktree takes longer.
     """
 
 

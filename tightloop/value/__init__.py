@@ -177,7 +177,10 @@ def last_lines(text: str, limit: int) -> str:
 
 
 def abridge(text: str, limit: int) -> str:
-    """Return the start and the end of `text`, at most `limit` characters in total. The end gets two thirds of them."""
+    """Return the start and the end of `text`, at most `limit` characters in total.
+
+    Two thirds of them are for the end.
+    """
     if len(text) <= limit:
         return text
     start = limit // 3

@@ -78,7 +78,7 @@ class Attempt:
     waits: dict[str, tuple[ChildWait, ...]] = field(default_factory=dict)
     """Open questions by child workflow."""
     is_lost: bool = False
-    """True if the attempt ended without reporting what it wrote."""
+    """True if the attempt ended without reporting its changes."""
     proof: ArtifactRef | None = None
     """Proof of the tree that the only child left behind."""
     approvals: tuple[Approval, ...] = ()
@@ -479,7 +479,7 @@ DRAIN_AGAIN = 4
 """Divisor of `attempts_per_run`: after that many further attempts, draining is tried again."""
 HARD_ATTEMPTS = 8_000
 HARD_EVENTS = 30_000
-"""Number of history events from which on no step starts until a new run follows. The server would end this run at about
+"""Number of history events at which no more steps start until a new run follows. The server would end this run at about
 51 000 events.
 """
 CARRIED_CHARACTERS = 100_000

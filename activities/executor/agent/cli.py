@@ -148,7 +148,7 @@ class Run:
         return Ending(exit_code=result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
 
     def outcome(self, result: ProcessResult) -> ExecutorOutcome:
-        """Return the outcome. Limits and usage seen by the gateway take precedence over what the agent reports."""
+        """Return the outcome. Limits and usage seen by the gateway take precedence over the agent's own report."""
         counters = None if self._gateway is None else self._gateway.read_counters()
         stopped = None if self._stop is None else stopped_outcome(self._stop, self._choice, self._bounds.limit)
         outcome = stopped or self._outcome_at_exit(result, counters)

@@ -24,7 +24,7 @@ from tightloop.host import private_folder
 
 TYPES = {"tree": 2, "blob": 3}
 FAR = 0x80000000
-"""Offset from which on offsets are stored in a separate table."""
+"""Offsets of at least this value are stored in a separate table."""
 
 
 class PackFile:
@@ -115,7 +115,7 @@ def _close_durably(file: IO[bytes]) -> None:
 
 
 STREAMED_BYTES = 16 * 1024 * 1024
-"""Size from which on files are copied in chunks, so that memory use stays constant, and are stored as loose objects."""
+"""Minimum size of files that are copied in chunks, so that memory use stays constant, and stored as loose objects."""
 PIECE_BYTES = 1 << 20
 LOOSE_OBJECTS, LOOSE_BYTES = 100, 4_000_000
 """Maximum number and total size of loose objects per snapshot. Above them, a pack is written, which is 4 times as fast

@@ -297,7 +297,8 @@ class Rules:
     scenarios: bool = False
     """Reject a proof unless all hidden scenarios passed. There must be at least one."""
     base: str = ""
-    """Branch or commit. Reject a proof unless its initial files are those of a commit in its history."""
+    """Branch or commit. Reject a proof unless its initial files match a commit in the history of this branch or commit.
+    """
     countersigned: bool = False
     """Reject a proof unless a second party reproduced it and added its signature."""
 

@@ -1,6 +1,6 @@
 """Semantic comparison of Python files, and comparison of JavaScript by its tokens.
 
-Formatters and linters change tests, but not what they test.
+Formatters and linters change the text of tests, but not their meaning.
 """
 
 import ast
@@ -17,7 +17,7 @@ from tightloop.episode.proof.files import DATA
 CHARACTERS = 200_000
 """Maximum length of files to compare. Longer files count as changed, because parsing them takes too long."""
 _TEXT_COUNTS = re.compile(rb">>>|__doc__|PYTEST_DONT_REWRITE|getsource|getcomments|getdoc|co_firstlineno|f_lineno")
-"""Text that makes docstrings, comments or line numbers part of what is tested."""
+"""Text whose presence means that docstrings, comments or line numbers affect the tests."""
 _DIRECTIVE = re.compile(
     r"#+\s*(?:[a-z][\w.-]*\s*:|!)|(?i:\b(?:noqa|nosec|pragma|ignore|disable|enable|skip|nosonar|noinspection)\b)"
 )

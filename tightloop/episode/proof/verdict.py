@@ -76,7 +76,7 @@ class Changes(NamedTuple):
     """Other files that decide a check and whose changes were announced or approved beforehand."""
     requested: RequestedChanges = RequestedChanges()
     tests: KeptTests = KeptTests()
-    """Comparison of the tests by what they assert."""
+    """Comparison of the tests based on their assertions."""
     environment: tuple[str, ...] = ()
     """Changes to installed files, one line each."""
     suspicious: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Changes(NamedTuple):
     named_tests: bool = False
     """True if the goal names each test file that changed or disappeared."""
     answered: Mapping[str, Approval] = MappingProxyType({})
-    """Answers of people who were already asked about the changes of these files."""
+    """Answers of people who were already asked about the changes to these files."""
 
     @property
     def announced(self) -> bool:

@@ -37,7 +37,7 @@ PART_CHARACTERS = 16_000
 LINES_PER_CHECK = 16
 POSITIONS_PER_CHECK = 1_000
 LONG_CHARACTERS = 300
-"""Length from which on the time limit is checked before reading a line."""
+"""Minimum length of lines before which the time limit is always checked."""
 
 T = TypeVar("T")
 

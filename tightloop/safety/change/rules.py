@@ -79,7 +79,7 @@ def licence_mark(line: str) -> str:
 
 
 PERSONS = 5
-"""Number of distinct addresses from which on a data file counts as personal data.
+"""Number of distinct addresses at which a data file counts as personal data.
 
 A single address may be the author's.
 """
