@@ -1,4 +1,4 @@
-"""Failed tests and project sources: finds the tests that use the code named in a goal, and files without any tests."""
+"""Detection of failed tests that use the code named in a goal, and of files without any tests."""
 
 import re
 from collections import Counter, defaultdict

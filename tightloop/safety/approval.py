@@ -66,8 +66,8 @@ class Approval(Value):
 def find_approval(approvals: Iterable[Approval], change: FileVersion) -> Approval | None:
     """Return the approval that covers a file's change, possibly together with earlier approvals.
 
-    If several approved steps lead to the content, the weakest answer counts: if one of them was only let pass, the
-    change was not asked for.
+    If several approved steps lead to the content, the weakest answer counts: if a person only let one of the steps
+    pass, the whole change does not count as asked for.
     """
     reached: dict[str, Approval | None] = {change.before: None}
     for approval in approvals:

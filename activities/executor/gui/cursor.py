@@ -185,7 +185,7 @@ class CursorEvents:
                 return
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer. Return whether the hook had already taken it; see `Receipts.taken`."""
+        """Withdraw an offer. Return whether the hook had already taken it."""
         folder = self._folder / "next"
         for path in _files(folder):
             if (_read(path) or {}).get("handoff_id") == handoff_id:
