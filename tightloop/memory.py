@@ -45,7 +45,7 @@ class Evidence(Value):
 
     @property
     def retired(self) -> bool:
-        """True if it failed too often to be suggested again."""
+        """True if the pattern failed too often to be suggested again."""
         return self.tried >= LEAST_TRIES and self.rate < LEAST_RATE
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class SeenFailure(Value):
     context: str = ""
     """End of the output, at most `CONTEXT_CHARACTERS` characters."""
     workflow_id: str = ""
-    """Episode that recorded it."""
+    """Id of the episode that recorded the failure."""
     iteration: int = 0
     at: datetime
 
@@ -104,7 +104,7 @@ class Pattern(Value):
     test_template: str = ""
     """Diff of the tests, at most `TEMPLATE_CHARACTERS` characters."""
     workflow_id: str = ""
-    """Episode that recorded it."""
+    """Id of the episode that recorded the pattern."""
     iteration: int = 0
 
     @property

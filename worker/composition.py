@@ -146,7 +146,7 @@ class PlanAdapters:
 
     @property
     def setups(self) -> SandboxedSetups:
-        """The setup commands of projects."""
+        """Runs the setup commands of projects in the sandbox."""
         return SandboxedSetups(self.sandbox, self.sandbox_settings, self.settings.workspace)
 
 

@@ -320,7 +320,7 @@ def owner_file(folder: Path) -> Path:
 
 
 def stamp(pid: int) -> Stamp:
-    """Return a live process's stamp."""
+    """Return the stamp of a live process: its id and start time."""
     return Stamp(pid=pid, created=psutil.Process(pid).create_time())
 
 

@@ -186,7 +186,7 @@ RESULTS_LIMIT = 10
     limit=optional("integer", f"Null: {DEFAULT_RESULTS}", minimum=1, maximum=RESULTS_LIMIT),
 )
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Return the best matches, best first."""
+    """Search the project memory. The best matches come first."""
     if context.memory is None:
         return ToolResult("this project has no memory. Continue without it")
     matches = context.memory.search(arguments["query"], arguments["limit"] or DEFAULT_RESULTS)

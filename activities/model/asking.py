@@ -87,7 +87,7 @@ class Asker:
         self._name = f"model {service.models[0]}" if service.models else "the model"
         self._prompts = Prompts(Path(__file__).parent / "prompts", context_characters=service.context_characters)
         self.sha256 = self._prompts.sha256
-        """Version of the wording used for corrections."""
+        """SHA-256 of the prompt files that ask for corrections, which identifies their version."""
 
     async def ask(self, question: Question, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
         """Ask until `read` accepts a response. It rejects one by raising `UnusableAnswerError` or `ValidationError`.
@@ -152,7 +152,7 @@ class PromptedAsker:
         self._schema = AnswerSchema(name, json.loads((folder / "answer.json").read_text(encoding="utf-8")))
         self._example = self._prompts.render("example.json")
         self.sha256 = self._prompts.sha256
-        """Version of the files."""
+        """SHA-256 of the prompt files, which identifies their version."""
         self.example: dict[str, Any] = json.loads(self._example)
         """The example response in the prompt. A model may copy it, which callers reject."""
 

@@ -48,7 +48,7 @@ class Prompts:
             # With name and length: text that moves from one file to the next must change the digest.
             digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
         self.sha256 = digest.hexdigest()
-        """Version of the files."""
+        """SHA-256 of the prompt files, which identifies their version."""
 
     def render(self, name: str, **values: object) -> str:
         """Return a prompt. A missing value raises an error."""

@@ -134,9 +134,9 @@ class RunnerResult:
     tree: str = ""
     """Tree applied from a child workflow. If empty, the files on disk are used."""
     note: dict[str, Any] | None = None
-    """See `StepResult.note`."""
+    """`ProjectNote` with the step's findings; see `StepResult.note`."""
     qualifier: str = ""
-    """See `StepResult.qualifier`."""
+    """Reason why the child workflow's success is not a plain success; see `StepResult.qualifier`."""
 
 
 class Runner(Protocol):

@@ -154,14 +154,14 @@ class VerifyPlanRequest(Value):
 
 
 class PlanVerification(Value):
-    """The result for the definition of done."""
+    """Result of running a plan's definition of done."""
 
     passed: bool = True
     total: int = 0
     failed: tuple[str, ...] = ()
     """Failed checks. At most 10, with one line each."""
     keys: tuple[str, ...] = ()
-    """Keys of these checks."""
+    """Keys of the failed checks; see `check_key`."""
     flaky: tuple[str, ...] = ()
     """Checks that failed and then passed when they were repeated without a change. They count as passed."""
     tree: str = ""
@@ -199,7 +199,7 @@ class PlanClosed(Value):
     drift: Drift | None = None
     """Deviation from the expected tree. It stays on disk unless the settings say otherwise."""
     delivered: str = ""
-    """See `RunStatus`."""
+    """Place of the plan's result; see `RunStatus.delivered`."""
 
 
 class StepRun(Value):

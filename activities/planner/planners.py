@@ -348,9 +348,9 @@ class ProjectRuff:
         self._lock = Lock()
 
     def rules(self, start: tuple[str, ...], root: Path) -> RuffRules:
-        """Return the rules of the ruff that this command starts in `root`. Blocking.
+        """Return the rules of the ruff version that the command `start` runs in `root`. Blocks.
 
-        If ruff fails, the table is empty and contains the problem.
+        If ruff fails, the result has no rules, and its `problem` contains the reason.
         """
         try:
             version = self._output((*start, "--version"), root)

@@ -102,7 +102,7 @@ class EventLines:
 
 
 WALK_S = 5.0
-"""Timeout for one walk."""
+"""Time limit in seconds for one walk through the folders."""
 _RESTS = 20
 """Pause after a walk, as a multiple of the walk's duration."""
 _EARLIER_NS = 20_000_000

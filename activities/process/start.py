@@ -63,7 +63,7 @@ class ProjectProgram:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRequest:
-    """A program to run. It runs without a shell unless it is one."""
+    """A program to run. It is started without a shell, unless the program itself is a shell."""
 
     program: TrustedProgram | ProjectProgram
     """The program to start outside a sandbox. A sandboxed command is part of the sandbox program's arguments."""
@@ -331,7 +331,7 @@ class Shim:
         self._channel.setblocking(False)
 
     def take(self) -> None:
-        """Read reports. Blocks if the channel is blocking."""
+        """Read the shim's pending reports. Blocks if the channel is blocking."""
         try:
             chunk = self._channel.recv(65_536)
         except BlockingIOError:

@@ -152,7 +152,7 @@ class CheckFinder:
         )
 
     def runs_on(self, tree: WorkingTree) -> Runs:
-        """Return the runner of observed checks."""
+        """Return an object that runs observed checks on a locked tree."""
         return Runs(tree, self._store, self._runner, self.checkouts, should_stop, lambda _work: None)
 
     def read_output(self, result: CheckResult) -> str:
@@ -168,7 +168,7 @@ class _Trial:
         self._runs = finder.runs_on(tree)
 
     def output(self, command: str) -> str:
-        """Return the output of a harmless command."""
+        """Run a harmless command in a fresh checkout, and return its output."""
         with self._finder.checkouts.proof_folder(self._tree.root) as folder:
             view = CheckView(content=folder.folder("empty"), network=False)
             result, _ = self._runs.run_observed_check(Check(run=command, timeout_s=PROBE_S), folder, view, ())

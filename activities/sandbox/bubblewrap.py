@@ -56,8 +56,12 @@ _RETURN = 0x06
 _ALLOW = 0x7FFF0000
 _ERROR = 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-"""Offsets in `struct seccomp_data`. For an argument, this is the lower half on the machines below, and the kernel reads
-no more than that for the family."""
+"""Offsets in `struct seccomp_data`: the system call's number, the architecture and the lower half of the first
+argument.
+
+The lower half is at this offset because all supported machines are little-endian. The kernel reads an address family
+from these 32 bits only.
+"""
 SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, which lets getifaddrs(3) and name look-ups see the sandbox's own
 interfaces. These are numbers because Python knows only the constants of its build system."""
@@ -125,7 +129,8 @@ def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
 NAME = "bubblewrap"
 PROGRAM = "bwrap"
 CALLS, OPTIONS = 10, 11
-"""The descriptors of the seccomp filter and of further options, which are the command's variables."""
+"""File descriptors from which bubblewrap reads the seccomp filter and more options, which set the command's variables.
+"""
 PROBE_S = 10.0
 PROBE_PROCESSES = 64
 NOBODY = "65534"

@@ -173,7 +173,7 @@ class CloseResult(Value):
     drift: Drift | None = None
     """Deviation from the expected tree, which is either still on disk or was undone."""
     delivered: str = ""
-    """See `RunStatus`."""
+    """Place of the episode's result; see `RunStatus.delivered`."""
 
 
 BASE, RESULT = "base", "result"
@@ -416,7 +416,7 @@ def note_opening(ledger: Ledger, request: OpenRequest, call: Call) -> None:
 
 
 def note_adoption(ledger: Ledger, request: AdoptRequest, adopted: AdoptResult, call: Call) -> None:
-    """Record that a person's edits were kept, if any."""
+    """Record that a person's edits were kept. Do nothing if there were none."""
     if request.scope.put_back or adopted.tree == request.expected_tree:
         return
     text = f"kept manual edits in {format_count(adopted.files_changed, 'file')}"

@@ -251,7 +251,7 @@ _NAMED = 5
 
 
 class Caller(NamedTuple):
-    """A connection's caller."""
+    """The person or agent who uses a connection, with the scope of their access."""
 
     scope: Scope
     episode: str = ""

@@ -23,7 +23,7 @@ NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 NICE_SECONDS = (1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 43_200.0, 86_400.0)
 SHARE_STEP = 0.25
 LINES = (("median", "median"), ("p90", "p90"))
-"""A figure's fields, with the names of their lines."""
+"""Fields of a figure that are drawn as lines, each with the name of its line."""
 
 
 @dataclass(frozen=True)

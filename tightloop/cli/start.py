@@ -78,7 +78,7 @@ def find_project(path: str) -> dict[str, str]:
 
 
 def drop_none(**options: Any) -> dict[str, Any]:
-    """Return the options without None."""
+    """Return the options whose value is not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -27,7 +27,7 @@ class FileDelta(Value):
 
     path: str
     added: int | None = None
-    """None for a binary file."""
+    """Number of added lines. None for a binary file."""
     removed: int | None = None
 
 

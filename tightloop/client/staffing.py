@@ -92,7 +92,7 @@ class UnservedHost(NamedTuple):
 
 
 class _RequestQueues(Value):
-    """Relevant part of any kind of request."""
+    """Task queues from the request of any kind of run. Other fields are ignored."""
 
     queues: Queues = Queues.model_construct()
 

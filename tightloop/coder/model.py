@@ -23,7 +23,7 @@ PLANNER, TESTER, REFLECTOR = "planner", "tester", "reflector"
 
 
 class CoderState(StrEnum):
-    """State of a coder, as in the seed "Miracle"."""
+    """State of the coder's state machine."""
 
     INIT = "INIT"
     PLANNING = "PLANNING"

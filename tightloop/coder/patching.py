@@ -240,7 +240,7 @@ def _around_line(text: str, line: int, count: int) -> str:
 
 
 def _nearest(lines: list[str], old_lines: list[str]) -> int | None:
-    """Return the line at which the most lines match, ignoring outer blanks, or otherwise the most similar line."""
+    """Return the line at which most of `old_lines` match, ignoring outer white space, or else the most similar line."""
     votes: dict[int, int] = {}
     at: dict[str, list[int]] = {}
     for number, line in enumerate(lines):

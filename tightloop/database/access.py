@@ -185,7 +185,7 @@ class KeyInUseError(TightloopError):
 
 
 class Stored(Value):
-    """Response to a request."""
+    """Stored response to a request with an idempotency key."""
 
     status: int
     body: str

@@ -479,7 +479,7 @@ class FailedCheck(Value):
 
     name: str
     key: str = ""
-    """See `check_key`."""
+    """Key that identifies the check, as returned by `check_key`."""
     status: CheckStatus = CheckStatus.FAILED
     signature: str = ""
     tail: str = ""

@@ -181,7 +181,7 @@ class ProposedCheck(Value):
 
 
 class WrittenCheck(Value):
-    """The planner's proposal as seen by the workflow."""
+    """Result of asking the planner for a check, as seen by the workflow."""
 
     by_model: bool = False
     """False if no model plans this episode, so nobody was asked."""

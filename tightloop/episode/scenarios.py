@@ -39,7 +39,7 @@ class HiddenScenarios(CallerInput):
     count: int = 0
     """Number of scenarios. In an amendment, 0 withdraws all of them."""
     limit_s: float = 600.0
-    """Sum of their time limits in seconds."""
+    """Sum of the scenarios' time limits in seconds."""
     changes: tuple[str, ...] = ()
     """Earlier commitments, each with the person who replaced it, oldest first. Set by tightloop."""
     withdrawn: tuple[int, ...] = ()
@@ -196,7 +196,7 @@ class ScenarioResult(Value):
     drafts_digest: str = ""
     """Digest of the drafted scenarios, including withdrawn ones."""
     changes: tuple[str, ...] = ()
-    """See `HiddenScenarios`."""
+    """Earlier commitments; see `HiddenScenarios.changes`."""
 
     @property
     def failed(self) -> int:

@@ -73,7 +73,7 @@ _drop_empty = AfterValidator(lambda steps: tuple(step for step in steps if step.
 
 
 class PlanMessage(Value):
-    """A_n, the message from the planner to the executor."""
+    """Message from the planner to the executor, called A_n in the template."""
 
     project: Text = ""
     goal: Text = ""
@@ -90,7 +90,7 @@ class PlanMessage(Value):
 
 
 class PlanRequestMessage(Value):
-    """PR-A_n+1, the report on a plan and the request for the next one."""
+    """Report on a plan and request for the next one, called PR-A_n+1 in the template."""
 
     project: Text = ""
     goal: Text = ""

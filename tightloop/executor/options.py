@@ -206,7 +206,7 @@ def _ignored(choice: ExecutorChoice) -> str:
 
 
 def option_problem(error: ValidationError, model: type[Document], name: str) -> str:
-    """Return the problem with the options of an executor."""
+    """Describe the first error in an executor's options, as a sentence."""
     first = error.errors(include_url=False)[0]
     if first["type"] != "extra_forbidden":
         return f"the options of the executor {name} are not valid: {first_problem(error)}"

@@ -52,7 +52,7 @@ class WorkflowSnapshot(Value):
     status: str
     """Status as in `tightloop list`: `running`, `paused`, `succeeded`, ..."""
     qualifier: str = ""
-    """See `RunResult`."""
+    """Reason why a success is not a plain success; see `RunResult.qualifier`."""
     files_changed: int | None = None
     """Number of files that differ from the initial tree. None if it is unknown."""
     parent: str = ""

@@ -29,17 +29,17 @@ class DigestState(StrEnum):
     """State of a piece of work, as seen by a person. The most urgent comes first."""
 
     ANSWER = "answer"
-    """It waits for a person."""
+    """A run waits for a person."""
     MERGE = "merge"
-    """It succeeded, is proven, and changed files."""
+    """The run succeeded, is proven, and changed files."""
     REVIEW = "review"
-    """It succeeded, but a part of it is not proven or not done."""
+    """The run succeeded, but a part of it is not proven or not done."""
     FAILED = "failed"
     WAITS = "waits"
-    """It can only continue after one of its tasks has been answered."""
+    """The project plan can only continue after one of its tasks has been answered."""
     RUNNING = "running"
     DONE = "done"
-    """It succeeded, and there is nothing to merge."""
+    """The run succeeded, and there is nothing to merge."""
 
 
 class DigestItem(Value):

@@ -104,7 +104,7 @@ class CheckState(Value):
     """State of a project check at the time of the inspection."""
 
     run: str
-    """Command."""
+    """Command of the check."""
     passed: bool | None = None
     """True if the check passed. None if it was not run or timed out."""
     summary: str = ""

@@ -123,7 +123,7 @@ class RunCore(Value):
     drifts: tuple[Drift, ...] = ()
     """File changes on disk that were not made by the run. The last `DRIFTS_KEPT` are kept."""
     delivered: str = ""
-    """Place of the result, see `RunStatus`."""
+    """Place of the result; see `RunStatus.delivered`."""
     worktree: str = ""
     forked_from: str = ""
 
@@ -272,11 +272,11 @@ class RunStatus(Value):
     """
     tree: str = ""
     qualifier: str = ""
-    """See `RunResult`. It is empty while the run is open."""
+    """Reason why a success is not a plain success; see `RunResult.qualifier`. Empty while the run is open."""
     reason: str = ""
     """Reason for the outcome."""
     files_changed: int | None = None
-    """See `RunResult`. None while the run is open."""
+    """Number of files that differ from the initial tree. None if it is unknown, and while the run is open."""
     unattended: bool = False
     """True if stuck work leads to alerts instead of pauses."""
     worktree: str = ""

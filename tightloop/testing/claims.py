@@ -91,7 +91,7 @@ class _Claims:
         return self._of_equality(args[0], args[1]) if name in _EQUAL and len(args) > 1 else Claim.STRONG
 
     def of(self, claim: ast.expr) -> Claim:
-        """Return the claim of an expression."""
+        """Return how much an asserted expression claims about the result."""
         match claim:
             case ast.BoolOp(values=values):
                 return weakest({self.of(value) for value in values})

@@ -15,7 +15,7 @@ GRACE_S = 5.0
 
 
 def main():
-    """Execute the orders from standard input."""
+    """Carry out the requests read from standard input."""
     orders = json.loads(sys.stdin.read())
     orders["root"] = os.getcwd()
     teller = _Teller(orders.pop("nonce"))

@@ -230,7 +230,7 @@ def _fits(tests: tuple[Test | None, ...], names: list[str]) -> bool:
 
 
 def _with_deep(places: set[int], tests: tuple[Test | None, ...]) -> set[int]:
-    """Add the positions after `**` matching zero folders."""
+    """Add the positions that are reached when `**` matches no folder."""
     for position in sorted(places):
         while position < len(tests) and tests[position] is _DEEP:
             position += 1

@@ -137,7 +137,7 @@ def details(connection: Connection, project: str, entry_id: str) -> Details | No
 
 
 def stats(connection: Connection, project: str) -> MemoryStats:
-    """Return the size and the success counts."""
+    """Count a project's entries, and how often its patterns were tried and worked."""
 
     def count(table: Table, *conditions: Any) -> int:
         query = select(func.count()).select_from(table).where(table.c.project == project, *conditions)

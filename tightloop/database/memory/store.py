@@ -388,7 +388,7 @@ class MemoryStore:
             yield from export_rows(connection, name)
 
     def stats(self, project: str) -> MemoryStats:
-        """Return the size and the success counts."""
+        """Count a project's entries, and how often its patterns were tried and worked."""
         with self._reading(project) as (connection, name):
             return stats(connection, name).evolve(project=project)
 

@@ -77,7 +77,7 @@ _TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.]*|\"(?:[^\"\\]|\\.)*\"|[=!<>&|:+*/-]{2
 class _RustTest(NamedTuple):
     name: str
     marks: str
-    """Attributes of the function."""
+    """Rust attributes of the function, such as `#[ignore]`."""
     body: tuple[str, ...]
     """Tokens of the function's body."""
     assertions: tuple[tuple[str, ...], ...]

@@ -113,7 +113,10 @@ class _Names:
             self._by_end.setdefault(dotted.rpartition(".")[2], []).append(dotted)
 
     def covers(self, key: str) -> bool:
-        """Return whether one of the names belongs to a test. A runner may have been started in a subfolder."""
+        """Return whether one of the names denotes the test `key`.
+
+        A name may be relative to a subfolder, because the runner may have been started there.
+        """
         names = self._by_end.get(key.rpartition(".")[2], ())
         return any(key == name or key.endswith(f".{name}") or name.endswith(f".{key}") for name in names)
 

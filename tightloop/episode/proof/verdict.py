@@ -153,7 +153,7 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
 
 
 def checks_without_tests(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> tuple[str, ...]:
-    """Return the commands for which a run with the initial tests is meaningless because they had no initial tests."""
+    """Return the commands whose run with the initial tests is meaningless because they had no initial tests."""
     return tuple(
         check.run
         for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True)

@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
     @property
     def key(self) -> tuple[Violation, str]:
-        """Identity of the use, regardless of its location."""
+        """Identity of the violation, regardless of its location."""
         return self.violation, self.text
 
 
@@ -74,20 +74,20 @@ class Patterns:
         self._paths = [entry for entry in on if entry.rule.paths]
 
     def in_path(self, path: str) -> Iterator[Use]:
-        """Yield the uses that follow from a file's path."""
+        """Yield the violations that follow from a file's path."""
         for entry in self._paths:
             if fits(entry.rule.paths, path):
                 yield Use(entry.violation, entry.rule.layer, (0, 0), path, path)
 
     def in_source(self, text: str) -> Iterator[Use]:
-        """Yield the uses in a file's text, before it is parsed."""
+        """Yield the violations that can be found in a file's text without parsing it."""
         for entry, pattern in self._source:
             if match := pattern.search(text):
                 line = text.count("\n", 0, match.end()) + 1
                 yield Use(entry.violation, entry.rule.layer, (line, 0), match[0][-TEXT_CHARACTERS:])
 
     def in_node(self, placed: ScopedNode, module: Module) -> Iterator[Use]:
-        """Yield the uses in a node of the syntax tree."""
+        """Yield the violations in a node of the syntax tree."""
         node = placed.node
         match node:
             case ast.Import() | ast.ImportFrom():

@@ -53,7 +53,7 @@ def review_code(
 
 
 class _FileReview:
-    """The uses in both versions of a file."""
+    """Review of one file: its violations before and after the change."""
 
     def __init__(self, file: CodeFile, patterns: Patterns, watch: Deadline) -> None:
         self._file = file

@@ -235,7 +235,7 @@ PLACEHOLDER = "any_word"
 
 
 class QuotingContext(StrEnum):
-    """The shell context of a text in a script."""
+    """Shell contexts in which a text in a script can occur, such as quotes or a comment."""
 
     UNQUOTED = "unquoted"
     SINGLE_QUOTED = "single quoted"
@@ -249,7 +249,7 @@ class QuotingContext(StrEnum):
 
 
 class ShellContext(NamedTuple):
-    """The shell context of one text."""
+    """Context of a text in a script, with the delimiter if it is part of a here-document."""
 
     context: QuotingContext
     delimiter: str = ""

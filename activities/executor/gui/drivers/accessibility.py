@@ -20,7 +20,10 @@ _CHUNK = 1 << 16
 
 
 class Accessibility:
-    """Asks the helper process. A helper that does not answer in time is killed, and the next question restarts it."""
+    """Queries the accessibility tree through a helper process.
+
+    A helper that does not answer in time is killed. The next query starts a new one.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
