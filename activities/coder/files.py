@@ -383,7 +383,7 @@ def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
         # One line beyond the limit shows that there are more.
         while number <= LINES_LIMIT:
             path, nul, rest = rest.partition(b"\0")
-            # Before a name there may be group separators and notices about binary matches.
+            # A name may be preceded by group separators and by notices about binary matches.
             while path not in names and b"\n" in path:
                 path = path.partition(b"\n")[2]
             line, end, rest = rest.partition(b"\n")

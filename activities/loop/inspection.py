@@ -305,7 +305,7 @@ def _of_trials(
     for gate, trial in runs:
         count = len(trial.failed_tests)
         failed = f"{count} failed" if count else f"exit code {trial.exit_code}"
-        # Failures that may stay are no work: without a goal, each failed gate becomes a task.
+        # Known failures are not work: without a goal, each failed gate becomes a task.
         known = set(gate.known_failures)
         passed = trial.passed or (bool(known) and known >= set(trial.failed_tests))
         states.append(CheckState(run=gate.run, passed=passed, summary=failed, duration_s=trial.duration_s))

@@ -113,7 +113,7 @@ class Asker:
             answers.append(answer)
             record.append(f"# {answer.model}\n{answer.text}{answer.refusal}")
             if answer.refusal:
-                # Asking again after a refusal is paid and gets the same answer.
+                # Asking again after a refusal costs money and yields the same answer.
                 verdict = Exchange(refusal=answer.refusal)
                 break
             # In a thread: repairing a hostile answer may take seconds and would block the event loop.

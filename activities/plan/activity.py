@@ -458,7 +458,7 @@ class PlanActivities:
         work = self._attempts.prepare(request.run, self._ports.children.preview)
         if isinstance(work, StepResult):
             return work
-        # These steps take a tree over themselves.
+        # Steps of these kinds apply their children's trees themselves.
         takes_over = work.step.capability is Capability.BRANCH or work.step.tree_access is Access.MERGES
         left = request.trees[0] if request.trees and not takes_over else ""
 

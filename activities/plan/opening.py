@@ -303,7 +303,7 @@ class PlanOpener:
                 text=plan_request.source, prompts_sha256=self._prompts_of(scope, plan_request.source)
             ), ""
         if not plan_request.file:
-            # Under the claim already: a workspace that is busy must be rejected before a model is paid.
+            # Under the claim already: a busy workspace must be rejected before a model call costs money.
             written = self._ask().write(scope, plan_request)
             if written.problem:
                 raise InvalidRequestError(f"cannot write a plan for the goal: {written.problem}")

@@ -257,7 +257,7 @@ def _write_files(folder: Path, trees: LockedTrees, files: Files) -> None:
                 name, mode = path.rpartition("/")[2], 0o755 if files[path].mode & 0o100 else 0o644
                 with os.fdopen(os.open(name, _NEW_FILE, mode, dir_fd=descriptor), "wb", buffering=0) as file:
                     for piece in trees.pieces(files[path].blob):
-                        # A raw file may take only a part.
+                        # An unbuffered write may write only a part of the data.
                         while piece:
                             piece = piece[file.write(piece) :]
         finally:

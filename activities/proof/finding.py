@@ -127,7 +127,7 @@ class CheckFinder:
     def _try(self, trial: "_Trial", check: FoundCheck, until: float) -> Iterator[TriedCheck]:
         result = trial.run(check, until)
         yield result
-        # What CI publishes stays out, with all its parts.
+        # If a check was excluded from the start, such as a CI command that publishes, so are its parts.
         if result.not_used and not check.not_used:
             for inner in check.otherwise:
                 yield from self._try(trial, inner, until)

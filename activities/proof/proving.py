@@ -196,8 +196,9 @@ def _measure(
         open_files = tuple(file for file in unannounced if file.path not in answered)
         # If everything was announced or answered, the second run is only evidence; otherwise it covers the rest.
         if restored := open_files or moved_files:
-            # Tests that changed may need the new configuration. More original files together are as good: all but the
-            # announced data, which may hold what the goal asks for, or simply all.
+            # Changed tests may need the new configuration. It is also sufficient if the checks pass with more of the
+            # original files: with all except the announced test data, which may contain what the goal asks for, or with
+            # all.
             but_data = tuple(file for file in guarded if file in restored or file.kind is not FileKind.TEST_DATA)
             runs = (
                 use.run_in_checkout(rooms, checks, TestsFrom.BEGINNING, change.add_earlier(files), moved, beginning)

@@ -105,7 +105,7 @@ class AlignmentChecker:
         if not findings:
             return AlignmentResult()
         left = unanswered_findings(findings, overruled)
-        # A judge decides only where the rules ask: what they deny is not negotiable for a model.
+        # A judge decides only on findings for which the rules ask a person. A model cannot override what they deny.
         open_findings = tuple(finding for finding in left if finding.verdict is Verdict.ASK)
         answer = await self._ask(open_findings, briefing, planner) if open_findings else JudgeAnswer()
         # Without a judge there are no verdicts: nothing is cleared, and a person decides on everything.

@@ -76,7 +76,7 @@ def unusable(command: str, exit_code: int | None, output: str, changed: Iterable
         return "it did not end in time"
     if files := sorted(changed):
         return f"it changes tracked files: {shorten(', '.join(files), 100)}"
-    # Before Python 3.12, unittest is green without tests.
+    # Before Python 3.12, unittest exits with 0 if it finds no tests.
     if "unittest" in command and _NO_TESTS.search(output):
         return _PYTEST_ENDS[5]
     if exit_code == 0:

@@ -69,7 +69,7 @@ def _github_jobs(
             if isinstance(condition := job.get("if"), str) and _evaluate(condition, values, project) is False:
                 continue
             needs = reason or (f"it needs the service {', '.join(services)}" if isinstance(services, dict) else "")
-            # Containers of an interpreter contain the project's environment, others a different system.
+            # The image of an interpreter contains the project's environment. Any other image is a different system.
             if image and not re.search(r"python|node|golang|rust", image):
                 needs = needs or f"it needs the container {image}"
             defaults = [table_of(level, "defaults", "run").get("working-directory") for level in (job, document)]
@@ -109,7 +109,7 @@ def _github_steps(
         secret = next((match[1] for value in variables.values() if (match := re.search(r"secrets\.(\w+)", value))), "")
         fixed = tuple((name, value) for name, value in variables.items() if "${{" not in value)
         script = step.get("run")
-        # Actions and workflows of others get the command as an input.
+        # Third-party actions and workflows receive the command as an input.
         inputs = [value for name, value in table_of(step, "with").items() if _COMMAND_INPUT.search(str(name))]
         script = "\n".join(str(value) for value in inputs) if script is None and inputs else script
         uses = str(step.get("uses", ""))
@@ -130,7 +130,7 @@ def _github_steps(
             # A shell would read other expressions as several words.
             text = _EXPRESSION.sub(_placeholder, str(_fill(script, values)))
             for check in checks_in(project, text, Origin(path, place, fixed)):
-                # Only if the secret is in this step: one of the whole job is for another step.
+                # Only if this step uses the secret: a secret of the whole job is meant for another step.
                 own = secret if any("secrets." in str(value) for value in table_of(step, "env").values()) else ""
                 yield check.evolve(not_used=check.not_used or (f"it needs the secret {own}" if own else ""))
 
@@ -139,7 +139,7 @@ def _fitting(project: Project, job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries of a job's matrix that are closest to this system and the installed interpreter."""
     matrix = table_of(job, "strategy", "matrix")
     for name, value in matrix.items():
-        # A list that the job computes, such as `${{ fromJson(...) }}`, contains the installed version as a rule.
+        # A list that the job computes, such as `${{ fromJson(...) }}`, usually contains the installed version.
         if isinstance(value, str):
             matrix[name] = [version] if (version := _installed(str(name), project)) else []
     ranked = [(_distance(entry, job, project), entry) for entry in _matrix(matrix)]

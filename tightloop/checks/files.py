@@ -135,7 +135,7 @@ def pre_commit_commands(project: Project, hooks: list[str], folder: str) -> Iter
             if repository.get("repo") == "local":
                 command = str(hook.get("entry", ""))
                 if hook.get("pass_filenames", True):
-                    # The files that it gets are unknown, but known programs take a folder.
+                    # The files that it is given are unknown, but known programs accept a folder.
                     command = next((text for text in _HOOKS.values() if text.split()[0] in command.split()), "")
                 else:
                     target = ""

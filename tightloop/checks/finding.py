@@ -226,7 +226,7 @@ def _documented(project: Project, at: Callable[[str], Origin]) -> Iterator[Found
 def _test_files(project: Project) -> Iterator[FoundCheck]:
     """Yield pytest for a project that has tests but does not name a runner."""
     inside = f"{project.folder}/" if project.folder else ""
-    # Tests below the folder of another project belong to that one.
+    # Tests below the folder of another project belong to that project.
     others = () if project.folder else tuple(f"{folder}/" for folder in _folders_below(project))
     paths = (path for path in sorted(project.paths) if path.startswith(inside) and not path.startswith(others))
     tests = next((path for path in paths if _TESTS.search(path)), "")

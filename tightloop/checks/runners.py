@@ -113,7 +113,7 @@ def _delegated(
         yield from checks
         return
     announced = kind_of_name(name)
-    # A target `test` says more than the name of its script, such as `checks.py`.
+    # A target name such as `test` says more than the name of its script, such as `checks.py`.
     kinds = [
         announced or check.kind if check.kind is CheckKind.OTHER else check.kind
         for check in checks

@@ -79,7 +79,7 @@ class Sources:
         wanted = words_of(goal)
         for word in _MODULE_WORDS.findall(goal):
             for part in word.split("."):
-                # A plain word, such as `next`, may mean something else than the function of this name.
+                # A plain word, such as `next`, may mean something other than the function with this name.
                 if part in self.definitions and (part.lower() in wanted or not part.isalpha() or not part.islower()):
                     named.add(part)
                 for stem in {part.lower(), singular(part.lower())} & modules.keys():
@@ -120,7 +120,7 @@ class Sources:
 
     def text_of(self, test: str) -> str:
         """Return the source of a test, given its name as printed by a runner, or "" if it is not found."""
-        # Titles of mocha, jest and TAP are texts in a file.
+        # In mocha, jest and TAP, the title of a test is a string in a file.
         if " " in test and "(" not in test and "::" not in test:
             return next((text for path, text in self.texts.items() if path in self._tests and test in text), "")
         parts = re.findall(r"\w+", re.sub(r"\[.*\]\s*$", "", test, flags=re.DOTALL))

@@ -133,7 +133,7 @@ def tox_commands(
         packages = posixpath.join(top, "src") if project.has_folder(posixpath.join(origin.folder, "src")) else top
         places = {"toxinidir": top, "tox_root": top, "env_site_packages_dir": packages, "envsitepackagesdir": packages}
         variables = []
-        # tox passes no variables on, except those that it is told to.
+        # tox passes on only those variables that the configuration lists.
         for line in _tox_lines(values, "setenv", "set_env", factors=factors):
             key, _, value = _tox_value(line, sections, environment, posargs, places).partition("=")
             if key.strip() and "{" not in value:
@@ -242,7 +242,7 @@ def nox_commands(project: Project, sessions: list[str], origin: Origin) -> Itera
 def _nox_run(call: ast.Call, origin: Origin) -> Iterator[tuple[Origin, str]]:
     words: list[str] = []
     for argument in call.args:
-        # `*session.posargs` is empty by default. A part that is computed otherwise is left out.
+        # `*session.posargs` is empty by default. A part that is computed in any other way is left out.
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
             words.append(argument.value)
         elif not isinstance(argument, ast.Starred):

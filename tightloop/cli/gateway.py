@@ -95,7 +95,7 @@ def gateway_here(options: dict[str, Any] | None) -> Gateway | None:
     Args:
         options: global options, which the gateway does not know about.
     """
-    # They may name another installation than the gateway's.
+    # These options may select a different installation than the gateway's.
     if any((options or {}).values()):
         return None
     try:
@@ -104,7 +104,7 @@ def gateway_here(options: dict[str, Any] | None) -> Gateway | None:
             return None
         # The port in the note may have been taken by another user since; a session must not be sent there.
         check_listener(int(note["address"].rpartition(":")[2]))
-        # Signed here with the page's key, which only this user can read. It outlives no command by much.
+        # Signed here with the page's key, which only this user can read. The session expires after a short time.
         expires = time.time_ns() // 1_000_000 + _SESSION_MS
         session = session_of(page_key(), note["host"], "owner", expires)
         return Gateway(note["address"], note["host"], f"{cookie_name(note['host'])}={session}")

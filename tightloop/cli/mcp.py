@@ -62,7 +62,7 @@ def bridge(path: Path) -> None:
 
 
 def _send(connection: socket.socket) -> None:
-    # `os.read` returns what is there; a buffered read would hold requests back until the buffer is full.
+    # `os.read` returns what is available; a buffered read would hold requests back until the buffer is full.
     while content := os.read(sys.stdin.fileno(), _BYTES):
         connection.sendall(content)
     # Pending requests are still answered.

@@ -196,7 +196,7 @@ async def _cancel(client: TightloopClient, key: str, arguments: Asked, by: str) 
     result = await wait_at_most(END_SECONDS, client.result(key))
     if result is None:
         try:
-            # Tells work that is still stopping, which ends by itself, from a missing worker.
+            # Distinguishes work that is still stopping, and ends by itself, from a missing worker.
             await client.status(key)
         except ServiceUnavailableError as error:
             return f"{key} will end when a worker responds: {error.message}"

@@ -53,7 +53,7 @@ def after_turn(talk: ConversationState, turn: Turn) -> ConversationState:
         node=turn.node,
         turn=turn,
         results=(),
-        # They are part of the node from now on; sent again, the model would read them twice.
+        # They are part of the node from now on. If they were sent again, the model would read them twice.
         said=(),
         correction=turn.problem or ("" if turn.calls else PROPOSE),
         turns=talk.turns + 1,

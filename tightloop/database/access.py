@@ -212,7 +212,7 @@ class IdempotencyKeys:
         now = datetime.now(UTC)
         row = (idempotency_keys.c.principal == principal, idempotency_keys.c.key == key)
         with self._database.writing() as connection:
-            # On each use, because no job would do it; the index on `created` makes it cheap.
+            # On each use, because no background job does it; the index on `created` makes it cheap.
             connection.execute(delete(idempotency_keys).where(idempotency_keys.c.created < now - KEPT))
             stored_row = connection.execute(select(idempotency_keys).where(*row)).mappings().first()
             # Writers are serialized: of two equal requests only one gets here.

@@ -293,7 +293,7 @@ def _waiting_tasks(task: str, tasks: Iterable[LoopTask]) -> tuple[str, ...]:
     """Return the unfinished tasks that depend on a task, directly or indirectly, in order."""
     waiting_ids = {task}
     all_tasks = tuple(tasks)
-    # Each round adds a task or nothing more, so that as many rounds as tasks are enough.
+    # Each round adds at least one task until nothing is left to add, so as many rounds as tasks are enough.
     for _ in all_tasks:
         waiting_ids |= {
             loop_task.task_id for loop_task in all_tasks if not waiting_ids.isdisjoint(loop_task.dependencies)

@@ -194,7 +194,7 @@ class CheckReport(Value):
     @property
     def green(self) -> bool:
         """True if there is at least one check and all checks passed."""
-        # `all` of nothing is true, but no checks are no success.
+        # `all` of an empty sequence is true, but having no checks is not a success.
         return bool(self.results) and all(result.passed for result in self.results)
 
     @property

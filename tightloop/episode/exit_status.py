@@ -86,7 +86,7 @@ def _masked_by(node: "Node", script: str) -> str:
 def with_pipe_status(script: str) -> str:
     """Return a bash script that needs `-o pipefail` and in which a command that ends by SIGPIPE is not a failure."""
     root = parse(script)
-    # The positions of a script that was not understood may be wrong. Bash then reports what is wrong with it.
+    # If the parser found an error, positions may be wrong. If the script is really invalid, Bash reports it.
     if root.has_error:
         return script
     edits: list[tuple[int, str]] = []

@@ -400,7 +400,7 @@ def restore_state(current: EpisodeState, stored: EpisodeState, record: Checkpoin
         evidence=None,
         refused_tree=current.refused_tree,
         scenario_reports=current.scenario_reports,
-        # What was withdrawn stays so.
+        # Withdrawn scenarios stay withdrawn.
         drafts=current.drafts or stored.drafts,
         reviewed=current.reviewed or stored.reviewed,
         tree=record.tree,

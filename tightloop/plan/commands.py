@@ -51,7 +51,7 @@ def judge_command(
         for assignment in (*assignments, *reading.assignments)
         if needs_judging(assignment)
     ]
-    # An incomplete reading may hide more than the allowed commands.
+    # If the script was only parsed partially, it may contain more than the allowed commands.
     excused = {
         violation
         for call in allowed

@@ -588,7 +588,7 @@ class Delivery:
         limit = timedelta(seconds=record.request.executor.wall_limit_s)
         name = record.request.executor.name
         summary = f"{name}: {record.state.plan_title}"
-        # An agent in a window is no process that ends: it has to say that it is done, or a person does.
+        # An agent in an editor window is not a process that ends: the agent or a person has to say that it is done.
         reports = name in IN_A_WINDOW
         try:
             report = await self._points.do(

@@ -273,7 +273,7 @@ class EpisodeView(View):
         )
         if not record.is_running:
             outcome = EpisodeOutcome(record.status.upper())
-            # What was wrong with an earlier iteration is no diagnosis of a success.
+            # A diagnosis of an earlier iteration does not apply to a success.
             diagnosis = "" if outcome is EpisodeOutcome.SUCCEEDED else status.diagnosis
             status = status.evolve(
                 phase=EpisodePhase.CLOSED, outcome=outcome, work=None, questions=(), diagnosis=diagnosis

@@ -98,7 +98,7 @@ class EpisodeCommands(Commands):
                 f"cannot resume: {left[0].id} needs a decision: {', '.join(left[0].names)}. "
                 f"Send an answer, for example: {left[0].example}",
             )
-        # No answer has taken the text along, so the planner gets it.
+        # The text was not used as part of an answer, so the planner gets it.
         if remark.text and (left or not answered):
             if state_changes.has_room_for(record.state, remark.text):
                 record.note(remark.text)

@@ -233,7 +233,7 @@ class Dispatch:
             # The time box spans all attempts of the step, also those before a continue-as-new.
             since = context.progress.first_starts.get(name, now)
             context.progress = context.progress.evolve(first_starts={**context.progress.first_starts, name: since})
-            # At least a second: Temporal takes a timeout of 0 for a missing one and refuses the activity.
+            # At least a second: Temporal treats a timeout of 0 as a missing one and refuses the activity.
             left = max(node.timebox_s - (now - since).total_seconds(), 1.0)
             limit = left if limit is None else min(limit, left)
         return None if limit is None else timedelta(seconds=limit)
@@ -314,8 +314,8 @@ class Dispatch:
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
         """Pause because an activity could not run. After an answer, the activity runs again."""
         if failure.drift is not None:
-            # No question if the changes are known to be this plan's own: the next activity puts them back. Nor if
-            # the tree has moved on meanwhile: then the activity started from one that no longer counts.
+            # No question if the changes are known to be this plan's own: the next activity puts them back. No question
+            # either if the tree has moved on meanwhile: then the activity started from a tree that no longer counts.
             progress = self._context.progress
             if not progress.put_back and failure.drift.expected == progress.tree:
                 self._questions.ask_about_drift(failure.drift)

@@ -290,11 +290,11 @@ class AgentExecutor(AgentHost, Executor):
                 resume=order.resume,
             )
             places = (Path(order.root, name) for name in launch.placeholders)
-            # Only folders that did not exist before: an empty folder of the user stays.
+            # Only folders that did not exist before: the user's own empty folders are kept.
             stack.callback(_remove_empty, [folder for folder in places if not folder.exists()])
             result = run_process(request, cancelled=run.must_stop, started=run.note_start, on_output=run.take)
             run.close()
-        # Only if it exited by itself: a stopped agent may not have come as far as the session.
+        # Only if it exited by itself: a stopped agent may have been stopped before it looked for the session.
         if result.reason is Reason.EXITED and order.resume is not None and reader.unknown_session(run.ending(result)):
             return None
         outcome = run.outcome(result)

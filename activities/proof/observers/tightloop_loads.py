@@ -45,7 +45,7 @@ class Loads:
         events, take = _EVENTS, self._take
 
         def hook(event, details):
-            # Called for each `id()` as well, so nothing else stands here.
+            # Called for each `id()` as well, so the hook does nothing else.
             if event in events:
                 take(event, details)
 
@@ -229,7 +229,7 @@ class Loads:
         """Report modules of the tree that were loaded instead of installed modules with the same name."""
         from importlib.machinery import PathFinder
 
-        # Tests put places such as "." there, which name folders of the tree.
+        # Tests add entries such as ".", which refer to folders of the tree.
         places = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]
         elsewhere = [place for place in places if not (place + "/").startswith(self._roots)]
         elsewhere += [place for place in places if any(part in place + "/" for part in INSTALLED)]

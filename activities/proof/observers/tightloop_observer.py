@@ -97,8 +97,8 @@ def _watch_modules(teller, loads):
     leave, plain, main = sys.exit, SystemExit, _thread.get_ident()
 
     def exit(status=None, /):  # noqa: A001 - it takes the place of `sys.exit`
-        # The class of this name is observed, the one that `sys.exit` raises is not. A thread ends silently only by the
-        # latter.
+        # The name `SystemExit` refers to an observed class, but the original `sys.exit` raises the plain one. Only the
+        # plain one ends a thread silently.
         kind = SystemExit if _thread.get_ident() == main else plain
         raise kind(status) if status is not None else kind
 
@@ -107,7 +107,7 @@ def _watch_modules(teller, loads):
 
     exit.__doc__ = leave.__doc__
     sys.exit = exit
-    # In the main thread, these end the program, and are written in C as well.
+    # In the main thread, these functions end the program. Like the original `sys.exit`, they are written in C.
     _thread.exit = _thread.exit_thread = exit_thread
     import importlib.machinery
 

@@ -59,7 +59,7 @@ class Watching:
         # A group of exceptions is judged by its first member.
         while isinstance(getattr(error, "exceptions", None), (tuple, list)) and error.exceptions:
             error = error.exceptions[0]
-        # Line of the test where the error came out.
+        # The innermost line of a test in the traceback.
         frames = [(self._role(frame.f_code.co_filename)[0], line) for frame, line in walk_tb(error.__traceback__)]
         lines = [line for role, line in frames if role == TEST]
         return {

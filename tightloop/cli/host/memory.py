@@ -186,7 +186,7 @@ def _project(memory: "MemoryStore", reference: str) -> str:
         )
     else:
         current_folder = Path.cwd()
-        # In a subfolder, the project around it is meant.
+        # In a subfolder, use the project that contains it.
         for folder in (current_folder, *current_folder.parents):
             if (name := state_folder(folder).name) in projects:
                 return name

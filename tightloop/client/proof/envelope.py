@@ -26,7 +26,7 @@ MOST_BYTES = 4 << 20
 # Each signature is checked by several processes of ssh-keygen.
 MOST_SIGNATURES = 16
 SIGNATURE_CHARACTERS = 16_384
-# Parsing a number takes quadratic time, and no number of a proof comes near this length.
+# Parsing a number takes quadratic time, and no number in a proof comes near this length.
 INTEGER_DIGITS = 30
 
 

@@ -140,7 +140,7 @@ def _result(check: CheckDetails) -> str:
 def _compare_scenarios(claimed: Statement, reproduced: Statement) -> Point:
     old, new = claimed.predicate.tightloop.scenarios, reproduced.predicate.tightloop.scenarios
     texts = [f"{each.passed} of {each.total} passed" if each else "none" for each in (old, new)]
-    # After an amendment, those that are new have no result on the initial files.
+    # After an amendment, new scenarios have no result on the initial files.
     if old and new and not old.changes and old.failed_before != new.failed_before:
         texts = [f"{each.failed_before} failed on the initial files" for each in (old, new)]
     if texts[0] != texts[1]:

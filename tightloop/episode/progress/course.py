@@ -184,7 +184,7 @@ def _numbers(iteration: Iteration) -> tuple[float, ...]:
 
 def _lowest(before: TrackerMemory, iteration: Iteration) -> tuple[float, ...]:
     numbers = _numbers(iteration)
-    # With another number of numbers their positions no longer correspond, so all of them start over.
+    # If the number of values has changed, their positions no longer correspond, so all of them start over.
     return tuple(map(min, numbers, before.lowest)) if len(numbers) == len(before.lowest) else numbers
 
 

@@ -233,7 +233,7 @@ class _Reader:
             if isinstance(node, ast.ClassDef):
                 scope = _Scope(frozenset())
                 bases = [self._dump(base, scope) for base in node.bases]
-                # What a base class does is not seen here, and unittest's does nothing.
+                # The code of a base class is not visible here, and unittest's base class does nothing.
                 own = [f"base: {base}" for base in bases if not base.endswith("TestCase") and base != "object"]
                 own += [f"decorated: {text}" for text in map(ast.unparse, node.decorator_list)]
                 own += [f"automatic: {item.definition}" for item in self._fixtures(node.body) if item.is_automatic]

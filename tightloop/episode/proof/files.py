@@ -239,7 +239,7 @@ def _make_rules(content: bytes | None) -> dict[str, list[str]]:
             head = _MAKE_RULE.match(line)
             targets = head[1].split() if head else [""]
         for target in targets:
-            # What `.PHONY` names is no file, which changes nothing about the other targets.
+            # `.PHONY` is not a target. Adding names to it does not change the rules of the other targets.
             if target != ".PHONY":
                 rules.setdefault(target, []).append(line)
     return rules
@@ -336,7 +336,7 @@ def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tu
     for other, text in tests.items() if added else ():
         for name in sorted(added & _defined(definition, text)) if other != path else ():
             word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-            # Beyond its own definition.
+            # It must also be used outside its own definition.
             if sum(len(word.findall(used)) for used in tests.values()) > 1:
                 lines.append(f"{path}: {name} takes the place of the one in {other}")
     return tuple(lines)

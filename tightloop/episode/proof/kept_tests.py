@@ -185,7 +185,7 @@ class _Comparison:
     def compare(self) -> KeptTests:
         self._compare_claims()
         same_lines, adds_lines = self._compare_lines()
-        # What is added to tests and helpers may also weaken the old ones, so these run without it.
+        # Additions to tests and helpers may also weaken the old tests, so the old tests run without them.
         kept = {file.path for file in self._files if same_lines and not adds_lines and _is_other_test(file)}
         announced = set[str]()
         for file in self._files:
@@ -251,7 +251,7 @@ class _Comparison:
         if wanted.covers_test(test.name) or _is_named_file(wanted, test.path):
             return True
         has_failed = self._failed.covers(test.key)
-        # A test that failed from the start asks for the work, so nothing that is said in general takes it away.
+        # A test that failed from the start defines the requested work, so no general permission covers losing it.
         if not has_failed and (wanted.everything or self._differs_in_space(lost)):
             return True
         gone = [name for name in self._gone if any(_mentions(claim, name) for claim in test.claims)]

@@ -163,7 +163,7 @@ class LoadedFiles(NamedTuple):
             return FileKind.START_UP
         if _is_of_framework(path, text) or self._is_for_tests_alone(path, observations):
             return FileKind.TEST
-        # The texts of the files that were opened with it say which of them uses it.
+        # The contents of the files that were opened together with it show which of them uses it.
         opened = sorted({other for seen in observations for other in seen.opened if other != path})
         file = path.rpartition("/")[2]
         # Import maps and aliases give a file another name.

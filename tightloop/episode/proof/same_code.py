@@ -76,7 +76,7 @@ def _is_same_script(old: bytes, new: bytes) -> bool:
     if _JOINED.search(before) or _JOINED.search(now):
         return False
     tokens = _script_tokens(before)
-    # A quote of its own belongs to a regular expression, after which texts cannot be told from code.
+    # A lone quote belongs to a regular expression, after which strings cannot be told from code.
     return tokens == _script_tokens(now) and not {'"', "'", "`"} & {*tokens}
 
 

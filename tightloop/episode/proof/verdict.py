@@ -292,7 +292,7 @@ def _of_reports(
             text = f"{check.name}: the command exited with 0, but {checker} {what}"
             yield ProofFinding(rule=ProofRule.NO_REPORT, text=text, evidence=_counts(old, report))
             continue
-        # What the check did from the start is not the work of the episode.
+        # If the check did this from the start, the work of the episode did not cause it.
         was_so = old is not None and before is not None and before.passed
         if report.passed == 0 and not (was_so and old is not None and old.passed == 0):
             text = f"{check.name}: no {checker} test passed, although the command exited with 0"
@@ -306,7 +306,8 @@ def _of_reports(
         absent = missing(tests_before, results, failures_may_stay=may_stay)
         unexplained, released = changes.tests.explain(absent, tests_before, results)
         if _count_passed(results) >= sum(result != SKIPPED for result in tests_before.values()):
-            # Other tests took the place of these, which the delivered sources pass as well.
+            # At least as many tests pass as ran before: missing tests that the delivered sources still pass were
+            # replaced by others.
             unexplained = missing(dict.fromkeys(unexplained, PASSED), with_original.results.get(checker, {}))
         if missing_tests := unexplained or released:
             text = f"{check.name}: {format_count(len(missing_tests), 'original test')} did not pass or did not run"
@@ -379,7 +380,7 @@ def _lacks_new_tests_only(observation: Observation, before: CheckBaseline | None
     old_names = {name for tests in before.observation.results.values() for name in tests}
     failed = [name for name, result in results if result == FAILED]
     lacks_tests = all(file.change is FileChange.ADDED and file.kind is FileKind.TEST for file in changes.restored)
-    # Not with other configuration: it may hold what else the check demands, such as a coverage.
+    # Not with other configuration files: these may contain other requirements of the check, such as a minimum coverage.
     lacks_start_up = bool(failed) and all(file.kind in _RUN_BY_TESTS for file in changes.restored)
     return (lacks_tests or (lacks_start_up and old_names.isdisjoint(failed))) and all(
         observation.complete.get(checker)

@@ -75,7 +75,7 @@ def choose_route(
     if recovery is Recovery.RETRY:
         if attempt < node.retry.attempts and _is_in_time(node, attempt, elapsed):
             return Route(action=RouteAction.RETRY, after_s=backoff_s(node.retry, attempt))
-        # Out of attempts or time: from here on like a failure without a mode.
+        # Out of attempts or time: from here on, treated like a failure without a mode.
         recovery = None
     # Both enumerations have the same values for these.
     last = RouteAction(on_plan_failure.value)

@@ -200,7 +200,7 @@ def limit_patch(patch: str, characters: int) -> tuple[str, int]:
     for text in sections:
         if len(text) > left:
             incomplete += 1
-            # Whole lines only, because a part of one can be read in another way.
+            # Whole lines only, because part of a line could be misread.
             text = text[: text.rfind("\n", 0, left) + 1] if left > 0 else ""
         shown.append(text)
         left -= len(text)
