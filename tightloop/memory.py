@@ -251,13 +251,15 @@ class Profile(NamedTuple):
 
 # Thresholds depend on the model and on the compared texts; tests/benchmarks/memory.py measures them on 60 failures.
 HASHING = Profile(threshold=0.35, loose=0.15)
-"""Keeps 97 % of the correct matches and 1 % of the wrong ones. Purely lexical."""
+"""Thresholds for hashed n-grams, which are purely lexical. They keep 97 % of the correct matches and 1 % of the wrong
+ones.
+"""
 MINILM = Profile(threshold=0.5, loose=0.2)
-"""Keeps 100 % of the correct matches and 4 % of the wrong ones; for free text, 67 % and 9 %. At a threshold of 0.65, no
-free-text matches remain.
+"""Thresholds for `all-MiniLM-L6-v2`. They keep 100 % of the correct matches and 4 % of the wrong ones; for free text,
+67 % and 9 %. At a threshold of 0.65, no free-text matches remain.
 """
 OPENAI = Profile(threshold=0.6, loose=0.35)
-"""Not measured. These are common values for `text-embedding-3-large`."""
+"""Common thresholds for `text-embedding-3-large`. They have not been measured."""
 
 
 class SearchHit(NamedTuple):

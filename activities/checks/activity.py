@@ -41,7 +41,7 @@ class CommandResult(Value):
     """Result of a command."""
 
     exit_code: int | None
-    """None if the command was killed at its time limit or could not start."""
+    """Exit code of the command. None if it was killed at its time limit or could not start."""
     timed_out: bool = False
     duration_s: float = 0.0
     cpu_s: float | None = None

@@ -385,7 +385,7 @@ class RemoteActivities:
     """Activities that copy episodes to a store shared by all hosts. All of them are idempotent."""
 
     copies: Copies | None
-    """None if the settings do not have a bucket."""
+    """Copies in the configured bucket. None if the settings do not have a bucket."""
     workspaces: Workspaces
     ledgers: Ledgers
     has_ended: OpenEpisodes

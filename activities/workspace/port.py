@@ -102,7 +102,9 @@ class RestoreRequest(Value):
     closed: bool = False
     """True if the episode had ended. If so, its cost and checkpoints are also loaded from the store."""
     added_tree: str = ""
-    """See `EpisodeState`. If it is empty because the episode had ended or is a fork, it is looked up."""
+    """Tree of checkpoint 0 with the added test; see `EpisodeState.added_tree`. If it is empty because the episode had
+    ended or is a fork, it is looked up.
+    """
 
 
 class RestoredCheckpoint(Value):

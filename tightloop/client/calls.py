@@ -58,16 +58,20 @@ from tightloop.safety.seal import SealKind
 from tightloop.value import shorten
 
 QUERY_TIMEOUT = timedelta(seconds=5)
-"""Longer than the sticky timeout of our workers, so that a query sent right after a crash reaches the next worker."""
+"""Timeout of a query. It is longer than our workers' sticky timeout, so that a query sent right after a crash reaches
+the next worker.
+"""
 UPDATE_TIMEOUT = timedelta(seconds=20)
 MESSAGE_BYTES = 1_500_000
-"""Temporal accepts values up to 2 MB. A larger update is delivered, but the worker cannot accept it. The workflow then
-hangs until Temporal drops the update, about a minute later.
+"""Maximum size of a message in bytes. Temporal accepts values up to 2 MB. A larger update is delivered, but the worker
+cannot accept it. The workflow then hangs until Temporal drops the update, about a minute later.
 """
 LEVELS_LIMIT = 100
 """Maximum nesting depth of lists and objects. Workflows wrap values in a few more levels than the sender did."""
 _TASK_LOST = "unexpected workflow task failure"
-"""Temporal's error message. The status FAILED_PRECONDITION alone also has other causes, such as a missing worker."""
+"""Temporal's message for a discarded workflow task. The status FAILED_PRECONDITION alone also has other causes, such as
+a missing worker.
+"""
 # Temporal schedules a new workflow task at once; the wait only prevents a busy loop.
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
 

@@ -68,7 +68,7 @@ _MAKE_ONE = Hint(
 LOOK_SECONDS = 3.0
 """Maximum time to wait for the status before a message that needs no worker is sent."""
 REPLAN_TIMEOUT = timedelta(minutes=15)
-"""Includes the time that a planner needs to write the revision."""
+"""Timeout of `replan`, which includes the time that a planner needs to write the revision."""
 
 
 @checks_arguments

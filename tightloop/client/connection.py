@@ -33,7 +33,9 @@ _runtimes: dict[int, Runtime] = {}
 _STARTING = "not healthy yet"
 """Message from a server that has just started."""
 _CUT_OFF = ("connection closed", "broken pipe", "ConnectionReset")
-"""A server that rejects a TLS 1.3 client may close the connection before the reason can be read."""
+"""Error texts of a connection that was cut off. A server that rejects a TLS 1.3 client may close the connection before
+the reason can be read.
+"""
 _STARTING_WAIT = timedelta(milliseconds=100)
 
 Bounded = Callable[[str, timedelta], AbstractAsyncContextManager[None]]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL = timedelta(milliseconds=500)
 """Minimum interval between two reads of a busy workflow, and between two attempts that get no response."""
 PARKED = timedelta(seconds=70)
-"""Longer than Temporal's long poll, which returns after 20 s even without events."""
+"""Timeout of a long poll. Temporal itself returns after 20 s even without events."""
 # A closed run changes only if a person restores or restarts it.
 _CLOSED_WAIT = timedelta(seconds=5)
 # Followers must not wait forever for a poll that was interrupted without an error.
@@ -84,7 +84,7 @@ class Feed:
                 del self._reads[name]
 
     async def wait_for_change(self, since: int) -> None:
-        """Wait until the workflow may have changed since `moves` was `since`."""
+        """Wait until the workflow may have changed since `moves` had the value `since`."""
         # No `await` between comparison and wait, so that no change is lost.
         if self.moves == since:
             with contextlib.suppress(TimeoutError):

@@ -16,7 +16,9 @@ from tightloop.client.connection import CALL_TIMEOUT, Bounded
 from tightloop.client.execution import SEALS, Execution, moment, version_name
 
 POLLER_FRESH = timedelta(seconds=70)
-"""A poll lasts up to 60 s. A worker that has not polled for longer is gone, although Temporal still lists it."""
+"""Time after its last poll for which a worker counts as present. A poll lasts up to 60 s. A worker that has not polled
+for longer is gone, although Temporal still lists it.
+"""
 MISSED_HEARTBEATS = 3
 """Number of missed heartbeats after which a worker is considered dead. Temporal still lists it for minutes."""
 LEAST_PATIENCE = timedelta(seconds=3)

@@ -192,7 +192,7 @@ class CoderInput(Value):
     """The stored `EpisodeRequest`."""
     home: str = ""
     absence_s: float = 60.0
-    """Same as in the episode's `Queues`."""
+    """Value of `absence_s` in the episode's `Queues`."""
     within: str = ""
     """Id of the workflow that owns the workspace."""
     key: str = ""

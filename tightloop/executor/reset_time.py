@@ -9,11 +9,12 @@ from zoneinfo import ZoneInfo
 LONGEST_WAIT = timedelta(days=31)
 """Longest plausible wait. If a reset is more than a billing month away, the number was misread."""
 CLOCK_SLACK = timedelta(minutes=2)
-"""A time of day that passed less than this long ago means now rather than tomorrow, because agents omit the seconds."""
+"""Time within which a time of day that has just passed means now rather than tomorrow, because agents omit the seconds.
+"""
 EPOCH_FROM = 1e9
-"""Smaller numbers are seconds from now. Larger numbers are Unix timestamps in seconds (this value is in 2001)."""
+"""Lower limit of Unix timestamps in seconds (this value is in 2001). Smaller numbers are seconds from now."""
 EPOCH_MS_FROM = 1e11
-"""Larger numbers are Unix timestamps in milliseconds (this value is in 1973)."""
+"""Lower limit of Unix timestamps in milliseconds (this value is in 1973)."""
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0, "mo": 2_592_000.0}
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
