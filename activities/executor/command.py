@@ -44,7 +44,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 def fill(template: Sequence[str], order: WorkOrder, plan_file: Path, workspace: str) -> tuple[str, ...]:
-    """Replace the placeholders in a template. `workspace` is the project's path inside the sandbox.
+    """Replace the placeholders in a template. `workspace` is the path of the project's folder inside the sandbox.
 
     Raises:
         ExecutorError: a placeholder is unknown.

@@ -110,7 +110,7 @@ class InspectRequest(Value):
     scope: EpisodeScope
     goal: str = ""
     folder: str = ""
-    """The project's folder below the top of the working tree."""
+    """Folder of the project, relative to the top of the working tree. Empty for the top itself."""
     episode: str = ""
     packet_id: str = ""
     """Id of an existing packet."""
@@ -185,13 +185,13 @@ class InspectionActivities:
             snapshot: tree id of the snapshot.
             store: store for the output of trial runs.
             named: gates chosen by people, most specific first.
-            folder: the project's folder below the top of the tree.
+            folder: the project's folder, relative to the top of the tree; "" for the top itself.
             before: gates found when the work began. Removing a gate's configuration must not remove the gate.
             base: tree id of the files when the work began. A check of theirs that is not in `before` could not run.
         """
         if chosen := next(filter(None, named), ()):
             return chosen
-        # New kinds of gates only: the others have not to get worse, which a run on the finished work cannot tell.
+        # Only new kinds of gates: the others must not get worse, which a run on the finished work alone cannot show.
         covered = {family_of_command(gate.run) for gate in before}
         tried = self.finder(store).try_checks(
             tree, snapshot, folder=folder, covered=covered, before=base if before else ""

@@ -78,13 +78,13 @@ class CheckFinder:
         Args:
             tree: working tree whose store contains the snapshot.
             snapshot: tree id of the files.
-            goal: the work's goal, which tells which failed tests the work is about.
-            folder: the project's folder below the top of the tree.
+            goal: goal of the work, used to find the failed tests that the work should fix.
+            folder: the project's folder, relative to the top of the tree; "" for the top itself.
             covered: families of checks to leave out.
             before: tree id of earlier files. Commands that these name are left out.
 
         Raises:
-            CancelledError: the activity was cancelled meanwhile.
+            CancelledError: the activity was cancelled in the meantime.
             InvalidRequestError: the tree has no such folder.
         """
         trees = LockedTrees(tree)

@@ -80,8 +80,9 @@ class Variants:
     def find_unrepeatable_tests(self) -> tuple[str, ...]:
         """Return the original pytest tests that pass, but fail an assertion when they run again in the same process.
 
-        Files that a test leaves behind are not the cause, because it must do so in two processes in one checkout. On
-        the initial tree it must not have done so, nor other tests of its file if it failed there.
+        Files that a test leaves behind are ruled out as the cause, because the test must fail in two processes in one
+        checkout. A test that already did so on the initial tree does not count. Neither does a test that failed on the
+        initial tree if another test of its file did so there.
         """
         sources = {path for path in self._change.sources.files if path.endswith(".py")}
         runs = [

@@ -36,9 +36,9 @@ _ALL_GATES = ("gate:tier0", *_GATES)
 
 
 def is_read(path: str, top: str = "") -> bool:
-    """Return whether a file may describe checks of a project. Files of subfolders count down to two levels.
+    """Return whether a file may describe the checks of the project in the folder `top`.
 
-    `top` is the project's folder.
+    Files up to two folder levels below `top` are considered.
     """
     if _OF_CI.fullmatch(path):
         return True
@@ -49,12 +49,15 @@ def is_read(path: str, top: str = "") -> bool:
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Return whether a relative path is in a folder, or is the folder. The folder "" contains everything."""
+    """Return whether a relative path is inside a folder, or is the folder itself. The folder "" contains everything."""
     return not folder or path == folder or path.startswith(f"{folder}/")
 
 
 def is_project_folder(folder: str) -> bool:
-    """Return whether a folder can be the root of a project. It may be up to two levels below the root of the tree."""
+    """Return whether a folder can be the root of a project.
+
+    `folder` is relative to an outer project, and may be up to two levels below it.
+    """
     return not folder or (folder.count("/") < 2 and not _NO_PROJECTS.search(folder))
 
 
@@ -93,7 +96,7 @@ def _of_folder(project: Project) -> Iterator[tuple[FoundCheck, ...]]:
 
 
 def _folders_below(project: Project) -> list[str]:
-    """Return the folders below the top that contain projects of their own."""
+    """Return the folders below the project's folder that contain projects of their own."""
     top = project.folder
     folders = {posixpath.dirname(path) for path in project.texts if posixpath.basename(path) in _MANIFESTS}
     below = (folder for folder in folders if folder != top and is_within(folder, top))

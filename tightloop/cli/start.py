@@ -68,7 +68,10 @@ def read_request_file(path: Path) -> dict[str, Any]:
 
 
 def find_project(path: str) -> dict[str, str]:
-    """Return the workspace of a project's path, and the project's folder if that is below the top of a repository."""
+    """Return the fields `workspace` and `folder` for the path of a project.
+
+    `folder` is set only if the project is below the top of a repository.
+    """
     project, home = Path(path).expanduser().resolve(), Path.home().resolve()
     top = next((folder for folder in (project, *project.parents) if os.path.lexists(folder / ".git")), project)
     # A repository around the home folder contains settings, not the projects below it.

@@ -78,7 +78,7 @@ class Check(CallerInput):
 
 
 def start_in(folder: str, command: str) -> str:
-    """Return a command that starts in a folder below the top of the working tree.
+    """Return the command, changed to start in a folder below the top of the working tree.
 
     A command that already does so, or that starts in a folder below that folder, stays the same.
     """
@@ -89,7 +89,7 @@ def start_in(folder: str, command: str) -> str:
 
 
 def checks_in(folder: str, checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Return checks whose commands start in a folder below the top of the working tree."""
+    """Return the checks with commands that start in a folder below the top of the working tree."""
     return tuple(check.evolve(run=start_in(folder, check.run)) for check in checks) if folder else checks
 
 

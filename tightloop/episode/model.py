@@ -92,7 +92,7 @@ def planner_problem(name: str) -> str:
 
 
 def folder_problem(folder: str) -> str:
-    """Return the error in a project folder, or "" if it is empty or a path below the top of the working tree."""
+    """Return the error in the path of a project's folder, or "" if it is empty or below the top of the working tree."""
     if not folder or (posixpath.normpath(folder) == folder and not folder.startswith(("/", "..", "-", "~"))):
         return ""
     return (
@@ -133,8 +133,8 @@ class EpisodeRequest(CallerInput):
     workspace: str = ""
     """Absolute path of a git working tree on the workspace worker's host."""
     folder: str = ""
-    """Folder of the project below the top of the working tree, such as `services/api`. The project's own checks are
-    found there. Checks and the setup command start in it.
+    """Folder of the project, relative to the top of the working tree, such as `services/api`. The project's own checks
+    are found there, and checks and the setup command start there.
     """
     definition_of_done: tuple[Check, ...] = ()
     """Checks that must pass. If empty, they are derived from the project's files."""
@@ -250,7 +250,7 @@ class EpisodeRequest(CallerInput):
             )
 
     def starting_in_folder(self) -> Self:
-        """Return the request with commands that start in the project's folder."""
+        """Return the request with its commands changed to start in the project's folder."""
         if not self.folder:
             return self
         checks, setup = checks_in(self.folder, self.definition_of_done), start_in(self.folder, self.setup)

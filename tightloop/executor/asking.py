@@ -148,7 +148,7 @@ Write one line to the file `{ENDING_FILE}` at the top of the project, and stop: 
 
 
 def folder_hint(folder: str) -> str:
-    """Return a sentence that tells an executor where the project is, or "" if it is at the top of the repository."""
+    """Return a sentence that tells an executor the project's folder, or "" if it is the top of the repository."""
     where = f"The project is in the folder `{folder}`. Paths and commands are relative to the top of the repository."
     return f"\n{where}\n" if folder else ""
 

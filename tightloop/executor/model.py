@@ -144,7 +144,7 @@ class WorkOrder(Value):
     root: str
     """Absolute path of the working tree."""
     folder: str = ""
-    """Folder of the project below `root`."""
+    """Folder of the project, relative to `root`. Empty for `root` itself."""
     plan: PlanMessage
     prompt: str
     """The plan message as Markdown."""

@@ -185,8 +185,8 @@ class LoopRequest(CallerInput):
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
     folder: str = ""
-    """Folder of the project below the top of the working tree, such as `services/api`. The project's own gates are
-    found there. Gates and the setup command start in it.
+    """Folder of the project, relative to the top of the working tree, such as `services/api`. The project's own gates
+    are found there, and gates and the setup command start there.
     """
     goal: str = ""
     """Goal of the plan. If empty, the plan addresses the open problems in the packet."""
@@ -231,7 +231,7 @@ class LoopRequest(CallerInput):
             raise InvalidRequestError(problem)
 
     def starting_in_folder(self) -> Self:
-        """Return the request with commands that start in the project's folder."""
+        """Return the request with its commands changed to start in the project's folder."""
         if not self.folder:
             return self
         return self.evolve(gates=checks_in(self.folder, self.gates), setup=start_in(self.folder, self.setup))
