@@ -263,10 +263,10 @@ class Difference:
             kind = self._guards.kind_of(path, change)
             if kind is None or path in self._rewritten:
                 continue
-            if kind is FileKind.CONFIGURATION and change is FileChange.MODIFIED:
-                old, new = self.before[path], self.after[path]
-                contents = self._trees.read((old.blob, new.blob))
-                if is_same_setup(path, contents[old.blob], contents[new.blob]):
+            if kind is FileKind.CONFIGURATION and change is not FileChange.DELETED:
+                old, new = self.before.get(path), self.after[path]
+                contents = self._trees.read((new.blob, *((old.blob,) if old is not None else ())))
+                if is_same_setup(path, contents[old.blob] if old is not None else None, contents[new.blob]):
                     continue
             yield ChangedFile(path=path, kind=kind, change=change)
 

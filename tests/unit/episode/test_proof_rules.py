@@ -73,6 +73,41 @@ def test_metadata_of_a_package_is_not_configuration_of_its_checks() -> None:
     assert not is_same_setup("pyproject.toml", b"not toml [", b"[tool]\n")
 
 
+CRATE = b"""[package]
+name = "csv"
+version = "0.1.0"
+
+[dependencies]
+quote = "1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("new", "same"),
+    [
+        (CRATE.replace(b"0.1.0", b"0.2.0") + b'more = { path = "crates/more" }\n', True),
+        (b'[workspace]\nmembers = ["crates/more"]\n' + CRATE, True),
+        (b'[workspace]\nmembers = ["crates/more"]\ndefault-members = ["crates/more"]\n' + CRATE, False),
+        (CRATE.replace(b'quote = "1"', b'quote = { path = "crates/quote" }'), False),
+        (CRATE + b'std = { path = "crates/std" }\n', False),
+        (CRATE.replace(b'name = "csv"', b'name = "csv"\nautotests = false'), False),
+        (CRATE + b'[patch.crates-io]\nquote = { path = "crates/quote" }\n', False),
+        (CRATE + b"[lib]\ntest = false\n", False),
+        (CRATE + b"[profile.test]\nopt-level = 3\n", False),
+    ],
+)
+def test_only_packages_members_and_descriptions_may_be_added_to_a_crate(new: bytes, same: bool) -> None:
+    assert is_same_setup("Cargo.toml", CRATE, new) is same
+    assert not is_same_setup("Cargo.toml", new, b"[package]\n")
+
+
+def test_a_new_crate_is_no_configuration_unless_it_runs_while_it_is_built() -> None:
+    assert is_same_setup("crates/more/Cargo.toml", None, CRATE)
+    assert not is_same_setup("crates/more/Cargo.toml", None, CRATE.replace(b"[dep", b'build = "run.rs"\n[dep'))
+    assert not is_same_setup("crates/more/Cargo.toml", None, CRATE + b"[lib]\nproc-macro = true\n")
+    assert not is_same_setup("GNUmakefile", None, b"test:\n\ttrue\n")
+
+
 def test_lines_that_make_any_check_pass_are_found_where_they_are_new() -> None:
     code = "import os\nos._exit(0)\n\n\nclass A:\n    def __eq__(self, o):\n        '''Any.'''\n        return True\n"
     assert suspicious_lines("a.py", "", code) == ("a.py:2: os._exit(0)", "a.py:8: return True")

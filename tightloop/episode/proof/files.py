@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tightloop.episode.proof import FileChange, FileKind
@@ -171,32 +171,20 @@ def _is_data(path: str) -> bool:
 def is_same_setup(path: str, old: bytes | None, new: bytes | None) -> bool:
     """Return whether the parts of a manifest that checkers read are the same, or only stricter.
 
-    Higher thresholds, and targets or scripts added to the existing ones, do not weaken the checks. The result is False
-    for any other changed file.
+    Higher thresholds, targets or scripts added to the existing ones, and packages added to a crate do not weaken the
+    checks. Of new files (`old` is None), only the manifest of a crate without a build script can be the same. The
+    result is False for any other changed file.
     """
     if old == new:
         return True
     name = path.rpartition("/")[2]
+    if old is None and name != "Cargo.toml":
+        return False
     try:
-        match name:
-            case "pyproject.toml":
-                return _is_as_strict(_pyproject(old), _pyproject(new))
-            case "package.json":
-                before, now = _package_json(old), _package_json(new)
-                return _keeps_scripts(before, now) and _is_as_strict(before, now)
-            case "tox.ini":
-                return _keeps_environments(_setup_cfg(old), _setup_cfg(new))
-            case "noxfile.py":
-                return _keeps_sessions(ast.parse(old or b""), ast.parse(new or b""))
-            case "setup.cfg" | ".coveragerc":
-                return _is_as_strict(_setup_cfg(old), _setup_cfg(new))
-            case "Makefile" | "makefile" | "GNUmakefile":
-                before, now = _make_rules(old), _make_rules(new)
-                return all(now.get(target) == rules for target, rules in before.items())
+        return name in _SETUPS and _SETUPS[name](old, new)
     # A manifest that cannot be parsed counts as changed: the checker may read it differently.
     except (ValueError, configparser.Error, AttributeError, RecursionError):
         return False
-    return False
 
 
 def _pyproject(content: bytes | None) -> dict[str, Any]:
@@ -226,6 +214,42 @@ def _keeps_scripts(old: dict[str, Any], new: dict[str, Any]) -> bool:
         new["scripts"] = {name: text for name, text in now.items() if name in before}
         old["scripts"] = before
     return True
+
+
+def _keeps_package_json(old: bytes | None, new: bytes | None) -> bool:
+    before, now = _package_json(old), _package_json(new)
+    return _keeps_scripts(before, now) and _is_as_strict(before, now)
+
+
+def _keeps_targets(old: bytes | None, new: bytes | None) -> bool:
+    before, now = _make_rules(old), _make_rules(new)
+    return all(now.get(target) == rules for target, rules in before.items())
+
+
+def _keeps_crate(old: bytes | None, new: bytes | None) -> bool:
+    """Return whether a crate's manifest is new, or only gains packages, members and descriptions."""
+    now = tomllib.loads((new or b"").decode())
+    if old is None:
+        return "build" not in now.get("package", {}) and not now.get("lib", {}).get("proc-macro")
+    before = tomllib.loads(old.decode())
+    for name in ("dependencies", "dev-dependencies", "build-dependencies"):
+        _drop_added(before, now, name)
+    # A workspace may gain members, or be new, but not choose which of them are tested.
+    workspace, members = now.get("workspace", {}), before.get("workspace", {}).get("members", [])
+    if set(members) <= set(workspace.get("members", [])):
+        workspace["members"] = members
+        _drop_added(before.setdefault("workspace", {"members": []}), workspace, "dependencies")
+        now["workspace"] = workspace
+    for document in (before, now):
+        package = document.get("package", {})
+        document["package"] = {name: value for name, value in package.items() if name not in _PACKAGE["cargo_notes"]}
+    return before == now
+
+
+def _drop_added(before: dict[str, Any], now: dict[str, Any], table: str) -> None:
+    """Remove the packages that a table gained, except those that replace a crate of the language."""
+    known, added = before.setdefault(table, {}), now.setdefault(table, {})
+    now[table] = {name: it for name, it in added.items() if name in known or name in _PACKAGE["cargo_crates"]}
 
 
 def _make_rules(content: bytes | None) -> dict[str, list[str]]:
@@ -268,6 +292,17 @@ def _setup_cfg(content: bytes | None) -> dict[str, dict[str, str]]:
     parser.read_string((content or b"").decode())
     sections = (name for name in parser.sections() if name.partition(".")[0] not in _PACKAGE["setup_sections"])
     return {name: dict(parser[name]) for name in sections}
+
+
+_SETUPS: Mapping[str, Callable[[bytes | None, bytes | None], bool]] = {
+    "pyproject.toml": lambda old, new: _is_as_strict(_pyproject(old), _pyproject(new)),
+    "package.json": _keeps_package_json,
+    "tox.ini": lambda old, new: _keeps_environments(_setup_cfg(old), _setup_cfg(new)),
+    "noxfile.py": lambda old, new: _keeps_sessions(ast.parse(old or b""), ast.parse(new or b"")),
+    **dict.fromkeys(("setup.cfg", ".coveragerc"), lambda old, new: _is_as_strict(_setup_cfg(old), _setup_cfg(new))),
+    "Cargo.toml": _keeps_crate,
+    **dict.fromkeys(("Makefile", "makefile", "GNUmakefile"), _keeps_targets),
+}
 
 
 # -- lines that can make any check pass -------------------------------------------------------------
