@@ -17,6 +17,7 @@ _PATTERNS = {
     for name, text in read_toml("tightloop.safety", "announcement.toml").items()
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)*(?!\w)")
 _TOKEN = re.compile(r"\w+(?:[.%-]\w+)*")
 
 
@@ -117,6 +118,20 @@ class RequestedChanges(NamedTuple):
             return all(self._is_wanted(match.start()) for match in occurrences)
         words = _TOKEN.findall(value)
         return len(words) > 1 and all(self.wants(word) for word in words)
+
+    def wants_more_of(self, old: str, new: str) -> bool:
+        """Return whether a text loses a number that the request wants, and gains none that it names after that number.
+
+        In this case the new text does not follow from the request, even if all its values occur there: in
+        "10, 11, 13 -> 11.33", the result is the last one.
+        """
+        before, now = {*_NUMBER.findall(old)}, {*_NUMBER.findall(new)}
+        last = max(map(self._last_place, now - before), default=-1)
+        return any(self.wants(number) and self._last_place(number) > last for number in before - now)
+
+    def _last_place(self, number: str) -> int:
+        places = re.finditer(rf"(?<![\w.]){re.escape(number)}(?!\w|\.\d)", self.goal)
+        return max((match.start() for match in places), default=-1)
 
     def _is_wanted(self, position: int) -> bool:
         clause = _CLAUSE.split(self.goal[:position])[-1]

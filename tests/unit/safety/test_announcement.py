@@ -104,3 +104,12 @@ def test_a_goal_announces_new_configuration_by_what_it_is_for() -> None:
     assert requested.covers("tox.ini", is_test=False, is_new=True)
     assert not requested.covers("build.rs", is_test=False), "it was there"
     assert not requested.covers("pytest.ini", is_test=False, is_new=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lost"),
+    [("mean 11.33", "mean 11", True), ("mean 11", "mean 11.33", False), ("mean 12", "mean 11", False)],
+)
+def test_a_number_that_the_goal_wants_may_not_make_way_for_another_one(old: str, new: str, lost: bool) -> None:
+    requested = find_requested_changes("The mean has to have two decimals (10, 11, 13 -> 11.33)")
+    assert requested.wants_more_of(old, new) is lost

@@ -289,6 +289,8 @@ class _Comparison:
 
     def _is_wanted(self, old: Sequence[str], new: Sequence[str]) -> bool:
         fresh = [value for value in new if value not in old]
+        if self._requested.wants_more_of(" ".join(old), " ".join(new)):
+            return False
         return bool(fresh) and all(map(self._requested.wants, fresh))
 
     def _is_inert(self, path: str, old: AssertedModule | None, new: AssertedModule | None) -> bool:
@@ -359,7 +361,7 @@ class _Comparison:
             words = difflib.SequenceMatcher(None, old_words, new_words, autojunk=False)
             added = [new_words[a:b] for tag, _, _, a, b in words.get_opcodes() if tag in ("insert", "replace")]
             fresh_words = [word for part in added for word in part if word[0].isalnum() or word[0] == "_"]
-            if not fresh_words:
+            if not fresh_words or self._requested.wants_more_of(old_text, new_text):
                 return False
             fresh += fresh_words
         return bool(fresh) and all(map(self._requested.wants, fresh))
