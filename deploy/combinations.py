@@ -9,17 +9,9 @@ from tightloop.run.outcome import Facts, exit_code, headline, qualify
 WORK, CHECKS = ("none", "unchanged", "changed"), ("red to green", "green", "no tests", "red", "killed")
 SKIPPED, ANSWER = ("none", "some", "all"), ("none", "skip", "accept", "cancel")
 SUCCESS = {"episode": "succeeded", "plan": "completed", "project plan": "verified"}
+DIMENSIONS = (WORK, CHECKS, SKIPPED, ANSWER)
+"""Values of each field of a combination, after the kind of run."""
 _STEPS = ("build", "lint", "publish")
-
-
-class Combination(NamedTuple):
-    """One combination, or several with the same outcome. Each field contains values of the tuples above."""
-
-    kind: str
-    work: Any
-    checks: Any
-    skipped: Any
-    answer: Any
 
 
 class Outcome(NamedTuple):
@@ -87,40 +79,52 @@ def _reason_against(kind: str, work: str, checks: str, skipped: str, answer: str
     return ""
 
 
-def merge(kind: str) -> list[tuple[Combination, Outcome]]:
-    """Return the combinations of one kind of run, merged where they differ in one field and have one outcome."""
-    found: dict[Outcome, list[tuple[Any, ...]]] = {}
-    for values in product(WORK, CHECKS, SKIPPED, ANSWER):
-        found.setdefault(find_outcome(kind, *values), []).append(tuple((value,) for value in values))
-    return [(Combination(kind, *fields), outcome) for outcome, rows in found.items() for fields in _merge_rows(rows)]
-
-
-def _merge_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Merge rows that are equal but for one field, field by field."""
-    for place in reversed(range(4)):
-        merged: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        for row in rows:
-            rest = (*row[:place], *row[place + 1 :])
-            merged[rest] = (*merged.get(rest, ()), *row[place])
-        rows = [(*rest[:place], values, *rest[place:]) for rest, values in merged.items()]
-    return rows
-
-
 def combination_rows() -> Iterator[str]:
-    """Yield the lines of the table of all combinations that can occur."""
-    yield "| kind | work | checks | skipped | answer | last line | exit code |"
+    """Yield the lines of the table of all combinations that can occur.
+
+    A plan has the row of an episode: its last line differs in the first word and names the skipped steps.
+    """
+    yield "| run | work | checks | skipped | answer | last line | exit code |"
     yield "|---|---|---|---|---|---|---|"
-    for kind in SUCCESS:
-        for combination, outcome in merge(kind):
-            if outcome.never:
-                continue
-            values = zip(combination[1:], (WORK, CHECKS, SKIPPED, ANSWER), strict=True)
+    for kinds in (("episode", "plan"), ("project plan",)):
+        rows = {values: _shown(find_outcome(*values)) for values in product(kinds, *DIMENSIONS)}
+        for shown, covered in _widest_rows(rows, (kinds, *DIMENSIONS)):
+            values = zip(covered[1:], DIMENSIONS, strict=True)
             cells = ["any" if len(some) == len(every) else ", ".join(some) for some, every in values]
-            line = "none: the run waits for a person" if outcome.status == "paused" else f"`{outcome.line}`"
-            yield f"| {kind} | {' | '.join(cells)} | {line} | {outcome.code} |"
+            yield f"| {', '.join(kinds)} | {' | '.join(cells)} | {shown} |"
+
+
+def _shown(outcome: Outcome) -> str:
+    """Return the last cells of a row, empty if the combination cannot occur; skipped steps are not named."""
+    if outcome.never:
+        return ""
+    if outcome.status == "paused":
+        return f"none: the run waits for a person | {outcome.code}"
+    if outcome.facts is None:
+        return f"`{outcome.line}` | {outcome.code}"
+    status = SUCCESS["episode"] if outcome.status == SUCCESS["plan"] else outcome.status
+    unskipped = Outcome(status, outcome.facts._replace(skipped=()))
+    return f"`{unskipped.line}` | {unskipped.code}"
+
+
+def _widest_rows(rows: dict[tuple[str, ...], str], fields: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, Any]]:
+    """Yield outcomes with the values that lead to them; rows are wide, because they may cover what cannot occur."""
+    uncovered = {values for values, shown in rows.items() if shown}
+    for values, shown in rows.items():
+        if values not in uncovered:
+            continue
+        covered = [(value,) for value in values]
+        for place, value in ((place, value) for place, every in enumerate(fields) for value in every):
+            wider = [*covered]
+            wider[place] = tuple(one for one in fields[place] if one in (*covered[place], value))
+            if all(rows[one] in ("", shown) for one in product(*wider)):
+                covered = wider
+        possible = [one for one in product(*covered) if rows[one]]
+        uncovered.difference_update(possible)
+        yield shown, [tuple(dict.fromkeys(column)) for column in zip(*possible, strict=True)]
 
 
 def impossible_combinations() -> Iterable[str]:
     """Return the reasons why the other combinations cannot occur."""
-    reasons = (find_outcome(*values).never for values in product(SUCCESS, WORK, CHECKS, SKIPPED, ANSWER))
+    reasons = (find_outcome(*values).never for values in product(SUCCESS, *DIMENSIONS))
     return dict.fromkeys(filter(None, reasons))

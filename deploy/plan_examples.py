@@ -31,14 +31,7 @@ SECTIONS = [
         },
         """\
 id: release
-title: Release the client
-description: Builds, checks and tags.
-owner: ada
-created_at: 2026-01-31
-labels: [client]
 inputs: {version: "1.0.1"}
-assumptions: [nobody else releases today]
-risks: [the mirror may be slow]
 memory: [last-release]
 hypotheses: [{id: H1, statement: The cache is stale, prior: 0.4}]
 artifacts: [{name: report, from_step: build, output: text, type: markdown}]
@@ -78,30 +71,11 @@ policy:
         """\
 steps:
   - {id: lint, run: make lint, access: reads}
-  - id: build
-    title: Build it
-    description: For all three systems.
-    owner: ada
-    labels: [slow]
-    kind: implement
-    priority: 5
-    needs: [lint]
-    join: all
-    when: "${lint.exit_code} == 0"
-    inputs: {target: all}
-    run: make ${inputs.target}
-    outputs: {log: stdout}
-    preconditions: ["len(${inputs.target}) > 0"]
-    expect: ["${exit_code} == 0", {prose: the build is as fast as before}]
-    effects: [dist/ has the packages]
-    assumptions: [the compiler is installed]
-    risks: [a full disk]
-    access: writes
-    timeout_s: 10m
-    timebox_s: 30m
-    estimate_s: 5m
-    cache: false
-    on_success: [publish]
+  - {id: build, kind: implement, owner: ada, labels: [slow], priority: 5, needs: [lint], join: all,
+     when: "${lint.exit_code} == 0", preconditions: ["len(${inputs.target}) > 0"],
+     inputs: {target: all}, run: "make ${inputs.target}", outputs: {log: stdout}, access: writes,
+     expect: ["${exit_code} == 0", {prose: the build is as fast as before}], on_success: [publish],
+     timeout_s: 10m, timebox_s: 30m, estimate_s: 5m, cache: false}
   - {id: publish, run: make publish}
   - {id: check-*, needs: [build], for_each: [small, large], run: "make check SIZE=${item}"}""",
     ),
@@ -149,11 +123,8 @@ steps:
   - {id: b, git: {branch: fix/add, commit: "fix: ${title}", paths: [src], pull_request: Fix add}}
   - {id: c, search: {query: retries, where: project, paths: [docs/**], limit: 5}}
   - id: d
-    model:
-      prompt: Which methods may be repeated?
-      schema: {type: object, properties: {methods: {type: array}}}
-      model: gpt-5-mini
-      max_output_tokens: 500
+    model: {prompt: Which methods may be repeated?, model: gpt-5-mini, max_output_tokens: 500,
+            schema: {type: object, properties: {methods: {type: array}}}}
   - {id: e, kind: checkpoint, checkpoint: {name: before-the-change}}
   - {id: f, project: {stage: inspect, given: {goal: "Add rate limits", gates: []}}}""",
     ),
@@ -163,11 +134,7 @@ steps:
         """\
 steps:
   - id: a
-    edit:
-      files:
-        - {path: a.py, search: old, replace: new}
-        - {path: b.txt, content: "the whole file"}
-        - {path: c.txt, delete: true}
+    edit: {files: [{path: a, search: old, replace: new}, {path: b, content: "all of it"}, {path: c, delete: true}]}
   - id: b
     edit:
       diff: |
@@ -184,13 +151,8 @@ steps:
 policy: {network: [api.example.org, docs.example.org]}
 steps:
   - id: ask
-    http:
-      url: https://api.example.org/issues
-      method: POST
-      headers: {Accept: application/json}
-      secret_headers: {Authorization: TRACKER_TOKEN}
-      body: {title: Broken}
-      expect_status: [201]
+    http: {url: https://api.example.org/issues, method: POST, body: {title: Broken}, expect_status: [201],
+           headers: {Accept: application/json}, secret_headers: {Authorization: TRACKER_TOKEN}}
   - {id: read, http: {urls: [https://docs.example.org/a], max_age_s: 1d, at_least: 1}}""",
     ),
     Section(
@@ -206,7 +168,6 @@ steps:
 steps:
   - {id: facts, run: cat facts.json, outputs: {claims: json}}
   - id: a
-    kind: gate
     needs: [facts]
     gate:
       checks:
@@ -218,16 +179,11 @@ steps:
         - {diff: {since: facts, max_files: 10, max_lines: 200, only: [src/**], never: ["**/*.lock"]}}
         - {prose: the names are good}
       approval:
-        role: maintainer
-        count: 2
-        question: Which way?
-        options:
-          - {name: fast, pros: [done today], cons: [no tests], cost: 1 hour, to: [quick]}
-          - {name: safe, to: [slow]}
+        {role: maintainer, count: 2, question: Which way?,
+         options: [{name: fast, pros: [done today], cons: [no tests], cost: 1 hour, to: [b]}, {name: safe, to: [c]}]}
       evidence: ["${facts.claims}"]
   - {id: b, kind: gate, gate: {approval: maintainer, window: night}}
-  - {id: quick, run: make quick}
-  - {id: slow, run: make slow}""",
+  - {id: c, run: make slow}""",
     ),
     Section(
         "`decision`",
@@ -237,14 +193,10 @@ hypotheses: [H1, H2]
 steps:
   - {id: look, run: wc -l < log, outputs: {lines: json}}
   - id: by-rules
-    kind: decision
     needs: [look]
     decision: {rules: [{when: "${look.lines} > 100", to: [split], note: too long}], otherwise: [keep]}
-  - id: by-hypotheses
-    kind: decision
-    decision: {hypotheses: {H1: [fix-cache], H2: [fix-lock]}, min_confidence: 0.8}
+  - {id: by-hypotheses, decision: {hypotheses: {H1: [fix-cache], H2: [fix-lock]}, min_confidence: 0.8}}
   - id: by-model
-    kind: decision
     decision: {question: Is it urgent?, options: [{name: "yes", to: [alert]}, {name: "no"}]}
   - {id: split, run: make split}
   - {id: keep, run: make keep}
@@ -258,18 +210,11 @@ steps:
         """\
 steps:
   - id: a
-    kind: episode
     episode:
-      goal: Make the tests pass
-      definition_of_done: [make test]
-      folder: services/api
-      executor: codex
-      planner: heuristic
-      budget:
-        {max_iterations: 10, warn_at_iteration: 8, max_executor_failures: 3, max_infrastructure_retries: 50,
-         max_tokens: 1000000, max_cost_usd: 5, max_wall_time: 2h, until: "2030-01-01T07:00+01:00"}
-      worktree: true
-      merge: {base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904, tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba}""",
+      {goal: Make the tests pass, definition_of_done: [make test], executor: codex, planner: heuristic, worktree: true,
+       budget: {max_iterations: 10, warn_at_iteration: 8, max_executor_failures: 3, max_infrastructure_retries: 50,
+                max_tokens: 1000000, max_cost_usd: 5, max_wall_time: 2h, until: "2030-01-01T07:00+01:00"},
+       merge: {base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904, tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba}}""",
     ),
     Section(
         "`subplan`, `branch`",
@@ -277,10 +222,7 @@ steps:
         """\
 steps:
   - id: a
-    subplan:
-      inputs: {size: large}
-      max_parallel: 2
-      steps: [{id: one, run: "make SIZE=${plan.size}"}]
+    subplan: {inputs: {size: large}, max_parallel: 2, steps: [{id: one, run: "make SIZE=${plan.size}"}]}
   - {id: b, subplan: {file: plans/report.yaml}}
   - id: c
     branch:

@@ -40,12 +40,12 @@ _ABOUT_PLANS = (
     "`5m`, `2h`, `1d`. A list takes a bare text as its only item. What is left out has its default. "
     "`gate.checks.name` is the field `name` of `gate.checks`, or of each item if that is a list."
 )
-_ABOUT_IDS = (
-    '`ID` is the id of an episode or of a plan, its beginning, or `last`. "Also" names '
-    "[options of many commands](#options-of-many-commands)."
+_ABOUT_COMMANDS = (
+    "`ID` is the id of an episode or of a plan, a unique prefix of the id, or `last`. The options of a command follow "
+    'it. "Also" names [options of many commands](#options-of-many-commands).'
 )
 _ALSO = "Also {}."
-_AS_START = "As for [`start`](#tightloop-start-goal): {}."
+_AS_START = "As for [`start`](#start): {}."
 _EXIT_CODES = {
     0: "Done. For commands that wait for a run (`watch`, `plan run`, `start --watch`): a plain success, see "
     "[outcomes](outcomes.md).",
@@ -62,12 +62,12 @@ _EXIT_CODES = {
 }
 _SECTION = re.compile(r"\bsection(?: ([A-Z]\w+))?")
 _CHOICE = re.compile(r"\^\(([a-z_|]+)\)\$")
-COMMON = 4
+COMMON = 3
 """An option that is equal in so many commands is explained once."""
-SMALL = 3
+WIDTH = 120
+"""Longest line of a paragraph."""
+SMALL = 4
 """A section of settings with so many keys has no table of its own."""
-FOLDED = 5
-"""An inner model of settings with so many fields has no table of its own."""
 _WORDS = {
     "null": "null",
     "number": "number",
@@ -76,6 +76,16 @@ _WORDS = {
     "integer": "whole number",
     "array": "list",
 }
+
+
+def _page(title: str, *parts: str) -> str:
+    """Return a page with the lines of its paragraphs wrapped."""
+    lines = [line for part in (f"# {title}", GENERATED, *parts) for line in (*part.splitlines(), "")]
+    is_wrapped = (len(line) > WIDTH and not line.startswith("|") for line in lines)
+    return "\n".join(
+        textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) if wrapped else line
+        for line, wrapped in zip(lines, is_wrapped, strict=True)
+    )
 
 
 def pages() -> dict[str, str]:
@@ -93,15 +103,15 @@ def metrics_page() -> str:
     """Return the page of the figures of `tightloop metrics`."""
     rows = [f"| {one.title} | `{name}` | {one.definition} |" for name, one in MEANINGS.items()]
     table = ["| figure | field | meaning |", "|---|---|---|", *rows]
-    return "\n\n".join(["# Figures of metrics", GENERATED, _ABOUT_METRICS, "\n".join(table)]) + "\n"
+    return _page("Figures of metrics", _ABOUT_METRICS, "\n".join(table))
 
 
 _ABOUT_OUTCOMES = (
     "The last line of a run, `status`, `list`, the page, the API, webhooks and agents' tools all show the same words. "
     "A success without a qualifier is a *plain success*: every part of the work was done, files changed, and a check "
     "that failed before passes now. Any other success has a qualifier, and commands that wait for the run exit with "
-    "code 4. In JSON, the qualifier is the field `qualifier`, and `filesChanged` counts the files that differ from the "
-    "start. An episode ends as `SUCCEEDED`, a plan as `COMPLETED`, a project plan as `VERIFIED`."
+    "code 4. In JSON, `status` is the first word of the last line in lower case, `qualifier` is the rest, and "
+    "`filesChanged` counts the files that differ from the start."
 )
 _ABOUT_BASELINE = (
     "The checks run once before the work begins. The first failure of a check, then or during the work, is repeated: "
@@ -111,9 +121,10 @@ _ABOUT_BASELINE = (
 )
 _ABOUT_COMBINATIONS = (
     "*Work* is what executors did: `none` if none ran or only a person edited files, `unchanged` if no tracked file "
-    "differs at the end. *Checks* compares the start with the end; `killed` also means a time limit. *Skipped* counts "
-    "the steps of a plan, or the tasks of a project plan that did not complete. *Answer* is the last one that a person "
-    "gave. In JSON, `status` is the first word of the last line in lower case, and `qualifier` is the rest."
+    "differs at the end. *Checks* compares the start with the end; `killed` is by a signal or at its time limit. "
+    "*Skipped* counts the steps of a plan, or the tasks of a project plan that did not complete. *Answer* is the last "
+    "one that a person gave. A successful plan says `COMPLETED` instead of `SUCCEEDED`, and first which steps were "
+    "skipped: `COMPLETED, 2 of 3 steps skipped: lint, publish; not proven: no check ever failed`, with exit code 4."
 )
 _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
     ("Files changed, and a check failed before it passed", "succeeded", Facts(files_changed=2)),
@@ -140,8 +151,7 @@ _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
     ("All tasks are complete and proven, and all gates passed", "verified", Facts()),
     ("A task's episode succeeded without a proof", "verified", Facts(unproven=["ptask_2"])),
     ("Later tasks undid the changes of earlier ones", "verified", Facts(files_changed=0)),
-    ("A check fails, or a budget was spent, and nobody continued the run", "failed", None),
-    ("A check was killed, by a signal or at its time limit, and nobody continued the run", "failed", None),
+    ("A check fails or was killed, or a budget was spent, and nobody continued the run", "failed", None),
     ("A task did not complete, or a gate did not pass", "failed", None),
     ("A step failed, and all changes were undone", "compensated", None),
     ("A person ended the run", "cancelled", None),
@@ -150,21 +160,22 @@ _OUTCOMES: tuple[tuple[str, str, Facts | None], ...] = (
 
 def outcomes_page() -> str:
     """Return the page of the outcomes of runs."""
-    rows = ["| what happened | last line | exit code | `status` | `qualifier` |", "|---|---|---|---|---|"]
+    rows = ["| what happened | last line | exit code |", "|---|---|---|"]
     for what, status, facts in _OUTCOMES:
         qualifier = "" if facts is None else qualify(facts)
         line = f"{status.upper()}, {qualifier}" if qualifier else status.upper()
-        code = exit_code(status, qualifier, is_closed=True)
-        rows.append(f"| {what} | `{line}` | {code} | `{status}` | {f'`{qualifier}`' if qualifier else 'empty'} |")
-    parts = ["# Outcomes", GENERATED, _ABOUT_OUTCOMES, "\n".join(rows), _ABOUT_BASELINE]
-    parts += ["## All combinations", _ABOUT_COMBINATIONS, "\n".join(combination_rows())]
-    parts += ["Other combinations cannot occur:", "\n".join(f"- {reason}" for reason in impossible_combinations())]
-    return "\n\n".join(parts) + "\n"
+        rows.append(f"| {what} | `{line}` | {exit_code(status, qualifier, is_closed=True)} |")
+    reasons = "\n".join(f"- {reason}" for reason in impossible_combinations())
+    return _page(
+        "Outcomes", _ABOUT_OUTCOMES, "\n".join(rows), _ABOUT_BASELINE,
+        f"## All combinations\n{_ABOUT_COMBINATIONS}", "\n".join(combination_rows()),
+        f"Other combinations cannot occur:\n{reasons}",
+    )  # fmt: skip
 
 
 def settings_page() -> str:
     """Return the page of all settings: section, key, allowed values, default, meaning."""
-    parts = ["# All settings", GENERATED, _ABOUT_SETTINGS]
+    parts = [_ABOUT_SETTINGS]
     small: dict[str, list[str]] = {}
     for name, field in Settings.model_fields.items():
         section = field.annotation
@@ -176,15 +187,12 @@ def settings_page() -> str:
             continue
         rows = _rows(section)
         for model in inner:
-            rows = _with_inner(rows, model) if len(model.model_fields) <= FOLDED else rows
-        parts += [f"## {name}", _paragraph(section), _table(rows)]
-        for model in (model for model in inner if len(model.model_fields) > FOLDED):
-            parts += [f"### {model.__name__}", _paragraph(model), _table(_rows(model))]
-    parts += [f"## {', '.join(small)}", _ABOUT_SMALL, _table(row for rows in small.values() for row in rows)]
-    linked = _SECTION.sub(
-        lambda match: f"[{match[1]}](#{match[1].lower()})" if match[1] else "section", "\n\n".join(parts)
+            rows = _with_inner(rows, model)
+        parts += [f"## {name}\n{_paragraph(section)}", _table(rows)]
+    names = ", ".join(small)
+    return _page(
+        "All settings", *parts, f"## {names}\n{_ABOUT_SMALL}", _table(row for rows in small.values() for row in rows)
     )
-    return linked + "\n"
 
 
 def _with_inner(rows: list[str], model: type[BaseModel]) -> list[str]:
@@ -205,13 +213,13 @@ def _explained_row(row: str, model: type[BaseModel]) -> str:
 
 def plan_page() -> str:
     """Return the page of all plan models, with their fields and examples."""
-    parts = ["# All fields of a plan", GENERATED, _ABOUT_PLANS]
+    parts = [_ABOUT_PLANS]
     for section in SECTIONS:
         outer = [model for path, model in section.models.items() if "." not in path]
-        about = [_paragraph(outer[0])] if outer[0] is section.models.get("") or len(outer) == 1 else []
+        about = f"\n{_paragraph(outer[0])}" if outer[0] is section.models.get("") or len(outer) == 1 else ""
         rows = [_linked(row, section) for row in _plan_rows(section)]
-        parts += [f"## {section.title}", *about, _table(rows), f"```yaml\n{section.example}\n```"]
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {section.title}{about}", _table(rows), f"```yaml\n{section.example}\n```"]
+    return _page("All fields of a plan", *parts)
 
 
 def _plan_rows(section: Section) -> list[str]:
@@ -354,35 +362,31 @@ def field_meanings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def cli_page() -> str:
-    """Return the page of all commands with their arguments and options; a group of commands is one list."""
+    """Return the page of all commands with their arguments and options, in a table for each help panel."""
     commands = list(_commands("tightloop", app))
     start = [_option(param) for param in _parameters_of(app.commands["start"])]
-    counts = Counter(_option(param) for _, command in commands for param in _parameters_of(command))
+    counts = Counter(_option(param) for _, command, _ in commands for param in _parameters_of(command))
     common = [option for option, count in counts.items() if count >= COMMON and not _is_id(option)]
     common = [option for option in common if option not in start or "`--json`" in option]
+    names = Counter(option.split("`")[1] for option in common)
+    common = [option for option in common if names[option.split("`")[1]] == 1 or counts[option] > COMMON]
+    codes = ["| code | meaning |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES.items())]
     parts = [
-        "# The command line",
-        GENERATED,
-        _ABOUT_IDS,
-        "## Options before the command",
-        "\n".join(_option(param) for param in _parameters_of(app)),
-        "## Options of many commands",
-        "\n".join(common),
-        "## Exit codes",
-        "\n".join(["| | |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in _EXIT_CODES.items())]),
+        _ABOUT_COMMANDS,
+        _commands_table("Options before the command", map(_option, _parameters_of(app))),
+        _commands_table("Options of many commands", common),
+        "\n".join(["## Exit codes", *codes]),
         "With `--json` they are the same; errors are sentences on standard error in any case.",
     ]
-    groups: dict[str, list[str]] = {}
-    for path, command in commands:
+    panels: dict[str, list[str]] = {}
+    for path, command, panel in commands:
         usage, about, options = _explained(path, command, common, [] if path == "tightloop start" else start)
-        group = path.rpartition(" ")[0]
-        if group == "tightloop":
-            parts += [f"## {usage}", "\n".join([about, *options])]
-        else:
-            entry = [f"- `{usage}`: {about}", *(f"  {option}" for option in options)]
-            groups.setdefault(group, []).append("\n".join(entry))
-    parts += [text for group, entries in groups.items() for text in (f"## {group}", "\n".join(entries))]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+        panels.setdefault(panel, []).extend([f"| **`{usage}`** | {about} |", *options])
+    return _page("The command line", *parts, *(_commands_table(panel, rows) for panel, rows in panels.items()))
+
+
+def _commands_table(title: str, rows: Iterable[str]) -> str:
+    return "\n".join([f"## {title}", "| command, option | meaning |", "|---|---|", *rows])
 
 
 def _explained(path: str, command: click.Command, common: list[str], start: list[str]) -> tuple[str, str, list[str]]:
@@ -409,17 +413,18 @@ def _explained(path: str, command: click.Command, common: list[str], start: list
 
 
 def _is_id(option: str) -> re.Match[str] | None:
-    return re.fullmatch(r"- `ID`: Id of (.+), its beginning, or 'last'\.", option)
+    return re.fullmatch(r"\| `\[?ID\]?` \| Id of (.+), a unique prefix of the id, or 'last'\. \|", option)
 
 
-def _commands(path: str, group: Any) -> Iterable[tuple[str, Any]]:
+def _commands(path: str, group: Any, panel: str = "") -> Iterable[tuple[str, Any, str]]:
+    """Yield path, command and help panel of the commands of a group; those of an inner group are in its panel."""
     for name, command in group.commands.items():
         if command.hidden:
             continue
         if hasattr(command, "commands"):
-            yield from _commands(f"{path} {name}", command)
+            yield from _commands(f"{path} {name}", command, panel or command.panel)
         else:
-            yield f"{path} {name}", command
+            yield f"{path} {name}", command, panel or command.panel
 
 
 def _parameters_of(command: click.Command) -> list[click.Parameter]:
@@ -429,13 +434,13 @@ def _parameters_of(command: click.Command) -> list[click.Parameter]:
 
 
 def _option(param: click.Parameter) -> str:
-    """Return the list item that explains an argument or option."""
+    """Return the row that explains an argument or option."""
     if isinstance(param, click.Option):
         value = "" if param.is_flag else f" {_value(param.type)}"
         name = f"{', '.join(f'`{name}`' for name in param.opts)}{value}"
     else:
         name = f"`{param.human_readable_name}`"
-    return f"- {name}: {' '.join((getattr(param, 'help', None) or '').split())}"
+    return f"| {name} | {' '.join((getattr(param, 'help', None) or '').split())} |".replace("FILE|ID", "FILE\\|ID")
 
 
 def _value(kind: click.ParamType) -> str:

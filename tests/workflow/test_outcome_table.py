@@ -6,12 +6,13 @@ missing (`test_plan_with_a_...`), what is not proven (`test_verified_says_what_i
 
 import json
 import random
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from deploy.combinations import SUCCESS, Combination, Outcome, find_outcome, impossible_combinations, merge
+from deploy.combinations import DIMENSIONS, SUCCESS, Outcome, combination_rows, find_outcome, impossible_combinations
 from tests.support.doubles import ScriptedPlanner, claims_done, planned
 from tests.support.episodes import Git, Working, asked, eventually, scripted
 from tests.support.extent import draw_seed
@@ -20,6 +21,36 @@ from tightloop.episode.planning import Briefing, PlannerAnswer
 from tightloop.plan.request import PlanRequest
 from tightloop.run.outcome import exit_code, is_plain_success
 from tightloop.run.question import QuestionKind
+
+
+class Combination(NamedTuple):
+    """One combination, or several with the same outcome. Each field contains values of `DIMENSIONS`."""
+
+    kind: str
+    work: Any
+    checks: Any
+    skipped: Any
+    answer: Any
+
+
+def merge(kind: str) -> list[tuple[Combination, Outcome]]:
+    """Return the combinations of one kind of run, merged where they differ in one field and have one outcome."""
+    found: dict[Outcome, list[tuple[Any, ...]]] = {}
+    for values in product(*DIMENSIONS):
+        found.setdefault(find_outcome(kind, *values), []).append(tuple((value,) for value in values))
+    return [(Combination(kind, *fields), outcome) for outcome, rows in found.items() for fields in _merge_rows(rows)]
+
+
+def _merge_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Merge rows that are equal but for one field, field by field."""
+    for place in reversed(range(4)):
+        merged: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        for row in rows:
+            rest = (*row[:place], *row[place + 1 :])
+            merged[rest] = (*merged.get(rest, ()), *row[place])
+        rows = [(*rest[:place], values, *rest[place:]) for rest, values in merged.items()]
+    return rows
+
 
 ROWS = [row for kind in ("episode", "plan") for row in merge(kind) if not row[1].never]
 
@@ -177,3 +208,19 @@ def test_no_combination_is_a_plain_success_without_work_and_a_red_check() -> Non
             if not outcome.never and is_plain_success(outcome.status, outcome.qualifier):
                 assert combination[1:] == (("changed",), ("red to green",), ("none",), ("none",))
     assert len(list(impossible_combinations())) == 6
+
+
+def test_each_combination_that_can_occur_is_in_the_table_with_its_last_line() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in list(combination_rows())[2:]]
+    for kind, *values in product(SUCCESS, *DIMENSIONS):
+        outcome = find_outcome(kind, *values)
+        lines = {
+            row[5].strip("`")
+            for row in rows
+            if kind in row[0].split(", ")
+            and all(cell == "any" or value in cell.split(", ") for cell, value in zip(row[1:5], values, strict=True))
+        }
+        if outcome.never or outcome.status == "paused":
+            assert outcome.never or lines == {"none: the run waits for a person"}
+        elif kind != "plan" or values[2] == "none":
+            assert lines == {outcome.line.replace("COMPLETED", "SUCCEEDED")}, (kind, values)
