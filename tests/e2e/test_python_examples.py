@@ -91,13 +91,9 @@ async def test_the_examples_run(
             command = (str(programs / "python"), file.name)
             said[file.stem] = await asyncio.to_thread(run, *command, folder=folder, environment=environment)
     assert said["readme_md_1"].startswith("SUCCEEDED")
-    services = [said[f"docs_services_md_{number}"].strip().splitlines() for number in range(1, 7)]
-    waited, followed, answered, topped_up, planned, synchronous = services
-    assert len(waited) == 1
-    assert waited[0].startswith("SUCCEEDED")
-    assert [line.split()[2] for line in followed] == ["opened", "iteration", "closed"]
+    services = [said[f"docs_services_md_{number}"].strip().splitlines() for number in range(1, 4)]
+    followed, answered, planned = services
+    assert [line.split()[2] for line in followed[:-1]] == ["opened", "iteration", "closed"]
+    assert followed[-1].startswith("SUCCEEDED")
     assert answered == ["the answer is 'extend'; the episode continues", "SUCCEEDED"]
-    assert topped_up[0] == "the budget was raised"
-    assert topped_up[-1].startswith("SUCCEEDED iterations=4")
     assert [*map(str.strip, planned[1:3]), planned[-1]] == ["count completed", "report completed", "1 files"]
-    assert "SUCCEEDED" in synchronous

@@ -35,9 +35,10 @@ def test_query_asks_for_metrics_that_exist(query: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_alert_has_a_page_that_says_what_to_do(rule: dict[str, Any]) -> None:
-    page = ROOT / rule["annotations"]["runbook"]
-    assert page.read_text().startswith(f"# {rule['alert']}\n")
+def test_alert_has_a_section_that_says_what_to_do(rule: dict[str, Any]) -> None:
+    page, _, heading = rule["annotations"]["runbook"].partition("#")
+    assert heading == rule["alert"].lower()
+    assert f"\n## {rule['alert']}\n" in (ROOT / page).read_text()
 
 
 def test_panels_have_ids_and_titles_of_their_own() -> None:
