@@ -66,7 +66,7 @@ COMMON = 3
 """An option that is equal in so many commands is explained once."""
 WIDTH = 120
 """Longest line of a paragraph."""
-SMALL = 4
+SMALL = 6
 """A section of settings with so many keys has no table of its own."""
 _WORDS = {
     "null": "null",
@@ -80,7 +80,7 @@ _WORDS = {
 
 def _page(title: str, *parts: str) -> str:
     """Return a page with the lines of its paragraphs wrapped."""
-    lines = [line for part in (f"# {title}", GENERATED, *parts) for line in (*part.splitlines(), "")]
+    lines = [line for part in (f"# {title}\n{GENERATED}", *parts) for line in (*part.splitlines(), "")]
     is_wrapped = (len(line) > WIDTH and not line.startswith("|") for line in lines)
     return "\n".join(
         textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) if wrapped else line
@@ -218,7 +218,7 @@ def plan_page() -> str:
         outer = [model for path, model in section.models.items() if "." not in path]
         about = f"\n{_paragraph(outer[0])}" if outer[0] is section.models.get("") or len(outer) == 1 else ""
         rows = [_linked(row, section) for row in _plan_rows(section)]
-        parts += [f"## {section.title}{about}", _table(rows), f"```yaml\n{section.example}\n```"]
+        parts += [f"## {section.title}{about}", f"{_table(rows)}\n```yaml\n{section.example}\n```"]
     return _page("All fields of a plan", *parts)
 
 
@@ -400,6 +400,8 @@ def _explained(path: str, command: click.Command, common: list[str], start: list
         option = _option(param)
         if kind := _is_id(option):
             about += [f"`ID`: {kind[1]}."] if kind[1] != "an episode or a plan" else []
+        elif param.param_type_name == "argument" and option not in start:
+            about.append(option.strip("| ").replace(" | ", ": "))
         elif option in common:
             elsewhere[_ALSO].append(option)
         elif option in start:
