@@ -108,16 +108,20 @@ steps:
   - {id: withdraw, kind: compensation, run: make withdraw}""",
     ),
     Section(
-        "`shell`, `git`, `search`, `model`, `checkpoint`, `project`",
+        "`shell`, `edit`, `git`, `http`, `search`, `model`, `checkpoint`, `project`",
         {
             "shell": action.ShellAction,
+            "edit": action.EditAction,
+            "edit.files": action.FileEdit,
             "git": action.GitAction,
+            "http": action.HttpAction,
             "search": action.SearchAction,
             "model": action.ModelAction,
             "checkpoint": action.CheckpointAction,
             "project": step.ProjectAction,
         },
         """\
+policy: {network: [api.example.org, docs.example.org]}
 steps:
   - {id: a, shell: {run: make, environment: {MODE: fast}, folder: src}}
   - {id: b, git: {branch: fix/add, commit: "fix: ${title}", paths: [src], pull_request: Fix add}}
@@ -126,30 +130,17 @@ steps:
     model: {prompt: Which methods may be repeated?, model: gpt-5-mini, max_output_tokens: 500,
             schema: {type: object, properties: {methods: {type: array}}}}
   - {id: e, kind: checkpoint, checkpoint: {name: before-the-change}}
-  - {id: f, project: {stage: inspect, given: {goal: "Add rate limits", gates: []}}}""",
-    ),
-    Section(
-        "`edit`",
-        {"edit": action.EditAction, "edit.files": action.FileEdit},
-        """\
-steps:
-  - id: a
+  - {id: f, project: {stage: inspect, given: {goal: "Add rate limits", gates: []}}}
+  - id: g
     edit: {files: [{path: a, search: old, replace: new}, {path: b, content: "all of it"}, {path: c, delete: true}]}
-  - id: b
+  - id: h
     edit:
       diff: |
         --- a/b.txt
         +++ b/b.txt
         @@ -1 +1 @@
         -old
-        +new""",
-    ),
-    Section(
-        "`http`",
-        {"http": action.HttpAction},
-        """\
-policy: {network: [api.example.org, docs.example.org]}
-steps:
+        +new
   - id: ask
     http: {url: https://api.example.org/issues, method: POST, body: {title: Broken}, expect_status: [201],
            headers: {Accept: application/json}, secret_headers: {Authorization: TRACKER_TOKEN}}

@@ -215,8 +215,7 @@ def plan_page() -> str:
     """Return the page of all plan models, with their fields and examples."""
     parts = [_ABOUT_PLANS]
     for section in SECTIONS:
-        outer = [model for path, model in section.models.items() if "." not in path]
-        about = f"\n{_paragraph(outer[0])}" if outer[0] is section.models.get("") or len(outer) == 1 else ""
+        about = f"\n{_paragraph(section.models[''])}" if "" in section.models else ""
         rows = [_linked(row, section) for row in _plan_rows(section)]
         parts += [f"## {section.title}{about}", f"{_table(rows)}\n```yaml\n{section.example}\n```"]
     return _page("All fields of a plan", *parts)
