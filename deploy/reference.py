@@ -165,11 +165,10 @@ def outcomes_page() -> str:
         qualifier = "" if facts is None else qualify(facts)
         line = f"{status.upper()}, {qualifier}" if qualifier else status.upper()
         rows.append(f"| {what} | `{line}` | {exit_code(status, qualifier, is_closed=True)} |")
-    reasons = "\n".join(f"- {reason}" for reason in impossible_combinations())
     return _page(
         "Outcomes", _ABOUT_OUTCOMES, "\n".join(rows), _ABOUT_BASELINE,
         f"## All combinations\n{_ABOUT_COMBINATIONS}", "\n".join(combination_rows()),
-        f"Other combinations cannot occur:\n{reasons}",
+        f"Other combinations cannot occur. {' '.join(impossible_combinations())}",
     )  # fmt: skip
 
 
