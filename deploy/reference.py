@@ -31,9 +31,9 @@ _ABOUT_SETTINGS = (
 _ABOUT_SMALL = "Sections of few keys: `server.http_port` is the key `http_port` of the section `server`."
 _ABOUT_METRICS = (
     "`tightloop metrics`, the page `/metrics` and `GET /api/metrics` show these of the episodes that ended in a time "
-    "range and are still in the ledger. Each has the number `n` of known values, and how many are not known: these are "
-    "in no median, rate or sum. The 90th percentile (`p90`) is the smallest value that is not below 90 % of them. "
-    "Field names are those of `--json`; in the API they are camelCase."
+    "range and are still in the ledger, each with the number `n` of known values, and of unknown ones, which are in "
+    "no figure. `p90` is the smallest value that is not below 90 % of them. Field names are those of `--json`; the API "
+    "uses camelCase."
 )
 _ABOUT_PLANS = (
     "What they do together: [plans.md](../plans.md). Fields that end with `_s`, and durations, take seconds, or `90s`, "
