@@ -35,10 +35,14 @@ class Combination(NamedTuple):
 
 def merge(kind: str) -> list[tuple[Combination, Outcome]]:
     """Return the combinations of one kind of run, merged where they differ in one field and have one outcome."""
-    found: dict[Outcome, list[tuple[Any, ...]]] = {}
+    rows_by_outcome: dict[Outcome, list[tuple[Any, ...]]] = {}
     for values in product(*DIMENSIONS):
-        found.setdefault(find_outcome(kind, *values), []).append(tuple((value,) for value in values))
-    return [(Combination(kind, *fields), outcome) for outcome, rows in found.items() for fields in _merge_rows(rows)]
+        rows_by_outcome.setdefault(find_outcome(kind, *values), []).append(tuple((value,) for value in values))
+    return [
+        (Combination(kind, *fields), outcome)
+        for outcome, rows in rows_by_outcome.items()
+        for fields in _merge_rows(rows)
+    ]
 
 
 def _merge_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
