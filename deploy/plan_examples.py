@@ -202,7 +202,8 @@ steps:
 steps:
   - id: a
     episode:
-      {goal: Make the tests pass, definition_of_done: [make test], executor: codex, planner: heuristic, worktree: true,
+      {goal: Make the tests pass, definition_of_done: [make test], folder: services/api, executor: codex,
+       planner: heuristic, worktree: true,
        budget: {max_iterations: 10, warn_at_iteration: 8, max_executor_failures: 3, max_infrastructure_retries: 50,
                 max_tokens: 1000000, max_cost_usd: 5, max_wall_time: 2h, until: "2030-01-01T07:00+01:00"},
        merge: {base: 4b825dc642cb6eb9a060e54bf8d69288fbee4904, tree: 496d6428b9cf92981dc9495211e6e1120fb6f2ba}}""",
