@@ -16,6 +16,7 @@ from starlette.responses import Response
 from gateway.access.scope import EPISODES, PLANS, Scope
 from tightloop.database.access import KEY_CHARACTERS, OTHER_REQUEST, IdempotencyKeys, KeyInUseError, Stored, derived_id
 from tightloop.errors import IdTakenError, InvalidRequestError
+from tightloop.wording import CLOSED_STATUSES, OPEN_STATUSES
 
 WorkflowId = Annotated[
     str, Path(alias="workflowId", max_length=200, description="Id of an episode or a plan.", examples=["nightly-1"])
@@ -78,7 +79,7 @@ FreshList = Annotated[
 Checkpoint = Annotated[str, Query(max_length=20, pattern=r"^(ckpt-)?[0-9]{1,7}$", examples=["ckpt-1"])]
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the bytes.")]
 After = Annotated[int, Query(ge=0, le=2**62, description="Only lines after this one.")]
-Status = Annotated[str, Query(max_length=40, pattern=r"^[A-Za-z_]*$", examples=["paused"])]
+Status = Annotated[str, Query(pattern=f"^({'|'.join(('', *OPEN_STATUSES, *CLOSED_STATUSES))})$", examples=["paused"])]
 Part = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Part of the id or the goal.")]
 Parent = Annotated[
     str | None,

@@ -5,7 +5,7 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -60,7 +60,14 @@ def _mirror(model: type[BaseModel], kind: type[BaseModel], without: Iterable[str
     fields: dict[str, Any] = {
         key: (_annotation(info, kind), _default(info)) for key, info in model.model_fields.items() if key not in without
     }
-    result: type[BaseModel] = create_model(name or _name(model, kind), __base__=kind, __doc__=model.__doc__, **fields)
+    # Models that can be written as a plain string, such as an executor by its name.
+    validators: dict[str, Any] = {}
+    if kind is Body and (from_text := getattr(model, "_from_text", None)):
+        take_text: Any = classmethod(lambda _, value: from_text(value))
+        validators["from_text"] = model_validator(mode="before")(take_text)
+    result: type[BaseModel] = create_model(
+        name or _name(model, kind), __base__=kind, __doc__=model.__doc__, __validators__=validators, **fields
+    )
     return result
 
 
@@ -125,13 +132,20 @@ class Request(Body):
 
 
 class CheckBody(Request):
-    """Command of the definition of done."""
+    """Command of the definition of done. It can also be written as a plain string, such as `"pytest -q"`."""
 
     run: Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS, pattern=r"^[^\x00]*\S[^\x00]*$")]
     """Command that exits with 0 if the check passes."""
     name: Name = ""
     timeout_s: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 600.0
     """Time limit in seconds."""
+    known_failures: Annotated[list[Name], Field(max_length=1_000)] = Field(default_factory=list)
+    """Tests that may fail, by the names in the output."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"run": value} if isinstance(value, str) else value
 
 
 class Pause(Request):
@@ -352,6 +366,8 @@ class _Planning(Request):
     """Model that divides the work; if empty, the model in the settings."""
     goal: Text = ""
     """Goal; if empty, the open problems of the project."""
+    folder: Name = ""
+    """Folder of the project below the top of the working tree, such as `services/api`; gates start in it."""
     gates: list[CheckBody] = Field(default_factory=list)
     """Commands that must pass at the end; if empty, the commands in the settings, or the checks of the project."""
     setup: Annotated[str, Field(max_length=SETUP_CHARACTERS, pattern=r"^[^\x00]*$")] = ""

@@ -95,12 +95,15 @@ def _message(operation: Operation, row: Http, path: str) -> Callable[..., Awaita
 
     parameters: dict[str, Any] = {"scope": InScope, "once": InOnce, "workflow_id": WorkflowId}
     parameters |= {field: IN_PATH[name] for field, name in row.fields}
-    if model:
-        parameters["sent"] = operation.load(model)
     # FastAPI derives parameters and body from the signature.
     only = inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.Signature([inspect.Parameter(name, only, annotation=kind) for name, kind in parameters.items()])
-    vars(endpoint)["__signature__"] = signature
+    arguments = [inspect.Parameter(name, only, annotation=kind) for name, kind in parameters.items()]
+    if model:
+        sent = operation.load(model)
+        needs_body = any(field.is_required() for field in sent.model_fields.values())
+        default = inspect.Parameter.empty if needs_body else sent()
+        arguments.append(inspect.Parameter("sent", only, annotation=sent, default=default))
+    vars(endpoint)["__signature__"] = inspect.Signature(arguments)
     return endpoint
 
 

@@ -82,3 +82,19 @@ async def test_a_plan_of_aliases_is_refused_at_once(http: httpx2.AsyncClient) ->
         [problem] = answer.json()["problems"]
         assert (answer.status_code, answer.json()["ok"]) == (200, False)
         assert "aliases expand to more than 20000 values" in problem["message"]
+
+
+async def test_short_forms_are_read_and_bodies_without_required_fields_may_be_absent(
+    http: httpx2.AsyncClient, workspace: Path
+) -> None:
+    fields = {"goal": "x", "workspace": str(workspace), "definitionOfDone": ["true"], "executor": "person"}
+    assert (await http.post("/api/episodes?id=short", json=fields)).status_code == 201
+    assert (await http.post("/api/episodes/short/pause")).status_code == 202
+    assert (await http.post("/api/episodes/short/respond")).status_code == 422
+
+
+async def test_a_status_that_does_not_exist_is_no_filter(http: httpx2.AsyncClient) -> None:
+    assert (await http.get("/api/episodes?status=failed")).status_code == 200
+    answer = await http.get("/api/episodes?status=broken")
+    assert answer.status_code == 422
+    assert "running|paused" in answer.text
