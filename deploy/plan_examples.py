@@ -240,8 +240,8 @@ MERGED: dict[type[BaseModel], dict[tuple[str, ...], str]] = {
     },
     step.Step: {
         ("title", "description"): "For information only and for the models that do the work.",
-        ("effects", "assumptions", "risks"): "In prose, for readers.",
+        ("effects", "assumptions", "risks"): "Prose. For information only.",
     },
-    action.Option: {("pros", "cons"): "Arguments for and against it; for readers."},
+    action.Option: {("pros", "cons"): "Arguments for and against the option. For information only."},
 }
 """Fields of one type and default that share a row, with its meaning."""

@@ -25,10 +25,10 @@ from tightloop.settings import Settings
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 GENERATED = "<!-- Generated from the code by `make docs`; do not edit. -->"
 _ABOUT_SETTINGS = (
-    "Where the file is, and what wins over what: [settings.md](../operate/settings.md). "
+    "For the location and precedence of settings files, see [settings.md](../operate/settings.md). "
     "Each key is also an environment variable: `TIGHTLOOP_<SECTION>__<KEY>`."
 )
-_ABOUT_SMALL = "Sections of few keys: `server.http_port` is the key `http_port` of the section `server`."
+_ABOUT_SMALL = "These sections have only a few keys. `server.http_port` is the key `http_port` of the section `server`."
 _ABOUT_METRICS = (
     "`tightloop metrics`, the page `/metrics` and `GET /api/metrics` show these of the episodes that ended in a time "
     "range and are still in the ledger, each with the number `n` of known values, and of unknown ones, which are in "
@@ -36,9 +36,10 @@ _ABOUT_METRICS = (
     "uses camelCase."
 )
 _ABOUT_PLANS = (
-    "What they do together: [plans.md](../plans.md). Fields that end with `_s`, and durations, take seconds, or `90s`, "
-    "`5m`, `2h`, `1d`. A list takes a bare text as its only item. What is left out has its default. "
-    "`gate.checks.name` is the field `name` of `gate.checks`, or of each item if that is a list."
+    "For an introduction, see [plans.md](../plans.md). Durations and fields that end with `_s` accept a number of "
+    "seconds, or a value such as `90s`, `5m`, `2h` or `1d`. If a list has only one item, it can be written as a "
+    "plain string. Omitted fields have their default values. `gate.checks.name` is the field `name` of "
+    "`gate.checks`, or of each item if that is a list."
 )
 _ABOUT_COMMANDS = (
     "`ID` is the id of an episode or of a plan, a unique prefix of the id, or `last`. The options of a command follow "
@@ -47,18 +48,18 @@ _ABOUT_COMMANDS = (
 _ALSO = "Also {}."
 _AS_START = "As for [`start`](#start): {}."
 _EXIT_CODES = {
-    0: "Done. For commands that wait for a run (`watch`, `plan run`, `start --watch`): a plain success, see "
+    0: "Done. For commands that wait for a run (`watch`, `plan run`, `start --watch`): a plain success; see "
     "[outcomes](outcomes.md).",
-    1: "It did not work: the run failed or was cancelled, a plan file has errors (`plan validate`), something required "
+    1: "Failure: the run failed or was cancelled, a plan file has errors (`plan validate`), something required "
     "is missing (`doctor`), a proof does not hold (`verify`), code and history differ (`replay`), the id is unknown, "
     "or Temporal or a worker does not respond.",
-    2: "Wrong use: an option, a value, a setting, a file that cannot be read, or a message that the episode or plan "
-    "refuses, such as one to a closed episode. Nothing was changed.",
-    3: "A person is needed: without a terminal, and with `--no-wait`, what is followed waits for an answer. It goes on "
-    "once it has one.",
-    4: "The run succeeded, but parts of it were skipped or the result is not proven. The last line says which, see "
-    "[outcomes](outcomes.md).",
-    130: "Ctrl-C. What was only followed goes on.",
+    2: "Usage error: an invalid option, value or setting, a file that cannot be read, or a message that the episode "
+    "or plan rejects, for example because it is closed. Nothing was changed.",
+    3: "A person is needed: the run that is followed waits for an answer, and the command was started without a "
+    "terminal or with `--no-wait`. The run continues after the answer.",
+    4: "The run succeeded, but parts of it were skipped or the result is not proven. The last line names the "
+    "reason; see [outcomes](outcomes.md).",
+    130: "Ctrl-C. A run that was only followed continues.",
 }
 _SECTION = re.compile(r"\bsection(?: ([A-Z]\w+))?")
 _CHOICE = re.compile(r"\^\(([a-z_|]+)\)\$")
@@ -71,7 +72,7 @@ SMALL = 6
 _WORDS = {
     "null": "null",
     "number": "number",
-    "string": "text",
+    "string": "string",
     "boolean": "true or false",
     "integer": "whole number",
     "array": "list",
@@ -319,7 +320,8 @@ def _allowed(schema: dict[str, Any], models: dict[str, Any]) -> str:
         inner = schema.get("additionalProperties")
         return f"by name: {_allowed(inner, models)}" if isinstance(inner, dict) else "section"
     if kind == "array":
-        return f"list of {_allowed(schema['items'], models)}" if "items" in schema else "list"
+        items = re.sub(r"^(string|number|whole number)\b", r"\1s", _allowed(schema.get("items", {}), models))
+        return f"list of {items}" if "items" in schema else "list"
     if choice := _CHOICE.fullmatch(schema.get("pattern", "")):
         return ", ".join(f"`{each}`" for each in choice[1].split("|"))
     low = schema.get("minimum", schema.get("exclusiveMinimum"))

@@ -224,7 +224,7 @@ async def free(
             raise
         except (OSError, SQLAlchemyError, sqlite3.Error, TightloopError) as error:
             # A damaged project must not keep the others' data.
-            return CollectionResult(folder.name, busy=f"not all of it, because its data cannot be read: {error}")
+            return CollectionResult(folder.name, busy=f"some data was not freed because it cannot be read: {error}")
 
     folders = sorted((state_home() / "projects").glob("*/"))
     return [await asyncio.to_thread(collect_project, folder) for folder in folders]

@@ -179,7 +179,7 @@ class AlertActivities:
             )
         except TimeoutError:
             logger.warning(
-                "alert %s: could not record the delivery in the timeline within %g s",
+                "alert %s: the delivery could not be recorded in the timeline within %g s",
                 request.alert.episode_id,
                 RECORD_TIMEOUT_S,
             )

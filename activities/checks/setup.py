@@ -132,7 +132,7 @@ class SandboxedSetups:
         os.utime(folder)
         sources = {path: folder / "tree" / path for path in cached.environments}
         if not sources:
-            return SetUpResult(notes=(f"`{setup.command}` ended without errors and installed no packages",))
+            return SetUpResult(notes=(f"`{setup.command}` succeeded, but did not install any packages",))
         if scope.worktree and (worktree := read_worktree(tree.root)) is not None:
             mount_environments(tree.root, worktree, sources)
             how = "mounted read-only"
@@ -186,8 +186,8 @@ class SandboxedSetups:
         """
         if self._sandbox.name not in MOUNTING:
             raise _SetupFailedError(
-                f"cannot run in the sandbox {self._sandbox.name}, which does not show a checkout at the path of the "
-                "workspace. Run it in the workspace yourself"
+                f"cannot run in the sandbox {self._sandbox.name}, because this sandbox cannot show a checkout at the "
+                "workspace's path. Run the command in the workspace yourself"
             )
         with owned_folder(private_folder(target.parent) / BUILDING) as building:
             checkout, result = building / "checkout", building / "result"
@@ -202,7 +202,7 @@ class SandboxedSetups:
             _raise_if_failed(ran, (*self._settings.setup_hosts, *self._sandbox_settings.network))
             if changed := _changed_files(checkout, tree, entries, before):
                 raise _SetupFailedError(
-                    f"changed tracked files: {', '.join(changed[:NAMED])}. It may only write into folders of packages, "
+                    f"changed tracked files: {', '.join(changed[:NAMED])}. It may only write to package folders, "
                     "such as node_modules and .venv"
                 )
             environments = tuple(sorted(_find_environments(checkout, folders_of(map(os.fsdecode, entries)))))
@@ -210,8 +210,8 @@ class SandboxedSetups:
             limit_bytes = self._settings.cached_environments_mb * 1_000_000
             if free_cache(limit_bytes, needed_bytes=size_bytes)[0] + size_bytes > limit_bytes:
                 raise _SetupFailedError(
-                    f"installed {size_bytes / 1_000_000:.0f} MB, for which workspace.cached_environments_mb "
-                    f"({self._settings.cached_environments_mb}) leaves no room. Raise it in the settings"
+                    f"installed {size_bytes / 1_000_000:.0f} MB, but workspace.cached_environments_mb is "
+                    f"{self._settings.cached_environments_mb}. Raise it in the settings"
                 )
             for path in environments:
                 (result / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ def _raise_if_failed(ran: SandboxResult, hosts: tuple[str, ...]) -> None:
         return
     output = explain_output(scrub(ran.output.decode("utf-8", "replace")), OUTPUT_CHARACTERS)
     if ran.reason is Reason.WALL_LIMIT:
-        how = f"did not end within {SETUP_S / 60:.0f} min"
+        how = f"did not finish within {SETUP_S / 60:.0f} min"
     elif ran.reason is Reason.EXITED:
         how = f"failed with exit code {ran.exit_code}"
     else:

@@ -157,7 +157,7 @@ class CoderActivities:
                 return CheckWorkResult(
                     tree=snapshot,
                     said=put_text(store, refusal.text.encode(), name="safety"),
-                    summary="the checks did not run because the safety layers rejected the code",
+                    summary="the checks did not run, because the safety layers rejected the code",
                     question=refusal.question,
                 )
             results = []

@@ -27,7 +27,7 @@ from tightloop.run.question import Option, Question, QuestionKind
 from tightloop.safety.drift import PromptPrivacy
 from tightloop.value import ArtifactRef, format_count
 
-_QUESTIONS = {"dispatch": "start the tasks?", "verify": "run the gates?"}
+_QUESTIONS = {"dispatch": "Start the tasks?", "verify": "Run the gates?"}
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
     source = write_plan(plan, "json")
     if (size := len(source.encode())) > SOURCE_BYTES:
         raise InvalidRequestError(
-            f"the steps of {work.step.id!r} are {size} bytes, but a plan can be at most {SOURCE_BYTES} bytes. "
+            f"the steps of {work.step.id} are {size} bytes, but the limit for a plan is {SOURCE_BYTES} bytes. "
             "Split the steps into several subplans"
         )
     if len(str(dict(inputs))) > INPUT_CHARACTERS:

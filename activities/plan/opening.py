@@ -206,8 +206,7 @@ class PlanOpener:
     def _ask(self) -> PlanWriter:
         if self._writer is None:
             raise InvalidRequestError(
-                "no plan was provided. Pass a plan as text or as a file, or set plans.agent_planning to let a model "
-                "write it"
+                "no plan was provided. Pass a plan or a plan file, or set plans.agent_planning to let a model write it"
             )
         return self._writer
 

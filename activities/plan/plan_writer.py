@@ -140,7 +140,7 @@ class ModelPlanWriter:
         if not self._planning.enabled:
             raise InvalidRequestError(
                 f"a model is not allowed to {what}: plans.agent_planning is off. Set it to true for the worker "
-                "(TIGHTLOOP_PLANS__AGENT_PLANNING=true), or provide the plan as text or as a file"
+                "(TIGHTLOOP_PLANS__AGENT_PLANNING=true), or provide a plan or a plan file"
             )
         if not self._planning.service.configured:
             raise InvalidRequestError(

@@ -148,7 +148,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
     """Return the hand-off note as Markdown, with outcome, completed and open steps, decisions and file locations."""
     titles = {step.id: step.title or step.id for step in plan.steps}
     completed = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
-    places = ["records of all attempts: the folder `steps` beside this note"]
+    places = ["records of all attempts: the folder `steps` next to this note"]
     if archive.base_tree and archive.tree:
         places.append(f"the whole change: {diff_command(workspace, archive.base_tree, archive.tree)}")
     parts = [

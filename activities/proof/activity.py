@@ -263,7 +263,7 @@ class ReviewActivities:
                 return ReviewResult(line=answer.reason, usage=answer.usage, attempt=attempt)
             review, usage = answer.review.evolve(subject=work.subject), answer.usage
             line = f"the model {review.model} " + (
-                f"doubts the change: {review.doubt}" if review.doubt else "has no doubt"
+                f"doubts the change: {review.doubt}" if review.doubt else "has no doubts about the change"
             )
             transcript = await asyncio.to_thread(put_text, store, answer.transcript, name="review transcript")
             review = review.evolve(transcript=transcript)
@@ -295,13 +295,15 @@ class ReviewActivities:
     async def _ask(self, work: "_Work", root: Path) -> ReviewAnswer:
         reviewer = self.reviewers(work.planner)
         if reviewer is None:
-            return ReviewAnswer(None, "nobody reviewed the change: no model plans")
+            return ReviewAnswer(None, "the change was not reviewed, because the planner does not use a model")
         if work.briefing.prompt_privacy is PromptPrivacy.SUMMARY:
-            return ReviewAnswer(None, "nobody reviewed the change: prompts may not contain code (privacy.prompts)")
+            return ReviewAnswer(
+                None, "the change was not reviewed, because privacy.prompts does not allow code in prompts"
+            )
         if not work.patch:
-            return ReviewAnswer(None, "nobody reviewed the change: it is too large")
+            return ReviewAnswer(None, "the change was not reviewed, because it is too large")
         answer = await reviewer.review(work.briefing, work.patch, root)
-        reason = shorten(f"the reviewer did not answer: {answer.reason}", REASON_CHARACTERS)
+        reason = shorten(f"the reviewer did not respond: {answer.reason}", REASON_CHARACTERS)
         return answer if answer.review is not None else answer._replace(reason=reason)
 
     def _store(self, store: ArtifactStore, request: ReviewRequest, work: "_Work", review: Review) -> ProveResult:

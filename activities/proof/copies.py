@@ -78,7 +78,7 @@ def _find_committed(
     blobs_left = BLOBS_LIMIT
     for path, file in files.items():
         if origin := by_blob.get(file.blob):
-            yield path, f"is byte for byte in the later commit {origin}"
+            yield path, f"is identical to the file in the later commit {origin}"
             continue
         hunks = [hunk for hunk in _hunks(file) if hunk not in file.before]
         for blob, origin in by_path.get(path, ()) if hunks else ():
@@ -87,7 +87,7 @@ def _find_committed(
                 return
             content = git.attempt("cat-file", "blob", blob, timeout=TIMEOUT).out
             if any(hunk in content for hunk in hunks):
-                yield path, f"has lines that are byte for byte in the later commit {origin}"
+                yield path, f"has lines that are identical to lines in the later commit {origin}"
                 break
 
 
@@ -114,7 +114,7 @@ def _find_installed(
         places += [folder / package / path for folder in modules] if package else []
         for place in places:
             if _read(place) == file.content:
-                yield path, f"is byte for byte in the installed {place}"
+                yield path, f"is identical to the installed file {place}"
                 break
 
 

@@ -88,7 +88,7 @@ def store_proof(store: ArtifactStore, proof: Proof) -> ProveResult:
     title = ""
     if findings:
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        title = f"the checks pass, but {findings[0].rule.value}: {findings[0].text}{more}"
+        title = f"the checks pass, but the proof has a finding ({findings[0].rule.value}): {findings[0].text}{more}"
     # The first line is the title.
     lines = [*evidence_lines(proof)[1:], *(f"changed: {file.change.value} {file.path}" for file in proof.changed)]
     is_hidden = all(finding.rule is ProofRule.SCENARIOS_FAILED for finding in findings)

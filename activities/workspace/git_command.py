@@ -98,8 +98,8 @@ class Git:
             out, error = process.communicate(stdin, timeout=limit.total_seconds())
         except subprocess.TimeoutExpired:
             raise GitTimeoutError(
-                f"git {arguments[0]} in {self.folder} took longer than {limit.total_seconds():g} s and was "
-                "stopped. Add large generated folders to .gitignore, or raise the time limit for git"
+                f"git {arguments[0]} in {self.folder} took longer than {limit.total_seconds():g} s and was stopped. "
+                "Add large generated folders to .gitignore"
             ) from None
         finally:
             _end(process)

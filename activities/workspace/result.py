@@ -141,8 +141,8 @@ class _Staging:
         differing = [change.path for change in changes if not self._is_based_on_commit(change, filters)]
         if differing:
             raise WorkspaceError(
-                f"{format_paths(differing, SHOWN)}: the run started from content that is not in the last commit, so "
-                "nothing was committed. The files are in the working tree; commit them there"
+                f"{format_paths(differing, SHOWN)}: the run started with uncommitted changes, so nothing was "
+                "committed. Commit the files in the working tree yourself"
             )
         lines = [b"0 " + _ABSENT.encode() + b"\t" + change.path for change in changes if change.after is None]
         for path, entry in ((change.path, change.after) for change in changes):

@@ -211,7 +211,7 @@ class GitWorkingTree:
         tree = folder.tree.hex()
         # An unchanged tree is not written again, so the loss of its object would go unnoticed.
         if not self._store.holds(tree):
-            raise GitError(f"the tree {tree} of {self.root} is missing from the store")
+            raise GitError(f"the snapshot {tree} of {self.root} is missing from the store")
         if previous is None or previous.tree != folder.tree or walk.changed_rows > SETTLED_ROWS:
             with translated_errors(self.root):
                 self._cache.save(folder)

@@ -85,7 +85,7 @@ def read_report(message: str, status: EpisodeStatus, question: Question) -> Repo
         which = (
             f"is about iteration {plan_request.iteration}"
             if plan_request.iteration
-            else "does not contain an [🔁 ITERATION]"
+            else "does not contain an [🔁 ITERATION] section section"
         )
         raise InvalidRequestError(
             f"the report {which}, but {status.episode_id} is in iteration {status.iteration}. "

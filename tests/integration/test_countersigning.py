@@ -164,7 +164,7 @@ def test_neither_key_can_do_the_work_of_the_other(side: Side, tmp_path: Path) ->
     [
         ("passed", 4, "the proof says passed (unittest 4 passed, 0 failed, 0 skipped), but here it is passed"),
         ("skipped", 1, "1 skipped), but here it is"),
-        ("namesSha256", "0" * 64, "the names of the unittest tests differ, although their number is the same"),
+        ("namesSha256", "0" * 64, "the unittest tests have different names, although their number is the same"),
     ],
 )
 def test_other_tests_than_those_of_the_proof_are_told(side: Side, field: str, value: object, said: str) -> None:
@@ -202,7 +202,7 @@ def test_changed_list_of_checks_is_refused(side: Side) -> None:
     [run] = side.proof.runs
     easy = tuple(check.evolve(run="true", name="true") for check in run.checks)
     out = side.refuses(side.signed(side.proof.evolve(runs=(run.evolve(checks=easy),))), "true: the proof says passed")
-    assert "a check was seen to fail, but all of them pass on the initial files" in out
+    assert "a check failed before the work, but all checks pass on the initial files" in out
 
 
 def test_hidden_change_of_a_test_is_told(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_hidden_change_of_a_test_is_told(tmp_path: Path) -> None:
 
 def test_proof_of_another_tree_is_refused_before_anything_runs(side: Side) -> None:
     other = side.proof.evolve(delivered_tree=side.proof.base_tree)
-    out = side.refuses(side.signed(other), "neither checked out nor on disk")
+    out = side.refuses(side.signed(other), "but they are not checked out")
     assert "reproduced" not in out
     side.refuses(side.signed(side.proof.evolve(delivered_tree="e" * 40)), "it covers different files")
     out = side.refuses(side.signed(side.proof.evolve(base_tree="e" * 40)), "its initial files (eeeeeeeeeeee)")
@@ -333,9 +333,11 @@ def test_hidden_scenarios_are_reproduced_if_their_bundle_is_given(side: Side, bu
     assert "reproduced: hidden scenarios 2 of 2 passed" in out
     code, out = side.verify(side.output.read_bytes(), "--require", "countersigned", "--require", "scenarios")
     assert (code, out.splitlines()[0]) == (0, "ep-proof: PROVEN, also by 2 hidden scenarios, countersigned by CI")
-    side.refuses(content, "it claims 2 hidden scenarios, which are missing here. Add them with --scenarios BUNDLE")
+    side.refuses(content, "it claims 2 hidden scenarios, but none were provided. Add them with --scenarios BUNDLE")
     # The same scenarios, packed once more.
-    side.refuses(content, "these are not its hidden scenarios", "--scenarios", side.folder / "scenarios.yaml")
+    side.refuses(
+        content, "the bundle does not contain its hidden scenarios", "--scenarios", side.folder / "scenarios.yaml"
+    )
     side.refuses(side.signed(), "and the proof has none", "--scenarios", bundle)
     more = ScenarioResult(digest=digest, total=2, passed=2, failed_before=2)
     out = side.refuses(side.signed(add_scenarios(side.proof, more, ())), "hidden scenarios", "--scenarios", bundle)

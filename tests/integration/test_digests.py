@@ -75,7 +75,7 @@ async def test_digest_of_the_day_before_is_sent_once_and_signed(workspace: Path,
     assert (came.told["kind"], came.told["subject"], came.told["project"]) == ("digest", "project", project)
     assert came.told["text"].splitlines() == [
         f"{project}, 2026-11-24 07:30 to 2026-11-25 07:30 UTC",
-        "1 to merge, 1 failed; 0 iterations; cost at least $0.00 (not all reported by ep-1, ep-2)",
+        "1 to merge, 1 failed; 0 iterations; cost at least $0.00 (not fully reported by ep-1, ep-2)",
         "  merge    ep-1: succeeded",
         "  failed   ep-2: failed",
         f"More: tightloop digest --project {project} --since 2026-11-24T07:30 --until 2026-11-25T07:30",

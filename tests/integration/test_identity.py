@@ -240,7 +240,7 @@ async def test_open_work_of_an_adopted_host_goes_on_here(
     monkeypatch.setenv("TIGHTLOOP_HOME", str(home))
     monkeypatch.setenv("TIGHTLOOP_TEMPORAL__TASK_QUEUE", settings.temporal.task_queue)
     finding = await doctor(client)
-    assert finding["found"] == f"no worker polls for 1 on {queue(settings, 'before')} (for example {episode_id})"
+    assert finding["found"] == f"no worker for 1 run on {queue(settings, 'before')} (for example {episode_id})"
     assert finding["fix"].endswith("tightloop host adopt before")
     assert finding["ok"] is False
     told = await run_cli(client, "host", "adopt", "before")

@@ -175,7 +175,7 @@ async def test_roles_on_hosts_of_their_own_need_no_queues_from_the_client(
     await front.serve("workflows")
 
     async def warns() -> bool:
-        return "episodes will wait: no worker serves workspaces" in front.told("workflows")
+        return "episodes will have to wait: no worker serves workspaces" in front.told("workflows")
 
     await eventually(warns)
     client = on(hosts("desktop"))

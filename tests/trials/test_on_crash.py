@@ -152,7 +152,9 @@ async def test_ask_shows_the_evidence_and_does_what_is_answered(
     story = await killed(place, "ask")
     question = await story.question()
     moved = place in (Place.WRITTEN, Place.ENDED)
-    assert question.evidence[0] == ("files changed since it began" if moved else "no file changed since it began")
+    assert question.evidence[0] == (
+        "files have changed since it started" if moved else "no file has changed since it started"
+    )
     alive = place in (Place.STARTED, Place.WRITTEN)
     assert question.evidence[1] == ("killed 1 process still running" if alive else "no process was still running")
     assert question.evidence[2] == "it left no report"

@@ -227,7 +227,7 @@ async def test_one_sentence_is_enough(
     assert (result.outcome, result.qualifier) == (EpisodeOutcome.SUCCEEDED, ""), f"{result.reason}: {sentences}"
     for check in shape.checks:
         assert check in sentences, sentences
-    assert ("may stay red" in sentences) is bool(shape.known), sentences
+    assert ("may keep failing" in sentences) is bool(shape.known), sentences
     assert shape.wrong not in (root / shape.file).read_text()
     assert state_of(root) == before
 

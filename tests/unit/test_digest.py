@@ -96,7 +96,7 @@ def test_a_busy_night_fits_on_a_page_and_begins_with_what_is_urgent() -> None:
 def test_runs_that_did_not_report_their_cost_are_named() -> None:
     items = digest_items([line("a", cost_usd=1.0), line("b", cost_known=False, files_changed=0)], [], [])
     counts, first, second = digest_lines(digest(*items, cost_usd=1.0))[1:]
-    assert counts == "1 to merge, 1 done; 0 iterations; cost at least $1.00 (not all reported by b)"
+    assert counts == "1 to merge, 1 done; 0 iterations; cost at least $1.00 (not fully reported by b)"
     assert first.endswith("; cost $1.00")
     assert second.endswith("; cost unknown")
 

@@ -190,7 +190,7 @@ def test_two_values_of_an_option_give_two_requests(ask: Any, name: str, paramete
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("start", "g", "--check-timeout", "5"), "only applies to the checks"),
+        (("start", "g", "--check-timeout", "5"), "only applies to checks from"),
         (("start", "g", "--done", "true", "--no-wait"), "only have an effect with --watch"),
         (("plan", "run", "../one.yaml", "--detach", "--wait"), "have no effect with --detach"),
         (("start", "g", "--done", "true", "--executor", "scripted", "--model", "m"), "cannot select a model"),

@@ -83,16 +83,16 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
         ("worker: {heartbeat_interval_s: .nan}", "worker.heartbeat_interval_s must be a number from 1 to"),
         ("planner: {kind: gpt}", "planner.kind must be one of auto, openai, heuristic"),
         ("planner: {timeout_s: 0}", "planner.timeout_s must be a number, above 0"),
-        ("planner: {models: gpt}", "planner.models must be a list of text, not empty"),
-        ("planner: {models: [a, 1]}", "planner.models[1] must be text"),
+        ("planner: {models: gpt}", "planner.models must be a list of strings, not empty"),
+        ("planner: {models: [a, 1]}", "planner.models[1] must be a string"),
         ("planner: {context_characters: 5}", "planner.context_characters must be a whole number, at least"),
-        ("temporal: {namespace: 1}", "temporal.namespace must be text, not empty"),
+        ("temporal: {namespace: 1}", "temporal.namespace must be a string, not empty"),
         ("temporal: {tls: perhaps}", "temporal.tls must be true or false"),
         ("temporal: {address: here}", "temporal.address must be like 127.0.0.1:7233"),
         ("budget: {max_wall_hours: 0}", "budget.max_wall_hours must be a number, above 0, at most 8760, or"),
         ("executor: {agents: 5}", "executor.agents must be a section with one section per name"),
         ("executor: {agents: {codex: 5}}", "executor.agents.codex must be a section with program, arguments"),
-        ("executor: {agents: {1: {}}}", "names in executor.agents must be text, got 1"),
+        ("executor: {agents: {1: {}}}", "names in executor.agents must be strings, got 1"),
         (
             "executor: {agents: {codex: {modl: x}}}",
             "unknown setting 'modl' (executor.agents.codex.modl). Did you mean executor.agents.codex.model?",
@@ -102,7 +102,7 @@ def test_variables_are_read_by_the_type_of_their_setting() -> None:
             "executor.agents.codex.login must be true or false",
         ),
         ("executor: {agents: {codex: {arguments: x}}}", "executor.agents.codex.arguments must be a list"),
-        ("executor: {agents: {codex: {arguments: [1]}}}", "executor.agents.codex.arguments[0] must be text"),
+        ("executor: {agents: {codex: {arguments: [1]}}}", "executor.agents.codex.arguments[0] must be a string"),
         ("- a", "the settings must consist of sections, for example:"),
         ("temporal: {", "the settings: not valid YAML: line 1: "),
         ("a: 2024-13-45", "the settings: not valid YAML: "),
@@ -128,7 +128,7 @@ def test_mistake_in_the_environment_names_the_variable() -> None:
     )
     assert "Did you mean temporal.address?" in refusal("", TIGHTLOOP_TEMPORAL__ADRESS="x")
     assert "Did you mean temporal?" in refusal("", TIGHTLOOP_TEMPORL__ADDRESS="x")
-    assert "a list of text" in refusal("", TIGHTLOOP_EXECUTOR__ARGV="[a")
+    assert "a list of strings" in refusal("", TIGHTLOOP_EXECUTOR__ARGV="[a")
 
 
 def test_mistake_in_a_document_names_the_document() -> None:

@@ -48,7 +48,7 @@ class Wide(Document):
     ("given", "said"),
     [
         ({"names": "a"}, 'names: must be a list, not "a"'),
-        ({"names": [None]}, "names.0: must be text, not null"),
+        ({"names": [None]}, "names.0: must be a string, not null"),
         ({"parcel": {"weight": "heavy"}}, 'parcel.weight: must be a whole number, not "heavy"'),
         ({"parcel": 3}, "parcel: must be fields, not 3"),
         ({"parcle": {"weight": 1}}, "unknown field 'parcle'"),

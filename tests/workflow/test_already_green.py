@@ -127,7 +127,7 @@ async def test_a_check_that_cannot_be_added_is_refused_and_the_question_stays(
         )
         before = await asked(client, episode_id)
         for text, problem in (
-            ("", "needs a text: COMMAND"),
+            ("", "requires an argument: COMMAND"),
             (GREEN, "already in the definition of done"),
             ("pytest -q || true", "always passes"),
             ("grep 'x", "unclosed quote"),
@@ -306,7 +306,7 @@ async def test_without_a_check_that_fails_the_run_goes_on_and_proves_nothing(
             timeline = [f"{entry.kind}: {entry.text}" for entry in await client.timeline(episode_id)]
     assert (result.qualifier, result.checks) == ("not proven: no check ever failed", "1/1")
     assert not any(line.startswith("paused") for line in timeline)
-    assert any("found no check that fails, so the checks only guard" in line for line in timeline)
+    assert any("found no failing check, so the checks only show that nothing breaks" in line for line in timeline)
 
 
 async def test_a_refactoring_gets_no_check(client: TightloopClient, working: Working, fixing: Requests) -> None:
@@ -318,6 +318,8 @@ async def test_a_refactoring_gets_no_check(client: TightloopClient, working: Wor
             again = fixing(keep_green=True, executor=scripted(APPEND))
             kept = await client.result(await client.start(again))
             timeline = [entry.text for entry in await client.timeline(episode_id)]
-    assert any(line.endswith("so the checks only guard: the goal changes no behavior") for line in timeline)
+    assert any(
+        line.endswith("so the checks only show that nothing breaks: the goal changes no behavior") for line in timeline
+    )
     assert result.qualifier == kept.qualifier == "not proven: no check ever failed"
     assert len(server.requests) == 1

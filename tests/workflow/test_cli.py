@@ -102,7 +102,7 @@ async def test_command_that_does_not_wait_for_people_ends_with_a_code_of_its_own
         await client.answer("plan-gated", "approve")
         done = await cli("watch", "plan-gated")
     assert code == 3, said
-    assert "plan-gated is waiting for a person. Answer, then run: tightloop watch plan-gated" in said
+    assert "plan-gated is waiting for a person. Answer its question, then run: tightloop watch plan-gated" in said
     assert "tightloop answer plan-gated approve" in said
     assert again[0] == 3
     assert done[0] == 4, "it has no definition of done"

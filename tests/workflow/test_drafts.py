@@ -123,7 +123,7 @@ async def test_drafts_without_a_second_answer_that_agrees_do_not_count(
     assert result.reason == "all checks pass: 1/1"
     assert proof_of(workspace, result.proof).scenarios is None
     [line] = [line for line in timeline if line.startswith("scenarios: ")]
-    assert "no scenario was drafted" in line
+    assert "no scenarios were drafted" in line
     assert reason in line
 
 
@@ -171,7 +171,10 @@ async def test_if_only_drafts_fail_twice_the_owner_decides_who_is_wrong(
             _, lines = await asyncio.to_thread(command, "proof", episode_id)
     [question] = status.questions
     assert [entry.name for entry in question.options] == ["work", "withdraw", "accept", "cancel"]
-    assert question.title == "the checks pass, but scenarios_failed: 1 of 2 hidden scenarios fails"
+    assert (
+        question.title
+        == "the checks pass, but the proof has a finding (scenarios_failed): 1 of 2 hidden scenarios fails"
+    )
     assert "add(40" not in question.model_dump_json()
     assert code == 0, shown
     assert "expected: 43" in shown

@@ -353,7 +353,7 @@ async def test_a_start_without_checks_uses_those_of_the_project_and_says_so(
         events = await client.timeline(episode_id)
     assert result.outcome is EpisodeOutcome.SUCCEEDED
     assert (workspace / "log.txt").exists()
-    assert status.chosen_checks[0].startswith("Using from .github/workflows/ci.yml: make test (under 1 s, green).")
+    assert status.chosen_checks[0].startswith("Checks from .github/workflows/ci.yml: make test (under 1 s, passes).")
     sentences = [event.text for event in events if event.kind == "checks"]
     assert sentences == list(status.chosen_checks)
     assert "twine upload dist/* (.github/workflows/ci.yml): it publishes." in sentences[1]
@@ -384,7 +384,7 @@ async def test_a_project_without_a_check_fails_and_says_what_to_do(client, reque
         episode_id = await client.start(request_for(definition_of_done=[]))
         result = await client.result(episode_id)
     assert result.outcome is EpisodeOutcome.FAILED
-    assert "Name one: --done" in result.reason
+    assert "Specify one: --done" in result.reason
 
 
 async def test_a_delivery_that_fails_at_once_is_repeated_and_is_no_iteration(client, working, request_for) -> None:
@@ -395,7 +395,7 @@ async def test_a_delivery_that_fails_at_once_is_repeated_and_is_no_iteration(cli
         timeline = [entry.text for entry in await client.timeline(episode_id) if entry.kind == "limit"]
         await client.cancel(episode_id)
         await client.result(episode_id)
-    assert [text.split(".")[0] for text in timeline] == ["failed delivery 1: wait 10 s"]
+    assert [text.split(".")[0] for text in timeline] == ["failed delivery 1: next attempt in 10 s"]
     [question] = status.questions
     assert question.kind is QuestionKind.LIMIT
     assert question.title.startswith("2 attempts in a row ended in an error and changed no file: no such model")
@@ -426,4 +426,4 @@ async def test_question_about_a_quota_that_nobody_answers_is_tried_again(client,
         timeline = [(entry.kind, entry.text) for entry in await client.timeline(episode_id)]
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert [kind for kind, _ in timeline if kind in ("paused", "limit")] == ["paused", "limit"]
-    assert ("limit", "nobody answered q1; it is tried again") in timeline
+    assert ("limit", "nobody answered q1, so the run tries again") in timeline

@@ -127,7 +127,7 @@ async def test_limit_that_the_agent_reports_leads_to_continue(
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 1)
     assert [CONTINUE in text for text in agent.desktop.submitted] == [False, True]
     assert len(timeline) == 1
-    assert "failed delivery 1: wait 0 s" in timeline[0]
+    assert "failed delivery 1: next attempt in 0 s" in timeline[0]
     assert "25 tool calls" in timeline[0]
 
 
@@ -193,7 +193,7 @@ async def test_report_on_another_iteration_or_of_another_episode_is_refused(
     async with over_http(served, token, "?episode=another") as other:
         elsewhere = await refused(other, "send_message", target="planner", message=report(1))
     assert "is in iteration 1" in stale
-    assert "does not contain an [🔁 ITERATION]" in nameless
+    assert "does not contain an [🔁 ITERATION] section section" in nameless
     assert "limit_hit" in broken
     assert "another" in elsewhere
     assert (await client.status(episode_id)).questions
@@ -280,7 +280,8 @@ async def test_report_that_comes_late_is_kept_and_is_not_about_the_next_plan(
         second = await watched(client, episode_id, agent, 2)
         [late] = await reported(served, workspace, episode_id, report(1))
         assert (
-            late == "no report is expected at the moment, so the message was saved as a note: the planner will read it"
+            late == "no report is expected at the moment, so the message was saved as a note: the planner will read "
+            "the message"
         )
         assert (await watched(client, episode_id, agent, 2)).id == second.id
         await reported(served, workspace, episode_id, report(2))

@@ -89,7 +89,7 @@ async def test_the_named_way_asks_after_the_first_delivery(
     kind, _, reason = text.partition(":")
     assert (question.kind, question.by, status.iteration) == (QuestionKind.IMPOSSIBLE, "the executor", 1)
     assert question.title == f"the executor stopped: {kind.lower()}: {' '.join(reason.split())}"
-    assert question.evidence[-1] == "last words of the executor: I stopped."
+    assert question.evidence[-1] == "the executor's last message: I stopped."
 
 
 @pytest.mark.parametrize("words", EXPLAINED)
@@ -109,11 +109,11 @@ async def test_the_planner_reads_the_last_words_and_ends_with_the_reason(
     [question] = status.questions
     assert (question.kind, question.by) == (QuestionKind.IMPOSSIBLE, "the planner")
     assert question.title == f"the planner stopped: impossible: {reason}"
-    assert question.evidence[-1] == f"last words of the executor: {words}"
+    assert question.evidence[-1] == f"the executor's last message: {words}"
     # One delivery was made, and the planner read its report for the second one.
     assert (status.iteration, len(server.requests)) == (2, 3)
     assert again.questions[0].kind is QuestionKind.IMPOSSIBLE
-    assert "ada wants the work to go on although the planner stopped" in server.requests[2].text
+    assert "ada wants the work to continue, although the planner stopped" in server.requests[2].text
     assert "the first test counts" in server.requests[2].text
 
 
@@ -136,7 +136,7 @@ async def test_a_person_who_works_can_say_that_it_is_impossible(
     async with working():
         episode_id = await client.start(request_for(executor="person"))
         work = await asked(client, episode_id)
-        with pytest.raises(InvalidRequestError, match="needs a text: WHY"):
+        with pytest.raises(InvalidRequestError, match="requires an argument: WHY"):
             await client.answer(episode_id, "impossible")
         await client.answer(episode_id, "impossible", text="the disk is full", by="ada")
         status = await asked(client, episode_id, since=work)

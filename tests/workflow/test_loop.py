@@ -517,7 +517,7 @@ async def test_a_project_plan_is_verified_also_by_hidden_scenarios(
 ) -> None:
     hidden = tmp_path / "hidden.yaml"
     hidden.write_text(f"- grep -qx {expected} made1.txt\n")
-    with pytest.raises(InvalidRequestError, match="need gates"):
+    with pytest.raises(InvalidRequestError, match="require a gate"):
         LoopRequest(workspace=str(workspace), scenarios=ScenarioStore(settings).commit(hidden)).check()
     async with looping(five_tasks()[0]):
         scenarios = ScenarioStore(settings).commit(hidden)
@@ -542,5 +542,5 @@ async def test_a_project_plan_is_verified_also_by_hidden_scenarios(
         assert (titles, result.qualifier) == ([], "")
         assert "also 1 hidden scenario" in result.reason
     else:
-        assert titles == ["the checks pass, but scenarios_failed: the hidden scenario fails"]
+        assert titles == ["the checks pass, but the proof has a finding (scenarios_failed): the hidden scenario fails"]
         assert "ada accepted it despite this finding: the hidden" in result.qualifier

@@ -124,7 +124,7 @@ async def test_killed_server_costs_nothing_but_the_memory(
     assert (result.outcome, result.iterations) == (EpisodeOutcome.SUCCEEDED, 3)
     [said] = told
     assert "memory is not used: the database postgresql://" in said
-    assert "does not answer" in said
+    assert "is not responding" in said
 
 
 @pytest.mark.parametrize("state", ["missing", "newer", "older"])
@@ -132,7 +132,7 @@ async def test_server_in_a_wrong_state_costs_nothing_but_the_memory(
     client, working: Working, request_for: Ask, home: Path, settings: Settings, server: str, state: str
 ) -> None:
     expected = {
-        "missing": "does not answer",
+        "missing": "is not responding",
         "newer": "was written by a newer version of tightloop. Upgrade this worker",
         "older": "Upgrade it with: tightloop ledger upgrade",
     }

@@ -407,7 +407,7 @@ async def test_every_confirmed_message_is_in_the_next_prompt(workspace: Path, tm
             return
         except ServiceUnavailableError:
             return
-        assert reply.startswith("the planner will read it")
+        assert reply.startswith("the planner will read the message")
         confirmed.append(f"ada: {text}")
 
     environment = {"OPENAI_API_KEY": "test", **shared_state()}

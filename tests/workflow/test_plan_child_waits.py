@@ -75,7 +75,7 @@ async def test_gate_of_a_subplan_is_shown_by_its_plan_until_it_is_answered(playi
     assert inner not in later
     assert result.outcome is PlanOutcome.COMPLETED
     assert f"waits sub: {inner} at release: gate: Release 1.2?" in told
-    assert told.index(f"goes on sub: {inner}") < told.index("completed sub")
+    assert told.index(f"continues sub: {inner}") < told.index("completed sub")
 
 
 async def test_pause_of_a_subplan_is_shown_and_gone_when_it_goes_on(playing: Playing):

@@ -389,7 +389,7 @@ async def test_an_answer_within_an_episode_holds_for_the_proof_of_its_plan(
         result = await result_of(client, plan_id)
         told = await client.timeline(plan_id)
     assert result.qualifier == "", "the plan's proof did not ask again"
-    assert result.reason.startswith("PROVEN; ada asked for the change of test_it.py at ")
+    assert result.reason.startswith("PROVEN; ada asked for the change to test_it.py at ")
     assert not [line for line in told if line.kind == "paused"]
     assert proof_of(workspace, result.proof).verdict is ProofVerdict.PROVEN
 

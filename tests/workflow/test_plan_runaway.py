@@ -13,7 +13,7 @@ from tightloop.executor.model import Usage
 from tightloop.plan.child import StepResult
 from tightloop.plan.request import PlanOutcome, PlanRequest
 
-ADVICE = "Raise the limit with top_up, or cancel the plan"
+ADVICE = "Raise the limit with tightloop top-up, or cancel the plan"
 
 
 def wide(count: int, budget: str) -> str:

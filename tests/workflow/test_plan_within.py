@@ -78,7 +78,7 @@ async def test_status_tells_that_an_episode_waits_and_goes_on(
     assert (wait.step, wait.workflow_id, wait.question.kind.value) == ("make", agent, "work")
     assert wait.question.evidence[0].startswith("Work in")
     assert todo_lines(status)[-1] == f"  tightloop status {agent}"
-    assert f"goes on make: {agent}" in told
+    assert f"continues make: {agent}" in told
     assert result.outcome is PlanOutcome.COMPLETED, result.reason
 
 

@@ -247,7 +247,7 @@ async def test_a_skipped_test_is_one_question_and_the_proof_knows_the_answer(
     assert finding.answered is not None
     assert (finding.answered.by, finding.answered.asked) == ("ada", option == "asked")
     assert any(line.kind == "answered" and f"ada: {option}" in line.text for line in told)
-    sentence = f"ada asked for the change of tests/test_it.py at {finding.answered.at:%Y-%m-%d %H:%M} UTC"
+    sentence = f"ada asked for the change to tests/test_it.py at {finding.answered.at:%Y-%m-%d %H:%M} UTC"
     if option == "asked":
         assert proof.verdict is ProofVerdict.PROVEN
         assert result.headline.startswith(f"SUCCEEDED: PROVEN; {sentence}; all checks pass")
@@ -302,7 +302,7 @@ async def test_a_person_asked_for_what_the_proof_has_found(
     assert {"-grep -q right app.py", "+exit 0"} <= set(question.change.lines)
     assert [version.path for version in question.change.files] == ["check.sh"]
     assert result.qualifier == ""
-    assert result.reason.startswith("PROVEN; ada asked for the change of check.sh at ")
+    assert result.reason.startswith("PROVEN; ada asked for the change to check.sh at ")
     assert proof_of(project, result.proof).verdict is ProofVerdict.PROVEN
     assert exported.exit_code == 0
 
@@ -313,7 +313,7 @@ async def test_a_person_asked_for_what_the_proof_has_found(
     assert verified()[0] == 0
     code, out = verified("--strict")
     assert code == 1
-    assert "only after it was made, which --strict does not accept" in out
+    assert "only after the change was made, which --strict does not accept" in out
     assert verified("--strict", "--accepted")[0] == 2
 
 

@@ -96,7 +96,7 @@ async def test_a_doubt_about_hardcoded_answers_is_a_question_with_the_lines(
         prompt = server.requests[0].text
     [question] = status.questions
     assert question.kind is QuestionKind.PROOF
-    assert question.title == f"the checks pass, but reviewer_doubts: {SENTENCE}"
+    assert question.title == f"the checks pass, but the proof has a finding (reviewer_doubts): {SENTENCE}"
     assert question.names == ("work", "asked", "accept", "cancel")
     assert f"  calc.py:2: {LINE.strip()}" in question.evidence
     assert question.change is not None
@@ -114,15 +114,15 @@ async def test_a_doubt_about_hardcoded_answers_is_a_question_with_the_lines(
         case "asked":
             assert proof.verdict is ProofVerdict.PROVEN
             assert [finding.rule for finding in proof.findings] == [ProofRule.REVIEWER_DOUBTS]
-            assert result.reason.startswith("PROVEN; ada asked for the change of calc.py")
-            assert f"found: {SENTENCE} (asked for by ada)" in shown
+            assert result.reason.startswith("PROVEN; ada asked for the change to calc.py")
+            assert f"found: {SENTENCE} (requested by ada)" in shown
         case "accept":
             assert (proof.verdict, proof.accepted_by) == (ProofVerdict.ACCEPTED, "ada")
             assert "NOT PROVEN, accepted by ada" in shown
         case "work":
             assert (workspace / "calc.py").read_text() == GENERAL
             assert (proof.verdict, proof.findings) == (ProofVerdict.PROVEN, ())
-            assert timeline[1:] == ["the model m1 has no doubt"]
+            assert timeline[1:] == ["the model m1 has no doubts about the change"]
             assert any(REASON in note for briefing in planning.briefings for note in briefing.notes)
 
 
@@ -173,7 +173,7 @@ async def test_a_useless_answer_never_blocks_the_proof(
     assert result.reason == "all checks pass: 1/1"
     proof = proof_of(workspace, result.proof)
     assert (proof.verdict, proof.findings, proof.review) == (ProofVerdict.PROVEN, (), None)
-    assert line.startswith("the reviewer did not answer: ")
+    assert line.startswith("the reviewer did not respond: ")
     assert reason in line
 
 
@@ -192,8 +192,8 @@ async def test_nothing_is_sent_where_no_model_plans_or_prompts_must_not_contain_
         assert server.requests == []
     assert reasons == ["all checks pass: 1/1"] * 3
     assert lines == [
-        ["nobody reviewed the change: prompts may not contain code (privacy.prompts)"],
-        ["nobody reviewed the change: the planner heuristic uses no model"],
+        ["the change was not reviewed, because privacy.prompts does not allow code in prompts"],
+        ["the change was not reviewed, because the heuristic planner does not use a model"],
         [],
     ]
 

@@ -293,7 +293,10 @@ async def test_neither_an_agent_nor_its_code_gets_at_hidden_scenarios_or_takes_a
         status: EpisodeStatus = await eventually(find_question, seconds=160)
         assert status.drafts is not None
         [question] = status.questions
-        assert question.title == "the checks pass, but scenarios_failed: 3 of 5 hidden scenarios fail"
+        assert (
+            question.title
+            == "the checks pass, but the proof has a finding (scenarios_failed): 3 of 5 hidden scenarios fail"
+        )
         timeline = await client.timeline(episode_id)
         shown = {
             "status": status.model_dump_json(),

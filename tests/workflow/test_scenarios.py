@@ -64,7 +64,10 @@ async def test_failed_scenarios_are_counted_for_the_planner_and_then_a_question(
         result = await client.result(episode_id)
     [question] = status.questions
     assert question.kind is QuestionKind.PROOF
-    assert question.title == "the checks pass, but scenarios_failed: 1 of 2 hidden scenarios fails"
+    assert (
+        question.title
+        == "the checks pass, but the proof has a finding (scenarios_failed): 1 of 2 hidden scenarios fails"
+    )
     assert not any(word in line for line in question.evidence for word in ("hidden/", SECRET))
     notes = [note for briefing in planner.briefings for note in briefing.notes]
     assert notes[:2] == [f"Success was not accepted: {question.title}"] * 2
@@ -97,10 +100,13 @@ async def test_work_that_stands_still_after_a_refused_proof_is_asked_about_with_
     for status in (first, second):
         [question] = status.questions
         assert question.kind is QuestionKind.PROOF
-        assert question.title == "the checks pass, but scenarios_failed: 1 of 2 hidden scenarios fails"
+        assert (
+            question.title
+            == "the checks pass, but the proof has a finding (scenarios_failed): 1 of 2 hidden scenarios fails"
+        )
     # Each report and each answer leads to one delivery.
     assert (first.iteration, second.iteration) == (3, 4)
-    assert sum("the planner was told" in line for line in timeline) == 2
+    assert sum("reported to the planner" in line for line in timeline) == 2
     assert sum("0 files changed" in line for line in timeline) == 3
     assert result.outcome is EpisodeOutcome.SUCCEEDED
 
@@ -178,7 +184,10 @@ async def test_a_plan_is_proven_also_by_scenarios(
         assert status.reason == "all steps are done, and the definition of done is proven, also 2 hidden scenarios"
     else:
         [question] = status.questions
-        assert question.title == "the checks pass, but scenarios_failed: 1 of 2 hidden scenarios fails"
+        assert (
+            question.title
+            == "the checks pass, but the proof has a finding (scenarios_failed): 1 of 2 hidden scenarios fails"
+        )
 
 
 async def test_scenarios_of_a_plan_without_a_proof_and_unknown_ones_are_refused(

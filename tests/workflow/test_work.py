@@ -104,12 +104,12 @@ async def test_a_pause_during_a_long_check_asks_whether_to_end_it(
         lines = [entry.text for entry in await client.timeline(episode_id)]
     assert "will pause when this work ends: check: touch half-done" in said.output
     assert f"tightloop answer {episode_id} end" in said.output
-    assert heard == "the planner will read it", "words neither end the check nor take the pause back"
+    assert heard == "the planner will read the message", "words neither end the check nor take the pause back"
     assert meanwhile.status == "running"
     assert meanwhile.questions == (asked,)
     assert meanwhile.pause_requested
     assert asked.names == ("wait", "end")
-    assert "the pause starts when this ends: check: touch half-done" in asked.title
+    assert "the pause begins when this work ends: check: touch half-done" in asked.title
     assert told.endswith(
         "will stop, then the episode will pause" if answer == "end" else "will pause when the running work ends"
     )

@@ -73,7 +73,7 @@ def unusable(command: str, exit_code: int | None, output: str, changed: Iterable
         failed: tests that failed.
     """
     if exit_code is None:
-        return "it did not end in time"
+        return "it did not finish in time"
     if files := sorted(changed):
         return f"it changes tracked files: {shorten(', '.join(files), 100)}"
     # Before Python 3.12, unittest exits with 0 if it finds no tests.
@@ -167,7 +167,7 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
             continue
         state, known = _state_of(trial, goal)
         if known is None and not has_tests and trial.check.kind is CheckKind.TESTS:
-            has_tests, state, known = True, f"red with exit code {trial.exit_code}, to be repaired", ()
+            has_tests, state, known = True, f"fails with exit code {trial.exit_code}, to be fixed", ()
         if known is None:
             left_out.append(f"Not used: {shorten(trial.check.run, 100)} ({trial.check.source}): {state}.")
             continue
@@ -175,11 +175,9 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
         checks.append(Check(run=trial.check.run, name=name, timeout_s=FOUND_TIMEOUT_S, known_failures=known))
         took = span(trial.duration_s) if trial.duration_s >= 1 else "under 1 s"
         used.setdefault(trial.check.source, []).append(f"{shorten(trial.check.run, 120)} ({took}, {state})")
-    sentences = [f"Using from {source}: {', '.join(texts)}." for source, texts in used.items()]
+    sentences = [f"Checks from {source}: {', '.join(texts)}." for source, texts in used.items()]
     if sentences:
-        sentences[-1] += (
-            " Passing checks with --done changes that." if len(checks) > 1 else " Passing it with --done changes that."
-        )
+        sentences[-1] += " To use other checks, pass --done."
     more = len(left_out) - NOT_USED_SHOWN
     left_out = [*left_out[:NOT_USED_SHOWN], *([f"{format_count(more, 'more check')} not used."] if more > 0 else [])]
     return ChosenChecks(checks=tuple(checks), sentences=(*sentences[: SENTENCES_LIMIT - len(left_out)], *left_out))
@@ -188,22 +186,22 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
 def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None]:
     """Describe a check's state, and return the failures that it may keep, or None to leave the check out."""
     if trial.passed:
-        return "green", ()
+        return "passes", ()
     wanted = tests_of_goal(goal, trial)
     count = format_count(len(trial.failed_tests), "test")
     if wanted is None:
-        return f"red: {count}, to be repaired" if trial.failed_tests else "red, to be repaired", ()
+        return f"fails: {count} to fix" if trial.failed_tests else "fails, to be fixed", ()
     if not is_decisive(trial):
         cause = explain_output(trial.tail, CAUSE_CHARACTERS).partition("\n")[0]
-        return f"red before with exit code {trial.exit_code}, and it names no tests{cause and f': {cause}'}", None
+        return f"it already fails with exit code {trial.exit_code} and names no tests{cause and f': {cause}'}", None
     rest = tuple(test for test in trial.failed_tests if test not in wanted)
     if not rest:
-        return f"red: {count}, to be repaired", ()
+        return f"fails: {count} to fix", ()
     if not wanted:
-        return f"red before: {count}, which may stay red", rest
-    return f"red: {format_count(len(wanted), 'test')} to be repaired, {len(rest)} may stay red", rest
+        return f"fails: {count} that may keep failing", rest
+    return f"fails: {format_count(len(wanted), 'test')} to fix, {len(rest)} may keep failing", rest
 
 
 def no_checks_message(sentences: Iterable[str]) -> str:
     """Return the error for a project without a usable check. `sentences` explain why the checks found are not used."""
-    return " ".join(("no check of the project can run here. Name one: --done 'pytest -q'.", *sentences))
+    return " ".join(("none of the project's checks can run here. Specify one: --done 'pytest -q'.", *sentences))

@@ -47,7 +47,7 @@ def _github_workflows(project: Project) -> Iterator[tuple[str, FoundCheck]]:
             push = events.get("push") if isinstance(events, dict) else None
             only_tags = isinstance(push, dict) and "tags" in push and not {"branches", "paths"} & push.keys()
             runs = [name for name in names if name in _CODE_EVENTS and not (name == "push" and only_tags)]
-            yield from _github_jobs(project, path, document, "" if runs else "it does not run for changes of the code")
+            yield from _github_jobs(project, path, document, "" if runs else "it does not run when code changes")
 
 
 def _github_jobs(

@@ -292,7 +292,7 @@ def refusal(project: Project, line: Line, argv: tuple[str, ...], kind: CheckKind
     if match := re.search(r"secrets\.(\w+)", line.text):
         return f"it needs the secret {match[1]}"
     if re.search(r"@@[\w.]+@@", line.text):
-        return "it needs values that only the CI service has"
+        return "it needs values that are only available in CI"
     if PUBLISHES in find_violations(line.text):
         return "it publishes"
     if argv[:1] and argv[0] in ("docker", "docker-compose", "podman"):

@@ -13,7 +13,7 @@ from tightloop.cli.parameters import AS_JSON, BY, REQUIRED, Argument, Option, pa
 from tightloop.operations import BY_NAME, OPERATIONS
 
 START, LOOK, PROOF, ANSWER, STEER, HOST = "Start", "Look", "Prove", "Answer", "Steer", "This host"
-RUN, TEXT = "Run", "Look at a plan's text"
+RUN, TEXT = "Run", "Inspect a plan"
 SENTENCES = {operation.cli: operation.summary for operation in OPERATIONS if operation.cli}
 
 
@@ -104,10 +104,13 @@ class Group(click.Group):
 _REASON = Field("reason", Option(help="Reason to record in the timeline."))
 _RATIONALE = Field("text", Option("--rationale", help="Reason to record."))
 _CHECKPOINT = Field(
-    "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint id or number (ckpt-2 or 2)."), default=REQUIRED
+    "checkpoint_id", Argument(metavar="CKPT", help="Checkpoint id or number, such as ckpt-2 or 2."), default=REQUIRED
 )
 _Verdict, _OnCrash = Literal["allow", "ask", "deny"], Literal["ask", "retry", "verify"]
-_GATE = Field("question", Argument(metavar="GATE", help="Step or review window. Optional if only one is waiting."))
+_GATE = Field(
+    "question",
+    Argument(metavar="GATE", help="Step or review window to decide on. Can be omitted if only one is waiting."),
+)
 
 
 def _amount(name: str, help: str, kind: Any = int) -> Field:
@@ -117,13 +120,18 @@ def _amount(name: str, help: str, kind: Any = int) -> Field:
 COMMANDS = (
     Command("start", "start:start", panel=START),
     Command("code", "start:code", "Start an episode with the built-in coder, which only needs a model.", START),
-    Verb("fork", _CHECKPOINT, Field("id", Option("--id", help="Id of the new episode.")), panel=START),
+    Verb(
+        "fork",
+        _CHECKPOINT,
+        Field("id", Option("--id", help="Id of the new episode. Default: a generated id.")),
+        panel=START,
+    ),
     Command("list", "now:list_workflows", panel=LOOK),
     Command("status", "now:status", panel=LOOK),
     Command(
         "watch",
         "look:watch",
-        "Exits with code 0 on a plain success, 4 on another success, and 1 otherwise. Ctrl-C does not stop it.",
+        "Exits with code 0 on a plain success, 4 on any other success, and 1 otherwise. Ctrl-C does not stop the run.",
         panel=LOOK,
     ),
     Command("timeline", "look:timeline", panel=LOOK),
@@ -133,14 +141,19 @@ COMMANDS = (
     Command(
         "result",
         "export:result",
-        "Show where a successful run's result is, or take it as files, as a commit or as a patch.",
+        "Show where a successful run's result is, or export it as files, a commit or a patch.",
         LOOK,
     ),
     Command("export", "export:export", "Prints JSON to stdout by default.", LOOK),
     Command("inbox", "now:inbox", panel=LOOK),
     Command("digest", "look:digest", panel=LOOK),
     Command("metrics", "look:metrics", panel=LOOK),
-    Command("proof", "proof:proof", "Exits with code 4 if the success is not proven, and 1 without a success.", PROOF),
+    Command(
+        "proof",
+        "proof:proof",
+        "Exits with code 4 if the success is not proven, and 1 if the run did not succeed.",
+        PROOF,
+    ),
     Command("verify", "proof:verify", "Exits with code 0 if proven, 1 if not proven, and 2 on a usage error.", PROOF),
     Command("answer", "steer:answer", panel=ANSWER),
     Verb(
@@ -148,14 +161,14 @@ COMMANDS = (
         _GATE,
         Field(
             "option",
-            Option(help="Option to choose if the gate has its own options. List them with: tightloop status ID"),
+            Option(help="Option to choose, if the gate defines its own options. List them with: tightloop status ID"),
         ),
         Field("role", Option(help="Fail unless the gate requires this role.")),
         _RATIONALE,
         panel=ANSWER,
     ),
     Verb("reject", _GATE, _RATIONALE, panel=ANSWER),
-    Verb("respond", Field("text", Argument(help="The message."), default=REQUIRED), panel=ANSWER),
+    Verb("respond", Field("text", Argument(help="Message to send."), default=REQUIRED), panel=ANSWER),
     Verb("pause", _REASON),
     Verb(
         "resume",
@@ -183,7 +196,7 @@ COMMANDS = (
         Field("no_drafts", Option("--no-drafts", help="Withdraw the scenarios that a model drafted."), bool),
         Field("executor", Option(help="New executor.")),
         Field("fallback", Option(help="New fallback executor. Repeatable."), list[str]),
-        Field("permissions", Option(help="How to answer permission requests from an agent."), _Verdict),
+        Field("permissions", Option(help="How to answer the agent's permission requests."), _Verdict),
         Field(
             "on_crash",
             Option(help="What to do if the worker dies during a delivery."),
@@ -263,10 +276,12 @@ COMMANDS = (
         Command(
             "worker install",
             "host.launch_agent:install",
-            "Start a worker at each macOS sign-in. Only the desktop session can access windows.",
+            "Start a worker at each macOS sign-in, inside the desktop session, where it can access windows.",
         ),
         Command(
-            "worker uninstall", "host.launch_agent:uninstall", "Stop that worker and no longer start it at sign-in."
+            "worker uninstall",
+            "host.launch_agent:uninstall",
+            "Stop the installed worker and no longer start it at sign-in.",
         ),
     ),
     Group(
@@ -310,7 +325,8 @@ COMMANDS = (
         Command(
             "plan run",
             "plan:run",
-            "Exits with code 0 on a plain success, 4 on another success, and 1 otherwise. Ctrl-C does not stop it.",
+            "Exits with code 0 on a plain success, 4 on any other success, and 1 otherwise. Ctrl-C does not stop "
+            "the run.",
             panel=RUN,
         ),
         Verb(
@@ -321,7 +337,11 @@ COMMANDS = (
         ),
         Verb(
             "run_step",
-            Field("step", Argument(metavar="STEP", help="Step that is ready or has failed."), default=REQUIRED),
+            Field(
+                "step",
+                Argument(metavar="STEP", help="Id of the step to run. The step must be ready or have failed."),
+                default=REQUIRED,
+            ),
             panel=RUN,
         ),
         Command("plan validate", "plan:validate", "Exits with code 1 if a plan cannot run.", TEXT),
@@ -334,7 +354,7 @@ COMMANDS = (
         Command(
             "plan show",
             "plan:show_plan",
-            "Also shows a plan file, including needs, budgets, rules and gates.",
+            "Accepts a plan file or the id of a plan. The output includes dependencies, budgets, rules and gates.",
             panel=TEXT,
         ),
     ),
@@ -348,12 +368,12 @@ COMMANDS = (
         Command(
             "scenarios check",
             "scenarios:check",
-            "Run scenarios on the files of a workspace and show their output. Exits with code 1 if one fails.",
+            "Run scenarios on the files of a workspace and show their output. Exits with code 1 if any of them fails.",
         ),
         Command(
             "scenarios show",
             "scenarios:show_drafts",
-            "Show the scenarios that a model drafted for an episode, and what the product prints instead.",
+            "Show the scenarios that a model drafted for an episode, with the expected and the actual output.",
         ),
     ),
     Group(
@@ -365,7 +385,11 @@ COMMANDS = (
         Command("loop show", "loop:show_plan", "Show a plan's tasks and gates."),
         Verb(
             "dispatch",
-            Field("parallel", Option(help="Number of tasks to run at the same time. Default: as planned."), int),
+            Field(
+                "parallel",
+                Option(help="Maximum number of tasks to run at the same time. Default: the planned number."),
+                int,
+            ),
             panel="",
         ),
         Command("loop verify", "loop:verify"),
@@ -422,7 +446,7 @@ COMMANDS = (
         "Bearer tokens for the HTTP API and the web page.",
         HOST,
         Command("token create", "host.commands:create_token", "Create a token and print it. It cannot be shown again."),
-        Command("token list", "host.commands:list_tokens", "List the tokens, without their secrets."),
+        Command("token list", "host.commands:list_tokens", "List all tokens. Their secrets are not shown."),
         Command("token revoke", "host.commands:revoke_token", "Revoke a token and end the sessions opened with it."),
     ),
     Group(

@@ -86,7 +86,10 @@ class Follower:
                         for line in await self._news(last):
                             out.print(line, soft_wrap=True)
                     if not self._waits and last.needs_person:
-                        print_note(f"{self._id} is waiting for a person. Answer, then run: tightloop watch {self._id}")
+                        print_note(
+                            f"{self._id} is waiting for a person. Answer its question, then run: tightloop watch "
+                            f"{self._id}"
+                        )
                         return last
                     if live is not None:
                         live.refresh()

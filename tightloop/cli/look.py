@@ -100,7 +100,7 @@ def timeline(
     context: click.Context,
     workflow: Id,
     after: Annotated[
-        str, Option(metavar="CURSOR", help="Show only events after this cursor, which --json prints.")
+        str, Option(metavar="CURSOR", help="Show only events after this cursor. --json prints the cursors.")
     ] = "",
     limit: Annotated[
         int | None, Option(min=1, help=f"Maximum number of events. Default: the last {EVENTS_SHOWN}.")
@@ -153,10 +153,14 @@ def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
 
 
 DigestSince = Annotated[
-    str, Option(metavar="TIME", help="Begin at this time (UTC), for example 12h, 2026-01-31 or 2026-01-31T20:00.")
+    str,
+    Option(
+        metavar="TIME",
+        help="Start of the time range: a duration before now (12h) or a UTC time (2026-01-31 or 2026-01-31T20:00).",
+    ),
 ]
 DigestUntil = Annotated[
-    str, Option(metavar="TIME", help="End at this time, in the same format. Default: now, with what is open now.")
+    str, Option(metavar="TIME", help="End of the time range, in the same format. Default: now, including open work.")
 ]
 
 
@@ -220,10 +224,10 @@ def require_ledger(settings: Settings) -> "Ledger":
 def diff(
     context: click.Context,
     workflow: EpisodeId,
-    before: Annotated[str, Argument(metavar="A", help="Checkpoint id or number (ckpt-1 or 1).")],
-    after: Annotated[str, Argument(metavar="B", help="Checkpoint id or number (ckpt-2 or 2).")],
+    before: Annotated[str, Argument(metavar="A", help="Checkpoint id or number, such as ckpt-1 or 1.")],
+    after: Annotated[str, Argument(metavar="B", help="Checkpoint id or number, such as ckpt-2 or 2.")],
     stat: Annotated[bool, Option("--stat", help="Show only the files and the number of changed lines.")] = False,
-    plan: Annotated[bool, Option("--plan", help="Compare the text of the plan instead of the files.")] = False,
+    plan: Annotated[bool, Option("--plan", help="Compare the plans instead of the files.")] = False,
     as_json: AsJson = False,
 ) -> None:
 
@@ -249,7 +253,8 @@ def output(
     context: click.Context,
     workflow: EpisodeId,
     check: Annotated[
-        str, Argument(metavar="CHECK", help="Name of a check, or the start of it. Default: all failing checks.")
+        str,
+        Argument(metavar="CHECK", help="Name of the check, or the beginning of its name. Default: all failing checks."),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -303,15 +308,17 @@ Since = Annotated[
     str,
     Option(
         metavar="TIME",
-        help="Count episodes that ended after this time, for example 7d, 12h, 2026-01-31 or 2026-01-31T08:00.",
+        help="Count only episodes that ended after this time: a duration before now (7d, 12h) or a UTC time "
+        "(2026-01-31T08:00).",
     ),
 ]
 Until = Annotated[
-    str, Option(metavar="TIME", help="Count episodes that ended before this time, in the same format. Default: now.")
+    str,
+    Option(metavar="TIME", help="Count only episodes that ended before this time, in the same format. Default: now."),
 ]
-Executor = Annotated[str, Option(help="Name of an executor. Default: all.")]
-Model = Annotated[str, Option(help="Name of a model. Default: all.")]
-By = Annotated[Division | None, Option(help="Also show the figures for each value of this field.")]
+Executor = Annotated[str, Option(help="Count only episodes with this executor. Default: all.")]
+Model = Annotated[str, Option(help="Count only episodes with this model. Default: all.")]
+By = Annotated[Division | None, Option(help="Also show the figures separately for each value of this field.")]
 GROUP_COLUMNS = ("success", "iterations_to_success", "tokens", "cost_usd", "worked_s", "interventions", "answer_s")
 
 

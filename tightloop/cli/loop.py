@@ -42,14 +42,19 @@ Watch = Annotated[bool, Option("--watch", help="Follow the plan until it ends.")
 
 def plan(
     context: click.Context,
-    goal: Annotated[str, Argument(help="Goal in plain words. Default: fix the open problems of the project.")] = "",
+    goal: Annotated[str, Argument(help="Goal in plain words. Default: fix the project's open problems.")] = "",
     workspace: Workspace = None,
-    episode: Annotated[str, Option(help="Inspect this finished episode instead of the project.")] = "",
-    packet: Annotated[str, Option(help="Use this existing packet.")] = "",
+    episode: Annotated[
+        str, Option(help="Plan from the result of this finished episode instead of inspecting the project.")
+    ] = "",
+    packet: Annotated[
+        str, Option(help="Id of an earlier inspection (pkt_...) to plan from. Default: inspect the project again.")
+    ] = "",
     gate: Annotated[
         list[str] | None,
         Option(
-            help='Command that must pass at the end, for example "pytest -q". Repeatable. Default: the checks found.'
+            help='Command that must pass at the end, for example "pytest -q". Repeatable. Default: the project\'s '
+            "own checks."
         ),
     ] = None,
     scenarios: Scenarios = None,

@@ -161,7 +161,9 @@ def block_with(path: Path, text: str, rules: str) -> str:
     block = f"{BEGIN}\n{rules.rstrip()}\n{END}\n"
     first, last = text.find(BEGIN), text.find(END)
     if (first < 0) != (last < 0) or last < first:
-        raise SettingsError(f"{path} contains only one of the marks {BEGIN!r} and {END!r}. Remove it and install again")
+        raise SettingsError(
+            f"{path} contains only one of the markers {BEGIN!r} and {END!r}. Remove it and install again"
+        )
     if first < 0:
         return f"{text.rstrip()}\n\n{block}" if text.strip() else block
     return text[:first] + block + text[last + len(END) :].removeprefix("\n")
@@ -304,7 +306,7 @@ def _write_new(path: Path, text: str, mode: int) -> None:
 
 
 RoleOption = Annotated[
-    Role, Option(help="Permissions of the connection. Coding agents use the role agent, which cannot decide anything.")
+    Role, Option(help="Role of the connection. Use agent for coding agents: this role cannot make decisions.")
 ]
 EpisodeOption = Annotated[str, Option(help="Id of the episode. Default: the only open one.")]
 
@@ -337,9 +339,13 @@ def install(
     role: RoleOption = Role.AGENT,
     episode: EpisodeOption = "",
     http: Annotated[
-        bool, Option("--http", help=f"Use the gateway. The client reads the token from the variable {TOKEN}.")
+        bool,
+        Option(
+            "--http",
+            help=f"Connect through the gateway. The client reads its token from the environment variable {TOKEN}.",
+        ),
     ] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")] = False,
 ) -> None:
     session, target, folder = session_of(context), CLIENTS[client], workspace.absolute()
     if not folder.is_dir():

@@ -27,7 +27,9 @@ Kind = Literal["episode", "plan", "loop"]
 
 def list_workflows(
     context: click.Context,
-    status: Annotated[str | None, Option(help=f"One of {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")] = None,
+    status: Annotated[
+        str | None, Option(help=f"Show only runs with this status: {', '.join(OPEN_STATUSES + CLOSED_STATUSES)}.")
+    ] = None,
     kind: Annotated[Kind | None, Option(help="Show only episodes or only plans.")] = None,
     limit: Annotated[int, Option(min=1, help="Maximum number of rows.")] = 50,
     as_json: AsJson = False,

@@ -156,17 +156,17 @@ PlanId = Annotated[str, _OF_PLAN]
 LoopId = Annotated[str, _OF_LOOP]
 AS_JSON = Option("--json", help="Print the result as one JSON document.")
 AsJson = Annotated[bool, AS_JSON]
-JsonLines = Annotated[bool, Option("--json", help="Print one JSON document per change, each on one line.")]
+JsonLines = Annotated[bool, Option("--json", help="Print each change as one line of JSON.")]
 Wait = Annotated[
     bool | None,
     Option(
         "--wait/--no-wait",
-        help="Wait for people. With --no-wait, exit with code 3 when a person is needed. "
-        "Default: wait if the output is a terminal.",
+        help="Keep waiting while a person is needed. With --no-wait, exit with code 3 instead. Default: wait if the "
+        "output is a terminal.",
     ),
 ]
-Project = Annotated[str, Option(help="Id of a project, or a unique prefix of the id. Default: all.")]
-BY = Option(help="Name of the person to record. Default: your user name.")
+Project = Annotated[str, Option(help="Project, as an id or a unique prefix of it. Default: all projects.")]
+BY = Option(help="Name to record for this action. Default: your user name.")
 By = Annotated[str | None, BY]
 
 

@@ -108,7 +108,7 @@ async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
     # The workspace is here, so the plan is not missing because of another host.
     if store.workspace.is_dir():
         raise InvalidRequestError(
-            f"{status.plan_id} has no stored plan because it was not opened. {status.reason}".rstrip()
+            f"{status.plan_id} has no stored plan because it ended before it was opened. {status.reason}".rstrip()
         )
     store.require()
     raise WorkspaceError(f"{status.plan_id} has no stored revision in {store.folder}")
@@ -156,8 +156,9 @@ def run(
         list[str] | None,
         Option(
             "--set",
-            help="Input as name=value. It is text if the plan's own value is text (version=1.10). Otherwise, it is "
-            "parsed as JSON (3, true, [1, 2]), or used as text if it is not valid JSON. Repeatable.",
+            help="Input as name=value. If the plan's own value is a string, so is this one (version=1.10). "
+            "Otherwise, it is parsed as JSON (3, true, [1, 2]), or used as a string if it is not valid JSON. "
+            "Repeatable.",
         ),
     ] = None,
     again: Annotated[str | None, Option(metavar="ID", help="Run a closed plan again, reusing completed steps.")] = None,
@@ -172,10 +173,10 @@ def run(
     max_parallel: Annotated[int | None, Option(help="Maximum number of steps that run at the same time.")] = None,
     allow: Annotated[
         list[ProofRule] | None,
-        Option(help="Proof finding to accept without asking (for example tests_changed). Repeatable."),
+        Option(help="Kind of proof finding to accept without asking, for example tests_changed. Repeatable."),
     ] = None,
     scenarios: Scenarios = None,
-    goal: Annotated[str, Option(help="Let a model write the plan. Requires plans.agent_planning.")] = "",
+    goal: Annotated[str, Option(help="Goal for which a model writes the plan. Requires plans.agent_planning.")] = "",
     plan_id: Annotated[str | None, Option("--id", help="Id of the run. Default: a generated id.")] = None,
     detach: Annotated[bool, Option("--detach", "-d", help="Start the plan and return immediately.")] = False,
     wait: Wait = None,
@@ -225,8 +226,8 @@ def _remark_on(text: Examined) -> None:
     secrets = sorted(set(_SECRET.findall(scrub(text.text))) - set(_SECRET.findall(text.text)))
     if secrets:
         print_note(
-            f"{text.name}: warning: the text appears to contain {', '.join(secrets)} and is stored with the plan. "
-            "Set it in the worker's environment and name the variable in secret_headers of an http step"
+            f"{text.name}: warning: the plan appears to contain {', '.join(secrets)}, and the plan is stored. Move "
+            "the secret to the worker's environment, and name its variable in secret_headers of an http step"
         )
 
 
@@ -357,7 +358,7 @@ def _states(lines: tuple[StepLine, ...]) -> dict[str, StepStatus]:
 def show_plan(
     context: click.Context,
     what: FileOrId,
-    step: Annotated[str | None, Option(help="Show only this step, with all its attempts.")] = None,
+    step: Annotated[str | None, Option(help="Show only this step, including all of its attempts.")] = None,
     form: Annotated[str | None, Option("--as", help=f"Print the whole plan as {', '.join(FORMS)}.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -404,7 +405,7 @@ async def _load_plan(
     if step is not None and not store.is_here:
         with contextlib.suppress(WorkspaceError):
             store.require()
-        print_note(f"the attempts of {step} are stored on the host of {status.workspace}")
+        print_note(f"the attempts of {step} are not shown: they are stored on the host of {status.workspace}")
     return plan, states, store.records(step) if step is not None else (), store.workspace
 
 

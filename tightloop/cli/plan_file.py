@@ -197,7 +197,9 @@ def choices(step: Step) -> Iterator[tuple[str, str]]:
     if decision:
         yield from ((rule.when, target) for rule in decision.rules for target in rule.to)
         yield from (("otherwise", target) for target in decision.otherwise)
-        yield from ((f"best is {name}", target) for name, ids in decision.hypotheses.items() for target in ids)
+        yield from (
+            (f"{name} is best supported", target) for name, ids in decision.hypotheses.items() for target in ids
+        )
         yield from ((option.name, target) for option in decision.options for target in option.to)
     if approval:
         yield from ((option.name, target) for option in approval.options for target in option.to)
@@ -251,7 +253,7 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     for hypothesis in plan.hypotheses:
         yield f"hypothesis {hypothesis.id}", f"{hypothesis.statement or '-'} (prior {hypothesis.prior:g})"
     for artifact in plan.artifacts:
-        yield "leaves", f"{artifact.name} ({artifact.type}), from {artifact.from_step}"
+        yield "produces", f"{artifact.name} ({artifact.type}), from {artifact.from_step}"
     for name in _PLAN_FIELDS:
         if value := getattr(plan, name):
             yield name, _value(value)

@@ -41,11 +41,15 @@ def proof(
     output: Annotated[Path | None, Option(help="Write the signed proof to this file.")] = None,
     attach: Annotated[
         bool,
-        Option("--attach", help="Write the signed proof to a git ref named by the proven files, which CI can fetch."),
+        Option(
+            "--attach",
+            help="Write the signed proof to a git ref that CI can fetch. The ref is named after the proven tree.",
+        ),
     ] = False,
     unsigned: Annotated[bool, Option("--unsigned", help="Do not sign the proof.")] = False,
     of_run: Annotated[
-        str, Option("--run", metavar="RUN", help="Id of an earlier run. List runs with: tightloop export ID")
+        str,
+        Option("--run", metavar="RUN", help="Show the proof of this earlier run. List runs with: tightloop export ID"),
     ] = "",
     as_json: Annotated[bool, Option("--json", help="Print the signed proof.")] = False,
 ) -> None:
@@ -82,7 +86,7 @@ def verify(
     alone: Annotated[bool, Option("--alone", help="Check only the proof, not the files.")] = False,
     allowed_signers: Annotated[
         Path | None,
-        Option(help="File with trusted keys, see ssh-keygen(1). Default: your own key and the keys that git trusts."),
+        Option(help="File with trusted keys (see ssh-keygen(1)). Default: your own key and the keys that git trusts."),
     ] = None,
     unsigned: Annotated[bool, Option("--unsigned", help="Accept a proof without a signature.")] = False,
     accepted: Annotated[
@@ -90,29 +94,36 @@ def verify(
     ] = False,
     strict: Annotated[
         bool,
-        Option("--strict", help="Refuse a proof with changes that a person asked for only after they were made."),
+        Option("--strict", help="Reject a proof if a person confirmed some of its changes only after they were made."),
     ] = False,
     require: Annotated[
         list[Literal["scenarios", "countersigned"]] | None,
         Option(
-            help="Reject a proof that shows less: hidden scenarios that all passed, or a second party's signature. "
-            "Repeatable."
+            help="Reject a proof without this: all hidden scenarios passed (scenarios), or a second party has "
+            "signed (countersigned). Repeatable."
         ),
     ] = None,
     run: Annotated[
         bool,
-        Option("--run", help="If all other checks pass, make the proof again in a fresh checkout and compare it."),
+        Option(
+            "--run",
+            help="If everything else is valid, reproduce the proof in a fresh checkout and compare the results.",
+        ),
     ] = False,
     base: Annotated[
         str,
-        Option(help="Branch or commit. Reject a proof unless its initial files are those of a commit in this history."),
+        Option(
+            help="Branch or commit. Reject the proof unless its initial files are those of a commit in this history."
+        ),
     ] = "",
     scenarios: Annotated[
-        Path | None, Option(help="Encrypted bundle with the hidden scenarios of the proof. For --run.")
+        Path | None, Option(help="Encrypted bundle with the hidden scenarios of the proof. Requires --run.")
     ] = None,
     output: Annotated[
         Path | None,
-        Option(help="Write the proof with a second signature to this file if --run succeeds. See docs/trust/ci.md."),
+        Option(
+            help="If --run succeeds, add a second signature and write the proof to this file. See docs/trust/ci.md."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -220,10 +231,10 @@ def proof_lines(statement: Statement, countersigned_by: str = "") -> Iterator[st
     if details.scenarios:
         yield from _scenario_lines(details.scenarios)
     if review := details.review:
-        unread = f", which did not see all of {review.unread} of {format_count(review.files, 'file')}"
+        unread = f", which saw {review.unread} of {format_count(review.files, 'file')} only in part"
         yield f"reviewed by the model {review.model}" + (unread if review.unread else "")
     for finding in details.findings:
-        how = f"asked for by {finding.asked_by}" if finding.asked_by else ""
+        how = f"requested by {finding.asked_by}" if finding.asked_by else ""
         how = "announced beforehand" if finding.announced else how
         yield f"found: {finding.text}" + (f" ({how})" if how else "")
     for file in details.changed[:_SHOWN]:
@@ -236,7 +247,7 @@ def proof_lines(statement: Statement, countersigned_by: str = "") -> Iterator[st
     if not details.changed_count and all(check.watched for run in details.runs for check in run.checks):
         yield "no test, test data or checker configuration changed"
     for sentence in details.not_held:
-        yield f"not shown: {sentence}"
+        yield f"limitation: {sentence}"
 
 
 def _scenario_lines(scenarios: ScenarioDetails) -> Iterator[str]:
@@ -277,7 +288,7 @@ def _counts(check: CheckDetails) -> str:
         f"{report.checker}: {format_count(report.total, 'test')}, {report.passed} passed"
         + (f", {report.failed} failed" if report.failed else "")
         + (f", {report.skipped} skipped" if report.skipped else "")
-        + (f", {report.missing} of the original ones not passed" if report.missing else "")
+        + (f", {report.missing} of the original tests did not pass" if report.missing else "")
         + ("" if report.complete else ", report incomplete")
         for report in check.reports
     ]

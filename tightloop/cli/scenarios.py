@@ -117,7 +117,7 @@ def show_drafts(
     for draft in rows:
         show(f"{draft['number']}: {draft['run']}{' (withdrawn)' if draft['withdrawn'] else ''}")
         show(*(f"  | {line}" for text in draft["files"].values() for line in text.splitlines()))
-        show(f"  expected: {draft['prints']}{' (as at the start)' if draft['keep'] else ''}")
+        show(f"  expected: {draft['prints']}{' (unchanged from the start)' if draft['keep'] else ''}")
         if draft["answer"] is not None:
             show(f"  the product prints: {draft['answer'] or 'nothing'}")
 

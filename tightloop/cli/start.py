@@ -152,11 +152,11 @@ def read_until(text: str | None, now: datetime) -> datetime | None:
         until = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequestError(
-            f"--until {text!r} is not a time. For example: --until 07:00 or --until 2026-11-30T07:00+01:00"
+            f"--until {text!r} is not a valid time. For example: --until 07:00 or --until 2026-11-30T07:00+01:00"
         ) from None
     until = until if until.tzinfo is not None else until.astimezone()
     if until <= now:
-        raise InvalidRequestError(f"--until {text} has passed. Give a later time")
+        raise InvalidRequestError(f"--until {text} is in the past. Specify a later time")
     return until
 
 
@@ -170,7 +170,7 @@ def with_timeout(checks: list[Any] | None, seconds: float | None) -> list[Any] |
         return checks
     if not checks:
         raise InvalidRequestError(
-            "--check-timeout only applies to the checks of --done or --file. Add them, or omit it"
+            "--check-timeout only applies to checks from --done or --file. Specify a check, or omit --check-timeout"
         )
     if not 0 < seconds <= LONGEST_LIMIT_S:
         raise InvalidRequestError(
@@ -217,8 +217,8 @@ Workspace = Annotated[str | None, Option(help="Folder of the project in a git wo
 Done = Annotated[
     list[str] | None,
     Option(
-        help='Command that passes when the goal is reached, for example "pytest -q". Repeatable. Default: the checks '
-        "of the project, such as those of its CI."
+        help='Command that passes when the goal is reached, for example "pytest -q". Repeatable. Default: the '
+        "project's own checks, such as those of its CI."
     ),
 ]
 CheckTimeout = Annotated[
@@ -228,58 +228,74 @@ Planner = Annotated[str | None, Option(help="Planner: auto, openai or heuristic.
 Executor = Annotated[str | None, Option(help="Executor that does the work. List executors with: tightloop doctor")]
 Fallback = Annotated[list[str] | None, Option(help="Executor to use if the previous one is unavailable. Repeatable.")]
 Model = Annotated[str | None, Option(help="Model for the executor.")]
-Mode = Annotated[AgentMode | None, Option(help="Access that the agent has to this host. Default: workspace.")]
-Permissions = Annotated[Verdict | None, Option(help="How to answer permission requests from an agent. Default: allow.")]
+Mode = Annotated[AgentMode | None, Option(help="Access to this host that the agent gets. Default: workspace.")]
+Permissions = Annotated[Verdict | None, Option(help="How to answer the agent's permission requests. Default: allow.")]
 WhenCrashed = Annotated[
-    OnCrash | None, Option(help="What to do if the worker dies during a delivery. Default: retry if safe.")
+    OnCrash | None, Option(help="What to do if the worker dies during a delivery. Default: retry if that is safe.")
 ]
 ExecutorOptions = Annotated[
     list[str] | None, Option(help="Executor option as name=value, with a JSON value. Repeatable.")
 ]
-PauseAfter = Annotated[int | None, Option(help="Pause after this number of iterations without progress. Default: 4.")]
+PauseAfter = Annotated[
+    int | None, Option(help="Number of iterations without progress after which the episode pauses. Default: 4.")
+]
 Unattended = Annotated[
     bool | None,
-    Option("--unattended", help="Send alerts instead of pausing when the work is stuck. Only the budget stops it."),
+    Option(
+        "--unattended",
+        help="Send alerts instead of pausing when the work is stuck. Only the budget then stops the run.",
+    ),
 ]
 Allow = Annotated[
     list[ProofRule] | None,
-    Option(help="Proof finding to accept without asking (for example tests_changed). Repeatable."),
+    Option(help="Kind of proof finding to accept without asking, for example tests_changed. Repeatable."),
 ]
 KeepGreen = Annotated[
     bool | None,
-    Option("--keep-green", help="Start the work even if all checks pass already, as in a refactoring."),
+    Option("--keep-green", help="Start the work even if all checks already pass, for example for a refactoring."),
 ]
 Scenarios = Annotated[
     Path | None,
     Option(help="Hidden scenarios: a folder, a YAML file or an encrypted bundle. See: tightloop scenarios"),
 ]
 Drafts = Annotated[
-    int | None, Option(help="Let the planner's model draft up to this number of hidden scenarios. 0 drafts none.")
+    int | None, Option(help="Maximum number of hidden scenarios that the planner's model drafts. 0 turns drafting off.")
 ]
 Review = Annotated[
     bool | None,
-    Option("--review/--no-review", help="Let the planner's model review the change once the checks have proven it."),
+    Option("--review/--no-review", help="Have the planner's model review the change after the checks have proven it."),
 ]
-MaxIterations = Annotated[int | None, Option(help="Pause after this number of iterations.")]
+MaxIterations = Annotated[int | None, Option(help="Number of iterations after which the episode pauses.")]
 Until = Annotated[
     str | None,
-    Option(metavar="TIME", help="Stop as at the end of the budget: 07:00 in local time, or an ISO time."),
+    Option(
+        metavar="TIME",
+        help="Time at which the run pauses, as if its budget were spent: 07:00 (local time) or an ISO 8601 time.",
+    ),
 ]
 Worktree = Annotated[bool | None, Option("--worktree", help="Work in a new git worktree.")]
 Setup = Annotated[
     str | None,
     Option(
         metavar="COMMAND",
-        help='Command that installs the packages of the project, such as "npm ci". It runs once for each state of the '
-        "lock files. Default: you are asked if packages are missing.",
+        help='Command that installs the project\'s packages, such as "npm ci". It runs again only after the lock files '
+        "change. Default: ask if packages are missing.",
     ),
 ]
 Result = Annotated[
     ResultMode | None,
-    Option(help="Deliver a success as one commit on a new branch, as a commit for each task, or as files only (tree)."),
+    Option(
+        help="How to deliver a success: one commit on a new branch, one commit per task, or only files in the "
+        "working tree."
+    ),
 ]
 EpisodeNewId = Annotated[str | None, Option("--id", help="Id of the episode. Default: a generated id.")]
-Replace = Annotated[bool, Option("--replace", help="Start the closed episode given by --id again and keep its data.")]
+Replace = Annotated[
+    bool,
+    Option(
+        "--replace", help="Restart the closed episode with the id given by --id. Its checkpoints and timeline are kept."
+    ),
+]
 RequestFile = Annotated[Path | None, Option(help="Request file in YAML or JSON. Options override it.")]
 Watch = Annotated[bool, Option("--watch", help="Follow the episode until it ends.")]
 
@@ -444,7 +460,7 @@ async def start_and_wait(
             return started, (f"{started} is waiting. {idle}",)
     if isinstance(request, EpisodeRequest) and not request.definition_of_done:
         opened = await wait_at_most(FINDING_SECONDS, _wait_until_open(client, started))
-        later = f"The checks of the project are being tried. Later, they are in: tightloop status {started}"
+        later = f"The project's checks are being tried. To see the chosen ones: tightloop status {started}"
         return started, (later,) if opened is None else opened
     return started, ()
 

@@ -68,11 +68,14 @@ def answer(
     ],
     text: Annotated[
         list[str] | None,
-        Argument(metavar="TEXT", help="Explanation, or the files that the choice applies to."),
+        Argument(metavar="TEXT", help="Explanation, or the files that the answer applies to."),
     ] = None,
     question: Annotated[
         str | None,
-        Option(help="Id of the question, or its step or window. Default: the only question, or all failed steps."),
+        Option(
+            help="Id of the question, or its step or review window. Default: the only open question, or all "
+            "questions about failed steps."
+        ),
     ] = None,
     by: By = None,
     as_json: AsJson = False,

@@ -89,7 +89,7 @@ def todo_lines(status: Any) -> list[str]:
     for question in questions[:QUESTIONS_SHOWN]:
         lines += question_lines(name, question, alone=len(questions) == 1)
         if question.kind == "budget" and (more := top_up_options(question.title)):
-            lines.append(f"  tightloop top-up {name} {more}   # raise the limit by this amount, and go on working")
+            lines.append(f"  tightloop top-up {name} {more}   # raise the limit by this amount and continue")
     if len(questions) > QUESTIONS_SHOWN:
         lines.append(f"... and {format_count(len(questions) - QUESTIONS_SHOWN, 'more question')}")
     commands: list[str] = []
@@ -108,7 +108,7 @@ def todo_lines(status: Any) -> list[str]:
         back = status.way_back or "CKPT"
         commands = [
             f'respond {name} "message for the planner"   # {_effect_of_message(questions)}',
-            f"restore {name} {back}   # go back to this checkpoint and go on from there; later ones are kept",
+            f"restore {name} {back}   # go back to this checkpoint and continue from there; later checkpoints are kept",
         ]
         # Most questions offer it as an answer.
         if not any(option.name == "cancel" for question in questions for option in question.options):
@@ -120,10 +120,10 @@ def _effect_of_message(questions: Sequence[Any]) -> str:
     if not any(question.blocks for question in questions):
         return "the planner reads it before the next plan"
     if all(question.kind == "operator" for question in questions):
-        return "the run goes on, and the planner reads it before the next plan"
+        return "the run continues, and the planner reads it before the next plan"
     if all(question.kind in ENDED_BY_MESSAGE for question in questions):
-        return "the planner reads it and plans again, without any of the answers above"
-    return "the planner reads it before the next plan; the run still waits for an answer"
+        return "the planner reads it and plans again; the question is closed without an answer"
+    return "the planner reads it before the next plan; the question stays open"
 
 
 def _result_lines(status: RunStatus) -> list[str]:
@@ -135,7 +135,7 @@ def drift_lines(drifts: Iterable[Drift]) -> list[str]:
     return [
         line
         for drift in drifts
-        for line in (drift_text(drift), *([f"  restore them: {drift.bring_back}"] if drift.bring_back else []))
+        for line in (drift_text(drift), *([f"  to restore them: {drift.bring_back}"] if drift.bring_back else []))
     ]
 
 
@@ -203,7 +203,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
         result.add_row(
             record.id
             + (" (discarded)" if record.discarded else "")
-            + (" (holds refused work)" if record.refused else ""),
+            + (" (contains rejected work)" if record.refused else ""),
             str(record.iteration),
             str(record.branch),
             apply_colour(record.probability_class or ""),
@@ -237,7 +237,7 @@ def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
         *(("", sentence) for sentence in status.chosen_checks),
         ("changed", "" if status.files_changed is None else format_count(status.files_changed, "file")),
         *(("", line) for check in status.failed_checks for line in _failed_check_lines(check)),
-        ("", f"whole output: tightloop output {status.episode_id}" if status.failed_checks else ""),
+        ("", f"full output: tightloop output {status.episode_id}" if status.failed_checks else ""),
         ("diagnosis", status.diagnosis),
         ("checkpoint", status.checkpoint_id),
         *(("changed", drift_text(drift)) for drift in status.drifts),

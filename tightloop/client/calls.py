@@ -273,7 +273,7 @@ class Calls:
         try:
             execution = await self.listing.find_newest_accepted(await self.describe(workflow_id))
         except EpisodeNotFoundError:
-            return IdTakenError(f"{workflow_id} belongs to another program's workflow. Choose another id")
+            return IdTakenError(f"the id the id {workflow_id} belongs to another program's workflow. Choose another id")
         what = f"{workflow_id} already exists: {execution.kind.noun}"
         if execution.is_open:
             return IdTakenError(
@@ -500,7 +500,7 @@ def checked_json(name: str, argument: Any) -> bytes:
     Raises:
         InvalidRequestError: it is nested too deeply for a worker to parse.
     """
-    too_deep = InvalidRequestError(f"{name}: a value is nested deeper than {LEVELS_LIMIT} levels. Flatten it")
+    too_deep = InvalidRequestError(f"{name}: a value is nested more than {LEVELS_LIMIT} levels deep. Flatten it")
     try:
         content = to_json(argument)
         inner = [from_json(content)]

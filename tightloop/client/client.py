@@ -428,7 +428,7 @@ class TightloopClient(Viewer):
         full_request = self._settings.with_defaults(request)
         # The budget as topped up since, not as first requested.
         await self._start(episode_id, EpisodeInput.of(full_request, budget=status.budget, restore=target))
-        return f"{episode_id} (was: {execution.status}) reopened from {target.checkpoint_id}"
+        return f"reopened {episode_id} (previously {execution.status}) from {target.checkpoint_id}"
 
     async def move(
         self,

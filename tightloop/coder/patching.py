@@ -119,7 +119,7 @@ def _ways(text: str, old: str, new: str) -> Iterator[tuple[str, list[_Replacemen
     is_cut = old[0] in " \t" and "\n" in new.removesuffix("\n")
     yield "", [match for match in exact if not (is_cut and _cuts_indentation(text, match.start))]
     if old.strip():
-        yield "without blanks at line ends", _find_lines(text, old, new, shifted=False)
+        yield "without trailing whitespace", _find_lines(text, old, new, shifted=False)
         yield "with other indentation", _find_lines(text, old, new, shifted=True)
 
 
@@ -227,7 +227,7 @@ def _missing(text: str, old: str, new: str, applied_starts: list[int]) -> PatchF
         return PatchFailure("cannot find old in the file, or any similar line. Read the file and copy from it")
     excerpt = _around_line(text, nearest_line, old.count("\n") + 1)
     return PatchFailure(
-        f"cannot find old in the file. Copy the text exactly, including blanks. The nearest lines are:\n{excerpt}"
+        f"cannot find old in the file. Copy the text exactly, including whitespace. The nearest lines are:\n{excerpt}"
     )
 
 

@@ -298,7 +298,7 @@ class Database:
             return WorkspaceError(
                 f"the {self._migrations.name} {self} is damaged: {reason}. {self._migrations.when_damaged}"
             )
-        return ServiceUnavailableError(f"the database {self} does not answer, retrying: {reason}")
+        return ServiceUnavailableError(f"the database {self} is not responding; trying again: {reason}")
 
 
 def lock_writers(connection: Connection) -> None:
@@ -397,8 +397,8 @@ def postgres_database(address: str, migrations: Migrations = LEDGER) -> Database
         encoding = connection.info.parameter_status("server_encoding")
         if encoding not in ("UTF8", None):  # None behind some proxies
             raise SettingsError(
-                f"the database {name} uses the encoding {encoding}, which cannot store every text. Set database.url to "
-                "a database created with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+                f"the database {name} uses the encoding {encoding}, which cannot store all characters. Set "
+                "database.url to a database created with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
             )
 
     return Database(engine, name, upgrades=False, migrations=migrations)

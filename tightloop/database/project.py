@@ -32,7 +32,7 @@ from tightloop.ledger.model import FREED, KEPT, RELEASED, ProjectLine, StepRow, 
 from tightloop.value import shorten
 from tightloop.value.scrub import scrub
 
-FREED_TEXT = "tightloop gc freed its data on this host"
+FREED_TEXT = "tightloop gc deleted its data on this host"
 
 
 class ProjectLedger:

@@ -37,7 +37,8 @@ class Budget(CallerInput):
     max_wall_time: Duration | None = timedelta(hours=12)
     """Maximum working time. Pauses do not count."""
     until: AwareDatetime | None = None
-    """Time, with a time zone, at which the run stops as at any other limit. A delivery in progress is finished first.
+    """Time at which the run pauses, as at any other limit, including a time zone. A delivery in progress is finished
+    first.
     """
 
     @property

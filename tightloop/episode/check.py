@@ -48,7 +48,7 @@ class Check(CallerInput):
     timeout_s: float = 600.0
     """Time limit in seconds. A check that exceeds it fails."""
     known_failures: tuple[str, ...] = ()
-    """Tests that may fail, by the names in the output. The check passes if some of them fail and no other test does."""
+    """Names, as printed in the output, of tests that may fail. The check passes if no other test fails."""
 
     @model_validator(mode="before")
     @classmethod
@@ -373,11 +373,11 @@ def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = Fa
         is_judged: its tests were observed to fail in their own assertions, so its output does not matter.
     """
     if is_flaky:
-        return "it fails at random: it failed once, and passed when it was repeated without a change"
+        return "it is flaky: it failed once, and passed when it was repeated without a change"
     if result.passed:
-        return "it passes before any work, so it does not show what is missing"
+        return "it passes before any work is done, so it does not show what is missing"
     if result.status is not CheckStatus.FAILED:
-        return f"it does not run to its end: {result.status.value.replace('_', ' ')}"
+        return f"it does not finish: {result.status.value.replace('_', ' ')}"
     # Test runners, `test`, `grep`, `diff` and uncaught exceptions all end with 1; other codes stand for usage errors,
     # missing files and signals.
     if result.exit_code != ASSERTION_EXIT_CODE:

@@ -112,7 +112,7 @@ def read_response(value: Any) -> Remark:
     """
     remark = read_text(value)
     if not remark.text:
-        raise InvalidRequestError('respond: the text is empty. Example: "use the parser in lib/parse.py"')
+        raise InvalidRequestError('respond: the message is empty. Example: "use the parser in lib/parse.py"')
     return remark
 
 
@@ -120,7 +120,7 @@ def message_effect(planner: str) -> str:
     """Return the effect of a message to the planner, as a reply to its sender."""
     if planner == "heuristic":
         return "the planner is rule-based and passes the message to the executor with the next plan"
-    return "the planner will read it"
+    return "the planner will read the message"
 
 
 def read_restore(value: Any, records: tuple[CheckpointRecord, ...], *, newest: int) -> RestoreTarget:
@@ -194,7 +194,7 @@ def read_amendment(value: Any) -> Amendment:
         {"goal": value} if isinstance(value, str) else value, Amendment, what="amend_goal", example=example
     )
     if amendment.empty:
-        raise InvalidRequestError(f"amend_goal: the request changes nothing. Example: {example}")
+        raise InvalidRequestError(f"amend_goal: the request does not change anything. Example: {example}")
     if any(not check.run.strip() for check in amendment.definition_of_done):
         raise InvalidRequestError(f"amend_goal: a check has no command. Example: {example}")
     return amendment

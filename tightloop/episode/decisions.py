@@ -26,62 +26,69 @@ ADD = "add"
 THE_EPISODE = "the episode"
 
 _FIRST = {
-    QuestionKind.OPERATOR: ("resume", "go on working; your edits to files are kept"),
+    QuestionKind.OPERATOR: ("resume", "continue; your edits to files are kept"),
     QuestionKind.BUDGET: (
         EXTEND,
-        "allow the initial amount of each exhausted limit once more from now on, and go on working",
+        "continue; each exhausted limit is raised by its initial amount, counted from now",
     ),
     QuestionKind.REPEATED_ERROR: (
         "continue",
-        "try again; failures and iterations without progress are counted from zero",
+        "try again, and reset the counts of failures and of iterations without progress",
     ),
-    QuestionKind.LIMIT: ("retry", "deliver now; if the limit still holds, it waits and tries again by itself"),
-    QuestionKind.FATAL: ("retry", "try again; fix the cause first"),
+    QuestionKind.LIMIT: (
+        "retry",
+        "deliver the plan now; if the limit still applies, the run waits and retries automatically",
+    ),
+    QuestionKind.FATAL: ("retry", "try again, once you have fixed the cause"),
     QuestionKind.DEVIATION: (
         "continue",
-        "keep the work and continue, counted from zero; to leave the circle, restore a checkpoint from before it",
+        "keep the work and continue, with the counts reset; to break out of the circle, restore an earlier checkpoint",
     ),
-    QuestionKind.ALREADY_GREEN: ("continue", "start the work; the checks only guard what works now"),
-    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it sees your messages and your edits of files"),
-    QuestionKind.PROOF: (WORK, "go on working; the planner gets the findings, and text that you add to this answer"),
-    QuestionKind.ALIGNMENT: (REFUSE, "do not carry it out; the planner has to make a plan without it"),
+    QuestionKind.ALREADY_GREEN: ("continue", "start the work; the checks then only show that nothing breaks"),
+    QuestionKind.PLANNER_GAVE_UP: ("retry", "ask the planner again; it sees your messages and your edits to files"),
+    QuestionKind.PROOF: (
+        WORK,
+        "continue working; the planner gets the findings and any text that you add to this answer",
+    ),
+    QuestionKind.ALIGNMENT: (REFUSE, "reject it; the planner must write a plan without it"),
 }
 CANCEL_EPISODE = Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP)
 _ALLOW = Option(
     name=ALLOW,
-    effect="let it pass; exactly these findings are not asked about again in this episode",
+    effect="allow it; you are not asked about these exact findings again in this episode",
     group=OptionGroup.ACCEPT,
 )
-_UNDO_CHANGE = Option(name=REFUSE, effect="the planner has to undo or avoid it, and plans again")
+_UNDO_CHANGE = Option(name=REFUSE, effect="reject it; the planner plans again and must undo or avoid it")
 _ALLOW_CHANGE = Option(
     name=ALLOW,
-    effect="let this change pass; if a passing check depends on it, the success is not proven",
+    effect="allow this change; if a passing check depends on it, the success will not be proven",
     group=OptionGroup.ACCEPT,
 )
 ASKED_FOR_CHANGE = Option(
     name=ASKED,
-    effect="you asked for this change: the success can be proven, and the proof records who said so and when",
+    effect="confirm that you asked for this change; the success can be proven, and the proof records your name and "
+    "the time",
     group=OptionGroup.ACCEPT,
 )
 WRONG_DRAFT = Option(
     name=WITHDRAW,
-    effect="the scenario is wrong: withdraw all that fail, and prove the work without them; the proof records it",
+    effect="the scenarios are wrong: withdraw all that fail and prove the work without them; the proof records this",
     group=OptionGroup.ACCEPT,
 )
 ACCEPT_FILES = Option(
     name=ACCEPT,
-    effect="end with these files although the finding stands; the success is not proven, and has your name",
+    effect="end with these files despite the finding; the success is not proven and is recorded under your name",
     group=OptionGroup.ACCEPT,
 )
 _GREEN = (
     Option(
         name=ADD,
-        effect="add the check in the text, a command that fails until the goal is reached",
+        effect="add your command as a check; it must fail until the goal is reached",
         needs_text="COMMAND",
     ),
     Option(
         name=ACCEPT,
-        effect="the goal is met: end the episode without any work, as not proven",
+        effect="the goal is already met: end the episode without any work; the success is not proven",
         group=OptionGroup.ACCEPT,
     ),
 )
@@ -117,9 +124,9 @@ def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] =
 def alignment_question(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Question:
     """Return the question about findings in a plan or in a change, including the suggestion for each one."""
     title, evidence = describe_findings(findings)
-    state = "this is part of the next plan, of which nothing has been carried out"
+    state = "this is part of the next plan, which has not been delivered yet"
     if change is not None:
-        state = "this happened in the last iteration, whose work is in the files"
+        state = "this happened in the last iteration, and its changes are in the files"
     return about_change(make_question(QuestionKind.ALIGNMENT, title, evidence=(state, *evidence)), change)
 
 
@@ -140,10 +147,13 @@ def about_drafts(question: Question, failed: tuple[int, ...], episode_id: str) -
     """
     names = ", ".join(str(number + 1) for number in failed)
     more = (
-        f"a model drafted what fails: {'number' if len(failed) == 1 else 'numbers'} {names}",
-        f"see the scenario and the product's answer, on the workspace's host: tightloop scenarios show {episode_id}",
+        f"a model drafted the failing {'scenario' if len(failed) == 1 else 'scenarios'}: {names}",
+        f"compare the expected with the actual output, on the workspace's host: tightloop scenarios show {episode_id}",
     )
-    effects = {WORK: "the work is wrong: go on; the planner gets the number of failures and your text, nothing else"}
+    effects = {
+        WORK: "the work is wrong: continue; the planner gets only the number of failures and what you add to "
+        "this answer"
+    }
     options = tuple(
         option.evolve(effect=effects[option.name]) if option.name in effects else option for option in question.options
     )
@@ -167,12 +177,12 @@ def end_question(work: Work, now: datetime) -> Question:
     return Question(
         id="",
         kind=QuestionKind.OPERATOR,
-        title=f"the pause starts when this ends: {work.describe(now)}",
+        title=f"the pause begins when this work ends: {work.describe(now)}",
         options=(
             Option(name=WAIT, effect="let it finish, then pause"),
             Option(
                 name=END,
-                effect="stop it and pause now; after the pause, all of it runs again",
+                effect="stop it and pause now; it starts over after the pause",
                 group=OptionGroup.STOP,
             ),
         ),
@@ -228,8 +238,8 @@ def about_work(state: EpisodeState, evidence: tuple[str, ...], *, output: str) -
     lines = list[str]()
     for check in state.failed_checks[:CHECKS_SHOWN]:
         lines += [f"{check}:", *evidence_of(check.tail)]
-    lines += [f"whole output: {output}"] if lines else []
-    lines += [f"last words of the executor: {state.last_words}"] if state.last_words else []
+    lines += [f"full output: {output}"] if lines else []
+    lines += [f"the executor's last message: {state.last_words}"] if state.last_words else []
     return (*evidence[: EVIDENCE_LINES - len(lines)], *lines)
 
 
@@ -344,7 +354,7 @@ def after_execution(
     if report.status is ExecutorStatus.NEEDS_PERSON and report.question is not None:
         return Decision(action=NextAction.ASK, question=report.question)
     if report.status is ExecutorStatus.PAUSED:
-        return _ask(QuestionKind.OPERATOR, "somebody paused the executor")
+        return _ask(QuestionKind.OPERATOR, "a person paused the executor")
     # NEEDS_PERSON without a question leaves nothing to answer, so it is treated as fatal.
     if report.status in (ExecutorStatus.FATAL, ExecutorStatus.NEEDS_PERSON):
         why = report.error or report.summary or f"it ended with {report.status.value} and gave no reason"
@@ -353,7 +363,7 @@ def after_execution(
             return _ask(QuestionKind.FATAL, title)
         # Credit that is added and a login that is renewed need no answer to the question.
         wait = report.limit.retry_after or RETRY_UNANSWERED
-        title = f"{title}. If nobody answers, it is tried again in {span(wait.total_seconds())}"
+        title = f"{title}. If nobody answers, the run tries again in {span(wait.total_seconds())}"
         return _ask(QuestionKind.FATAL, title).evolve(wait=wait)
     if report.status is ExecutorStatus.LIMIT_HIT or report.failed_at_once:
         return _repeat(state, report, choice, changed=changed)
@@ -377,7 +387,7 @@ def _repeat(state: EpisodeState, report: ExecutorReport, choice: ExecutorChoice,
     if told is not None:
         # A time that proved wrong several times is not trusted any more.
         wait = max(told, timedelta()) if failures < ALERT_AFTER else max(told, wait)
-    tell = f"{problem}. It is tried again in {span(wait.total_seconds())}" if failures == ALERT_AFTER else ""
+    tell = f"{problem}. The run tries again in {span(wait.total_seconds())}" if failures == ALERT_AFTER else ""
     return Decision(action=NextAction.REPEAT, wait=wait, tell=tell)
 
 
@@ -389,7 +399,7 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
 
     # In the order of the iteration: a plan that was never delivered explains the failing checks after it.
     if state.plan_verdict is PlanVerdict.MALFORMED:
-        summary = state.plan_title or "the planner's answer could not be used"
+        summary = state.plan_title or "the planner's response was unusable"
         # A fixed signature, because the faults of unusable replies vary in their words.
         return failure(FailureKind.PLANNER, signature("planner", "malformed"), summary)
     status = state.executor_status
@@ -453,7 +463,9 @@ def _stuck_question(state: EpisodeState, streak: FailureStreak) -> Question:
     """Return the question about iterations without progress, with their cause."""
     count, failure = format_count(streak.iterations, "iteration"), streak.last.summary if streak.last else ""
     if state.circles:
-        title = f"going round in circles: {count} without progress led back to earlier files or failures: {failure}"
+        title = (
+            f"the work is going in circles: {count} without progress led back to earlier files or failures: {failure}"
+        )
         return make_question(QuestionKind.DEVIATION, title)
     if streak.unchanged >= streak.iterations:
         title = f"{count} in a row changed no file: {failure}"

@@ -387,7 +387,7 @@ class FixFinder:
             return "no check fails, so there is nothing to plan. Add a check that shows what is missing"
         result = self._report.failed[0]
         name = one_line(result.name, 60)
-        parts = [f"no toolchain fix is left for '{name}' ({result.status.value}): {last_error(result)}"]
+        parts = [f"no automatic fix is left for '{name}' ({result.status.value}): {last_error(result)}"]
         if result.status is CheckStatus.NOT_FOUND:
             parts.append("Install its program in the workspace")
         named = [code for use in self._failed if is_lint(use.call) for code in named_rules(use.result)]

@@ -147,7 +147,7 @@ class EpisodeRequest(CallerInput):
     """Work in a separate git worktree in the state home."""
     setup: str = ""
     """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
-    starts, once for each state of the lock files. If empty, a command is proposed if the tree has lock files.
+    starts, again only after the lock files change. If empty, tightloop proposes a command based on the lock files.
     """
     result: ResultMode = "auto"
     """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each

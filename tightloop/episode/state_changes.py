@@ -294,7 +294,7 @@ def with_answer(state: EpisodeState, question: Question, answer: Answer, *, firs
         case QuestionKind.WORK, _:
             text = ""  # it goes into the report on the work
         case QuestionKind.IMPOSSIBLE, option if option == WORK:
-            text = f"{answer.by} wants the work to go on although {question.title}"
+            text = f"{answer.by} wants the work to continue, although {question.title}"
             text += f"\n{answer.text}" if answer.text else ""
         case QuestionKind.ALREADY_GREEN, option if option == ADD:
             text = ""  # it is in the definition of done

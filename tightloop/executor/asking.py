@@ -30,32 +30,34 @@ IMPOSSIBLE, LEFT_RED = "impossible", "left red on purpose"
 IN_A_WINDOW = frozenset({"cursor-gui"})
 """Executors that only observe. Their agents continue without them and can report their own results."""
 _PERMISSION = (
-    Option(name=ALLOW, effect="the agent does it, and may repeat it in this iteration", group=OptionGroup.ACCEPT),
-    Option(name=DENY, effect="the agent must not do it, learns that, and goes on", group=OptionGroup.STOP),
+    Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration", group=OptionGroup.ACCEPT),
+    Option(name=DENY, effect="the agent is denied permission and continues without it", group=OptionGroup.STOP),
 )
 _CLARIFICATION = (
-    Option(name=ANSWER, effect="the agent receives your text"),
+    Option(name=ANSWER, effect="the agent gets your answer"),
     Option(name=SKIP, effect="the agent decides on its own"),
 )
 _WORK = (
-    Option(name=DONE, effect="the work is done: the checks run on the current files", group=OptionGroup.ACCEPT),
+    Option(name=DONE, effect="you did the work; the checks run on the current files", group=OptionGroup.ACCEPT),
     Option(
-        name=FAILED, effect="the iteration counts as failed; the text tells the planner why", group=OptionGroup.STOP
+        name=FAILED,
+        effect="the work failed; the iteration counts as failed, and the planner reads your reason",
+        group=OptionGroup.STOP,
     ),
-    Option(name=REFUSED, effect="the work will not be done; the text tells the planner why", group=OptionGroup.STOP),
+    Option(name=REFUSED, effect="nobody will do this work; the planner reads your reason", group=OptionGroup.STOP),
     Option(
         name=IMPOSSIBLE,
-        effect="the work cannot be done; a person decides, and reads why",
+        effect="the work cannot be done; a person reads your reason and decides",
         needs_text="WHY",
         group=OptionGroup.STOP,
     ),
 )
 _IMPOSSIBLE = (
-    Option(name=WORK, effect="continue working; the planner gets the reason and your text"),
+    Option(name=WORK, effect="continue working; the planner gets the reason and anything that you add to this answer"),
     Option(name=CANCEL, effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
 )
 _CONTINUE = Option(
-    name=LIMIT, effect="a limit stopped the agent: tell it to continue; from the third time on, after a wait"
+    name=LIMIT, effect="a limit stopped the agent; it is told to continue (from the third time on, after a wait)"
 )
 _STATUS_OF = {FAILED: ExecutorStatus.FAILED, REFUSED: ExecutorStatus.REFUSED}
 
@@ -84,8 +86,8 @@ def work_question(title: str, detail: str = "") -> Question:
 def report_question() -> Question:
     """Return the question through which an agent in a window can report while the executor is watching it."""
     question = work_question(
-        "the agent in the window is working and will report when it is done. You can answer for it, after you have "
-        "stopped it there"
+        "the agent in the window is working and will report when it is done. To report for it, stop it in the "
+        "window first"
     )
     # Needs no answer: hooks, transcript and screen are observed meanwhile.
     return question.evolve(options=(*_WORK, _CONTINUE), blocks="")
@@ -226,20 +228,22 @@ would be repeated forever.
 _OPTIONS = (
     Option(
         name=VERIFY,
-        effect="the plan is not delivered again; the checks run on the current files, and the planner learns it",
+        effect="do not deliver the plan again; run the checks on the current files, and tell the planner",
     ),
     Option(
         name=RETRY,
-        effect="the same plan is delivered again, on the files on disk",
-        cons="effects of the first delivery outside the working tree are repeated",
+        effect="deliver the same plan again, on top of the current files",
+        cons="effects outside the working tree may happen twice",
     ),
     Option(name="cancel", effect="end the episode; the files stay as they are", group=OptionGroup.STOP),
 )
 
 _HAND_OFF = (
-    Option(name=VERIFY, effect="the agent got it and has finished: the checks run on the current files"),
+    Option(name=VERIFY, effect="the agent received the plan and has finished; run the checks on the current files"),
     Option(
-        name=RETRY, effect="it did not arrive: the plan is sent again", cons="an agent that got it receives it twice"
+        name=RETRY,
+        effect="the plan did not arrive; send it again",
+        cons="if the plan did arrive, the agent gets it twice",
     ),
     _OPTIONS[-1],
 )
@@ -267,13 +271,17 @@ class Crash(Value):
     def sentences(self) -> tuple[str, ...]:
         """Facts about the crash, one sentence each."""
         ended = "1 process" if self.processes_ended == 1 else f"{self.processes_ended} processes"
-        running = f"killed {ended} still running" if self.processes_ended else "no process was still running"
+        running = (
+            f"killed {ended} that {'was' if self.processes_ended == 1 else 'were'} still running"
+            if self.processes_ended
+            else "no process was still running"
+        )
         records_text = "its records do not show how it ended" if self.can_tell else "it left no report"
         return (
-            "files changed since it began" if self.moved else "no file changed since it began",
+            "files have changed since it started" if self.moved else "no file has changed since it started",
             running,
             records_text + (f"; its session {self.session} can be resumed" if self.session else ""),
-            f"outside the working tree: {self.effects_outside or 'it declares no changes there'}",
+            f"effects outside the working tree: {self.effects_outside or 'none declared'}",
             f"it was started {'once' if self.claims == 1 else f'{self.claims} times'}",
         )
 
@@ -299,7 +307,7 @@ def explain_crash(crash: Crash) -> str:
     It is the same for each cause, so that repeated crashes are recognised.
     """
     moved, *_ = crash.sentences
-    return f"{crash.cause}, and it was not delivered again; {moved}"
+    return f"{crash.cause}, and the plan was not delivered again; {moved}"
 
 
 def report_on_crash(report: ExecutorReport, *, tree: str) -> ExecutorReport:
@@ -320,7 +328,7 @@ def crash_question(crash: Crash, title: str) -> Question:
 
 def hand_off_question(reason: str, title: str, identity: str) -> Question:
     """Return the question about a hand-off that was not confirmed. A plain `resume` only verifies."""
-    question_text = f"{reason}. Check the chat. Hand over the plan again? {title}"
-    return executor_question(QuestionKind.CRASH, question_text, f"the hand-off: {identity}", _HAND_OFF).evolve(
+    question_text = f"{reason}. Check the chat. Hand over this plan again: {title}?"
+    return executor_question(QuestionKind.CRASH, question_text, f"hand-off: {identity}", _HAND_OFF).evolve(
         default=VERIFY
     )

@@ -84,7 +84,7 @@ def choose_action(limit: LimitHit) -> LimitAction:
 
 def explain(limit: LimitHit) -> str:
     """Return a sentence for a person, which describes the limit and then gives advice."""
-    reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no text"
+    reason = f"it said {limit.evidence!r}" if limit.evidence else "it gave no details"
     if limit.kind == LimitKind.AUTH:
         return (
             f"the agent's provider rejected the key or login ({reason}). On the worker's host, check that it is valid, "

@@ -231,7 +231,7 @@ MEANINGS = {
         Unit.SHARE,
         "Share of the changed lines of an episode that its tests run, in the last measurement.",
     ),
-    "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Share of the memory searches that found something."),
+    "memory_hits": Meaning("memory hit rate", Unit.SHARE, "Share of memory searches that found something."),
 }
 """Definitions by field of `Figures`, in display order."""
 
@@ -263,7 +263,10 @@ def read_range(since: str, until: str, now: datetime) -> tuple[datetime, datetim
     begin = read_moment(since, now, what="since")
     end = read_moment(until, now, what="until") if until else now
     if begin >= end:
-        raise InvalidRequestError(f"the range from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} is empty")
+        raise InvalidRequestError(
+            f"the time range from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} is empty. The "
+            "start must be before the end"
+        )
     return begin, end
 
 

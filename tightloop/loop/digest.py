@@ -43,7 +43,7 @@ class DigestState(StrEnum):
 
 
 class DigestItem(Value):
-    """A piece of work: a top-level run, or a task of a project plan that asks or failed."""
+    """A run that was started directly, or a task of a project plan that has a question or has failed."""
 
     id: str
     state: DigestState
@@ -295,7 +295,7 @@ def _counts(digest: Digest) -> str:
     shown = ", ".join(f"{counts[state]} {word}" for state, word in words.items() if counts[state]) or "nothing happened"
     unknown = digest.with_unknown_cost
     cost = f"{'at least ' if unknown else ''}{amount(digest.cost_usd, Unit.USD)}"
-    missing = f" (not all reported by {_names(unknown)})" if unknown else ""
+    missing = f" (not fully reported by {_names(unknown)})" if unknown else ""
     return f"{shown}; {format_count(digest.iterations, 'iteration')}; cost {cost}{missing}"
 
 

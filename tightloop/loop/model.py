@@ -204,7 +204,7 @@ class LoopRequest(CallerInput):
     """Hidden scenarios that must pass at the end, together with the gates, in the proof of the whole plan."""
     setup: str = ""
     """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
-    starts, once for each state of the lock files. If empty, a command is proposed if the tree has lock files.
+    starts, again only after the lock files change. If empty, tightloop proposes a command based on the lock files.
     """
     budget: Budget = Budget.model_construct()
     """Budget for each task. Its `until` also applies to the plan itself."""
@@ -254,7 +254,7 @@ class LoopRequest(CallerInput):
         if self.scenarios is not None:
             yield from filter(None, (self.scenarios.problem,))
             if self.scenarios.count and not self.gates:
-                yield "hidden scenarios need a gate to be proven with. Name at least one, such as `pytest -q`"
+                yield "hidden scenarios require a gate. Specify at least one, such as `pytest -q`"
 
 
 class LoopStatus(RunStatus):

@@ -194,7 +194,7 @@ _EVENTS = {
 _OF_TASKS = {
     "started": "task_running",
     "waits": "task_awaiting_response",
-    "goes on": "task_running",
+    "continues": "task_running",
     "completed": "task_complete",
     "failed": "task_error",
 }

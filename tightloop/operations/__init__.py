@@ -133,7 +133,7 @@ OPERATIONS = (
     ),
     Operation(
         "start_plan",
-        "Start a plan of steps from its text, a file in the workspace, or a goal.",
+        "Start a plan of steps from its source, a file in the workspace, or a goal.",
         **_STARTS,
         request="models:PlanBody",
         errors=("IdTakenError", "ProjectNotFoundError", "WorkspaceError"),
@@ -212,7 +212,7 @@ OPERATIONS = (
     ),
     Operation(
         "trail",
-        "Show lines of the evidence trail from the ledger, oldest first.",
+        "Show recorded events from the ledger, oldest first.",
         kinds=ALL,
         result="results:Trail",
         http=(Http("GET", f"{_RUN}/trail"),),
@@ -240,7 +240,7 @@ OPERATIONS = (
     ),
     Operation(
         "output",
-        "Print the whole output of the last run of an episode's checks, or of one check.",
+        "Print the full output of the last run of an episode's checks, or of one check.",
         kinds=EPISODE,
         errors=("ArtifactMissingError",),
         cli="output",
@@ -308,7 +308,8 @@ OPERATIONS = (
     ),
     Operation(
         "digest",
-        "Show what is ready to merge, needs an answer, failed or still runs, and what it cost, for a time range.",
+        "Summarize a time range: what is ready to merge, needs an answer, failed or is still running, and what it "
+        "cost.",
         result="results:Digest",
         errors=("ProjectNotFoundError",),
         http=(Http("GET", "/projects/{projectId}/digest"),),
@@ -316,7 +317,7 @@ OPERATIONS = (
     ),
     Operation(
         "metrics",
-        "Show success, iterations, tokens, cost, time, findings and interventions for a time range.",
+        "Show the success rate, iterations, tokens, cost, time, findings and interventions for a time range.",
         details="Each figure includes the number of known values (`n`), the median, the 90th percentile and the sum. "
         "Unreported values count only as `unknown`.",
         result="results:Metrics",
@@ -325,7 +326,7 @@ OPERATIONS = (
     ),
     Operation(
         "projects",
-        "List projects with their activity.",
+        "List the projects and their activity.",
         result="results:Projects",
         http=(Http("GET", "/projects"), Http("GET", "/projects/{projectId}", "project", result="results:Project")),
     ),
@@ -337,7 +338,7 @@ OPERATIONS = (
     ),
     Operation(
         "workers",
-        "Show the workers and what an episode would have to wait for.",
+        "Show the workers, and what an episode that starts now would have to wait for.",
         details="Requires a token for all projects.",
         result="results:Workers",
         client="topology",
@@ -354,7 +355,9 @@ OPERATIONS = (
     ),
     Operation("verify_proof", "Verify a proof offline.", cli="verify"),
     Operation(
-        "export", "Export the request, state, events, records, decisions, and the history of each run.", cli="export"
+        "export",
+        "Export a run: its request, state, events, records and decisions, and the history of each Temporal run.",
+        cli="export",
     ),
     Operation(
         "keep",
@@ -365,7 +368,7 @@ OPERATIONS = (
     ),
     Operation(
         "validate",
-        "Report every problem in a plan's text without starting the plan.",
+        "Report every problem in a plan without starting it.",
         role=OPERATOR,
         request="models:PlanText",
         result="results:Examined",
@@ -415,7 +418,8 @@ OPERATIONS = (
     ),
     Operation(
         "cancel",
-        "Permanently end an episode or a plan. An episode's files are kept, and a plan runs its compensations.",
+        "Permanently end an episode or a plan. Files are kept, unless a plan with `on_failure: compensate` undoes "
+        "its steps.",
         **{**_DESTROYS, "repeat": NATURAL},
         kinds=ALL,
         request="models:Cancel",
@@ -525,7 +529,7 @@ OPERATIONS = (
         "Change a running plan without affecting completed and running steps.",
         **_CHANGES,
         kinds=PLAN,
-        details="Without a text, a planner writes the plan.",
+        details="If no plan is given, a planner writes it.",
         request="models:Replan",
         client="replan",
         handler="replan",
@@ -537,7 +541,7 @@ OPERATIONS = (
         "Approve a gate, or all gates of a review window.",
         **{**_CHANGES, "role": APPROVER},
         kinds=PLANS,
-        details="If several people have to agree, each of them must approve.",
+        details="If several people must agree, each of them has to approve.",
         request="models:Approval",
         client="answer",
         handler="answer",
@@ -546,7 +550,7 @@ OPERATIONS = (
     ),
     Operation(
         "reject",
-        "Reject a gate, so that its step fails with class policy.",
+        "Reject a gate. Its step then fails with the failure class `policy`.",
         **{**_CHANGES, "role": APPROVER},
         kinds=PLANS,
         request="models:Rejection",

@@ -165,14 +165,14 @@ class Resume(Request):
 
 
 class Cancel(Request):
-    """Request to cancel for good."""
+    """Request to end a run permanently."""
 
     reason: Text = ""
     """Reason to record in the timeline."""
 
 
 class Respond(Request):
-    """Message for the planner, which does not answer a question."""
+    """Message to the planner. It does not answer a question."""
 
     text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
     """The message."""
@@ -184,9 +184,9 @@ class Answer(Request):
     option: Name = Field(min_length=1, examples=["allow"])
     """One of the question's options."""
     text: Text = ""
-    """Explanation, or the files that the choice applies to."""
+    """Explanation, or the files that the answer applies to."""
     question: Name = ""
-    """Id of the question, or its step or window; optional if only one question has the option."""
+    """Id of the question, or its step or review window. Optional if only one question has the option."""
 
 
 class Approval(Request):
@@ -195,7 +195,7 @@ class Approval(Request):
     text: Text = ""
     """Reason to record."""
     option: Name = "approve"
-    """Option to choose if the gate has its own options."""
+    """Option to choose, if the gate defines its own options."""
 
 
 class Rejection(Request):
@@ -206,7 +206,7 @@ class Rejection(Request):
 
 
 class Amend(Request):
-    """Changes to an episode; omitted fields keep their values."""
+    """Changes to an episode. Omitted fields keep their values."""
 
     goal: Annotated[str, Field(max_length=GOAL_CHARACTERS, pattern=r"^[^\x00]*$")] = Field(
         default="", examples=["Get the tests green on Python 3.13"]
@@ -215,7 +215,7 @@ class Amend(Request):
     definition_of_done: Annotated[list[CheckBody], Field(max_length=50)] = Field(default_factory=list)
     """New definition of done."""
     scenarios: body(HiddenScenarios, "HiddenScenariosInput") | None = None  # type: ignore[valid-type]
-    """New hidden scenarios; a count of 0 withdraws all of them."""
+    """New hidden scenarios. A count of 0 withdraws all of them."""
     no_drafts: bool = False
     """Withdraw the scenarios that a model drafted."""
     executor: body(ExecutorAmendment, "ExecutorAmendmentInput") | None = None  # type: ignore[valid-type]
@@ -238,7 +238,7 @@ class Replan(Request):
     """Plan revision."""
 
     source: Source = ""
-    """Complete new plan; if empty, a planner writes the plan."""
+    """Complete new plan. If empty, a planner writes the plan."""
     rationale: Text = Field(default="", examples=["the release moved"])
     """Reason to record."""
 
@@ -289,7 +289,7 @@ class Restore(Request):
     """Request to restore a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
-    """Checkpoint id or number (ckpt-2 or 2)."""
+    """Checkpoint id or number, such as ckpt-2 or 2."""
     reason: Text = ""
     """Reason to record in the timeline."""
 
@@ -298,9 +298,9 @@ class Fork(Request):
     """Request to fork a new episode from a checkpoint."""
 
     checkpoint_id: Name = Field(min_length=1, examples=["ckpt-2"])
-    """Checkpoint id or number (ckpt-2 or 2)."""
+    """Checkpoint id or number, such as ckpt-2 or 2."""
     id: Name | None = None
-    """Id of the new episode; requires a token for all projects."""
+    """Id of the new episode. Requires a token for all projects."""
 
 
 class Move(Request):
@@ -318,11 +318,11 @@ class Dispatch(Request):
     """Request to start the tasks."""
 
     parallel: bool | Annotated[int, Field(ge=1, le=TASKS_LIMIT)] = True
-    """Number of tasks to run at the same time; true for the planned number, false for 1."""
+    """Maximum number of tasks to run at the same time. `true` means the planned number, and `false` means 1."""
 
 
 class Verify(Request):
-    """Request to run the gates; the body is empty."""
+    """Request to run the gates. The body is empty."""
 
 
 Workspace = Annotated[
@@ -363,7 +363,7 @@ class PlanBody(PlanOfProject):  # type: ignore[misc, valid-type]
 
 class _Planning(Request):
     model: Name = ""
-    """Model that divides the work; if empty, the model in the settings."""
+    """Model that divides the work into tasks. If empty, the model from the settings is used."""
     goal: Text = ""
     """Goal; if empty, the open problems of the project."""
     folder: Name = ""
@@ -371,12 +371,11 @@ class _Planning(Request):
     gates: list[CheckBody] = Field(default_factory=list)
     """Commands that must pass at the end; if empty, the commands in the settings, or the checks of the project."""
     setup: Annotated[str, Field(max_length=SETUP_CHARACTERS, pattern=r"^[^\x00]*$")] = ""
-    """Command that installs the packages of the project; if empty, a command is proposed if the project has lock files.
-    """
+    """Command that installs the project's packages. If empty, tightloop proposes one based on the lock files."""
 
 
 class PlanProject(_Planning):
-    """Request to plan a project; all fields are optional."""
+    """Request to plan a project. All fields are optional."""
 
     packet_id: Annotated[str, Field(pattern=r"^(pkt_[0-9a-f]{16})?$")] = ""
     """Existing packet of this project to use."""

@@ -100,7 +100,7 @@ def insert_marks(text: str) -> Source:
         whole += MARK * token.size
     if len(marks) > MARKS_LIMIT:
         raise ExpressionError(
-            f"the expression has more than {MARKS_LIMIT} references and texts", 1, "compute it in a step"
+            f"the expression has more than {MARKS_LIMIT} references and strings", 1, "compute it in a step"
         )
     return Source(whole.strip(), marks, len(whole) - len(whole.lstrip()))
 
@@ -144,7 +144,7 @@ POWER_LIMIT = 64
 NAMES: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 LAZY = {"exists": 1, "default": 2}
 """Functions that take a reference without evaluating it, with their number of arguments."""
-_AS_NUMBER = "use number(...) to convert text to a number"
+_AS_NUMBER = "use number(...) to convert a string to a number"
 
 COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -253,8 +253,8 @@ class Evaluation:
         # Only `+`: `'x' * 10**9` would be a text of any size.
         joined = isinstance(node.op, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
         if not numbers and not joined:
-            op = type(node.op).__name__
-            raise self._fail(f"{op} is not supported for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
+            sign = _SIGNS[type(node.op).__name__]
+            raise self._fail(f"'{sign}' is not supported for {kind(left)} and {kind(right)}", node, _AS_NUMBER)
         # Before it is computed: Python calculates large powers exactly, which takes minutes and much memory.
         if isinstance(node.op, ast.Pow) and is_number(right) and abs(right) > POWER_LIMIT:
             raise self._fail(f"the exponent must be at most {POWER_LIMIT}", node)
@@ -319,7 +319,10 @@ _REFUSED = {
     "ListComp": "loops are not supported in expressions",
     "JoinedStr": "f-strings are not supported",
 }
-_SIGNS = {"BitAnd": "&", "BitOr": "|", "BitXor": "^", "LShift": "<<", "RShift": ">>", "MatMult": "@"}
+_SIGNS = {
+    "Add": "+", "Sub": "-", "Mult": "*", "Div": "/", "FloorDiv": "//", "Mod": "%", "Pow": "**",
+    "BitAnd": "&", "BitOr": "|", "BitXor": "^", "LShift": "<<", "RShift": ">>", "MatMult": "@",
+}  # fmt: skip
 _ALLOWED = (
     ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Call, ast.Constant, ast.Name, ast.List, ast.Tuple,
     ast.Dict, ast.Subscript, ast.Slice, ast.boolop, ast.unaryop, ast.cmpop, ast.operator, ast.expr_context,
@@ -392,7 +395,7 @@ def _refusal(node: ast.AST, source: Source) -> str:
     if not isinstance(node, _ALLOWED):
         return _REFUSED.get(type(node).__name__, "this syntax is not supported in expressions")
     if isinstance(node, ast.BinOp) and type(node.op) not in ARITHMETIC:
-        return f"the operator {_SIGNS.get(type(node.op).__name__, '@')} is not allowed"
+        return f"the operator {_SIGNS[type(node.op).__name__]} is not allowed"
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
         return "the operator ~ is not allowed"
     if isinstance(node, ast.Compare) and any(type(op) not in COMPARE for op in node.ops):
@@ -400,7 +403,7 @@ def _refusal(node: ast.AST, source: Source) -> str:
     if isinstance(node, ast.Constant):
         return "" if isinstance(node.value, bool | int | float | None) else "this literal is not allowed"
     if isinstance(node, ast.Name) and MARK not in node.id and node.id not in NAMES:
-        return f"the name '{node.id}' is unknown: write ${{{node.id}}} for a value or '{node.id}' for text"
+        return f"the name '{node.id}' is unknown: write ${{{node.id}}} for a value or '{node.id}' for a string"
     if isinstance(node, ast.Name) and MARK in node.id:
         return "" if source.mark(node) else "an operator is missing here"
     return _call_refusal(node, source) if isinstance(node, ast.Call) else ""

@@ -228,7 +228,7 @@ class FunctionError(ValueError):
 def _length(value: Any) -> int:
     if isinstance(value, str | list | tuple | dict):
         return len(value)
-    raise FunctionError(f"len requires text, a list or a mapping, not {kind(value)}")
+    raise FunctionError(f"len requires a string, a list or a mapping, not {kind(value)}")
 
 
 def _numbers(name: str, values: tuple[Any, ...]) -> list[Any]:
@@ -284,7 +284,7 @@ def _number(value: Any) -> Any:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
-    raise FunctionError(f"{name} requires text, not {kind(value)}")
+    raise FunctionError(f"{name} requires a string, not {kind(value)}")
 
 
 def _matches(value: Any, pattern: Any) -> bool:
@@ -327,7 +327,7 @@ def kind(value: Any) -> str:
     if is_number(value):
         return "a number"
     if isinstance(value, str):
-        return "text"
+        return "a string"
     return "a list" if isinstance(value, list | tuple) else "a mapping"
 
 

@@ -52,7 +52,7 @@ class PlanPhase(StrEnum):
 
 
 class PlanRequest(CallerInput):
-    """A plan to run, given as text or as the path of a file on the workspace's host."""
+    """A plan to run, given as its source or as the path of a file on the workspace's host."""
 
     workspace: str = ""
     """Absolute path of the root of a git working tree."""
@@ -66,7 +66,7 @@ class PlanRequest(CallerInput):
     """Run the plan in a separate git worktree."""
     setup: str = ""
     """Shell command that installs the project's packages, such as `npm ci`. It runs in the sandbox before the work
-    starts, once for each state of the lock files. If empty, a command is proposed if the tree has lock files.
+    starts, again only after the lock files change. If empty, tightloop proposes a command based on the lock files.
     """
     result: ResultMode = "auto"
     """Form of a success: `branch` (one commit on a new branch `tightloop/ID`), `commits` (one commit for each

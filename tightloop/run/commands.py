@@ -81,8 +81,8 @@ def read_text(value: Any) -> Remark:
     text = remark.text.strip()
     if len(text) > TEXT_CHARACTERS:
         raise InvalidRequestError(
-            f"the text is {len(text)} characters long, but the limit is {TEXT_CHARACTERS}. Put it in a workspace file "
-            "and refer to that file"
+            f"the message is {len(text)} characters long, but the limit is {TEXT_CHARACTERS}. Put it in a workspace "
+            "file and refer to that file"
         )
     return Remark(text=text, by=shorten(remark.by, 80), resumes=remark.resumes)
 
@@ -113,5 +113,5 @@ def read_amounts(value: Any, kind: type[A], *, example: str) -> A:
     # NaN and infinity, which Python's JSON parser accepts, fail this comparison.
     amounts = addition.amounts.values()
     if any(not 0 <= amount < math.inf for amount in amounts) or not any(amounts):
-        raise InvalidRequestError(f"top_up: at least one amount must be above 0. Example: {example}")
+        raise InvalidRequestError(f"top_up: at least one amount must be greater than 0. Example: {example}")
     return addition

@@ -42,7 +42,7 @@ class Facts(NamedTuple):
     unproven: Sequence[str] = ()
     """Tasks whose episode succeeded without a proof."""
     asked: Sequence[str] = ()
-    """Changes that were only announced afterwards, such as `ada asked for the change of tests/test_a.py at 2026-01-31
+    """Changes that were only announced afterwards, such as `ada asked for the change to tests/test_a.py at 2026-01-31
     14:03 UTC`.
     """
     accepted_by: str = ""

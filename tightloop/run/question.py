@@ -368,12 +368,13 @@ def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
         )
     if option.needs_text and not answer.text:
         raise InvalidRequestError(
-            f"answer: {option.name!r} needs a text: {option.needs_text}. Example: {question.json_for(option.name)}"
+            f"answer: {option.name!r} requires an argument: {option.needs_text}. Example: "
+            f"{question.json_for(option.name)}"
         )
     if option.needs_text and is_cut:
         raise InvalidRequestError(
-            f"answer: the text for {option.name!r} is longer than {TEXT_CHARACTERS} characters. Put long commands into "
-            "a script"
+            f"answer: the argument of {option.name!r} is longer than {TEXT_CHARACTERS} characters. Put a long command "
+            "in a script"
         )
     # The first answer, and an option that one person can choose alone, always count.
     if not question.answers or option.at_once:
@@ -387,7 +388,7 @@ def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
     if first.option != answer.option:
         raise InvalidRequestError(
             f"answer: {first.by} chose {first.option!r} for {question.id}, not {answer.option!r}. "
-            f"Agree, or choose one of: "
+            f"Choose the same option, or one of: "
             f"{', '.join(choice.name for choice in question.options if choice.at_once) or 'none'}"
         )
 
@@ -405,8 +406,8 @@ def _with_paths(question: Question, answer: Answer) -> Answer:
             hint = did_you_mean(pattern, question.paths)
             raise InvalidRequestError(
                 f"answer: {shorten(repr(pattern), 120)} does not match any file in {question.id}. "
-                f"{hint}{'' if hint.endswith('?') else '.'} A pattern like 'src/*' selects several files, and "
-                "an empty text selects all files"
+                f"{hint}{'' if hint.endswith('?') else '.'} A pattern such as 'src/*' selects several files. To "
+                "select all of them, specify no files"
             )
     return answer.evolve(paths=paths)
 
@@ -430,7 +431,7 @@ def _find_questions(name: str, option: str, questions: tuple[Question, ...], oth
         return matches
     waiting = matches or questions
     listing = ", ".join(f"{question.id} ({question.step or question.kind.value})" for question in waiting[:12])
-    problem = f"{name!r} is not an open question" if not matches else "several questions are open; specify one"
+    problem = f"{name!r} is not an open question" if not matches else "several questions are open. Specify one"
     raise InvalidRequestError(f"answer: {problem}. Open questions: {listing}. Example: {waiting[0].example}")
 
 

@@ -55,12 +55,12 @@ class Approval(Value):
 
     @property
     def sentence(self) -> str:
-        """The answer as a sentence, such as `ada asked for the change of tests/test_a.py at 2026-01-31 14:03 UTC`."""
+        """The answer as a sentence, such as `ada asked for the change to tests/test_a.py at 2026-01-31 14:03 UTC`."""
         paths = [file.path for file in self.files]
         more = f" and {format_count(len(paths) - PATHS_NAMED, 'more file')}" if len(paths) > PATHS_NAMED else ""
         when = f" at {self.at:%Y-%m-%d %H:%M} UTC" if self.at else ""
-        verb = "asked for" if self.asked else "let pass"
-        return f"{self.by} {verb} the change of {', '.join(paths[:PATHS_NAMED])}{more}{when}"
+        verb = "asked for" if self.asked else "allowed"
+        return f"{self.by} {verb} the change to {', '.join(paths[:PATHS_NAMED])}{more}{when}"
 
 
 def find_approval(approvals: Iterable[Approval], change: FileVersion) -> Approval | None:

@@ -32,7 +32,7 @@ class DriftCause(StrEnum):
 
 
 class Drift(Value):
-    """Files on disk that differ from the result of the work. The tree that was found is kept in the store."""
+    """Files on disk that differ from the result of the work. A snapshot of them is stored."""
 
     tree: str = ""
     """The tree that was found."""
@@ -71,7 +71,7 @@ class Drift(Value):
     @property
     def report(self) -> tuple[str, ...]:
         """Action taken in response to the drift, and the command that restores changes that were undone."""
-        return (self.sentence, *((f"  restore them: {self.bring_back}",) if self.bring_back else ()))
+        return (self.sentence, *((f"  to restore them: {self.bring_back}",) if self.bring_back else ()))
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:

@@ -187,13 +187,13 @@ def unanswered_findings(findings: Iterable[Finding], overruled: Iterable[str]) -
 
 
 _PLANNER_SAYS_NO = Violation(
-    "planner_says_no", Topic.PLANNER, Verdict.DENY, "write a plan with a positive alignment check"
+    "planner_says_no", Topic.PLANNER, Verdict.DENY, "write a plan whose alignment check says yes"
 )
 
 
 def planners_own(rationale: str) -> Finding:
     """Return the finding for a plan that fails its planner's own alignment check."""
-    text = rationale or "no, without a reason"
+    text = rationale or "the planner says no and gives no reason"
     return make_finding(_PLANNER_SAYS_NO, at=("", rationale), where="alignment check", evidence=text)
 
 
@@ -208,11 +208,11 @@ def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding
     )
     return tuple(
         make_finding(
-            Violation(rule, Topic.COST, Verdict.ASK, f"use smaller steps, or raise the alignment bound for {label}"),
+            Violation(rule, Topic.COST, Verdict.ASK, f"use smaller steps, or raise the alignment limit for {label}"),
             # The bound and not the amount, so that an answer holds until the bound changes.
             at=("", str(bound)),
             where="the iteration",
-            evidence=f"{spent:.1f} minutes of {label}; the bound is {bound:g}",
+            evidence=f"{spent:.1f} minutes of {label}, but the limit is {bound:g}",
         )
         for rule, label, spent, bound in parts
         if spent is not None and spent > bound

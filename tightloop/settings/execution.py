@@ -143,8 +143,8 @@ class ExecutorSettings(Section):
     idle_limit_s: Seconds = 900.0
     """Maximum time without output before a delivery is stopped."""
     retries: Count = 12
-    """Number of consecutive deliveries that may fail at once (an error within a minute, and no file changed) or hit a
-    limit before a person is asked. They do not count as iterations.
+    """Number of consecutive deliveries that may fail immediately (within a minute, and without changing a file) or hit
+    a limit before a person is asked. They do not count as iterations.
     """
     retry_for_s: Seconds = 7200.0
     """Maximum time to wait between such deliveries before a person is asked. Waits until a time that the provider named

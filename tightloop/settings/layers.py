@@ -93,7 +93,7 @@ class _Layers:
         if not rest:
             return f"{setting} must be a section with {', '.join(section.model_fields)}, got {value_text}"
         if rest[0] == "[key]":
-            return f"names in {'.'.join(above[:-1])} must be text, got {value_text}"
+            return f"names in {'.'.join(above[:-1])} must be strings, got {value_text}"
         index = "".join(f"[{part}]" for part in error["loc"][len(above) + 1 :] if isinstance(part, int))
         schema = _properties(section)[rest[0]]
         if len(rest) > 1 and schema.get("additionalProperties", {}).get("type") == "array":
@@ -210,7 +210,7 @@ def _read(text: str) -> Any:
         return text
 
 
-_TYPES = {"string": "text", "boolean": "true or false", "array": "a list of text"}
+_TYPES = {"string": "a string", "boolean": "true or false", "array": "a list of strings"}
 
 
 def _describe_schema(schema: Mapping[str, Any]) -> str:
@@ -221,7 +221,7 @@ def _describe_schema(schema: Mapping[str, Any]) -> str:
             + ", or null"
         )
     if schema.get("type") == "object":
-        inner = "list of text" if schema.get("additionalProperties", {}).get("type") == "array" else "section"
+        inner = "list of strings" if schema.get("additionalProperties", {}).get("type") == "array" else "section"
         return f"a section with one {inner} per name"
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])

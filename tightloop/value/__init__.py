@@ -113,7 +113,7 @@ def digest(text: str) -> str:
 _DURATION = "a duration such as 2h, 90m or 5400 (seconds)"
 _KINDS = {
     "tuple": "a list", "list": "a list", "set": "a list", "frozen_set": "a list", "dict": "fields", "model": "fields",
-    "string_type": "text", "int": "a whole number", "float": "a number", "finite": "a number",
+    "string_type": "a string", "int": "a whole number", "float": "a number", "finite": "a number",
     "bool": "true or false", "time_delta": _DURATION, "timedelta": _DURATION,
 }  # fmt: skip
 """Expected values, by the prefix of pydantic's error type."""

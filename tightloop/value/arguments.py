@@ -15,7 +15,7 @@ from tightloop.value import shorten
 T = TypeVar("T")
 
 _WORDS: dict[Any, str] = {
-    str: "text",
+    str: "a string",
     int: "a whole number",
     float: "a number",
     bool: "True or False",

@@ -176,7 +176,7 @@ async def warn_of_missing(client: Client, settings: Settings, *, without: str = 
     """Log a warning for each missing kind of worker that episodes would have to wait for."""
     for sentence in (await topology_of(Calls(client), settings)).missing:
         if not without or without not in sentence:
-            logger.warning("episodes will wait: %s", sentence)
+            logger.warning("episodes will have to wait: %s", sentence)
 
 
 TASKS = 100

@@ -111,7 +111,7 @@ class Proof:
             return None
         if record.request.planner == HEURISTIC:
             record.replace(record.state.evolve(drafts=HiddenScenarios()))
-            record.log("scenarios", "no scenario was drafted: the planner heuristic uses no model")
+            record.log("scenarios", "no scenarios were drafted, because the heuristic planner does not use a model")
             return None
         self._points.enter(EpisodePhase.PLANNING)
         drafted = await self._points.do(
@@ -124,7 +124,7 @@ class Proof:
         )
         record.apply(state_changes.with_retries, drafted.attempt)
         if drafted.drafts is None:
-            record.log("scenarios", f"no scenario was drafted: {drafted.reason}")
+            record.log("scenarios", f"no scenarios were drafted: {drafted.reason}")
         self._points.enter(EpisodePhase.VERIFYING)
         return drafted.drafts
 
@@ -176,7 +176,10 @@ class Proof:
         limit = min(limit, DRAFT_ROUNDS) if proved.failed_drafts else limit
         if proved.only_scenarios and record.state.scenario_reports < limit:
             record.apply(state_changes.with_failed_scenarios, proved.title)
-            record.log("doubted", f"{proved.title}; the planner was told ({record.state.scenario_reports} of {limit})")
+            record.log(
+                "doubted",
+                f"{proved.title}; reported to the planner (report {record.state.scenario_reports} of {limit})",
+            )
             return False
         tree = record.state.tree
         # Checks may have seen changes that were undone after they ran; the fresh checkout never contains them.
@@ -221,7 +224,7 @@ class Proof:
         """Have a model review a proven change. Return the proof with its review, or unchanged if there is none."""
         record = self._record
         if record.request.planner == HEURISTIC:
-            record.log("review", "nobody reviewed the change: the planner heuristic uses no model")
+            record.log("review", "the change was not reviewed, because the heuristic planner does not use a model")
             return proved
         reviewed = await self._points.do(
             ReviewActivities.review_proof,
@@ -285,7 +288,9 @@ class FailingCheck:
                 record.apply(state_changes.with_added_check, tried.tree)
                 return record.log("check", f"the planner added a check that fails: {tried.run}")
             problem = tried.problem
-        record.log("check", f"the planner found no check that fails, so the checks only guard: {problem}")
+        record.log(
+            "check", f"the planner found no failing check, so the checks only show that nothing breaks: {problem}"
+        )
         record.replace(record.state.evolve(green_settled=True))
         return None
 
@@ -650,7 +655,9 @@ class Delivery:
         record = self._record
         text = (report.limit.evidence if report.limit else "") or report.error or report.summary
         failures = record.state.failed_deliveries
-        record.log("limit", f"failed delivery {failures}: wait {wait.total_seconds():g} s. {clip(text, 200)}")
+        record.log(
+            "limit", f"failed delivery {failures}: next attempt in {wait.total_seconds():g} s. {clip(text, 200)}"
+        )
         if tell:
             record.alerts.send(record.alert(AlertKind.FAILING, tell))
         await self._points.back_off(wait)

@@ -161,7 +161,7 @@ class EpisodeRecord(Run):
         if tree is not None:
             self.log("saved", f"the files from before the restore were saved as tree {tree[:12]}")
             if bring_back:
-                self.log("saved", f"restore them: {bring_back}", characters=COMMAND_CHARACTERS)
+                self.log("saved", f"to restore them: {bring_back}", characters=COMMAND_CHARACTERS)
 
     def alert(
         self, kind: AlertKind, reason: str, question: Question | None = None, at: datetime | None = None

@@ -284,7 +284,7 @@ class SafePoints:
         except TimeoutError:
             record.close_questions(question.id)
             if not is_patient:
-                record.log("limit", f"nobody answered {question.id}; it is tried again")
+                record.log("limit", f"nobody answered {question.id}, so the run tries again")
                 return False
             reason = f"nobody answered within {span(longest.total_seconds())}: {question.title}"
             await self.alert_failure(reason)

@@ -212,8 +212,8 @@ class EpisodeCommands(Commands):
             if report == self._reported:
                 self._record.log("duplicate", f"{answer.by}: {answer.option} {answer.text}")
                 return (
-                    "this report was already received and does not apply to the current delivery. If it is "
-                    "new, change its text"
+                    "this report was already received and does not apply to the current delivery. If it is a new "
+                    "report, change its wording"
                 )
             self._reported = report
         added = (question.kind, answer.option) == (QuestionKind.ALREADY_GREEN, ADD)
@@ -444,7 +444,7 @@ class EpisodeWorkflow(RunWorkflow):
 
     # -- messages of an episode only --------------------------------------------------------------------
 
-    @workflow.signal(description="Pause at the next safe point. Optional: a reason as text.")
+    @workflow.signal(description="Pause at the next safe point. Optional argument: the reason.")
     def pause(self, reason: Any = None, *more: Any) -> None:
         """Request a pause, and offer to stop the running activity."""
         super().pause(reason, *more)

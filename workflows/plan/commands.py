@@ -154,7 +154,7 @@ class PlanCommands(Commands):
             )
         # Part of the progress, so that the request survives continue-as-new.
         context.progress = context.progress.evolve(wanted=(*context.progress.wanted, name))
-        context.log("wanted", f"by {command.by}", name)
+        context.log("requested", f"by {command.by}", name)
         context.wake()
         return f"{name} will start as soon as the tree is free"
 

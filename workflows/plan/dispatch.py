@@ -369,7 +369,7 @@ class Dispatch:
         self._note_undo(attempt, node, result)
         if result.status is StepStatus.WAITING:
             question = result.question or Question(
-                id="", kind=QuestionKind.GATE, title=f"may {name} continue?", options=choices()
+                id="", kind=QuestionKind.GATE, title=f"May '{name}' continue?", options=choices()
             )
             schedule.mark_waiting(number)
             self._questions.ask_for_step(name, question)

@@ -198,7 +198,7 @@ class ProjectContext(PlanContext):
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
         """Cancel the plan because there was no command in time."""
         command = next((question.command for question in waiting if question.command), "resume")
-        reason = f"no {command} command was received within {self.request.pause_timeout}"
+        reason = f"no `{command}` command was received within {self.request.pause_timeout}"
         # A draft that nobody dispatches has not failed, so it ends as cancelled.
         self.cancel(reason)
         return PlanEnd(reason)

@@ -319,7 +319,7 @@ class Recovery:
         node, elapsed = context.schedule.node(number), now - context.progress.first_starts.get(name, now)
         if is_out_of_time(node, failure, attempt=attempt, elapsed=elapsed):
             why = f"the time box of {node.timebox_s or 0:g} s leaves no time for another attempt"
-            context.log("timebox", f"attempt {attempt} of {node.retry.attempts} is the last: {why}", name)
+            context.log("timebox", f"attempt {attempt} of {node.retry.attempts} is the last one: {why}", name)
         return choose_route(
             node,
             failure,

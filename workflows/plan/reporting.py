@@ -29,27 +29,25 @@ NEED_NO_GRAPH = frozenset({QuestionKind.OPERATOR, QuestionKind.FATAL, QuestionKi
 """Kinds of questions that can be answered before the graph is loaded."""
 APPROVALS = frozenset({QuestionKind.GATE, QuestionKind.POLICY, QuestionKind.CLARIFICATION})
 
-RESUME = Option(
-    name="resume", effect="the next steps may start; running ones are not touched, and your edits to files are kept"
-)
-RETRY = Option(name="retry", effect="the failed work is retried; your file edits are kept")
-RETRY_STEP = RETRY.evolve(effect="the step is retried with all its attempts; your file edits are kept")
-EXTEND = Option(name="extend", effect="raise each exhausted limit by the amount specified in the plan, and go on")
+RESUME = Option(name="resume", effect="start further steps; running steps continue, and your edits to files are kept")
+RETRY = Option(name="retry", effect="retry the failed work; your edits to files are kept")
+RETRY_STEP = RETRY.evolve(effect="retry the step with its full number of attempts; your edits to files are kept")
+EXTEND = Option(name="extend", effect="continue; each exhausted limit is raised by the amount specified in the plan")
 CANCEL = Option(
     name="cancel",
-    effect="stop running steps and end the plan; it undoes steps if on_failure says so",
+    effect="stop the running steps and end the plan; completed steps are undone if on_failure is compensate",
     group=OptionGroup.STOP,
 )
 SKIP = Option(name="skip", effect="skip the step; the plan continues", group=OptionGroup.ACCEPT)
-CHECK_AGAIN = RETRY.evolve(effect="run the definition of done again; edit files first if you like, your edits are kept")
+CHECK_AGAIN = RETRY.evolve(effect="run the definition of done again; you can edit files first, and your edits are kept")
 FAIL = Option(
     name="fail",
-    effect="the step remains failed; the plan fails once nothing else is left to do",
+    effect="leave the step failed; the plan fails once no other step can run",
     group=OptionGroup.STOP,
 )
-REPLAN = Option(name="replan", effect="a planner revises the plan")
+REPLAN = Option(name="replan", effect="have a planner revise the plan")
 GO_TO_WORK = Option(
-    name=WORK, effect="run the proof again; nobody works on it, so edit files first, or the same question comes again"
+    name=WORK, effect="run the proof again; edit files first, because otherwise it fails in the same way"
 )
 _OPTIONS = (RESUME, RETRY, EXTEND, CANCEL, SKIP, FAIL, REPLAN, GO_TO_WORK, ACCEPT_FILES, ASKED_FOR_CHANGE)
 OPTION_NAMES = frozenset({APPROVE, REJECT, KEEP, UNDO, INSTALL, *(option.name for option in _OPTIONS)})
@@ -164,7 +162,7 @@ class PlanQuestions:
             return SKIP
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         others = ", ".join(names[:NAMES_SHOWN]) + more
-        return SKIP.evolve(effect=f"skip the step and what needs it ({others}); the plan continues")
+        return SKIP.evolve(effect=f"skip the step and the steps that need it ({others}); the plan continues")
 
     @property
     def _replan(self) -> tuple[Option, ...]:
@@ -226,7 +224,7 @@ class PlanView(View):
             if wait not in before:
                 self._context.log("waits", f"{wait.where}: {wait.what}", attempt.name)
         if before and not note.waits:
-            self._context.log("goes on", child, attempt.name)
+            self._context.log("continues", child, attempt.name)
         # A waiting step gives up its slot, so the main loop may start another one.
         self._context.wake()
         return True

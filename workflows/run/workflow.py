@@ -157,20 +157,21 @@ class RunWorkflow(ABC):
     # -- messages -------------------------------------------------------------------------------------
     # Signals accept any number of arguments, because a surplus one would fail every workflow task.
 
-    @workflow.signal(description="Pause: start no new work. Optional: a reason as text.")
+    @workflow.signal(description="Pause: start no new work. Optional argument: the reason.")
     def pause(self, reason: Any = None, *_more: Any) -> None:
         """Request a pause. Repeated requests have no effect."""
         for content in self._run.inbox.take_signal(reason):
             self._commands.pause(read_remark(content))
 
-    @workflow.signal(description="Resume: choose the default of each open question. Optional: a note as text.")
+    @workflow.signal(description="Resume: choose the default of each open question. Optional argument: a note.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
         """End pauses that do not need a decision."""
         for content in self._run.inbox.take_signal(note):
             await self._commands.resume(content)
 
     @workflow.signal(
-        description="End the run permanently: stop running work, leave files as they are. Optional: a reason."
+        description="End the run permanently: stop running work, leave files as they are. Optional argument: the "
+        "reason."
     )
     def cancel(self, reason: Any = None, *_more: Any) -> None:
         """Stop running work and end the run."""

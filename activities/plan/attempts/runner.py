@@ -158,7 +158,7 @@ def check_step(work: Work) -> RunnerResult | None:
     acts = find_effects(work.step, _action(work))
     ruling = judge(work.plan.policy, work.step, acts)
     evidence = evidence_of(scrub("\n".join((*acts.commands, *acts.urls, *acts.paths))))
-    return _enforce_ruling(work, ruling, f"may {work.step.title or work.step.id} run?", (), evidence=evidence)
+    return _enforce_ruling(work, ruling, f"May '{work.step.title or work.step.id}' run?", (), evidence=evidence)
 
 
 def _enforce_ruling(
@@ -207,7 +207,7 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
     # Measured from the plan's beginning, since many small deletions add up.
     deleted, lines = _find_deletions(work.root, differ.compare(store, base, after))
     ruling = judge_deletions(work.plan.policy, deleted, lines, differ.lines(store, base))
-    return _enforce_ruling(work, ruling, "keep these deletions?", (KEEP,))
+    return _enforce_ruling(work, ruling, "Keep these deletions?", (KEEP,))
 
 
 def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:

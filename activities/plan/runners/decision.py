@@ -62,7 +62,7 @@ class DecisionRunner:
     def _by_model(self, work: Work, action: DecisionAction) -> RunnerResult:
         by_name = {option.name: option for option in action.options}
         if not by_name:
-            problem = "the decision has a question but no options. Add at least two options and their steps"
+            problem = "the decision has a question but no options. Add at least two options with their steps"
             return fail_step(problem, command=_describe_decision(work))
         answered = self._model.ask(
             work,

@@ -208,7 +208,7 @@ class GateRunner:
             lines.append(
                 f"ask {approval.role or 'anyone'} for approval ({approval.count} needed): {_question(work, action)}"
             )
-        return "\n".join(lines) or "an open gate with neither checks nor an approval"
+        return "\n".join(lines) or "pass the gate, which has neither checks nor an approval"
 
     def run(self, work: Work) -> RunnerResult:
         """Run all checks, then evaluate the approvals.

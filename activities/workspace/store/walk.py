@@ -307,14 +307,13 @@ class Walk:
     def _check(self, prefix: str, depth: int) -> None:
         if time.monotonic() > self._deadline:
             raise WalkTimeoutError(
-                f"reading the files took longer than {self._seconds:g} s and was stopped in "
-                f"{_decode_path(prefix) or '/'}. Add large generated folders to .gitignore, or raise the "
-                "time limit for git"
+                f"reading the files took longer than {self._seconds:g} s and stopped at "
+                f"{_decode_path(prefix) or 'the top folder'}. Add large generated folders to .gitignore"
             )
         if depth > DEPTH_LIMIT:
             raise GitError(
-                f"{_decode_path(prefix)[:100]}... contains folders more than {DEPTH_LIMIT} levels deep. "
-                "Remove or ignore them"
+                f"{_decode_path(prefix)[:100]}... contains folders nested more than {DEPTH_LIMIT} levels deep. "
+                "Remove them, or add them to .gitignore"
             )
 
     def _below(

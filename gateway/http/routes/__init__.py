@@ -119,7 +119,7 @@ async def replan(
                 message = await pending_reply
         except TimeoutError:
             # It is not known either whether a worker has received the request.
-            message = "no reply yet. The plan's `revision` increases when the new text takes effect"
+            message = "no reply yet. The plan's `revision` increases when the new plan takes effect"
         return _done(workflow_id, message, HTTPStatus.OK)
 
     return await once.answer(work)

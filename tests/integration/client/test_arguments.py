@@ -117,15 +117,18 @@ def test_the_client_without_await_refuses_the_same(settings: Settings) -> None:
             "start: request must be an EpisodeRequest or a PlanRequest, not 3. Create one",
         ),
         (lambda client: client.start(request(), replce=True), "unknown argument 'replce'. Did you mean 'replace'?"),
-        (lambda client: client.status(3), "status: workflow_id must be text, not 3"),
+        (lambda client: client.status(3), "status: workflow_id must be a string, not 3"),
         (lambda client: client.status(), "status: missing a required argument: 'workflow_id'"),
         (lambda client: client.result(NOBODY, timeout=3), "result: timeout must be a timedelta (for example "),
         (lambda client: client.timeline(NOBODY, limit=0), "timeline: limit must be at least 1, got 0"),
         (lambda client: client.timeline(NOBODY, limit=-1), "timeline: limit must be at least 1, got -1"),
         (lambda client: client.top_up(NOBODY, iterations="5"), "top_up: iterations must be a number, not '5'"),
-        (lambda client: client.amend(NOBODY, definition_of_done="true"), "must be a list (each item text or a Check"),
+        (
+            lambda client: client.amend(NOBODY, definition_of_done="true"),
+            "must be a list (each item a string or a Check",
+        ),
         (lambda client: client.connect(settings={}), "connect: settings must be a Settings or None, not {}"),
-        (lambda client: client.connect(3), "connect: target must be text or None, not 3"),
+        (lambda client: client.connect(3), "connect: target must be a string or None, not 3"),
         (
             lambda client: client.start(request(), new_id="größe"),
             "Use 1 to 100 characters from a-z, A-Z, 0-9, '-', '_'",
@@ -142,7 +145,7 @@ async def test_sentence_says_which_argument_and_what_it_must_be(
 
 def test_wrong_cursor_is_refused_when_the_iterator_is_made(client: TightloopClient) -> None:
     wrong: Any = 3
-    with pytest.raises(InvalidRequestError, match="events: after must be text, not 3"):
+    with pytest.raises(InvalidRequestError, match="events: after must be a string, not 3"):
         client.events(NOBODY, after=wrong)
 
 

@@ -126,8 +126,8 @@ async def test_missing_namespace_is_noticed_when_connecting(settings: Settings) 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: EpisodeRequest(goal=3), "EpisodeRequest: goal: must be text, not 3"),
-        (lambda: EpisodeRequest(workspace=None), "EpisodeRequest: workspace: must be text, not null"),
+        (lambda: EpisodeRequest(goal=3), "EpisodeRequest: goal: must be a string, not 3"),
+        (lambda: EpisodeRequest(workspace=None), "EpisodeRequest: workspace: must be a string, not null"),
         (lambda: EpisodeRequest(workspce="/w"), "unknown field 'workspce'. Did you mean 'workspace'?"),
         (lambda: PlanRequest(sorce="x"), "unknown field 'sorce'. Did you mean 'source'?"),
         (lambda: Budget(max_cost=5), "unknown field 'max_cost'. Did you mean 'max_cost_usd'?"),
@@ -297,7 +297,7 @@ async def test_a_message_that_temporal_cannot_carry_is_refused_and_the_episode_g
         for send in (client.respond, client.pause, client.cancel):
             with pytest.raises(InvalidRequestError, match=r"the message is 3000\d\d\d bytes, but the limit is 1500000"):
                 await send(episode_id, "x" * 3_000_000)
-        assert "the planner will read it" in await client.respond(episode_id, "x" * 4_000)
+        assert "the planner will read the message" in await client.respond(episode_id, "x" * 4_000)
         with pytest.raises(TimeoutError, match=rf"{episode_id} did not end within 0:00:00.1\d* and is still open"):
             await client.result(episode_id, timeout=timedelta(milliseconds=100))
         await client.cancel(episode_id)

@@ -187,7 +187,7 @@ def test_a_ledger_that_was_made_anew_or_restored_is_brought_again(
 
 def test_a_database_that_is_away_is_named(local: Database) -> None:
     work(local, 1)
-    with pytest.raises(ServiceUnavailableError, match="does not answer"):
+    with pytest.raises(ServiceUnavailableError, match="is not responding"):
         forward(local, postgres_database("postgresql://nobody@127.0.0.1:9/ledger"))
 
 

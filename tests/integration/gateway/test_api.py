@@ -283,7 +283,7 @@ async def test_what_the_client_can_do_can_be_done_over_http(
         early = await http.get(f"{path}/proof")
         assert (early.status_code, early.json()["type"]) == (409, "urn:tightloop:problem:no-proof")
         nothing = await http.post(f"{path}/amend", json={})
-        assert (nothing.status_code, "the request changes nothing" in nothing.json()["detail"]) == (422, True)
+        assert (nothing.status_code, "the request does not change anything" in nothing.json()["detail"]) == (422, True)
         check = {"run": "test $(cat log.txt | wc -l) -ge 3"}
         changed = await http.post(f"{path}/amend", json={"goal": "three lines", "definitionOfDone": [check]})
         assert changed.status_code == 200, changed.text

@@ -282,7 +282,7 @@ async def test_an_agent_ends_no_pause(
         agent = served.token("noting", Role.AGENT, [state_folder(workspace).name])
         async with over_http(served, agent, f"?episode={episode}") as noting:
             told = await call(noting, "send_message", target="planner", message="the release is out")
-        assert told["ack"] == "the planner will read it; the episode stays paused"
+        assert told["ack"] == "the planner will read the message; the episode stays paused"
         assert await pauses()
         assert "continues" in await client.respond(episode, "now")
         assert (await client.result(episode)).outcome == "SUCCEEDED"

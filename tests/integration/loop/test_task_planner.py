@@ -88,7 +88,7 @@ async def test_service_is_asked_for_the_schema_that_is_read() -> None:
         (answer(task("a", description=" ")), "a has no description"),
         (answer(*(task(f"t{n}") for n in range(TASKS_LIMIT + 1))), f"the limit is {TASKS_LIMIT}"),
         (says({"tasks": [{"id": "a"}], "gave_up": ""}), "description"),
-        (says((PROMPTS / "example.json").read_text(encoding="utf-8")), "the example came back"),
+        (says((PROMPTS / "example.json").read_text(encoding="utf-8")), "the answer repeats the example"),
         (says(json.dumps({"tasks": [task("a")], "gave_up": ""})[:-20], truncated=True), "cut off"),
     ],
 )

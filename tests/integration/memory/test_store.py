@@ -115,7 +115,7 @@ def test_facts_are_replaced_by_key_and_found_by_words(memory: MemoryStore) -> No
 
 
 def test_fact_without_a_text_is_refused(memory: MemoryStore) -> None:
-    with pytest.raises(InvalidRequestError, match="missing its key or text"):
+    with pytest.raises(InvalidRequestError, match="has no key or no text"):
         memory.remember("p", Fact(key="empty", text=" "))
 
 

@@ -212,7 +212,7 @@ def test_why_a_check_failed_is_shown_and_its_whole_output_is_one_click_away(
     shown = page.locator("section.card", has_text="sh c.sh")
     assert shown.locator("pre").inner_text().splitlines()[0] == "REASON: <b>done.txt</b> is missing"
     expect(shown).not_to_contain_text("the first line")
-    page.get_by_role("link", name="whole output").click()
+    page.get_by_role("link", name="full output").click()
     assert shown.locator("pre").inner_text() == output
 
 

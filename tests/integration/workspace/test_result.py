@@ -117,7 +117,7 @@ def test_uncommitted_content_is_never_committed_unasked(root: Path) -> None:
     write(root, {"a.txt": "the user's own\n"})
     scope = scope_of(root)
     part = work(scope, {"a.txt": "the user's own, repaired\n"})
-    with pytest.raises(WorkspaceError, match=r"a\.txt: the run started from content that is not in the last commit"):
+    with pytest.raises(WorkspaceError, match=r"a\.txt: the run started with uncommitted changes"):
         commit_result(scope, (part,))
     assert git(root, "branch", "--list", "tightloop/*") == b""
     assert GitWorkspaces().deliver(scope, (part,)).startswith("the result was not committed. a.txt")

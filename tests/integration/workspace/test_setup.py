@@ -188,7 +188,7 @@ def test_setup_is_stopped_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("activities.checks.setup.SETUP_S", 2.0)
     done = set_up(project(tmp_path), "sleep 100 & sleep 100")
     assert done.setup is not None
-    assert done.setup.problem.startswith("did not end within")
+    assert done.setup.problem.startswith("did not finish within")
     assert not list((state_home() / CACHE / ".building").iterdir())
 
 
@@ -265,7 +265,7 @@ def test_setup_that_installs_more_than_fits_is_discarded(tmp_path: Path) -> None
     small = SETTINGS.model_copy(update={"cached_environments_mb": 0})
     done = set_up(project(tmp_path), f"{MAKE} && head -c 1000000 /dev/zero > node_modules/x/big", settings=small)
     assert done.setup is not None
-    assert "installed 1 MB, for which workspace.cached_environments_mb (0) leaves no room" in done.setup.problem
+    assert "installed 1 MB, but workspace.cached_environments_mb is 0" in done.setup.problem
 
 
 KILLED = """

@@ -18,7 +18,7 @@ def tried(check: FoundCheck = PYTEST, *failed: str, code: int = 1, **more: objec
 
 def test_green_check_is_used_and_said() -> None:
     chosen = choose_checks([tried(code=0)], "fix the bug in chunked")
-    assert chosen.sentences == ("Using from tox.ini: pytest tests (12 s, green). Passing it with --done changes that.",)
+    assert chosen.sentences == ("Checks from tox.ini: pytest tests (12 s, passes). To use other checks, pass --done.",)
     assert [(check.run, check.known_failures) for check in chosen.checks] == [("pytest tests", ())]
 
 
@@ -47,14 +47,14 @@ def test_the_singular_of_a_word_names_the_same_test() -> None:
 
 def test_failures_that_have_nothing_to_do_with_the_goal_may_stay_and_are_said() -> None:
     [sentence] = choose_checks([tried(PYTEST, *RED)], "Add an option for colours").sentences
-    assert "pytest tests (12 s, red before: 3 tests, which may stay red)" in sentence
+    assert "pytest tests (12 s, fails: 3 tests that may keep failing)" in sentence
 
 
 def test_red_check_without_names_is_left_out_unless_the_goal_is_about_it() -> None:
     lint = FoundCheck(run="flake8", kind=CheckKind.LINT, source="setup.cfg", name="flake8")
     chosen = choose_checks([tried(code=0), tried(lint)], "fix chunked")
     assert [check.run for check in chosen.checks] == ["pytest tests"]
-    assert chosen.sentences[1] == "Not used: flake8 (setup.cfg): red before with exit code 1, and it names no tests."
+    assert chosen.sentences[1] == "Not used: flake8 (setup.cfg): it already fails with exit code 1 and names no tests."
     unable = tried(lint, tail="ignored: 1\nerror: cannot find the plug-in\n")
     assert choose_checks([unable], "fix chunked").sentences[0].endswith("no tests: error: cannot find the plug-in.")
     assert [check.run for check in choose_checks([tried(lint)], "fix the lint errors").checks] == ["flake8"]
@@ -66,7 +66,7 @@ def test_the_only_tests_decide_also_where_they_have_no_names() -> None:
     chosen = choose_checks([tried(code=2), tried(other)], "fix chunked")
     assert [(check.run, check.known_failures) for check in chosen.checks] == [("pytest tests", ())]
     assert chosen.sentences[0].startswith(
-        "Using from tox.ini: pytest tests (12 s, red with exit code 2, to be repaired)"
+        "Checks from tox.ini: pytest tests (12 s, fails with exit code 2, to be fixed)"
     )
     named = choose_checks([tried(code=2), tried(other, "TestChunked")], "fix chunked")
     assert [check.run for check in named.checks] == ["go test ./..."]
@@ -90,7 +90,7 @@ def test_nothing_usable_names_the_reasons_and_what_to_do() -> None:
     [
         ("pytest", 0, "1 passed", ""),
         ("pytest", 1, "FAILED a.py::b\n", ""),
-        ("pytest", None, "", "it did not end in time"),
+        ("pytest", None, "", "it did not finish in time"),
         ("ruff check .", 127, "/bin/sh: 1: ruff: not found\n", "ruff is not installed"),
         ("make lint", 2, "make: flake8: No such file or directory\nmake: *** Error 127\n", "flake8 is not installed"),
         ("python -m mypy .", 1, "/w/.venv/bin/python: No module named mypy\n", "mypy is not installed"),

@@ -210,7 +210,7 @@ jobs:
         "twine upload dist/*": "it publishes",
         "pytest --token @@secrets.TOKEN@@": "it needs the secret TOKEN",
         "pytest tests/live": "it needs the secret KEY",
-        "pytest --sha @@github.sha@@": "it needs values that only the CI service has",
+        "pytest --sha @@github.sha@@": "it needs values that are only available in CI",
         "black .": "it rewrites files instead of checking them",
     }
 
@@ -218,7 +218,7 @@ jobs:
 def test_workflows_of_releases_do_not_count() -> None:
     release = "on: {release: {types: [published]}}\njobs: {t: {runs-on: ubuntu-latest, steps: [{run: pytest}]}}"
     [check] = found({CI: release})
-    assert check.not_used == "it does not run for changes of the code"
+    assert check.not_used == "it does not run when code changes"
 
 
 def test_ci_of_a_folder_runs_there() -> None:

@@ -45,7 +45,7 @@ def test_overlapping_places_are_several() -> None:
 
 def test_blanks_at_line_ends_do_not_matter() -> None:
     found = patched("a  \nb\t\nc\n", "a\nb\n", "A\nB\n")
-    assert (found.text, found.how) == ("A\nB\nc\n", "without blanks at line ends")
+    assert (found.text, found.how) == ("A\nB\nc\n", "without trailing whitespace")
 
 
 def test_lines_of_old_with_blanks_at_their_ends_are_found() -> None:

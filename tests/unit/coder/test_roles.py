@@ -98,7 +98,7 @@ def test_settings_change_a_role_field_by_field() -> None:
             "unknown setting 'temprature' (coder.roles.coder.temprature). Did you mean coder.roles.coder.temperature?",
         ),
         ("coder: {roles: {coder: {temperature: 5}}}", "coder.roles.coder.temperature must be a number from 0"),
-        ("coder: {roles: {coder: {models: [1]}}}", "coder.roles.coder.models[0] must be text"),
+        ("coder: {roles: {coder: {models: [1]}}}", "coder.roles.coder.models[0] must be a string"),
         ("coder: {keep_tokens: 30000}", "coder: keep_tokens must be at most half of context_tokens (40000), got 30000"),
         ("coder: {basurl: x}", "unknown setting 'basurl' (coder.basurl). Did you mean coder.base_url?"),
         ("coder: {rounds: -1}", "coder.rounds must be a whole number from 0 to 20"),

@@ -130,7 +130,7 @@ def test_no_text_allows_anything(text: str) -> None:
 
 def test_a_message_ends_a_wait_that_needs_no_decision_but_reports_no_work() -> None:
     deviation = Episode(make_question(QuestionKind.DEVIATION, "it left its course"))
-    assert deviation.respond("use the other parser") == "the planner will read it; the episode continues"
+    assert deviation.respond("use the other parser") == "the planner will read the message; the episode continues"
     assert deviation.record.waiting == ()
     work = Episode(WORK)
     assert "still waiting" in work.respond("I could not do it")

@@ -181,7 +181,7 @@ ASSERTION = 'Traceback (most recent call last):\n  File "x.py", line 1\nAssertio
         (ASSERTION, 1, ""),
         ("3 lines differ", 1, ""),
         ("", 0, "passes before any work"),
-        ("sh: 1: nothing: not found", 127, "does not run to its end: not found"),
+        ("sh: 1: nothing: not found", 127, "does not finish: not found"),
         ("grep: a.txt: No such file or directory", 2, "exit code 2"),
         ("no tests ran in 0.01s", 5, "exit code 5"),
         ("", -9, "exit code -9"),
@@ -198,7 +198,7 @@ def test_a_new_check_shows_what_is_missing_only_by_a_failed_assertion(
 
 
 def test_a_new_check_that_fails_at_random_or_takes_too_long_shows_nothing() -> None:
-    assert "fails at random" in why_no_evidence(finished("", 1), is_flaky=True)
+    assert "it is flaky" in why_no_evidence(finished("", 1), is_flaky=True)
     assert "timed out" in why_no_evidence(finished("", 1, timed_out=True), is_flaky=False)
     # Its tests were observed, so an exception that the output quotes does not matter.
     assert why_no_evidence(finished("KeyError: 'a'", 1), is_flaky=False, is_judged=True) == ""

@@ -110,8 +110,8 @@ def test_question_about_the_work_shows_why_the_checks_fail() -> None:
         "pytest:",
         "assert 3 == 4",
         "1 failed",
-        "whole output: tightloop output ep",
-        "last words of the executor: I fixed it",
+        "full output: tightloop output ep",
+        "the executor's last message: I fixed it",
     )
     assert len(about_work(state, ("line",) * 40, output="o")) == EVIDENCE_LINES
     assert about_work(EpisodeState(), ("line",), output="o") == ("line",)

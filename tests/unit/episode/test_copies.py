@@ -63,7 +63,7 @@ def test_host_is_found_by_its_name_or_its_queue() -> None:
 @pytest.mark.parametrize(
     ("to", "epoch", "said"),
     [
-        (HOMES[1], 0, "exist only on its host. Set remote.bucket"),
+        (HOMES[1], 0, "exist only on its host. To make episodes movable, set remote.bucket"),
         (HOMES[0], 1, "is already on .* and is not paused"),
         ("host-2", 1, "not a workspace host's task queue"),
     ],

@@ -334,7 +334,7 @@ def test_login_and_quota_are_asked_about_at_once_and_tried_again_unanswered() ->
     assert all(decision.question and decision.question.kind is QuestionKind.FATAL for decision in decisions)
     assert [decision.wait for decision in decisions] == [timedelta(hours=1)] * 11 + [None]
     assert decisions[0].question is not None
-    assert decisions[0].question.title.endswith("If nobody answers, it is tried again in 60 min")
+    assert decisions[0].question.title.endswith("If nobody answers, the run tries again in 60 min")
     weekly = login.evolve(limit=LimitHit(kind="usage_exhausted", retry_after=timedelta(days=3)))
     assert repeated(weekly, 1)[0].wait == timedelta(days=3)
 
@@ -609,7 +609,7 @@ def test_any_input_is_read_or_carries_its_problem(value: Any) -> None:
     ("value", "start"),
     [
         ("make it green", "the input: must be"),
-        ({"goal": 7}, "goal: must be text, not 7."),
+        ({"goal": 7}, "goal: must be a string, not 7."),
         ({"goal": "g", "budget": {"max_iterations": "many"}}, "budget.max_iterations: "),
     ],
 )

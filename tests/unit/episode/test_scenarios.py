@@ -194,7 +194,7 @@ def test_drafts_are_withdrawn_by_number_or_all_of_them() -> None:
 
 def test_the_question_about_drafts_quotes_none_and_keeps_the_order_of_options() -> None:
     question = about_drafts(make_question(QuestionKind.PROOF, "1 of 5 fails", evidence=("x",)), (0, 2), "episode-1")
-    assert question.evidence[0] == "a model drafted what fails: numbers 1, 3"
+    assert question.evidence[0] == "a model drafted the failing scenarios: 1, 3"
     assert "tightloop scenarios show episode-1" in question.evidence[1]
     assert [option.name for option in question.options] == ["work", "withdraw", "accept", "cancel"]
     groups = [list(OptionGroup).index(option.group) for option in question.options]

@@ -165,7 +165,11 @@ def test_stuck_work_is_paused_soon(name: str) -> None:
     [
         ("the same file again", QuestionKind.REPEATED_ERROR, "4 iterations in a row changed no file: "),
         ("another word each time", QuestionKind.REPEATED_ERROR, "the same error 4 times without progress: "),
-        ("two contents in turn", QuestionKind.DEVIATION, "going round in circles: 4 iterations without progress "),
+        (
+            "two contents in turn",
+            QuestionKind.DEVIATION,
+            "the work is going in circles: 4 iterations without progress ",
+        ),
     ],
 )
 def test_question_names_the_cause(name: str, kind: QuestionKind, title: str) -> None:

@@ -278,7 +278,7 @@ def test_a_reached_bound_is_shown_with_what_raises_it() -> None:
     title = "the plan has started 5 step attempts, and max_attempts is 5"
     asked = Question(id="q1", kind=QuestionKind.BUDGET, title=title, options=(Choice(name="extend"),))
     todo = todo_lines(PlanStatus(plan_id="p1", status="paused", questions=(asked,)))
-    assert "  tightloop top-up p1 --attempts 100   # raise the limit by this amount, and go on working" in todo
+    assert "  tightloop top-up p1 --attempts 100   # raise the limit by this amount and continue" in todo
     assert "  tightloop answer p1 extend" in todo
 
 

@@ -24,13 +24,13 @@ from tightloop.wording import counts_line
 @pytest.mark.parametrize(
     ("read", "value", "sentence"),
     [
-        (read_replan, {"source": "x" * 1_000_001}, "replan: the plan text must be at most 1000000 bytes, got 1000001"),
+        (read_replan, {"source": "x" * 1_000_001}, "replan: the plan must be at most 1000000 bytes, got 1000001"),
         (read_step_word, " ", "run_step: the step is missing"),
         (read_step_word, None, "run_step: step is missing"),
         (read_plan_top_up, None, "top_up: expected an object, got None"),
-        (read_plan_top_up, {}, "at least one amount must be above 0"),
-        (read_plan_top_up, {"cost_usd": -1}, "at least one amount must be above 0"),
-        (read_plan_top_up, {"cost_usd": float("inf")}, "at least one amount must be above 0"),
+        (read_plan_top_up, {}, "at least one amount must be greater than 0"),
+        (read_plan_top_up, {"cost_usd": -1}, "at least one amount must be greater than 0"),
+        (read_plan_top_up, {"cost_usd": float("inf")}, "at least one amount must be greater than 0"),
     ],
 )
 def test_wrong_word_is_refused_with_a_sentence(read, value, sentence):

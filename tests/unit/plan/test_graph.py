@@ -50,7 +50,7 @@ def test_a_step_that_is_not_there_is_named() -> None:
 
 
 def test_steps_that_wait_for_each_other_are_named() -> None:
-    with pytest.raises(InvalidRequestError, match=r"wait for each other: a, b"):
+    with pytest.raises(InvalidRequestError, match=r"wait for each other in a cycle: a, b"):
         _compiled(Step(id="a", needs=("b",)), Step(id="b", needs=("a",)), Step(id="c"))
 
 

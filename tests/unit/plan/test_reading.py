@@ -116,8 +116,8 @@ def test_a_subplan_of_sentences_says_that_nothing_is_done_for_them() -> None:
         ("part-2", StepKind.TOOL, Capability.NONE),
     ]
     assert (
-        "debug.yaml:14:9: warning: 'look at pool statistics; compare them with error peaks' is only text and does "
-        "nothing" in warned(read)
+        "debug.yaml:14:9: warning: 'look at pool statistics; compare them with error peaks' is only a string and "
+        "does nothing" in warned(read)
     )
 
 
@@ -249,7 +249,7 @@ steps:
         ),
         (
             "id: p\nsteps:\n- {id: a, title: 5}\n",
-            "p.yaml:3:18: 'title' must be a text, not 5 in step 'a'. Put it in quotes: \"5\".",
+            "p.yaml:3:18: 'title' must be a string, not 5 in step 'a'. Put it in quotes: \"5\".",
         ),
         ("id: p\nsteps:\n- {id: a, rnu: make}\n", "unknown field 'rnu' in step 'a'. Did you mean 'run'?"),
         ("id: p\nsteps:\n- {id: a, env: {A: b}}\n", "Write `shell: {run: ..., environment: {NAME: value}}`."),
@@ -270,7 +270,7 @@ steps:
         ("id: !!python/name:os.system x\n", "p.yaml:1:5: unknown tag 'tag:yaml.org,2002:python/name:os.system'."),
         ("id: p\n---\nid: q\n", "p.yaml:2:1: a second document starts here. Write only one plan per file."),
         ("", "p.yaml: the plan is empty. Write `id:` and `steps:`."),
-        ("- a\n", "p.yaml:1:1: a plan must be a mapping, not a list or a text."),
+        ("- a\n", "p.yaml:1:1: a plan must be a mapping, not a list or a string."),
         ('{"id": "p",\n "id": "q"}', "p.yaml:2:2: duplicate field 'id' (first on line 1). Remove one."),
         ('{"id": "p",\n "steps": [}', "p.yaml:2:11: '[' is not closed. Add `]`."),
         (
@@ -365,7 +365,7 @@ def test_steps_under_their_names_are_one_mistake() -> None:
         ("id: p\nsteps:\n- {id: a, cache: maybe}\n", ["3:18: 'cache' must be true or false, not 'maybe'"]),
         (
             "id: p\nsteps:\n- {id: a, expect: [{prose: 7}, 5]}\n",
-            ["3:28: 'expect.item 1.prose' must be a text", "3:32: item 2"],
+            ["3:28: 'expect.item 1.prose' must be a string", "3:32: item 2"],
         ),
         (f"id: p\nsteps:\n- {{id: {'x' * 201}}}\n", ["is not a valid id: an id has at most 200 letters"]),
     ],

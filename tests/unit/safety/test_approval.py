@@ -52,7 +52,7 @@ def test_the_sentence_names_the_person_the_files_and_the_time() -> None:
     at = datetime(2026, 3, 2, 14, 3, tzinfo=UTC)
     named = "tests/test_a.py, tests/test_b.py, tests/test_c.py and 2 more files"
     assert Approval(files=files, by="ada", at=at, asked=True).sentence == (
-        f"ada asked for the change of {named} at 2026-03-02 14:03 UTC"
+        f"ada asked for the change to {named} at 2026-03-02 14:03 UTC"
     )
 
 

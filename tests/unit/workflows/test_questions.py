@@ -107,7 +107,7 @@ def test_people_who_have_to_agree_choose_the_same_option(run: BareRun) -> None:
     run.ask(gate("colour", count=2, options=options))
     run.take({"option": "blue", "by": "ada"})
     with pytest.raises(
-        InvalidRequestError, match=r"ada chose 'blue' for q1, not 'green'\. Agree, or choose one of: reject"
+        InvalidRequestError, match=r"ada chose 'blue' for q1, not 'green'\. Choose the same option, or one of: reject"
     ):
         run.take({"option": "green", "by": "bob"})
 

@@ -49,9 +49,13 @@ def up(
 def gc(
     context: click.Context,
     older_than: Annotated[
-        str | None, Option(help="Minimum time since the end (for example 30d or 12h). Default: server.retention_days.")
+        str | None,
+        Option(
+            help="Free only runs that ended at least this long ago, for example 30d or 12h. Default: "
+            "server.retention_days."
+        ),
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would be freed.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would be freed, without freeing anything.")] = False,
 ) -> None:
     options = ["--older-than", str(read_days(older_than))] if older_than is not None else []
     become_worker(session_of(context), "gc", *options, *(["--dry-run"] if dry_run else []))
@@ -60,7 +64,9 @@ def gc(
 def keep(
     _context: click.Context,
     workflow: Annotated[str, Argument(metavar="ID", help="Id of an episode or a plan on this host.")],
-    release: Annotated[bool, Option("--release", help="Allow `tightloop gc` to remove it again.")] = False,
+    release: Annotated[
+        bool, Option("--release", help="End the protection, so that `tightloop gc` can remove the data.")
+    ] = False,
 ) -> None:
     from tightloop.database.ledger import local_ledger
 
@@ -233,7 +239,7 @@ def setup(
     retention: Annotated[
         int | None, Option(min=1, help="Days to keep the histories of closed episodes. Default: unchanged.")
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")] = False,
     as_json: AsJson = False,
 ) -> None:
     session = session_of(context)
@@ -268,7 +274,10 @@ def promote(
     context: click.Context,
     days: Days = 7,
     unversioned: Annotated[
-        bool, Option("--unversioned", help="Start new workflows on workers without a version (no worker.deployment).")
+        bool,
+        Option(
+            "--unversioned", help="Start new workflows on workers that have no version (worker.deployment is not set)."
+        ),
     ] = False,
 ) -> None:
     more = ("--unversioned",) if unversioned else ()
@@ -362,17 +371,20 @@ def _of_a_file(privacy: PrivacySettings) -> PrivacySettings:
 def create_token(
     context: click.Context,
     name: Annotated[
-        str, Argument(help="Name of the token's holder (for example anna), shown in answers and approvals.")
+        str, Argument(help="Name of the token's holder, for example anna. It is shown in answers and approvals.")
     ],
     role: Annotated[
         SealRole, Option(help="Permissions of the token. Each role includes the roles before it.")
     ] = SealRole.VIEWER,
     project: Annotated[
         list[str] | None,
-        Option(help="Id of a visible project, or a unique prefix of the id. Repeatable. Default: all."),
+        Option(
+            help="Project that the token can access, as an id or a unique prefix of it. Repeatable. Default: all "
+            "projects."
+        ),
     ] = None,
-    episode: Annotated[str, Option(help="Id of the episode that the agent works on (agents only).")] = "",
-    expires: Annotated[str, Option(help="Lifetime (for example 90d or 12h), or 'never'.")] = "90d",
+    episode: Annotated[str, Option(help="Episode that the agent works on. Only for the role agent.")] = "",
+    expires: Annotated[str, Option(help="Lifetime of the token, for example 90d or 12h, or 'never'.")] = "90d",
     as_json: AsJson = False,
 ) -> None:
     lasts = None if expires == "never" else timedelta(days=read_days(expires, "--expires"))

@@ -31,6 +31,7 @@ from tightloop.host.programs import (
     trusted_path,
 )
 from tightloop.settings import Settings
+from tightloop.wording import format_count
 
 PROGRAM_TIMEOUT_S = 10
 FREE_BYTES = 1_000_000_000
@@ -108,8 +109,8 @@ def _started_programs() -> list[Finding]:
     trusted_folders = trusted_path().split(os.pathsep)
     left_out = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder not in trusted_folders]
     if left_out:
-        problem = f"not searched for programs: {', '.join(folder or 'the current folder' for folder in left_out)}"
-        fix = "remove these folders from PATH, because sandboxed commands could write to them"
+        problem = f"not used to find programs: {', '.join(folder or 'the current folder' for folder in left_out)}"
+        fix = "remove these folders from PATH: sandboxed commands could write to them"
         rows.append(Finding("PATH", False, problem, fix, needed=False))
     return rows
 
@@ -181,14 +182,14 @@ async def _check_open_work(client: TightloopClient) -> list[Finding]:
         hosts = await client.unserved_hosts()
     except TightloopError as error:
         return [Finding("open work", False, error.message, "tightloop up", needed=False)]
-    problems = [f"{len(host.ids)} on {host.queue} (for example {host.ids[0]})" for host in hosts]
+    problems = [f"{format_count(len(host.ids), 'run')} on {host.queue} (for example {host.ids[0]})" for host in hosts]
     name = host_of(hosts[0].queue) if hosts else ""
     fix = f"start the worker of that host. If its state home is now on this host, run: tightloop host adopt {name}"
     return [
         Finding(
             "open work",
             not problems,
-            f"no worker polls for {', '.join(problems)}" if problems else "has workers",
+            f"no worker for {', '.join(problems)}" if problems else "has workers",
             fix,
         )
     ]
@@ -200,7 +201,7 @@ def _names(pollers: tuple[Poller, ...]) -> str:
 
 def _limits(worker: Poller) -> str:
     if not worker.gets_new_work:
-        return f" (no new work{', only open runs of ' if worker.version else ''}{worker.version})"
+        return f" (gets no new work{', only open runs of ' if worker.version else ''}{worker.version})"
     return " (all slots taken)" if worker.free_slots == 0 else ""
 
 
@@ -216,7 +217,7 @@ def _model_key(settings: Settings) -> Finding:
 
 def _payloads(settings: Settings) -> list[Finding]:
     name, privacy, strict = "payloads", settings.privacy, settings.temporal.authenticate
-    logs = "kept out" if privacy.encrypt else "worker logs may contain texts and paths"
+    logs = "kept out" if privacy.encrypt else "worker logs may contain goals, messages and paths"
     content = Finding("content in logs", privacy.encrypt, logs, "tightloop up --encrypt", needed=False)
     if not settings.seals_payloads:
         plain = "plain text: anyone with access to Temporal can read them and control the workers"
@@ -232,7 +233,7 @@ def _payloads(settings: Settings) -> list[Finding]:
         fix = "copy the key file from the host that has it, or run: tightloop keys new"
         return [Finding(name, False, error.message, fix), content]
     if not ring.current:
-        return [Finding(name, True, f"{sealed}, key is created on first use"), content]
+        return [Finding(name, True, f"{sealed}, the key is created on first use"), content]
     older = f", {len(ring.ids) - 1} older" if len(ring.ids) > 1 else ""
     return [Finding(name, True, f"{sealed}, current key {ring.current}{older}"), content]
 

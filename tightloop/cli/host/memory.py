@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TEXT_CHARACTERS = 100
 
 Project = Annotated[
-    str, Option(help="Id of a project, or a unique prefix of the id. Default: the project of this folder.")
+    str, Option(help="Project, as an id or a unique prefix of it. Default: the project of this folder.")
 ]
 Limit = Annotated[int, Option(min=1, max=1_000, help="Maximum number of entries.")]
 
@@ -41,7 +41,7 @@ def search(
     context: click.Context,
     text: Annotated[str, Argument(help="Error message, command output or keywords to search for.")],
     project: Project = "",
-    kind: Annotated[KindOption, Option(help="Kind of entries to search.")] = KindOption.FAILURE,
+    kind: Annotated[KindOption, Option(help="Search only entries of this kind.")] = KindOption.FAILURE,
     limit: Limit = 5,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +61,7 @@ def search(
 def list_entries(
     context: click.Context,
     project: Project = "",
-    kind: Annotated[KindOption | None, Option(help="Kind of entries to list. Default: all.")] = None,
+    kind: Annotated[KindOption | None, Option(help="List only entries of this kind. Default: all kinds.")] = None,
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -92,9 +92,11 @@ def show_entry(
 
 def forget(
     context: click.Context,
-    ids: Annotated[list[str] | None, Argument(metavar="ID", help="Entries to delete.")] = None,
+    ids: Annotated[list[str] | None, Argument(metavar="ID", help="Ids of the entries to delete.")] = None,
     project: Project = "",
-    everything: Annotated[bool, Option("--all", help="Delete all data of the project.")] = False,
+    everything: Annotated[
+        bool, Option("--all", help="Delete everything that the memory stores about the project.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     if bool(ids) == everything:

@@ -34,17 +34,18 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
     claimed = details.scenarios
     if not repository.has(details.base_tree):
         raise ProofError(
-            f"its initial files ({details.base_tree[:12]}) are not in the repository {repository.root}. Attach them "
-            "where the run was (tightloop proof ID --attach), then push and fetch them"
+            f"its initial files ({details.base_tree[:12]}) are not in the repository {repository.root}. Run "
+            "tightloop proof ID --attach on the run's host, then push and fetch the files"
         )
     if claimed is not None and claimed.total and scenarios is None:
         total = format_count(claimed.total, "hidden scenario")
-        raise ProofError(f"it claims {total}, which are missing here. Add them with --scenarios BUNDLE")
+        raise ProofError(f"it claims {total}, but none were provided. Add them with --scenarios BUNDLE")
     if scenarios is not None and (claimed is None or scenarios.commitment.digest != claimed.sha256):
         has = f"the proof has {claimed.sha256[:12]}" if claimed and claimed.total else "the proof has none"
         raise ProofError(
-            f"these are not its hidden scenarios: the bundle is {scenarios.commitment.digest[:12]}, and {has}. Use the "
-            "bundle of `tightloop scenarios pack`; each packing of a folder has another digest"
+            f"the bundle does not contain its hidden scenarios: the bundle is {scenarios.commitment.digest[:12]}, "
+            f"but {has}. Use the original bundle from `tightloop scenarios pack`, because packing a folder again "
+            "changes the digest"
         )
     checks = tuple(
         Check(run=check.run, name=check.name, timeout_s=max(LEAST_SECONDS, 4 * check.seconds))
@@ -92,7 +93,7 @@ def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str])
         if finding.rule not in claimed_rules and not finding.asked_by:
             yield Point(False, f"{finding.rule.value}: {finding.text}. The proof does not mention it")
     if old.seen_to_fail and not new.seen_to_fail and not (new.scenarios and new.scenarios.failed_before):
-        yield Point(False, "it says that a check was seen to fail, but all of them pass on the initial files")
+        yield Point(False, "it claims that a check failed before the work, but all checks pass on the initial files")
     if old.scenarios and old.scenarios.total:
         yield _compare_scenarios(claimed, reproduced)
 
@@ -114,7 +115,7 @@ def _compare_runs(old: RunDetails, new: RunDetails | None, tails: Mapping[str, s
             tail = f": {tails[other.run]}" if other.run in tails else ""
             yield Point(False, _difference(title, before, now) + tail)
         elif names := [a.checker for a, b in zip(_reports(one), _reports(other), strict=True) if a != b]:
-            yield Point(False, f"{title}: the names of the {names[0]} tests differ, although their number is the same")
+            yield Point(False, f"{title}: the {names[0]} tests have different names, although their number is the same")
         else:
             yield Point(True, f"reproduced in {other.sandbox or 'no sandbox'}: {title} {now}")
 
@@ -127,7 +128,7 @@ def _result(check: CheckDetails) -> str:
     parts = [
         f"{report.checker} {report.passed} passed, {report.failed} failed, {report.skipped} skipped"
         + (f", {report.deselected} deselected" if report.deselected else "")
-        + (f", {report.missing} of the original ones not passed" if report.missing else "")
+        + (f", {report.missing} of the original tests did not pass" if report.missing else "")
         + ("" if report.complete else ", incomplete")
         for report in _reports(check)
     ]

@@ -342,7 +342,7 @@ def _check_signature(verification: Verified, envelope: Envelope, rules: Rules, a
         text = "it is not signed, so anyone could have written it"
         verification.add(rules.unsigned, text if rules.unsigned else f"{text}. To accept that, add --unsigned")
     elif all(is_second.values()):
-        verification.add(False, "its first signature is missing, only a countersignature is left")
+        verification.add(False, "its first signature is missing; it only has a countersignature")
     else:
         _check_author(verification, envelope, [each for each in is_second if not is_second[each]], rules, allowed)
     _check_countersignature(verification, envelope, [each for each in is_second if is_second[each]], rules, allowed)
@@ -399,7 +399,7 @@ def _check_countersignature(
             verification.add(True, f"countersigned by {second.principal} with the key {second.fingerprint}")
             return
     if rules.countersigned:
-        verification.add(False, f"{problem}. --require countersigned demands that")
+        verification.add(False, f"{problem}, but --require countersigned is set")
 
 
 def _check_result(verification: Verified, statement: Statement, rules: Rules) -> None:
@@ -408,12 +408,12 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
     for finding in details.findings:
         how = f"accepted by {details.accepted_by or 'nobody'}"
         if finding.announced or finding.asked_by:
-            how = "announced beforehand" if finding.announced else f"asked for by {finding.asked_by}"
+            how = "announced beforehand" if finding.announced else f"requested by {finding.asked_by}"
         is_explained = finding.announced or (bool(finding.asked_by) and not rules.strict)
         proven = details.verdict is ProofVerdict.PROVEN and is_explained
         verification.add(proven or (rules.accepted and bool(details.accepted_by)), f"{finding.text} ({how})")
     for sentence in details.asked:
-        hint = ", but only after it was made, which --strict does not accept" if rules.strict else ""
+        hint = ", but only after the change was made, which --strict does not accept" if rules.strict else ""
         verification.add(not rules.strict, f"{sentence}{hint}")
     match predicate.result, details.verdict:
         case Result.PASSED | Result.WARNED, ProofVerdict.PROVEN:
@@ -421,7 +421,7 @@ def _check_result(verification: Verified, statement: Statement, rules: Rules) ->
         case Result.WARNED, ProofVerdict.NOT_PROVEN:
             reasons = ", ".join(details.doubts) or "it gives no reason"
             hint = "" if rules.accepted else ". To accept that, add --accepted"
-            verification.add(rules.accepted, f"the definition of done passed, but it proves nothing: {reasons}{hint}")
+            verification.add(rules.accepted, f"the definition of done passed, but that proves nothing: {reasons}{hint}")
         case Result.WARNED, ProofVerdict.ACCEPTED:
             who = details.accepted_by or "somebody"
             hint = "" if rules.accepted else ". To accept that, add --accepted"
@@ -435,7 +435,7 @@ def _check_scenarios(verification: Verified, statement: Statement, rules: Rules)
     scenarios = statement.predicate.tightloop.scenarios
     if scenarios is None or not scenarios.total:
         if rules.scenarios:
-            verification.add(False, "it has no hidden scenarios, which --require scenarios demands")
+            verification.add(False, "it has no hidden scenarios, but --require scenarios is set")
         return
     drafted = f" ({scenarios.drafted} drafted)" if scenarios.drafted else ""
     total = format_count(scenarios.total, "hidden scenario") + drafted
@@ -443,7 +443,9 @@ def _check_scenarios(verification: Verified, statement: Statement, rules: Rules)
     if scenarios.passed == scenarios.total:
         verification.add(True, f"{total} passed in fresh checkouts ({scenarios.digests})")
     elif rules.scenarios:
-        verification.add(False, f"{scenarios.passed} of {total} passed, but --require scenarios demands all of them")
+        verification.add(
+            False, f"{scenarios.passed} of {total} passed, but --require scenarios requires all of them to pass"
+        )
 
 
 def _check_base(verification: Verified, statement: Statement, repository: Repository, base: str) -> None:
@@ -466,8 +468,8 @@ def _check_tree(verification: Verified, statement: Statement, repository: Reposi
     elif repository.has(tree):
         verification.add(
             False,
-            f"the proven files ({tree[:12]}) are in the repository {repository.root}, but neither checked out nor "
-            "on disk. Check out the commit that contains them",
+            f"the proven files ({tree[:12]}) are in the repository {repository.root}, but they are not checked out. "
+            "Check out the commit that contains them",
         )
         return
     else:

@@ -327,7 +327,7 @@ class MemoryStore:
         """
         clean = clean_fact(fact)
         if not clean.key or not clean.text.strip():
-            raise InvalidRequestError(f"the fact {fact.key[:60]!r} is missing its key or text. Provide both")
+            raise InvalidRequestError(f"the fact {fact.key[:60]} has no key or no text. Provide both")
         with self._writing(project) as (connection, name):
             drop_rows(connection, name, Kind.FACT, [clean.key])
             row = {**clean.model_dump(), "project": name, "at": clean.at or datetime.now(UTC)}
@@ -437,7 +437,7 @@ class MemoryStore:
             vectors = self._embedder.embed(texts)
         except TightloopError as error:
             # No error: a briefing from words alone is better than none.
-            logger.warning("%s; the memory is searched by words only", error.message)
+            logger.warning("%s. Until that works, the memory search compares only words", error.message)
             return [EmbeddedText(text) for text in texts]
         name = self._embedder.name
         return [EmbeddedText(text, vector, name) for text, vector in zip(texts, vectors, strict=True)]

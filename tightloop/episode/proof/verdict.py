@@ -184,11 +184,11 @@ def findings_of(
         text = "the change contains lines that can make any check pass"
         findings.append(_of_lines(ProofRule.SUSPICIOUS, text, changes.suspicious, changes))
     if changes.sources.peeks:
-        text = "the product reads what the tests compare with"
+        text = "the product reads the values that the tests compare with"
         findings.append(_of_lines(ProofRule.SUSPICIOUS, text, changes.sources.peeks, changes))
     if changes.unrepeatable:
         again = format_count(len(changes.unrepeatable), "test")
-        text = f"{again} passed once, and failed when the tests ran again in the same process"
+        text = f"{again} passed once, but failed when the tests ran again in the same process"
         findings.append(ProofFinding(rule=ProofRule.SUSPICIOUS, text=text, evidence=changes.unrepeatable[:SHOWN]))
     findings += [
         ProofFinding(
@@ -221,14 +221,14 @@ def _of_lines(rule: ProofRule, text: str, lines: tuple[str, ...], changes: Chang
 
 def _of_weakening(changes: Changes) -> Iterator[ProofFinding]:
     kinds = (
-        (ProofRule.ERRORS_SWALLOWED, changes.swallowed, "code that could fail now ignores every error"),
+        (ProofRule.ERRORS_SWALLOWED, changes.swallowed, "code that could fail now ignores all errors"),
         (ProofRule.SOURCE_BROKEN, changes.broken, "a source file was emptied or can no longer be parsed"),
-        (ProofRule.CHECKS_SUPPRESSED, changes.suppressed, "a check fails without the suppressions that were added"),
-        (ProofRule.COPIED, changes.copied, "the work is in a later commit or an installed package"),
+        (ProofRule.CHECKS_SUPPRESSED, changes.suppressed, "a check fails when the added suppressions are removed"),
+        (ProofRule.COPIED, changes.copied, "the change copies a later commit or an installed package"),
         (
             ProofRule.EMPTY_TESTS,
             changes.empty_tests,
-            f"{format_count(len(changes.empty_tests), 'new test')} also passed while every function did nothing",
+            f"{format_count(len(changes.empty_tests), 'new test')} also passed when every function did nothing",
         ),
     )
     for rule, lines, text in kinds:
@@ -467,7 +467,7 @@ def add_scenarios(proof: Proof, result: ScenarioResult, allowed: Sequence[ProofR
     verdict = verdict_of(findings, proves=not doubts(Facts(**dict(evidence))))
     not_held = proof.not_held
     if result.total and any(check.sandbox == "unsafe-local" for run in proof.runs for check in run.checks):
-        not_held = (*not_held, "without a sandbox, agents could have read the hidden scenarios")
+        not_held = (*not_held, "agents could have read the hidden scenarios, because there was no sandbox")
     return proof.evolve(scenarios=result, findings=findings, evidence=evidence, verdict=verdict, not_held=not_held)
 
 
@@ -543,8 +543,8 @@ def answer_proof(proof: Proof, *, by: str, asked_for: Approval | None) -> Proof:
 
 
 SHARED_PROCESS = (
-    "the code under test does not deceive its test runner: all runners except node --test share a process with that "
-    "code"
+    "the code under test could deceive its test runner, because all runners except node --test share a process with "
+    "that code"
 )
 NO_TESTS = "there were no tests at the start, so all passing tests were added with the work"
 
@@ -561,12 +561,12 @@ def not_held(
     for sandbox in dict.fromkeys(check.sandbox for check in runs):
         if sandbox in ("sandbox-exec", "unsafe-local"):
             lines.append(
-                f"{sandbox} has no mounts, so installed programs are writable and can see where the workspace is"
+                f"{sandbox} has no mounts, so installed programs can be changed and can see the path of the workspace"
             )
     unknown = dict.fromkeys(check.run for check in runs if not check.watched)
     lines += [
-        f"{shorten(run, 100)}: the files that it opened are not known, so their names decide which ones count as tests "
-        "and configuration"
+        f"{shorten(run, 100)}: it is unknown which files it opened, so files count as tests or configuration because "
+        "of their names"
         for run in unknown
     ]
     flaky = dict.fromkeys(name for measured_run in measured for name in measured_run.flaky)
@@ -582,7 +582,7 @@ def not_held(
     ]
     if left_out:
         lines.append(
-            f"excludes {format_count(len(left_out), 'ignored path')} added or changed meanwhile, for example "
+            f"excludes {format_count(len(left_out), 'ignored path')} that changed during the run, for example "
             f"{left_out[0]}"
         )
     return tuple(lines)

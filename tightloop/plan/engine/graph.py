@@ -255,7 +255,7 @@ def is_plain(step: Step) -> bool:
 def _number(step: Step, named: str, index: Mapping[str, int]) -> int:
     if named not in index:
         raise InvalidRequestError(
-            f"step {step.id!r} refers to {named!r}, but the plan has no such step; correct the id"
+            f"step {step.id!r} refers to {named!r}, but the plan has no such step. Correct the id"
         )
     return index[named]
 
@@ -297,6 +297,8 @@ def _longest_paths(nodes: Sequence[Node]) -> list[float]:
             longest[number] += max((longest[successor] for successor in behind[number]), default=0.0)
     except CycleError as error:
         circle = ", ".join(nodes[number].id for number in sorted(set(error.args[1])))
-        message = f"these steps wait for each other: {shorten(circle, 300)}. Remove one of their dependencies"
+        message = (
+            f"these steps wait for each other in a cycle: {shorten(circle, 300)}. Remove one of their dependencies"
+        )
         raise InvalidRequestError(message) from None
     return longest

@@ -119,7 +119,7 @@ def backoff_s(retry: Retry, attempt: int) -> float:
     return min(wait, retry.maximum_s)
 
 
-MORE = "Raise the limit with top_up, or cancel the plan"
+MORE = "Raise the limit with tightloop top-up, or cancel the plan"
 # Attempts first: a loop of steps that cost nothing reaches no other bound.
 _REACHED = {
     "max_attempts": "the plan has started {:.0f} step attempts",
@@ -161,8 +161,8 @@ def find_fan_out_breach(node: Node, count: int, budget: PlanBudget) -> str | Non
     """Return the reason why a template must not expand to `count` steps, or None."""
     if count < 0:
         return (
-            f"cannot expand {node.id}: for_each is not a list, or the step that it refers to did not return one. "
-            "Correct for_each, or return a list from that step"
+            f"cannot expand {node.id}: for_each is not a list, or refers to a step that did not return one. Correct "
+            "for_each, or return a list from that step"
         )
     if count <= budget.max_fan_out:
         return None

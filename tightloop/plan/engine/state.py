@@ -134,7 +134,10 @@ def choices(options: tuple[Option, ...] = ()) -> tuple[Choice, ...]:
         return offered
     approve = Choice(name=APPROVE, effect="the step continues", group=OptionGroup.ACCEPT)
     reject = Choice(
-        name=REJECT, effect="the step fails with your text as the reason", group=OptionGroup.STOP, at_once=True
+        name=REJECT,
+        effect="the step fails, and your explanation is recorded as the reason",
+        group=OptionGroup.STOP,
+        at_once=True,
     )
     return *(offered or (approve,)), reject
 

@@ -384,7 +384,7 @@ class _Builder:
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key_at = self._at(event)
             if not isinstance(event, yaml.ScalarEvent):
-                raise TextError("the key is not a text", key_at, "Write `key: value`")
+                raise TextError("the key is not a string", key_at, "Write `key: value`")
             key, inner = event.value, next(self._events)
             value = self._value(inner)
             # A quoted "<<" is an ordinary key.

@@ -140,7 +140,7 @@ class _Normalizer:
             return Map(at).put("invariant", value, at=at)
         if inner is Step:
             hint = "Write a step with `run:`, or `episode: {goal: ...}` to have an agent do it"
-            self._warn(f"'{value[:80]}' is only text and does nothing", at, hint, "prose-step")
+            self._warn(f"'{value[:80]}' is only a string and does nothing", at, hint, "prose-step")
             return Map(at).put("id", f"part-{number}", at=at).put("title", value, at=at)
         return Map(at).put(MAIN_FIELD[inner], value, at=at) if inner in MAIN_FIELD else value
 
@@ -475,7 +475,7 @@ def _tree(text: str, slips: list[TextError]) -> Map:
     if tree is None:
         raise TextError("the plan is empty", suggestion=_EMPTY)
     if not isinstance(tree, Map):
-        raise TextError("a plan must be a mapping, not a list or a text", Position(1, 1), _EMPTY)
+        raise TextError("a plan must be a mapping, not a list or a string", Position(1, 1), _EMPTY)
     return tree
 
 

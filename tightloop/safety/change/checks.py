@@ -206,5 +206,5 @@ def suppressions(files: list[FileView], rubric: Rubric) -> Iterator[Finding]:
     removed = sum(bool(PATTERNS["silence"].search(line.text)) for line in taken_out)
     if len(added) - removed >= least:
         view, line = added[0]
-        text = f"{len(added)} comments that silence checks added, {removed} removed, for example {line.text.strip()}"
+        text = f"added {len(added)} comments that silence checks and removed {removed}, for example {line.text.strip()}"
         yield view.make_finding("checks_silenced", line, text)

@@ -353,8 +353,8 @@ def _deletions(change: Change, rubric: Rubric) -> Iterator[Finding]:
             VIOLATIONS["mass_deletion"]._replace(verdict=verdict),
             at=("", "\n".join(paths)),
             where=WHOLE_CHANGE,
-            evidence=f"{format_count(len(paths), 'file')} deleted that the plan did not announce, "
-            f"{format_count(lost, 'line')} lost ({share:.0%} of all): {', '.join(paths[:PATHS_SHOWN])}",
+            evidence=f"deleted {format_count(len(paths), 'file')} that the plan did not announce, losing "
+            f"{format_count(lost, 'line')} ({share:.0%} of all lines): {', '.join(paths[:PATHS_SHOWN])}",
         )
     paths_gone = {file.path for file in change.files if file.deleted}
     # A different lock file instead: the project changed its tool.
