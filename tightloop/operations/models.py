@@ -175,7 +175,7 @@ class Respond(Request):
     """Message to the planner. It does not answer a question."""
 
     text: Text = Field(min_length=1, examples=["The flaky test is known, leave it"])
-    """The message."""
+    """Message to send."""
 
 
 class Answer(Request):

@@ -160,7 +160,7 @@ def test_a_breaker_says_what_was_spent_of_what_and_how_to_go_on(
     said = find_breach(budget, spent)
     assert said is not None
     assert words in said
-    assert "top_up" in said
+    assert "tightloop top-up" in said
 
 
 def test_nothing_breaks_within_the_bounds() -> None:
