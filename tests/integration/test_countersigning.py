@@ -338,7 +338,7 @@ def test_hidden_scenarios_are_reproduced_if_their_bundle_is_given(side: Side, bu
     side.refuses(
         content, "the bundle does not contain its hidden scenarios", "--scenarios", side.folder / "scenarios.yaml"
     )
-    side.refuses(side.signed(), "and the proof has none", "--scenarios", bundle)
+    side.refuses(side.signed(), "but the proof has none", "--scenarios", bundle)
     more = ScenarioResult(digest=digest, total=2, passed=2, failed_before=2)
     out = side.refuses(side.signed(add_scenarios(side.proof, more, ())), "hidden scenarios", "--scenarios", bundle)
     assert "the proof says 2 failed on the initial files, but here it is 1 failed" in out
