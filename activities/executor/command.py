@@ -31,6 +31,7 @@ from activities.sandbox.port import (
     build_spec,
     resolve_locations,
 )
+from activities.sandbox.visible import command_access, in_system
 from tightloop.errors import ExecutorError, SettingsError
 from tightloop.executor.failure import limited_outcome
 from tightloop.executor.message import PlannedStep
@@ -187,6 +188,11 @@ class CommandExecutor(Executor):
             # Only after a failure: the output of a successful command may quote an error message.
             limit = self.find_limit(end) if self.find_limit else None
             outcome = limited_outcome(limit, error) if limit else failed_outcome(error)
+            # The same program would fail again.
+            if hidden := self._hidden_file(spec):
+                option = f"--executor-option 'read=[\"{hidden.parent}\"]'"
+                why = f"the sandbox does not show {hidden}. Make its folder visible: {option}"
+                outcome = fatal_outcome(f"{why}\n{error}", ErrorKind.CONFIG)
         return outcome.evolve(
             summary=summary,
             exit_code=result.exit_code,
@@ -199,6 +205,19 @@ class CommandExecutor(Executor):
         root = Path(order.root)
         spec = build_spec(self.settings, argv, root, wall_limit_s=wall_limit_s, grace_s=self.grace_s)
         return replace(spec, idle_limit_s=order.executor.idle_limit_s)
+
+    def _hidden_file(self, spec: SandboxSpec) -> Path | None:
+        """Return a file of this host that an argument names and the sandbox does not show."""
+        if self.sandbox.name in (_DOCKER, UNSAFE):
+            return None
+        root = path_inside(self.sandbox.name, spec.root)
+        access = command_access(spec, search_path(root)["PATH"])
+        visible = (root, spec.root, *access.programs, *access.readable, *access.writable)
+        for path in map(Path, spec.argv[1:]):
+            shown = in_system(path.resolve()) or any(path.is_relative_to(folder) for folder in visible)
+            if path.is_absolute() and path.is_file() and not shown:
+                return path
+        return None
 
     def _refusal(self, order: WorkOrder) -> str:
         root, problem = Path(order.root).resolve(), ""

@@ -46,6 +46,21 @@ def with_programs(*programs: str) -> CommandExecutor:
     return CommandExecutor(SANDBOX, WALLS, programs=programs, grace_s=0.5)
 
 
+@pytest.mark.skipif(SANDBOX.name != "bubblewrap", reason="only a sandbox hides files")
+def test_a_program_that_the_sandbox_hides_is_named_with_the_option_that_shows_it(root: Path, tmp_path: Path) -> None:
+    script = tmp_path / "agent" / "repair.sh"
+    script.parent.mkdir()
+    script.write_text("echo repaired > app.py\n")
+    options = {"argv": ["sh", str(script), "{plan_file}", "{workspace}"]}
+    outcome = execute(order(root, options=options))
+    assert (outcome.status, outcome.error_kind) == (ExecutorStatus.FATAL, ErrorKind.CONFIG)
+    assert outcome.error.startswith(f"the sandbox does not show {script}. Make its folder visible: --executor-option")
+    shown = execute(order(root, options={**options, "read": [str(script.parent)]}))
+    assert shown.status is ExecutorStatus.COMPLETED
+    script.write_text("exit 3\n")
+    assert execute(order(root, options={**options, "read": [str(script.parent)]})).status is ExecutorStatus.FAILED
+
+
 def test_the_steps_of_the_plan_are_run_in_order(root: Path) -> None:
     control = Supervision()
     outcome = execute(order(root, step("ruff", "check", "--fix", "."), step("ruff", "format", ".")), control)
@@ -249,7 +264,7 @@ def test_tool_calls_that_are_used_up_need_no_person(root: Path) -> None:
     [
         ("Not logged in · Please run /login", "the agent's provider rejected the key or login"),
         ("Quota exceeded. Check your plan and billing details.", "which ends at an unknown time"),
-        ("Rate limit reached for m in organization o on tokens per min. Try again in 5 days.", "in 120 h"),
+        ("Rate limit reached for m in organization o on tokens per min. Try again in 5 days.", "in 5 days"),
     ],
 )
 def test_a_limit_that_does_not_pass_soon_is_fatal(root: Path, said: str, sentence: str) -> None:
