@@ -200,7 +200,9 @@ class Scratch:
 
         A file added to a package may be loaded by later tests in the same check.
         """
-        for source, folder in self.folders.values():
+        for target, (source, folder) in self.folders.items():
+            if is_cache(target.name):
+                continue
             # The upper layer of an overlay only contains changes; a deleted file is a device there.
             is_changed = self.since_ns == 0
             for path in _list_files(folder):
@@ -229,9 +231,8 @@ def open_scratch(spec: SandboxSpec, *, overlays: bool = False) -> Iterator[Scrat
 
     No copies are made if they would together be larger than `growth_bytes`.
     """
-    targets = {target for source, target in spec.mounts if target.is_relative_to(spec.root) and source.is_dir()}
-    # Outermost folders only.
-    mounts = [mount for mount in spec.mounts if mount[1] in targets and targets.isdisjoint(mount[1].parents)]
+    # Also those within others, such as the empty folder in the place of a cache in `node_modules`.
+    mounts = [mount for mount in spec.mounts if mount[1].is_relative_to(spec.root) and mount[0].is_dir()]
     if not spec.scratch or not mounts:
         yield Scratch()
         return

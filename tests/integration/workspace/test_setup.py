@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.checks.activity import CommandResult
+from activities.checks.activity import CheckView, CommandResult
 from activities.checks.runner import ProcessCheckRunner
 from activities.checks.setup import CACHE, SandboxedSetups, free_cache
 from activities.workspace.folders import root_of
@@ -25,7 +25,7 @@ from tightloop.checks.setup import INSTALL, SKIP, Setup
 from tightloop.episode.check import Check
 from tightloop.errors import WorkspaceError
 from tightloop.host import state_home
-from tightloop.host.worktree import mounted_environments, read_worktree
+from tightloop.host.worktree import mounted_environments, path_inside, read_worktree
 from tightloop.settings import SandboxSettings, WorkspaceSettings
 
 PACKAGE = json.dumps({"name": "sample", "version": "1.0.0", "dependencies": {"is-number": "7.0.0"}})
@@ -107,7 +107,7 @@ def test_python_project_gets_an_environment_that_works_at_the_path_of_the_worksp
     assert result.exit_code == 0, result
 
 
-def test_check_that_writes_to_installed_packages_gets_a_copy_of_them(npm_project: Path) -> None:
+def test_check_that_writes_to_installed_packages_gets_a_copy_of_them(npm_project: Path, tmp_path: Path) -> None:
     scope = scope_of(npm_project, worktree=True)
     set_up(scope)
     runner = ProcessCheckRunner(sandbox_named("bubblewrap"), SandboxSettings())
@@ -118,6 +118,17 @@ def test_check_that_writes_to_installed_packages_gets_a_copy_of_them(npm_project
         assert result.exit_code == 0, result
         assert b"wrote to installed packages: " in result.output
         assert b"MB were copied" in result.output or b"overlay" in result.output
+    # A proof puts an empty folder in the place of a cache that is there already.
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "packages/.cache").mkdir(parents=True)
+    inside = path_inside("bubblewrap", root_of(scope)) / "packages"
+    mounts = ((tmp_path / "packages", inside), (tmp_path / "empty", inside / ".cache"))
+    hidden = Check(run="mkdir packages/.cache/nyc && echo x > packages/.cache/nyc/x")
+    result = runner.run(
+        hidden, root_of(scope), cancelled=lambda: False, started=lambda _pid: None, view=CheckView(mounts=mounts)
+    )
+    assert result.exit_code == 0, result
+    assert not any((tmp_path / "empty").iterdir())
     assert not list((state_home() / CACHE).glob("*/tree/node_modules/.cache"))
     assert not list((state_home() / "scratch").glob("*"))
 
