@@ -191,7 +191,10 @@ class CommandExecutor(Executor):
             # The same program would fail again.
             if hidden := self._hidden_file(spec):
                 option = f"--executor-option 'read=[\"{hidden.parent}\"]'"
-                why = f"the sandbox does not show {hidden}. Make its folder visible: {option}"
+                why = (
+                    f"the sandbox does not show {hidden}. Start again with {option}, or add the folder to the setting "
+                    "sandbox.read"
+                )
                 outcome = fatal_outcome(f"{why}\n{error}", ErrorKind.CONFIG)
         return outcome.evolve(
             summary=summary,
