@@ -39,7 +39,7 @@ def export(
     workflow: Id,
     out: Annotated[
         Path | None,
-        Option(help="New folder, which also receives the artifacts of a plan, or a file whose name ends in .json."),
+        Option(help="File to write (NAME.json), or a new folder, which also receives the artifacts of a plan."),
     ] = None,
     report: Annotated[
         bool, Option("--report", help="Print only the report of a closed plan (hand-off note and postmortem).")

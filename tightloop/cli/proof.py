@@ -117,7 +117,7 @@ def verify(
         ),
     ] = "",
     scenarios: Annotated[
-        Path | None, Option(help="Encrypted bundle with the hidden scenarios of the proof. Requires --run.")
+        Path | None, Option(help="Encrypted bundle of the hidden scenarios that the proof names. Requires --run.")
     ] = None,
     output: Annotated[
         Path | None,

@@ -58,7 +58,7 @@ _ALLOW = Option(
     effect="allow it; you are not asked about these exact findings again in this episode",
     group=OptionGroup.ACCEPT,
 )
-_UNDO_CHANGE = Option(name=REFUSE, effect="reject it; the planner plans again and must undo or avoid it")
+_UNDO_CHANGE = Option(name=REFUSE, effect="reject the change; the planner has to undo or avoid it in a new plan")
 _ALLOW_CHANGE = Option(
     name=ALLOW,
     effect="allow this change; if a passing check depends on it, the success will not be proven",

@@ -376,4 +376,4 @@ def _division(since: datetime, until: datetime) -> tuple[datetime, timedelta, in
         count = -(-(until - first) // step)
         if count <= PERIODS_LIMIT:
             return first, step, count
-    raise AssertionError("the longest step is made to fit")
+    raise AssertionError("no step divides the range into few enough periods")
