@@ -233,7 +233,7 @@ async def test_workers_that_get_nothing_are_not_ready_and_a_command_leads_back_t
         rows = {row["name"]: row for row in json.loads(told)}
         assert (code, rows[f"new work on {queue}"]["ok"]) == (1, False)
         assert back in rows[f"new work on {queue}"]["fix"]
-        assert "(no new work)" in rows[f"workers on {queue}"]["found"]
+        assert "(gets no new work)" in rows[f"workers on {queue}"]["found"]
         told = await deployment.status(temporal_client, plain)
         assert [line.split()[:2] for line in told.splitlines()[1:3]] == [["A", "current"], ["unversioned", "not"]]
         assert "New workflows do not start on them. To change that: tightloop deploy promote --unversioned" in told

@@ -382,8 +382,8 @@ async def test_a_planner_that_answers_nonsense_pauses_the_episode_with_the_reaso
     assert status.questions[0].kind is QuestionKind.REPEATED_ERROR
     assert "m1 returned no usable answer in 3 attempts" in status.questions[0].title
     assert why in status.questions[0].title
-    assert status.iteration == 3
-    print(f"\nhistory of three bad answers: {size} bytes")
+    assert status.iteration == 4
+    print(f"\nhistory of four bad answers: {size} bytes")
     assert size < HISTORY_BYTES
     assert not (workspace / "log.txt").exists()
 

@@ -51,7 +51,7 @@ async def test_json_that_a_worker_could_not_read_starts_nothing(http: httpx2.Asy
     for number, options in enumerate((nested(150), nested(300), nested(900), nested(100_000), "9" * 100_000)):
         answer = await http.post(f"/api/episodes?id=deep-{number}", content=episode(workspace, options), headers=JSON)
         assert answer.status_code in (400, 422), (number, answer.text)
-        assert number > 0 or "nested deeper than 100 levels" in answer.text
+        assert number > 0 or "nested more than 100 levels deep" in answer.text
         assert (await http.get(f"/api/episodes/deep-{number}")).status_code == 404
     shallow = await http.post("/api/episodes?id=flat", content=episode(workspace, nested(90)), headers=JSON)
     assert shallow.status_code == 201, shallow.text

@@ -179,8 +179,9 @@ def test_gate_stays_where_a_task_removed_what_it_was_found_by(inspect: Callable[
     write(project.root, {"pyproject.toml": "", "package.json": '{"scripts": {"test": "exit 0"}}'})
     with project.holding() as tree:
         find = partial(project.inspection.find_gates, tree, tree.snapshot(), open_local_store(project.root))
-        after = ActivityEnvironment().run(partial(find, before=before))
-        named = ActivityEnvironment().run(partial(find, (Check(run="make"),), before=before))
+        find = partial(find, before=before, folder="", base="")
+        after = ActivityEnvironment().run(find)
+        named = ActivityEnvironment().run(partial(find, (Check(run="make"),)))
     assert [gate.run for gate in after] == [*(gate.run for gate in before), "npm test"]
     assert [gate.run for gate in named] == ["make"], "what people name is all"
 
@@ -256,7 +257,7 @@ def test_check_that_never_ends_is_stopped_and_said(inspect: Callable[[dict[str, 
     files = {"Makefile": "test:\n\tsleep 1000\n", "tests/test_a.py": "def test_a():\n    pass\n"}
     chosen, tried = inspect(files).trials(limit_s=15.0)
     assert [check.run for check in chosen.checks] == ["pytest -q"], "the next source takes its place"
-    assert tried[0].not_used == "it did not end within 15 s"
+    assert tried[0].not_used == "it did not finish within 15 s"
 
 
 def test_red_tests_are_known_by_name_and_decide_by_the_goal(inspect: Callable[[dict[str, str]], Inspected]) -> None:
