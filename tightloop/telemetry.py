@@ -117,13 +117,13 @@ class TelemetrySettings(Document):
         return self
 
     def endpoint(self, environ: Mapping[str, str]) -> str:
-        """Return the collector's base URL without a trailing slash; empty if there is no collector."""
+        """Return the collector's base URL without a trailing slash, or "" if there is no collector."""
         if self.otlp_endpoint is not None:
             return self.otlp_endpoint.rstrip("/")
         return "" if self.find_ignore_reason(environ) else environ.get(ENDPOINT_VARIABLE, "").strip().rstrip("/")
 
     def find_ignore_reason(self, environ: Mapping[str, str]) -> str:
-        """Return the reason why the environment's collector is ignored; empty if the collector is used or not set."""
+        """Return the reason why the environment's collector is ignored, or "" if the collector is used or not set."""
         if self.otlp_endpoint is not None or not environ.get(ENDPOINT_VARIABLE, "").strip():
             return ""
         # Names and values of the OpenTelemetry specification; the exporter of the `telemetry` extra supports HTTP only.
@@ -135,7 +135,7 @@ class TelemetrySettings(Document):
         return ""
 
     def describe(self, environ: Mapping[str, str]) -> str:
-        """Summarize the destinations of traces and metrics; empty if telemetry is off."""
+        """Describe where traces and metrics are sent, or return "" if telemetry is off."""
         endpoint = self.endpoint(environ)
         # Unlike the setting, the environment variable is not validated and may contain a password.
         address = re.sub(r"://[^/@\s]*@", "://**********@", endpoint)

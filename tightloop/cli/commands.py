@@ -33,7 +33,7 @@ class Command(click.Command):
         self._code = code
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Load the command's code and return its parameters."""
+        """Import the command's function and return the parameters in its signature."""
         # Click asks for the parameters several times per call: for the parser, the usage line and the completion.
         if self.callback is None:
             module, _, function = self._code.partition(":")
@@ -49,7 +49,7 @@ class Command(click.Command):
 
 
 class Field(NamedTuple):
-    """Field of an operation's request, as a command parameter. It is not sent if it is None."""
+    """Command parameter for one field of an operation's request. A parameter that is None is not sent."""
 
     name: str
     declaration: Option | Argument
@@ -71,12 +71,12 @@ class Verb(Command):
         ]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, without loading code."""
+        """Return the command's parameters without importing any further code."""
         # They come from the operation's fields: loading `steer` for them would slow down help and completion.
         return click.Command.get_params(self, ctx)
 
     def invoke(self, ctx: click.Context) -> None:
-        """Send the message."""
+        """Send the message to the run."""
         # Lazy import: the client and its models are only needed by a command that runs.
         from tightloop.cli.steer import send
 
@@ -84,14 +84,14 @@ class Verb(Command):
 
 
 class Group(click.Group):
-    """Command group with help panels."""
+    """Command group whose help lists the commands in panels."""
 
     def __init__(self, name: str, help: str, panel: str, *commands: click.Command) -> None:
         super().__init__(name, {str(command.name): command for command in commands}, help=help, no_args_is_help=True)
         self.panel = panel
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the commands by panel, with their complete help."""
+        """Write the commands grouped by panel, each with its complete help text."""
         panels: dict[str, list[tuple[str, str]]] = {}
         # Click would sort the commands by name and cut each help text to one line.
         for name, command in self.commands.items():

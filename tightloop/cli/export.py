@@ -129,7 +129,7 @@ async def _document(client: TightloopClient, workflow_id: str, histories: Path) 
 
 
 def _load_stored_data(store: Store, problems: Problems) -> Document:
-    """Return the plan data that is stored on this host."""
+    """Return the data that this host stores about a plan."""
     try:
         store.require()
         revisions, records = store.revisions(), store.records()

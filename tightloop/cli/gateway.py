@@ -21,13 +21,13 @@ _MAPPINGS = frozenset({"counts"})
 
 
 class Document:
-    """API object with the field names and types of tightloop's models."""
+    """Object from an API response, with the field names and types of tightloop's models."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field.
+        """Return a field by its name in tightloop's models.
 
         Raises:
             AttributeError: the field does not exist.
@@ -63,14 +63,14 @@ def plain_names(value: Any) -> Any:
 
 
 class Gateway(NamedTuple):
-    """Gateway of this host, with a session for its owner."""
+    """Connection data of this host's gateway, with a session for its owner."""
 
     address: str
     host: str
     cookie: str
 
     def get(self, *path: str, **query: object) -> dict[str, Any] | None:
-        """Return a response; None if there is no response or it cannot be used."""
+        """Send a GET request to the gateway and return its JSON object. Return None if the request failed."""
         # The standard library's client: importing another one would take longer than the request.
         connection = http.client.HTTPConnection(self.address, timeout=SECONDS)
         target = "/".join(("/api", *(quote(part, safe="") for part in path)))

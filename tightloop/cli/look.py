@@ -147,7 +147,7 @@ def checkpoints(
 
 
 def ledger_inbox(settings: Settings, project: str) -> Sequence[InboxItem]:
-    """Return the open questions."""
+    """Return the open questions in the ledger."""
     ledger = require_ledger(settings)
     return ledger.inbox(resolve_project(ledger, project) if project else "")
 
@@ -206,7 +206,7 @@ def resolve_project(ledger: "Ledger", reference: str) -> str:
 
 
 def require_ledger(settings: Settings) -> "Ledger":
-    """Return the configured ledger.
+    """Return the configured ledger, or fail if there is none.
 
     Raises:
         ServiceUnavailableError: only the client is installed.

@@ -16,7 +16,7 @@ TEXT_SHOWN = 200
 
 
 def loop_rows(status: LoopStatus) -> list[tuple[str, str | Text]]:
-    """Return the rows of the status panel."""
+    """Return the rows of a project plan's status panel."""
     return [
         (
             "status",
@@ -43,19 +43,19 @@ def gates_line(status: LoopStatus) -> str:
 
 
 def loop_line(status: LoopStatus) -> str:
-    """Return the status line of `watch`."""
+    """Return the status of a project plan as the line that `watch` updates."""
     parts = [status.list_status, counts_of(status) if status.tasks else "", gates_line(status)]
     return "  ".join(part for part in parts if part)
 
 
 def loop_end_lines(status: LoopStatus) -> list[str]:
-    """Return the outcome of a plan."""
+    """Return the lines that show the outcome of a project plan."""
     lines = [headline(status.status.value, status.qualifier, status.reason)]
     return [*lines, f"Tasks: {counts_of(status)}."] if status.tasks else lines
 
 
 def loop_todo_lines(status: LoopStatus, questions: Sequence[str]) -> list[str]:
-    """Return the actions that a person can take, with their commands.
+    """Return the actions that a person can take next, with their commands.
 
     `questions` are the lines about open questions.
     """
@@ -75,7 +75,7 @@ def loop_todo_lines(status: LoopStatus, questions: Sequence[str]) -> list[str]:
 
 
 def tasks_table(tasks: Iterable[LoopTask]) -> Table:
-    """Return a table of the tasks."""
+    """Return a table of a project plan's tasks."""
     result = table("TASK", "STATUS", "AFTER", "RUN", "WHAT", "WHY")
     for task in tasks:
         what = Text(plain(shorten(" ".join(task.description.split()), TEXT_SHOWN)))
@@ -87,7 +87,7 @@ def tasks_table(tasks: Iterable[LoopTask]) -> Table:
 
 
 def gates_table(checks: Iterable[GateCheck]) -> Table:
-    """Return a table of the gates and their checks."""
+    """Return a table of a project plan's gates and the checks within them."""
     result = table("GATE", "RESULT", "SECONDS", "")
     for check in checks:
         seconds = f"{check.duration_ms / 1000:.1f}" if check.duration_ms else ""

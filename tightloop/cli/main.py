@@ -19,7 +19,7 @@ class RootGroup(Group):
     """Root group, which prints tightloop errors as one sentence instead of a traceback and sets the exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command, and handle the errors that it raises."""
         try:
             return super().invoke(ctx)
         except TightloopError as error:
@@ -44,7 +44,7 @@ def _print_errors(*sentences: str) -> None:
 
 
 def _sentences(error: TightloopError) -> list[str]:
-    """Return each problem as `error: problem`, or as `file:line:column: error: problem` if it is in a plan file."""
+    """Return an error's problems as `error: problem`, or as `file:line:column: error: problem` for plan files."""
     if isinstance(error, PlanError):
         from tightloop.cli.plan_file import problem_line
 
@@ -85,7 +85,7 @@ def options(
     address: Annotated[str | None, Option(help="Address of the Temporal server (host:port).")] = None,
     namespace: Annotated[str | None, Option(help="Temporal namespace.")] = None,
 ) -> None:
-    """Store the global options for the command."""
+    """Store the global options, which apply to all commands."""
     # `main` passes the logging setup as `obj`; tests and completion pass nothing.
     if context.obj is not None:
         context.meta[LOG] = context.obj

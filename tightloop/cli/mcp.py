@@ -97,7 +97,7 @@ class Client:
     merged: Callable[[Path, str, Entry], str]
     """Returns the new text of the configuration, given its path, the old text and the tightloop server's entry."""
     heading: str | None = None
-    """Header of a separate rules file; None if the rules are a section in the user's own file."""
+    """Header of a separate rules file, or None if the rules are a section in the user's own file."""
 
 
 def json_with(path: Path, text: str, entry: Entry) -> str:
@@ -233,7 +233,7 @@ class Change(NamedTuple):
         return self.old != self.new
 
     def lines(self) -> Iterator[str]:
-        """Yield the unified diff."""
+        """Yield the lines of the change as a unified diff."""
         old, new = (self.old or "").splitlines(), self.new.splitlines()
         return difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
 

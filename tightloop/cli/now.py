@@ -58,7 +58,7 @@ def list_workflows(
 def _list_rows(
     gateway: Gateway, status: str | None, kind: str | None, limit: int
 ) -> tuple[list[Document], list[Document]] | None:
-    """Return the rows, and the statuses of waiting workflows; None if the gateway does not respond."""
+    """Return the rows of `list` and the statuses of waiting workflows, or None if the gateway does not respond."""
     projects = gateway.get("projects")
     if projects is None:
         return None
@@ -87,7 +87,7 @@ def _page(gateway: Gateway, kind: str, status: str | None, limit: int) -> list[d
 
 
 def _row(line: dict[str, Any], workspaces: dict[str, str]) -> Document:
-    """Convert a ledger row to the form used in Temporal's list."""
+    """Convert a ledger row to a row of the list that Temporal provides."""
     # A running episode may have an optional question, which is not a pause.
     waits = line["questions"] and (line["status"] == "paused" or line["kind"] != "episode")
     pause = line["questions"][0]["kind"] if waits else ""
@@ -124,7 +124,7 @@ def status(
 
 
 def _status(gateway: Gateway, workflow: str, **query: str) -> Document | None:
-    """Return the status of the run with this full id; None if the run is unknown or is a project plan."""
+    """Return the status of the run with this full id, or None if the run is unknown or is a project plan."""
     # An id does not tell its kind; the prefix of generated plan ids avoids a second request in most cases.
     for noun in ("plans", "episodes") if workflow.startswith("plan") else ("episodes", "plans"):
         reply = gateway.get(noun, workflow, **query)

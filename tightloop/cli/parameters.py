@@ -44,14 +44,14 @@ class Argument:
 
 
 class Choice(click.Choice[Any]):
-    """Choice between an enum's values."""
+    """Click parameter type that accepts the values of an enum."""
 
     def __init__(self, kind: type[Enum]) -> None:
         super().__init__([member.value for member in kind])
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the enum member."""
+        """Convert a value from the command line to the enum member."""
         return value if isinstance(value, self._kind) else self._kind(super().convert(value, param, ctx))
 
 
@@ -171,7 +171,7 @@ By = Annotated[str | None, BY]
 
 
 def run_argument(kinds: tuple[str, ...]) -> click.Parameter:
-    """Return the argument for a run of these kinds."""
+    """Return the positional argument that selects a run of these kinds."""
     marks: dict[tuple[str, ...], Argument] = {("episode",): _OF_EPISODE, ("loop",): _OF_LOOP}
     return parameter_of("workflow", str, marks.get(kinds, _OF_ANY if "episode" in kinds else _OF_PLAN))
 

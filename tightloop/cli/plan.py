@@ -90,7 +90,9 @@ def with_records(status: RunStatus) -> RunStatus:
 
 
 async def newest(client: TightloopClient, status: PlanStatus) -> StoredPlan:
-    """Return the newest revision from this host, or (first revision only) from the plan's request.
+    """Return the newest revision stored on this host.
+
+    A first revision can also be rebuilt from the plan's request.
 
     Raises:
         InvalidRequestError: the plan was rejected before it was stored.
@@ -119,7 +121,7 @@ _SECRET = re.compile(r"\[secret:[^\]]+\]")
 
 @dataclass(frozen=True)
 class RunArguments:
-    """Arguments of `run`."""
+    """Arguments of the command `run`."""
 
     file: str | None = None
     again: str | None = None
@@ -131,7 +133,7 @@ class RunArguments:
     """Request fields given as options."""
 
     def check(self) -> None:
-        """Reject options that exclude each other."""
+        """Reject options that cannot be used together."""
         if bool(self.file) + bool(self.goal) > 1:
             raise InvalidRequestError(
                 "FILE and --goal cannot be used together. Specify a plan or let a model write one"
@@ -234,7 +236,7 @@ def _remark_on(text: Examined) -> None:
 async def _request(
     client: TightloopClient, arguments: RunArguments, text: Examined | None
 ) -> tuple[PlanRequest, str | None]:
-    """Return the request and the id for the new plan."""
+    """Build the request for a new plan, and return it with the plan's id."""
     fields: dict[str, Any] = {"goal": arguments.goal}
     plan_id, folder = arguments.plan_id, arguments.workspace
     plan_inputs = dict(text.read.plan.inputs) if text is not None and text.read is not None else None

@@ -32,7 +32,7 @@ class Examined:
     name: str
     text: str
     read: ReadPlan | None
-    """Parsed plan, or the part that could be parsed if there are errors; None if the text is not a plan at all."""
+    """Parsed plan, or its readable part if there are errors. None if the text is not a plan at all."""
     problems: tuple[Problem, ...]
 
     @property

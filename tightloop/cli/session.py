@@ -79,7 +79,7 @@ class Session:
 
 
 async def wait_at_most(seconds: float, work: Awaitable[T]) -> T | None:
-    """Return the result of an awaitable; None if it times out or gets no response."""
+    """Wait for a result, but not longer than a time limit. Return None if it times out or if no service responds."""
     with contextlib.suppress(TimeoutError, ServiceUnavailableError):
         async with asyncio.timeout(seconds):
             return await work

@@ -81,7 +81,7 @@ def find_project(path: str) -> dict[str, str]:
 
 
 def drop_none(**options: Any) -> dict[str, Any]:
-    """Return the options whose value is not None."""
+    """Collect the options that were given, leaving out those whose value is None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -389,7 +389,7 @@ def commit(session: Session, scenarios: Path | None, workspace: str = "") -> Hid
     """Store hidden scenarios on this host and return the commitment to them.
 
     Raises:
-        InvalidRequestError: they cannot be read, are invalid, or can be seen by agents.
+        InvalidRequestError: the scenarios cannot be read, are invalid, or can be seen by agents.
     """
     if scenarios is None:
         return None

@@ -41,7 +41,7 @@ def is_attended() -> bool | None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that does not truncate piped output."""
+    """Return a console for standard output, which does not truncate piped output."""
     stream = sys.stderr if stderr else sys.stdout
     # Rich assumes 80 columns for a pipe.
     # Rich's highlighter would colour numbers and paths inside texts of agents.
@@ -60,12 +60,12 @@ def show(*parts: RenderableType) -> None:
 
 
 def show_json(document: Any) -> None:
-    """Print a single JSON document."""
+    """Print a value as a single JSON document."""
     sys.stdout.write(json.dumps(as_plain_values(document), indent=2, ensure_ascii=False) + "\n")
 
 
 def show_either(document: Any, renderable: RenderableType, *, as_json: bool) -> None:
-    """Print as JSON or for a person."""
+    """Print a result either as JSON or in the form for people."""
     if as_json:
         show_json(document)
     else:

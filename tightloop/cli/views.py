@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 def is_episode(status: Any) -> bool:
-    """Return whether this is the status of an episode."""
+    """Return whether a status belongs to an episode."""
     # By field, not by type: gateway documents have no type, and importing the models would take too long.
     return hasattr(status, "episode_id")
 
 
 def is_loop(status: Any) -> bool:
-    """Return whether this is the status of a project plan."""
+    """Return whether a status belongs to a project plan."""
     return hasattr(status, "packet_id")
 
 
@@ -74,7 +74,7 @@ _TEXTS = {
 
 
 def todo_lines(status: Any) -> list[str]:
-    """Return everything that is waiting for a person, with the commands to answer; empty if nothing is waiting."""
+    """Return the lines about everything that waits for a person, with the commands to answer."""
     if is_loop(status):
         from tightloop.cli.loop_views import loop_todo_lines
 
@@ -217,7 +217,7 @@ def checkpoints_table(records: Iterable[CheckpointRecord]) -> Table:
 
 
 def episode_rows(status: EpisodeStatus) -> list[tuple[str, str | Text]]:
-    """Return the rows of the status panel."""
+    """Return the rows of an episode's status panel."""
     label = status_label(status.status, status.questions[0].kind if status.questions else None)
     iteration = str(status.iteration) + (f" on branch {status.branch}" if status.branch else "")
     return [
@@ -253,7 +253,7 @@ def _failed_check_lines(check: FailedCheck) -> list[str]:
 
 
 def episode_line(status: EpisodeStatus) -> str:
-    """Return the status line of `watch`."""
+    """Return the status of an episode as the line that `watch` updates."""
     parts = [
         f"iteration {status.iteration}",
         status.phase,
@@ -312,7 +312,7 @@ def spent_line(spent: PlanSpent) -> str:
 
 
 def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
-    """Return the rows of the status panel."""
+    """Return the rows of a plan's status panel."""
     failed = ((line.id, line.failure.reason if line.failure else "unknown reason") for line in status.failed)
     return [
         ("status", apply_colour(_qualified(status.status, status))),
@@ -337,7 +337,7 @@ def plan_rows(status: PlanStatus) -> list[tuple[str, str | Text]]:
 
 
 def plan_line(status: PlanStatus) -> str:
-    """Return the status line of `watch`."""
+    """Return the status of a plan as the line that `watch` updates."""
     running = ", ".join(line.id for line in status.running[:RUNNING_SHOWN])
     more = f" and {len(status.running) - RUNNING_SHOWN} more" if len(status.running) > RUNNING_SHOWN else ""
     waits = f"waits for {status.waits_for}" if status.waits_for else ""
@@ -398,7 +398,7 @@ _OF_WORKERS = frozenset({"phase", "spent", "budget"})
 
 
 def list_table(rows: Iterable[Summary | Document]) -> Table:
-    """Return the table of episodes and plans."""
+    """Return the table that lists episodes and plans."""
     result = table("ID", "STATUS", "ITERATION", "STARTED", "GOAL", "WORKSPACE")
     for row in rows:
         label = status_label(row.status, row.pause_kind)
@@ -435,7 +435,7 @@ def status_panel(status: Any) -> Panel:
 
 
 def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[str, str | Text]]:
-    """Return the rows. For a stored status, only return the stored rows with their age."""
+    """Return the panel's rows. For a stored status, leave out the unknown ones and add the time of the status."""
     if status.as_of is None:
         return rows
     as_of = f"{status.as_of.astimezone():%Y-%m-%d %H:%M:%S}; stored status, because no worker responded"
@@ -443,7 +443,7 @@ def _filter_rows(status: Any, rows: list[tuple[str, str | Text]]) -> list[tuple[
 
 
 def status_line(status: Any) -> str:
-    """Return the status on one line."""
+    """Return the status of a run on one line."""
     line: Callable[[Any], str] = episode_line if is_episode(status) else plan_line
     if is_loop(status):
         from tightloop.cli.loop_views import loop_line
@@ -471,7 +471,7 @@ def timeline_table(events: Iterable[Event]) -> Table:
 
 
 def event_line(event: Event) -> Text:
-    """Return an event on one line."""
+    """Return a timeline event on one line."""
     line = Text(f"{event.at.astimezone():%H:%M:%S}  ")
     line.append_text(apply_colour(event.kind))
     line.append(" " * max(11 - len(event.kind), 1))

@@ -118,7 +118,7 @@ _MODULES = {name: module for module, names in _LATER.items() for name in names}
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Load a model on first access."""
+        """Import a model when it is first accessed."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """Calls over one connection.
+    """Calls to Temporal over one connection, with time limits and translated errors.
 
     Attributes:
         listing: lists workflows, with the same time limits and error translation.
@@ -145,7 +145,7 @@ class Calls:
     # -- one workflow ---------------------------------------------------------------------------
 
     async def describe(self, workflow_id: str) -> Execution:
-        """Describe the newest run without querying a worker.
+        """Return Temporal's description of a workflow's newest run without querying a worker.
 
         Raises:
             EpisodeNotFoundError: there is no episode or plan with this id.
@@ -172,7 +172,7 @@ class Calls:
         return execution.evolve(work=work, coder=next(coders, ""))
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the id of the workflow, of any type, that started a workflow's newest run; empty if there is none.
+        """Return the id of the workflow, of any type, that started a workflow's newest run, or "" if there is none.
 
         Raises:
             ServiceUnavailableError: Temporal does not respond. Retryable.
@@ -263,7 +263,7 @@ class Calls:
         return origin in (newest.request, (await self.listing.find_newest_accepted(newest)).request)
 
     async def _is_free(self, workflow_id: str) -> bool:
-        """Return whether all runs with an existing id were rejected when they started."""
+        """Return whether an id can be used again because all of its runs were rejected when they started."""
         try:
             return (await self.listing.find_newest_accepted(await self.describe(workflow_id))).refused
         except EpisodeNotFoundError:
@@ -388,7 +388,7 @@ class Calls:
 
     @asynccontextmanager
     async def bound_call(self, workflow_id: str, limit: timedelta, *, worker: bool = False) -> AsyncIterator[None]:
-        """Limit the duration of a call and translate its errors.
+        """Limit the duration of a call, and translate its errors to those of tightloop.
 
         Args:
             workflow_id: id of the target workflow; empty if there is none.
@@ -417,7 +417,7 @@ class Calls:
     async def _translate_error(
         self, error: RPCError, workflow_id: str, requested_at: datetime | None
     ) -> TightloopError:
-        """Translate an error from Temporal.
+        """Translate an error from Temporal to one of tightloop's errors.
 
         Args:
             error: error raised by Temporal.
@@ -495,10 +495,10 @@ def _check_size(name: str, argument: Any) -> None:
 
 
 def checked_json(name: str, argument: Any) -> bytes:
-    """Return an argument as JSON.
+    """Convert the argument of a message to JSON.
 
     Raises:
-        InvalidRequestError: it is nested too deeply for a worker to parse.
+        InvalidRequestError: the argument is nested too deeply for a worker to parse.
     """
     too_deep = InvalidRequestError(f"{name}: a value is nested more than {LEVELS_LIMIT} levels deep. Flatten it")
     try:

@@ -23,7 +23,7 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv")
 
 
 class FileDelta(Value):
-    """Number of lines changed in a file."""
+    """Number of lines that were added to and removed from a file."""
 
     path: str
     added: int | None = None
@@ -75,7 +75,7 @@ def result_patch(workspace: Path, run: str) -> str:
 
 
 def plan_change(store: Store, numbers: Sequence[int], records: Sequence[CheckpointRecord]) -> str:
-    """Return the plan difference between two checkpoints; empty if there is none.
+    """Return the difference between the plans of two checkpoints, or "" if there is none.
 
     Raises:
         InvalidRequestError: a checkpoint does not exist.
@@ -94,7 +94,7 @@ def plan_change(store: Store, numbers: Sequence[int], records: Sequence[Checkpoi
 
 
 def checkpoint_file(store: Store, records: Sequence[CheckpointRecord], number: int) -> CheckpointFile:
-    """Return the stored content of a checkpoint.
+    """Load the content that is stored for a checkpoint.
 
     Raises:
         InvalidRequestError: the checkpoint does not exist.
@@ -112,7 +112,7 @@ def read_number(episode_id: str, name: str) -> int:
     """Parse a checkpoint name, `ckpt-<n>` or `<n>`, into its number.
 
     Raises:
-        InvalidRequestError: it is neither.
+        InvalidRequestError: the text has neither form.
     """
     number = checkpoint_number(name)
     if number is None:

@@ -66,7 +66,7 @@ _MAKE_ONE = Hint(
     'Create one: EpisodeRequest(goal="...", workspace="/home/me/project", definition_of_done=(Check(run="pytest"),))'
 )
 LOOK_SECONDS = 3.0
-"""Maximum time to wait for the status before a message that needs no worker is sent."""
+"""Maximum time to wait for a run's status before sending a message that does not need a worker."""
 REPLAN_TIMEOUT = timedelta(minutes=15)
 """Timeout of `replan`, which includes the time that a planner needs to write the revision."""
 
@@ -271,7 +271,7 @@ class TightloopClient(Viewer):
         await self._calls.signal(workflow_id, "resume", arguments)
 
     async def _refuse_undecided(self, workflow_id: str) -> None:
-        """Raise `WrongStateError` if a bare `resume` could answer none of the run's questions."""
+        """Raise `WrongStateError` if a plain `resume` cannot answer any of the run's questions."""
         with contextlib.suppress(TimeoutError, ServiceUnavailableError):
             async with asyncio.timeout(LOOK_SECONDS):
                 status = await self.status(workflow_id)

@@ -109,7 +109,10 @@ async def connect(
 
 
 def _patience(temporal: "TemporalSettings") -> RetryConfig:
-    """Return the workers' retry policy. A result that could not be delivered would have to be computed again."""
+    """Return the retry policy of workers.
+
+    A result that cannot be delivered would have to be computed again, so workers keep trying for `absence_s`.
+    """
     # 0 means unlimited retries. The interval is short, because cancellations arrive with heartbeat responses.
     return RetryConfig(
         max_retries=0, max_interval_millis=1_000, max_elapsed_time_millis=int(temporal.absence_s * 1_000)
@@ -166,13 +169,13 @@ def tls_of(temporal: "TemporalSettings") -> TLSConfig | bool:
 
 
 def converter_for(client: Client, workflow_id: str) -> DataConverter:
-    """Return the data converter for a workflow's payloads."""
+    """Return the data converter to use for a workflow's payloads."""
     context = WorkflowSerializationContext(namespace=client.namespace, workflow_id=workflow_id)
     return client.data_converter.with_context(context)
 
 
 def no_answer(address: str, why: str) -> ServiceUnavailableError:
-    """Return the error for an unreachable Temporal server."""
+    """Return the error to raise if Temporal cannot be reached."""
     from tightloop.settings import LOOPBACK_HOSTS
 
     is_local = address.rpartition(":")[0] in LOOPBACK_HOSTS
@@ -225,7 +228,7 @@ _PLAIN_FAILURES = ("FRAME_SIZE_ERROR", "connection closed")
 
 
 def _check_known(address: str, text: str, *, encrypted: bool) -> None:
-    """Raise a specific error if the settings are a known cause of the failure.
+    """Raise a specific error if a failed connection has a known cause.
 
     Raises:
         SettingsError: the failure's text indicates the cause.

@@ -72,7 +72,7 @@ class SealedPayloadConverter(PydanticPayloadConverter):
         CompositePayloadConverter.__init__(self, *_CONVERTERS)
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
-        """Return the values.
+        """Decode payloads to Python values.
 
         Raises:
             ApplicationError: a payload was rejected. The error fails a workflow that is starting, rejects an update, or
@@ -109,7 +109,7 @@ class ScrubbedFailures(DefaultFailureConverter):
     """Removes secrets and personal data from messages and stack traces of failures."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Fill in a failure, including its causes."""
+        """Convert an exception and its causes to a Temporal failure, without secrets and personal data."""
         super().to_failure(exception, payload_converter, failure)
         failure.message = scrub(failure.message)
         # The server replaces failures above 4 kB completely, including the reason; a recursion easily exceeds that.
@@ -124,7 +124,7 @@ class CheckedFailures(ScrubbedFailures):
     """
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
-        """Return the error for a failure."""
+        """Convert a Temporal failure to the exception to raise."""
         # A copy, because the SDK still uses the original.
         checked = Failure()
         checked.CopyFrom(failure)
@@ -144,7 +144,7 @@ class SealedFailures(CheckedFailures):
     """Seals messages and stack traces of failures, with a proof of origin."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
-        """Fill in a failure, including its causes."""
+        """Convert an exception and its causes to a Temporal failure with sealed texts."""
         super().to_failure(exception, payload_converter, failure)
         if failure.HasField("encoded_attributes") and failure.message == SEALED_MESSAGE:
             return  # already sealed: received from Temporal and passed on
@@ -155,10 +155,10 @@ class SealedFailures(CheckedFailures):
 
 
 class UncheckedSealedFailures(SealedFailures):
-    """Seals failures, but accepts unsealed ones."""
+    """Seals outgoing failures, but also accepts failures that are not sealed."""
 
     def from_failure(self, failure: Failure, payload_converter: PayloadConverter) -> BaseException:
-        """Return the error for a failure."""
+        """Convert a Temporal failure to the exception to raise, even if the failure is not sealed."""
         return DefaultFailureConverter.from_failure(self, failure, payload_converter)
 
 
@@ -203,10 +203,7 @@ def sealing_converter(codec: SealingCodec) -> DataConverter:
 
 
 class _SealingConverter(DataConverter):
-    """SDK converter with a cheaper `with_context`.
-
-    The SDK's `with_context` rebuilds all converters for each workflow payload.
-    """
+    """Variant of the SDK's data converter with a cheaper `with_context`."""
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return a copy whose codec has the context. No other part needs the context."""
@@ -218,7 +215,9 @@ class _SealingConverter(DataConverter):
 
 
 async def open_all(message: Message, codec: PayloadCodec) -> None:
-    """Open every payload in a Temporal message, such as a history, in place. Only intended for readers.
+    """Open every payload in a Temporal message, such as a history, in place.
+
+    Only use this to display the message.
 
     Raises:
         SettingsError: a key is missing.
@@ -244,7 +243,7 @@ def has_seals(message: Message) -> bool:
 
 
 def payloads_of(message: Message) -> Iterator[Payload]:
-    """Yield every payload in a message."""
+    """Yield every payload in a message, including those in nested messages."""
     for item in (item for _, value in message.ListFields() for item in _messages(value)):
         if isinstance(item, Payload):
             yield item
@@ -263,7 +262,7 @@ def _messages(value: Any) -> list[Message]:
 
 
 def data_converter(settings: "Settings", home: Path | None = None, *, claims: bool = False) -> DataConverter:
-    """Return the configured converter.
+    """Return the data converter that the settings call for.
 
     Args:
         settings: current settings.

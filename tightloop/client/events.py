@@ -18,14 +18,14 @@ from tightloop.run.core import OWN, TimelineLine, TimelinePage
 
 _CURSOR = re.compile(r"([0-9a-f-]{36})\.(\d{1,9})", re.ASCII)
 _LISTING_TRIES = 30
-"""Temporal lists a new run shortly after it starts."""
+"""Maximum number of times to look for a new run, because Temporal lists it only shortly after its start."""
 _LISTING_WAIT = timedelta(milliseconds=100)
 
 T = TypeVar("T")
 
 
 class Event(TimelineLine):
-    """Timeline event with its position."""
+    """Timeline event with its position, so that readers can continue after it."""
 
     cursor: str = ""
     """Cursor to continue after this event with `events` or `timeline`. It stays valid in later runs."""
@@ -33,13 +33,13 @@ class Event(TimelineLine):
 
 
 class ReadPosition(NamedTuple):
-    """Read position: number of lines read in a run. All earlier runs have been read completely."""
+    """Position of a reader: a run, and the number of lines read in it. All earlier runs have been read completely."""
 
     run_id: str
     lines: int
 
     def __str__(self) -> str:
-        """Return the cursor."""
+        """Return the position as a cursor."""
         return f"{self.run_id}.{self.lines}"
 
 
@@ -52,7 +52,7 @@ def read_cursor(cursor: str) -> ReadPosition | None:
     """Parse a cursor. An empty cursor means the first event.
 
     Raises:
-        InvalidRequestError: it is not a cursor.
+        InvalidRequestError: the text is not a cursor.
     """
     if not cursor:
         return None
@@ -79,7 +79,7 @@ async def runs_until(calls: Calls, newest: Execution) -> list[Execution]:
 
 @dataclass(frozen=True)
 class EventReader:
-    """Reads the events of a workflow."""
+    """Reads the timeline events of one workflow across its runs."""
 
     calls: Calls
     workflow_id: str
@@ -127,7 +127,7 @@ class EventReader:
         return [run.run_id for run in await runs_until(self.calls, newest)]
 
     async def begin(self, newest: Execution, position: ReadPosition | None) -> ReadPosition:
-        """Return the position to start from.
+        """Return the position at which reading starts, which is the first event by default.
 
         Raises:
             InvalidRequestError: Temporal no longer stores the cursor's run.
@@ -142,7 +142,7 @@ class EventReader:
         return position
 
     async def next_run(self, newest: Execution, position: ReadPosition) -> ReadPosition:
-        """Return the start position of the following run."""
+        """Return the position at the start of the next run."""
         runs = await self.runs(newest)
         # A run that Temporal has deleted is no longer listed; the oldest remaining one follows it.
         number = runs.index(position.run_id) + 1 if position.run_id in runs else 0
@@ -164,7 +164,7 @@ async def read_timeline(calls: Calls, workflow_id: str, after: str) -> AsyncGene
 
 
 async def last(calls: Calls, workflow_id: str, limit: int) -> list[Event]:
-    """Return the last events, oldest first."""
+    """Return the last `limit` events of the timeline, oldest first."""
     reader, newest = EventReader(calls, workflow_id), await describe_run(calls, workflow_id)
     collected: list[Event] = []
     runs = await reader.runs(newest)

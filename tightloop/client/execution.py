@@ -52,7 +52,7 @@ _MEMO_CHARACTERS = 200
 
 
 class Kind(StrEnum):
-    """Kind of a workflow."""
+    """Kind of a workflow: an episode, a plan or a project plan."""
 
     EPISODE = "episode"
     PLAN = "plan"
@@ -119,13 +119,13 @@ class Execution(Summary):
     sealed: bool = False
     """True if Temporal stores the run encrypted."""
     request: str = ""
-    """Digest of the request that started the run; empty if the request had no id."""
+    """Digest of the request that started the run, or "" if the request had no id."""
     version: str = ""
-    """The only worker version that can continue the run; empty if the current routing applies."""
+    """The only worker version that can continue the run, or "" if the current routing applies."""
     work: Work | None = None
-    """Work and attempts reported by the pending activity; None unless there is exactly one."""
+    """Work and attempts reported by the pending activity, or None if there is not exactly one."""
     coder: str = ""
-    """Id of the episode's running coder workflow; empty if there is none."""
+    """Id of the episode's running coder workflow, or "" if there is none."""
 
     @property
     def query_run_id(self) -> str:
@@ -149,7 +149,7 @@ async def read_execution(
     pause_reason: str = "",
     pending: Iterable[workflow.PendingActivityInfo] = (),
 ) -> Execution:
-    """Convert Temporal's description of a run.
+    """Convert Temporal's description of a run to an `Execution`.
 
     Args:
         info: description of a workflow with a type in `KINDS`.
@@ -190,7 +190,7 @@ async def read_execution(
 
 
 def version_name(deployment: str, build_id: str) -> str:
-    """Return a Worker Deployment version in the form of Temporal's search attributes; empty if there is none."""
+    """Return a Worker Deployment version in the form of Temporal's search attributes, or "" if there is none."""
     return f"{deployment}:{build_id}" if deployment else ""
 
 
@@ -205,9 +205,10 @@ def _pinned_version(info: workflow.WorkflowExecutionVersioningInfo) -> str:
 
 
 async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: DataConverter) -> Work | None:
-    """Return the last heartbeat and attempts of the pending activity; None unless there is exactly one.
+    """Return the last heartbeat and the attempts of the only pending activity.
 
-    Content that cannot be read or is not authentic is omitted.
+    The result is None if there is not exactly one pending activity. Content that cannot be read or is not authentic is
+    omitted.
     """
     activities = list(pending)
     if len(activities) != 1:
@@ -238,7 +239,10 @@ async def read_work(pending: Iterable[workflow.PendingActivityInfo], converter: 
 
 
 def _document(payload: Payload, *, strict: bool) -> dict[str, Any]:
-    """Return the object in an opened payload; empty if the payload is not an object or should have been sealed."""
+    """Return the object in an opened payload.
+
+    The result is empty for other values and, with `strict`, for unsealed payloads.
+    """
     if strict and OPENED_FIELD not in payload.metadata:
         return {}
     try:
@@ -256,7 +260,7 @@ def _failure_text(failure: Failure, *, strict: bool) -> str:
 
 
 def _waits_for(pending: Iterable[workflow.PendingActivityInfo], main_queue: str, now: datetime) -> str:
-    """Describe the longest wait of an activity for a worker; empty if none waits longer than `_LONG_WAIT`."""
+    """Describe the longest wait of an activity for a worker. Return "" if none waits longer than `_LONG_WAIT`."""
     waiting = sorted(
         (since, activity.activity_options.task_queue.name or main_queue)
         for activity in pending

@@ -46,7 +46,7 @@ class KeyRing:
         return KeyRing(generated.current, {**self.keys, **generated.keys})
 
     def as_json(self) -> str:
-        """Return the content of the key file, including the keys."""
+        """Return the key ring as the content of a key file, including the keys."""
         keys = {key_id: base64.b64encode(self.keys[key_id]).decode() for key_id in self.ids}
         return json.dumps({"current": self.current, "keys": keys}, indent=1) + "\n"
 

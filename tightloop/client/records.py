@@ -26,7 +26,7 @@ _SUGGESTED = 50
 
 
 class Listing:
-    """Lists the workflows of a namespace."""
+    """Lists the workflows of a Temporal namespace."""
 
     def __init__(self, client: Client, bounded: Bounded) -> None:
         self._client, self._bounded = client, bounded
@@ -119,7 +119,7 @@ T = TypeVar("T")
 
 
 class History:
-    """Reads recorded histories."""
+    """Reads the recorded histories of runs."""
 
     def __init__(self, client: Client, bounded: Bounded) -> None:
         self._client, self._bounded = client, bounded
@@ -130,7 +130,7 @@ class History:
         return moment(event.event_time) if event else None
 
     async def forced_end(self, workflow_id: str, run_id: str) -> TimelineLine | None:
-        """Return the event with which Temporal forced the end of a run; None if the workflow ended by itself."""
+        """Return the event with which Temporal forced the end of a run, or None if the workflow ended by itself."""
         event = await self._newest(workflow_id, run_id)
         if event is None:
             return None
@@ -158,7 +158,7 @@ class History:
         return next(iter(answer.history.events), None)
 
     async def first_input(self, execution: Execution, kind: type[T]) -> T:
-        """Return the input of a run.
+        """Return the input with which a run was started.
 
         Raises:
             SettingsError: the input cannot be decoded.

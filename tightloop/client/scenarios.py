@@ -128,7 +128,7 @@ class ScenarioStore:
         return self.store(bundle)
 
     def store(self, bundle: ScenarioBundle) -> HiddenScenarios:
-        """Store a bundle and return the commitment."""
+        """Encrypt and store a bundle, and return the commitment to it."""
         commitment = bundle.commitment
         file = self._file(commitment.digest)
         if not file.exists():
@@ -143,7 +143,10 @@ class ScenarioStore:
         write_private(self._folder / f"{digest}.answers", content, replace=True)
 
     def find_answers(self, digest: str) -> dict[int, str]:
-        """Return the lines stored last by `store_answers`. Empty if no drafted scenario has failed in a proof."""
+        """Return the lines that `store_answers` stored last.
+
+        The result is empty if no drafted scenario has failed in a proof.
+        """
         sealed = _read_bundle(self._folder / f"{digest}.answers")
         if sealed is None:
             return {}
@@ -164,11 +167,11 @@ class ScenarioStore:
         return read_scenarios(path)
 
     def seal(self, bundle: ScenarioBundle) -> bytes:
-        """Return the content of an encrypted bundle."""
+        """Encrypt a bundle and return the content of its file."""
         return encrypt_file(self._keys, _HEAD, "bundle", compress(bundle.content))
 
     def load(self, commitment: HiddenScenarios) -> ScenarioBundle:
-        """Return the scenarios that match a commitment.
+        """Load the scenarios that match a commitment.
 
         Raises:
             InvalidRequestError: this host does not have the scenarios.

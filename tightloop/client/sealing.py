@@ -122,7 +122,7 @@ class Keys:
         return self._ring.current
 
     def holds(self, key_id: str) -> bool:
-        """Return whether the key is available.
+        """Return whether the key with this id is available.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -130,7 +130,7 @@ class Keys:
         return self._reread(key_id) is not None
 
     def cipher(self, key_id: str) -> Any:
-        """Return the cipher of a key.
+        """Return the cipher for the key with this id.
 
         Raises:
             SettingsError: there is no key with this id.
@@ -221,7 +221,7 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
         return [self._open_or_refuse(payload) for payload in payloads]
 
     def seal(self, payload: Payload, kind: SealKind) -> Payload:
-        """Seal a payload for the given purpose.
+        """Encrypt a payload and bind it to its context and purpose.
 
         Raises:
             SettingsError: the keys cannot be read.
@@ -361,7 +361,7 @@ class ReadingCodec(PayloadCodec):
         self._codec = codec or SealingCodec(Keys())
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Return the payloads unchanged."""
+        """Return the payloads unchanged, because this codec only reads."""
         return list(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:

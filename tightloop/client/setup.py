@@ -311,7 +311,7 @@ def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -
 
 
 def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
-    """Return the beginning of a sentence about a worker whose key is missing here; empty if there is none."""
+    """Return the beginning of a sentence about a worker whose key is missing here, or "" if there is none."""
     codec = calls.client.data_converter.payload_codec
     if not isinstance(codec, SealingCodec):
         return ""
@@ -339,7 +339,7 @@ async def _has_sealed_memo(calls: Calls, task_queue: str) -> bool:
 
 @dataclass(frozen=True)
 class Topology:
-    """Workers of an installation."""
+    """Workers of an installation, by the task queues that they serve."""
 
     main_queue: str
     main: tuple[Poller, ...]
@@ -347,7 +347,7 @@ class Topology:
     homes: tuple[str, ...]
     """Task queues of the hosts with a workspace worker."""
     here: tuple[str, ...]
-    """This host's task queues, its own first; empty if no worker has ever run here."""
+    """This host's task queues, its own first, or an empty tuple if no worker has ever run here."""
     named: Mapping[str, tuple[Poller, ...]]
     """Workers by task queue, for the queues named in the settings and the queues for screens."""
     backlogs: Mapping[str, Backlog]
@@ -355,7 +355,7 @@ class Topology:
     idle: Mapping[str, Idle]
     """Reasons by queue, for queues that have workers but none that gets new work."""
     stranger: str = ""
-    """Beginning of a sentence about a worker on the main queue whose key is missing here; empty if there is none."""
+    """Beginning of a sentence about a worker on the main queue whose key is missing here, or "" if there is none."""
 
     @property
     def workflows(self) -> tuple[Poller, ...]:
@@ -385,7 +385,7 @@ class Topology:
 
 
 async def topology_of(calls: Calls, settings: "Settings") -> Topology:
-    """Collect the workers of all task queues."""
+    """Find the workers of all task queues."""
     main, identity = settings.temporal.task_queue, await asyncio.to_thread(read_identity, settings)
     local_queues = identity.queues(settings) if identity else ()
     homes = await queues_with(calls, f"{main}-workspace-")

@@ -165,7 +165,7 @@ _RESOLVE_AMONG = 500
 
 
 def choose_id(kind: Kind, new_id: str | None) -> str:
-    """Return the caller's id, or a new one.
+    """Return the id that the caller chose, or generate a new one.
 
     Raises:
         InvalidRequestError: the id contains invalid characters, is too long, or is `last`.
@@ -262,7 +262,7 @@ OnSilence = Callable[[ServiceUnavailableError], None]
 
 
 class Models(NamedTuple):
-    """Models for one kind of run."""
+    """Status and result models for one kind of run."""
 
     request: "type[EpisodeRequest | PlanRequest | LoopRequest]"
     status: type[RunStatus]
@@ -337,13 +337,13 @@ async def status_of(calls: Calls, workflow_id: str) -> RunStatus:
 
 
 async def stored_status(calls: Calls, workflow_id: str) -> RunStatus:
-    """Return Temporal's own information about a workflow without querying a worker."""
+    """Return the status that Temporal itself stores for a workflow, without querying a worker."""
     execution = await describe_run(calls, workflow_id)
     return _outline(execution).evolve(as_of=await calls.history.last_event(workflow_id, execution.run_id))
 
 
 def _with_work(answered: RunStatus, execution: Execution) -> RunStatus:
-    """Replace the reported work with the running activity's own heartbeat, if there is one."""
+    """Replace the reported work with the running activity's latest heartbeat, if there is one."""
     from tightloop.episode.model import EpisodeStatus
 
     if not isinstance(answered, EpisodeStatus) or answered.work is None or execution.work is None:
@@ -441,7 +441,7 @@ async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResu
 async def patiently(
     read: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
 ) -> T:
-    """Return the result of `read`, retrying while there is no response.
+    """Call `read` until it gets a response, and return its result.
 
     Raises:
         ServiceUnavailableError: there was no response for longer than `patience`.
@@ -460,7 +460,7 @@ async def patiently(
 
 
 def _outline(execution: Execution) -> RunStatus:
-    """Return the status as known to Temporal itself."""
+    """Return a status that contains only what Temporal itself knows about a run."""
     # There are no options: only Temporal itself can end its own pause.
     evidence, kind = (execution.unfreeze,), QuestionKind.OPERATOR
     pause = Question(id="", kind=kind, title=execution.frozen, evidence=evidence, options=(), by="temporal")
@@ -483,7 +483,7 @@ def _outline(execution: Execution) -> RunStatus:
 
 
 def _failed_result(cause: BaseException, execution: Execution) -> RunResult:
-    """Return the result of a workflow that did not complete."""
+    """Return the result of a workflow that failed, was cancelled or was terminated."""
     # Our workflows fail on purpose, with the result as detail, so that Temporal shows them as failed.
     if (
         isinstance(cause, ApplicationError)

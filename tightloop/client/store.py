@@ -27,7 +27,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class RevisionPlace(Value):
-    """Reference to a stored revision."""
+    """Reference to a revision of a plan in the store."""
 
     plan: ArtifactRef
 
@@ -58,7 +58,7 @@ class Store:
             )
 
     def revisions(self) -> tuple[StoredPlan, ...]:
-        """Return all revisions, oldest first.
+        """Return all revisions of the plan, oldest first.
 
         Raises:
             ArtifactCorruptError: stored data cannot be read.
@@ -103,7 +103,7 @@ class Store:
             ) from error
 
     def artifact(self, ref: ArtifactRef) -> bytes:
-        """Return stored bytes, verified against their hash.
+        """Load the bytes of an artifact and check them against their hash.
 
         Raises:
             ArtifactMissingError: the artifact is not on this host.

@@ -70,7 +70,7 @@ class SyncTightloopClient:
             raise
 
     def __enter__(self) -> "SyncTightloopClient":
-        """Return the client. It is closed at the end of the block."""
+        """Return the client, which is closed at the end of the `with` block."""
         return self
 
     def __exit__(
@@ -161,7 +161,7 @@ class _Portal:
             future.cancel()
 
     def close(self) -> None:
-        """Cancel pending calls and stop the thread."""
+        """Cancel all pending calls and stop the event loop's thread."""
         # After a fork the thread exists only in the parent process.
         if os.getpid() != self._process:
             return

@@ -41,7 +41,7 @@ class WithoutContent(SpanExporter):
         self._next = next
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export the reduced spans."""
+        """Remove the content of spans and export the rest."""
         reduced = [without_content(span) for span in spans if not span.name.startswith(UNTRACED)]
         return self._next.export(reduced) if reduced else SpanExportResult.SUCCESS
 
@@ -107,10 +107,10 @@ class Tracing(TracingInterceptor):
         super().__init__(tracer)
         self.text_map_propagator = TraceContextTextMapPropagator()
         self.meter = meter
-        """Meter for measurements within spans; None if metrics are exported in another way."""
+        """Meter for measurements within spans, or None if metrics are exported in another way."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
-        """Wrap an activity in a span."""
+        """Create a span around each activity."""
         return super().intercept_activity(_ErrorNames(next))
 
     def workflow_interceptor_class(

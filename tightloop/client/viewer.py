@@ -69,7 +69,7 @@ class Viewer:
         return await statuses.stored_status(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
-        """Return Temporal's own information without querying a worker."""
+        """Return the list entry of a run, as stored by Temporal, without querying a worker."""
         return (await describe_run(self._calls, workflow_id)).summary
 
     async def watch(
@@ -216,7 +216,7 @@ class Viewer:
         return tuple(collected)
 
     async def request(self, workflow_id: str) -> "EpisodeRequest | PlanRequest | LoopRequest":
-        """Return the request. For an episode, it includes all amendments."""
+        """Return the request that started a run. For an episode, it includes all amendments."""
         execution = await describe_run(self._calls, workflow_id)
         return await self._calls.query(
             workflow_id, "request", models_of(execution.kind).request, run_id=execution.query_run_id

@@ -32,7 +32,7 @@ class Routing:
 
     current: str = ""
     ramping: str | None = None
-    """Version that gets a share of new work; None if there is none."""
+    """Version that gets a share of new work, or None if there is none."""
 
     def reaches(self, version: str) -> bool:
         """Return whether workers of a version get new work."""
@@ -41,17 +41,17 @@ class Routing:
 
 @dataclass(frozen=True)
 class Poller:
-    """Worker process on a task queue."""
+    """Worker process that polls a task queue."""
 
     identity: str
     last_seen: datetime | None
     free_slots: int | None = None
-    """Number of free activity slots; None if not reported."""
+    """Number of free activity slots, or None if not reported."""
     runs_workflows: bool = False
     version: str = ""
-    """Deployment version as `name:build`; empty if there is none."""
+    """Deployment version as `name:build`, or "" if there is none."""
     heartbeat: timedelta | None = None
-    """Heartbeat interval; None if the worker only polls."""
+    """Heartbeat interval, or None if the worker only polls."""
     routing: Routing = Routing()
     """Routing of the task queue."""
 
@@ -62,7 +62,7 @@ class Poller:
 
     @property
     def tenure(self) -> str:
-        """Tenure of the name of the worker's host, see `worker.hosting.tenure`; empty if there is none."""
+        """Tenure of the name of the worker's host, or "" if there is none. See `worker.hosting.tenure`."""
         return self.identity.partition(SEALS)[0].partition("/")[2].rpartition(".")[0]
 
     @property
@@ -72,7 +72,7 @@ class Poller:
 
 
 def is_fresh(worker: Poller) -> bool:
-    """Return whether a worker has polled recently."""
+    """Return whether a worker has polled recently enough to count as present."""
     return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - POLLER_FRESH
 
 
@@ -95,7 +95,10 @@ class Idle(NamedTuple):
 
 
 def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
-    """Explain why a task queue's workers get no new work; None if one of them does or there are no workers."""
+    """Explain why a task queue's workers get no new work.
+
+    The result is None if one of the workers does get new work, or if there are no workers.
+    """
     if not workers or any(worker.gets_new_work for worker in workers):
         return None
     # The routing belongs to the task queue, so that of any worker will do.
@@ -113,7 +116,7 @@ def explain_idle(queue: str, workers: Sequence[Poller]) -> Idle | None:
 
 
 def workers_of(version: str) -> str:
-    """Return a noun phrase for the workers of a version."""
+    """Return a phrase for the workers of a version, such as `workers without a version`."""
     return f"workers of {version}" if version else "workers without a version"
 
 
@@ -224,7 +227,7 @@ def _routing(info: taskqueue.TaskQueueVersioningInfo) -> Routing:
 
 
 async def read_heartbeats(client: Client, bounded: Bounded, query: str) -> list[WorkerHeartbeat]:
-    """Return the heartbeats of the workers that match a query; empty if the server has no worker list."""
+    """Return the heartbeats of the workers that match a query, or an empty list if the server has no worker list."""
     request = service.ListWorkersRequest(namespace=client.namespace, query=query, page_size=1_000)
     async with bounded("", CALL_TIMEOUT):
         try:
@@ -247,7 +250,7 @@ def _free_slots(beat: WorkerHeartbeat) -> int | None:
 
 
 def alive(beats: Iterable[WorkerHeartbeat]) -> list[WorkerHeartbeat]:
-    """Return the recent heartbeats of running workers."""
+    """Return those heartbeats that are recent and come from running workers."""
     oldest = datetime.now(UTC) - POLLER_FRESH
     return [
         beat

@@ -211,7 +211,7 @@ def name_user() -> None:
 
 
 def module_arguments(module: str) -> tuple[str, ...] | None:
-    """Return the Python arguments to run a server module, such as `worker`; None if the server is not installed."""
+    """Return the Python arguments to run a server module, such as `worker`, or None if the server is not installed."""
     # -P: a folder `worker` in the current directory must not shadow ours.
     options = ("-P", "-m")
     # A checkout wins over an installed server part, whose code may be older.

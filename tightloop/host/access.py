@@ -27,7 +27,7 @@ _PAGE_FILE, _NOTE = "page-key", "gateway.json"
 
 
 def read_private(path: Path, what: str, fix: str) -> str:
-    """Return the text of a private file.
+    """Read a private file and return its text.
 
     Args:
         path: path of the file.
@@ -127,7 +127,7 @@ def ticket(token: str, purpose: str, at_ms: int) -> str:
 
 
 def ticket_time(token: str, purpose: str, text: str) -> int | None:
-    """Return the time of a valid ticket; None if the ticket is forged or was issued for another purpose."""
+    """Return the time of a valid ticket, or None if it is forged or was issued for another purpose."""
     content, _, mac = text.rpartition(".")
     # Encoded, because `compare_digest` raises for text that is not ASCII, and a ticket comes from outside.
     actual, expected = mac.encode("utf-8", "replace"), _mac(token, purpose, content).encode()
@@ -200,7 +200,7 @@ def note_gateway(address: str, host: str, settings_digest: str) -> None:
 
 
 def read_note() -> dict[str, str] | None:
-    """Return the gateway's record; None if it is missing or cannot be trusted.
+    """Return the gateway's record, or None if it is missing or cannot be trusted.
 
     The gateway may have stopped since then.
     """

@@ -46,7 +46,7 @@ def queue_of(settings: "Settings", name: str) -> str:
 
 
 def read_identity(settings: "Settings | None" = None) -> HostIdentity | None:
-    """Return the identity of this host; None if no worker has ever run here.
+    """Return the identity of this host, or None if no worker has ever run here.
 
     The setting `worker.host` overrides the name stored in the state home.
 

@@ -29,7 +29,7 @@ def own_secrets() -> tuple[str, ...]:
 
 
 class Privacy:
-    """Policy for error details in logs.
+    """Decides whether logs may contain error messages.
 
     Args:
         scrubber: removes secrets.
@@ -79,7 +79,7 @@ class ScrubbingFormatter(logging.Formatter):
 
 
 def trace_ids() -> str:
-    """Return the log suffix with the current trace and span ids; empty if there is no trace."""
+    """Return the trace and span ids to append to a log line, or "" if there is no trace."""
     # Not imported here: without telemetry, no part of OpenTelemetry is loaded.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:

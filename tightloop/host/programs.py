@@ -42,7 +42,7 @@ class TrustedProgram:
     """tightloop folders that the program loads code from."""
 
     def __post_init__(self) -> None:
-        """Reject a relative path."""
+        """Check that the path is absolute."""
         if not self.path.is_absolute():
             raise ValueError(f"the path of a trusted program must be absolute, got {str(self.path)!r}")
 
@@ -78,7 +78,7 @@ SHELL = TrustedProgram("sh", Path("/bin/sh"))
 
 
 def find_trusted_program(name: str, path: str | None = None) -> TrustedProgram | None:
-    """Find a program in PATH by its name, or by its absolute path; None if it is not found.
+    """Find a program by its absolute path, or by its name in PATH. Return None if it is not found.
 
     A result is cached as long as its file exists, even if PATH folders change later.
 
@@ -103,7 +103,7 @@ def find_trusted_program(name: str, path: str | None = None) -> TrustedProgram |
 
 
 def find_own(name: str) -> TrustedProgram | None:
-    """Find a program next to this process's Python, or else in PATH; None if it is not found."""
+    """Find a program next to this process's Python, or else in PATH. Return None if it is not found."""
     # The folder of a virtual environment need not be in PATH.
     sibling = Path(sys.executable).with_name(name)
     return TrustedProgram(name, sibling) if _is_program(sibling) else find_trusted_program(name)

@@ -52,7 +52,7 @@ _EXAMPLE = "temporal:\n  address: 127.0.0.1:7233"
 
 
 class _Layers:
-    """Merged values, each with its origin."""
+    """Settings that were merged from several layers, with the origin of each value."""
 
     def __init__(self, model: type[Document]) -> None:
         self.model = model
@@ -73,7 +73,7 @@ class _Layers:
             self.origins[section, field] = origin
 
     def sentences(self, errors: list[ErrorDetails]) -> list[str]:
-        """Return one sentence per invalid setting."""
+        """Convert validation errors to one sentence for each invalid setting."""
         first: dict[Keys, str] = {}
         for error in errors:
             path = tuple(str(part) for part in error["loc"][:2])
@@ -252,7 +252,7 @@ _URL_PASSWORD = re.compile(r"://[^/@\s]+@")
 
 
 class Settings(Document):
-    """Effective settings."""
+    """Effective settings, merged from files and environment variables."""
 
     temporal: TemporalSettings = Field(default_factory=TemporalSettings)
     queues: QueueSettings = Field(default_factory=QueueSettings)

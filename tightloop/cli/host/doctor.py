@@ -42,7 +42,7 @@ OLDEST_PYTHON = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check."""
+    """Result of one of the doctor's checks."""
 
     name: str
     ok: bool
@@ -177,7 +177,7 @@ async def _workers(client: TightloopClient) -> list[Finding]:
 
 
 async def _check_open_work(client: TightloopClient) -> list[Finding]:
-    """Find open work on hosts that have no worker."""
+    """Report open work that only a host without a worker can continue."""
     try:
         hosts = await client.unserved_hosts()
     except TightloopError as error:

@@ -69,17 +69,17 @@ def uninstall(_context: click.Context, role: RoleAtTheScreen = Role.GUI, dry_run
 
 
 def agent_file(role: Role) -> Path:
-    """Return the path of the property list."""
+    """Return the path of a worker's property list for launchd."""
     return home_folder() / "Library" / "LaunchAgents" / f"{PREFIX}.{role.value}.plist"
 
 
 def log_file(role: Role) -> Path:
-    """Return the path of the worker's log."""
+    """Return the path of the worker's log file."""
     return home_folder() / "Library" / "Logs" / "tightloop" / f"{role.value}.log"
 
 
 def property_list(session: Session, role: Role) -> bytes:
-    """Return the property list as XML; see launchd.plist(5)."""
+    """Return a worker's property list for launchd as XML; see launchd.plist(5)."""
     settings = [] if session.settings_file is None else ["--settings", str(session.settings_file.absolute())]
     log, environment = str(log_file(role)), environment_of(session)
     # No keys, because the file is not private; the settings and the key file contain them.

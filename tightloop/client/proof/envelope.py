@@ -63,12 +63,12 @@ class Envelope(Value):
 
 
 def seal(content: bytes, signatures: Iterable[Signature] = ()) -> Envelope:
-    """Wrap a statement in an envelope."""
+    """Wrap a statement in an envelope with its signatures."""
     return Envelope(payload=encode(content), payloadType=PAYLOAD_TYPE, signatures=tuple(signatures))
 
 
 def to_json(envelope: Envelope) -> str:
-    """Return the file content of an envelope."""
+    """Serialize an envelope as the content of a proof file."""
     return json.dumps(envelope.model_dump(mode="json", by_alias=True), indent=1) + "\n"
 
 
@@ -79,7 +79,7 @@ def signed_bytes(payload_type: str, content: bytes) -> bytes:
 
 
 def read_envelope(content: bytes) -> Envelope:
-    """Parse an envelope.
+    """Parse the content of a proof file into an envelope.
 
     Raises:
         ProofError: the content is too large, not JSON, or not an envelope with an in-toto statement.
@@ -128,7 +128,7 @@ def read_json(content: bytes, what: str) -> Any:
 
 
 def encode(content: bytes) -> str:
-    """Return base64 as used in envelopes."""
+    """Encode bytes as base64 in the form that envelopes use."""
     return base64.b64encode(content).decode()
 
 
@@ -208,7 +208,7 @@ class SigningKey:
 
     @property
     def public(self) -> str:
-        """Type and base64 text of the public key; empty if its file is missing."""
+        """Type and base64 text of the public key, or "" if its file is missing."""
         if self.file is None:
             return self.literal
         for path in (self.file, self.file.with_name(f"{self.file.name}.pub")):
@@ -222,7 +222,7 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Signer:
-    """Key that made a signature, and its principal."""
+    """Key that made a signature, with the name of its owner."""
 
     fingerprint: str
     principal: str
@@ -311,7 +311,7 @@ def fingerprint(content: bytes, sig: str, namespace: str = NAMESPACE) -> str:
 
 
 def signer(content: bytes, sig: str, allowed: Sequence[Path], namespace: str = NAMESPACE) -> Signer | None:
-    """Return a signature's key and principal; None if the key is not in any allowed signers file (ssh-keygen(1)).
+    """Return a signature's key and principal, or None if the key is not in any allowed signers file (ssh-keygen(1)).
 
     Raises:
         ProofError: the signature is not a signature of exactly these bytes in this namespace.
@@ -360,7 +360,7 @@ def allowed_signers(file: Path | None) -> Iterator[tuple[Path, ...]]:
 
 
 def global_setting(name: str, *, kind: str = "") -> str:
-    """Return a setting from the user's global git configuration; empty if it is not set.
+    """Return a setting from the user's global git configuration, or "" if it is not set.
 
     Args:
         name: name of the setting, such as `gpg.format`.
@@ -447,7 +447,7 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _files(**contents: bytes) -> Iterator[Path]:
-    """Yield a private folder that contains these files."""
+    """Create a private temporary folder with these files, and remove it at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="tightloop-proof-") as folder:
         for name, content in contents.items():
             # ssh-keygen rejects a key file that others can read.

@@ -24,7 +24,7 @@ _RUNS = {TestsFrom.DELIVERED: "", TestsFrom.BEGINNING: " (with the original test
 
 
 def request_of(repository: Repository, statement: Statement, scenarios: ScenarioBundle | None) -> dict[str, Any]:
-    """Return the request that reproduces a proof.
+    """Build the request with which another party reproduces a proof.
 
     Raises:
         ProofError: the repository lacks the initial files, or the scenarios are missing or differ from those in the
@@ -64,9 +64,10 @@ def request_of(repository: Repository, statement: Statement, scenarios: Scenario
 
 
 def compare(claimed: Statement, reproduced: Statement, tails: Mapping[str, str]) -> Iterator[Point]:
-    """Yield a point for each part of a proof. A point whose reproduction differs does not hold, and names both results.
+    """Compare a proof with its reproduction, and yield a point for each part of the proof.
 
-    Durations, the sandbox, and the limits that the sandbox did not enforce may differ.
+    If the results differ, the point does not hold and names both results. Durations, the sandbox, and the limits that
+    the sandbox did not enforce may differ.
 
     Args:
         claimed: statement of the proof.
@@ -161,7 +162,7 @@ def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
         visible: folders that checks can read.
 
     Raises:
-        InvalidRequestError: it is not set, does not exist, or can be read by checks.
+        InvalidRequestError: the key is not set, does not exist, or can be read by checks.
     """
     if not path:
         raise InvalidRequestError(
@@ -177,7 +178,7 @@ def countersigning_key(path: str, visible: tuple[Path, ...]) -> SigningKey:
 
 
 def countersign(envelope: Envelope, reproduced: Statement, key: SigningKey) -> Envelope:
-    """Return the envelope with a second signature.
+    """Add the signature of the party that reproduced a proof to its envelope.
 
     Raises:
         ProofError: the checks ran without a sandbox that hides the key from them, or the signing program fails.

@@ -57,7 +57,7 @@ class Descriptor(_Part):
 
 
 class ReportDetails(_Part):
-    """Counts from a checker's report."""
+    """Test counts from a checker's report."""
 
     checker: str
     complete: bool = False
@@ -114,7 +114,7 @@ class FindingDetails(_Part):
 
 
 class ScenarioDetails(_Part):
-    """Result of hidden scenarios."""
+    """Result of the hidden scenarios in a proof."""
 
     sha256: str = Field(pattern=r"^([0-9a-f]{64})?$")
     """Digest of the scenarios and a salt, so that it does not reveal them."""
@@ -146,7 +146,7 @@ class ReviewDetails(_Part):
 
 
 class Details(_Part):
-    """tightloop's extension of test-result v0.1."""
+    """Fields by which tightloop extends the test-result v0.1 predicate."""
 
     version: Literal[1] = 1
     episode: str
@@ -188,7 +188,7 @@ class Details(_Part):
 
 
 class TestResult(_Part):
-    """Predicate of the statement."""
+    """Predicate of the statement, in the form of test-result v0.1."""
 
     result: Result
     configuration: tuple[Descriptor, ...] = Field(max_length=MOST_DESCRIPTORS)
@@ -204,7 +204,7 @@ class _SubjectDigest(_Part):
 
 
 class Subject(_Part):
-    """Tested tree."""
+    """Subject of the statement: the tested tree."""
 
     name: str = ""
     digest: _SubjectDigest
@@ -272,7 +272,7 @@ def statement_of(proof: Proof) -> Statement:
 
 
 def read_statement(content: bytes) -> Statement:
-    """Parse a statement and check its consistency.
+    """Parse the payload of a proof and check that it is consistent.
 
     Raises:
         ProofError: the statement is invalid or inconsistent. The message describes the first problem.

@@ -115,7 +115,7 @@ class Repository:
         """Return the trees of all commits in the history of a branch or commit.
 
         Raises:
-            InvalidRequestError: the repository does not contain it.
+            InvalidRequestError: the repository does not contain the branch or commit.
         """
         # Only reads names, as in `head`.
         asked = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
@@ -126,7 +126,7 @@ class Repository:
         return frozenset(line for line in lines if not line.startswith("commit "))
 
     def sha256_of(self, tree: str, path: str) -> str:
-        """Return the sha256 of a file in a tree; empty if the file does not exist."""
+        """Return the sha256 of a file in a tree, or "" if the file does not exist."""
         # The path comes from the proof; as an argument, a zero byte would raise ValueError.
         if "\0" in path:
             return ""
@@ -249,7 +249,7 @@ def _join(parts: Iterable[bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Point:
-    """Property of a proof that was checked."""
+    """One property of a proof, and whether it holds."""
 
     holds: bool
     text: str
@@ -262,7 +262,7 @@ Reproduce = Callable[[Repository, Statement], Iterable[Point]]
 
 @dataclass
 class Verified:
-    """Result of a verification."""
+    """Result of verifying a proof."""
 
     statement: Statement | None = None
     points: list[Point] = field(default_factory=list)
@@ -276,13 +276,13 @@ class Verified:
         return bool(self.points) and all(point.holds for point in self.points)
 
     def add(self, holds: bool, text: str) -> None:
-        """Append a point."""
+        """Add a checked property to the result."""
         self.points.append(Point(holds, text))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Requirements of a verification."""
+    """Requirements that a proof has to meet."""
 
     repository: Path | None = None
     """Root of the working tree that the proof must match; None to check only the proof itself."""
