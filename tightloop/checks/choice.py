@@ -55,7 +55,7 @@ class TriedCheck(Value):
 
 
 class ChosenChecks(Value):
-    """Definition of done derived from a project's files."""
+    """Checks chosen from a project's files as its definition of done, with an explanation of the choice."""
 
     checks: tuple[Check, ...] = ()
     sentences: tuple[str, ...] = ()
@@ -184,7 +184,10 @@ def choose_checks(tried: Iterable[TriedCheck], goal: str) -> ChosenChecks:
 
 
 def _state_of(trial: TriedCheck, goal: str) -> tuple[str, tuple[str, ...] | None]:
-    """Describe a check's state, and return the failures that it may keep, or None to leave the check out."""
+    """Describe a check's state for people, and return the failures that it may keep.
+
+    The failures are None if the check is left out.
+    """
     if trial.passed:
         return "passes", ()
     wanted = tests_of_goal(goal, trial)

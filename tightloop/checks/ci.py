@@ -136,7 +136,7 @@ def _github_steps(
 
 
 def _fitting(project: Project, job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the entries of a job's matrix that are closest to this system and the installed interpreter."""
+    """Return the matrix entries of a job that are closest to this system and the installed interpreter."""
     matrix = table_of(job, "strategy", "matrix")
     for name, value in matrix.items():
         # A list that the job computes, such as `${{ fromJson(...) }}`, usually contains the installed version.
@@ -191,7 +191,7 @@ def _installed(name: str, project: Project) -> str:
 
 
 def _gap(wanted: str, installed: str) -> int:
-    """Return the distance between two versions. Different interpreters, such as `pypy3.9`, get the largest distance."""
+    """Return how far apart two versions are. Different interpreters, such as `pypy3.9`, get the largest distance."""
     match = re.fullmatch(r"(?:py|python)?[-=~^>]*v?(\d+)(?:\.?(\d+|x))?(?:\.[\dx*]+)?(?:\.x)?", wanted.strip())
     if match is None:
         return 0 if wanted.strip() in ("3.x", "lts/*", "latest", "*", "3") else OTHER_INTERPRETER

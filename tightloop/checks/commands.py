@@ -49,7 +49,7 @@ _WORDS_OF_KIND = {
 
 
 class CheckKind(StrEnum):
-    """Kind of a check."""
+    """Kind of work that a check does, such as running tests."""
 
     TESTS = "tests"
     LINT = "lint"
@@ -110,7 +110,7 @@ class Project:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a command: its file, folder and variables."""
+    """Place in which a command was found: its file, folder and variables."""
 
     source: str
     folder: str = ""
@@ -120,7 +120,7 @@ class Origin:
 
 
 class Line(NamedTuple):
-    """One command of a script."""
+    """A single command of a script, with the place in which it was found."""
 
     text: str
     words: tuple[str, ...]

@@ -178,7 +178,7 @@ def _delegation(project: Project, argv: tuple[str, ...], origin: Origin, *, has_
 
 
 def _after(arguments: tuple[str, ...]) -> str:
-    """Return the arguments after `--` as text."""
+    """Return the arguments after `--`, joined into one text."""
     return shlex.join(arguments[arguments.index("--") + 1 :]) if "--" in arguments else ""
 
 

@@ -75,7 +75,7 @@ class Setup(Sparse):
 
 
 class Proposal(NamedTuple):
-    """Command that creates the missing environments."""
+    """Proposed command that creates the missing environments."""
 
     command: str
     programs: tuple[str, ...]

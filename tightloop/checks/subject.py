@@ -14,7 +14,7 @@ CALLS = 12
 NAMED_LIMIT = 8
 """Maximum number of functions that a goal can describe without naming them."""
 _AMBIGUOUS = 6
-"""Number of definitions at which a name becomes ambiguous, because it does not show which one is called."""
+"""Number of definitions from which on a name is ambiguous, because a use of it does not show which one is meant."""
 _DEFINITION = re.compile(
     r"^(?P<indent>[ \t]*)(?:(?:export|default|async|pub(?:\(\w+\))?|static|public|private|abstract)[ \t]+)*"
     r"(?:(?:def|class|function\*?|fn|struct|interface)[ \t]+(?P<plain>\w+)|"
@@ -70,7 +70,7 @@ class Sources:
         self.definitions = Counter(block.name for block in self.blocks if block.path not in self._tests)
 
     def named_in(self, goal: str) -> frozenset[str]:
-        """Return the names of the non-test functions, classes and modules that a goal mentions, or else describes."""
+        """Return the functions, classes and modules outside the tests that a goal names or, failing that, describes."""
         modules = defaultdict[str, set[str]](set)
         for block in self.blocks:
             if block.path not in self._tests:
@@ -140,7 +140,9 @@ class Sources:
 
 
 def find_reaching_tests(goal: str, failed: Iterable[str], read: Callable[[], Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the failed tests that use the code named in a goal. Empty if that cannot be determined.
+    """Return the failed tests that use the code named in a goal.
+
+    The result is empty if that cannot be determined.
 
     Args:
         goal: goal in plain words.

@@ -154,7 +154,7 @@ def _tox_section(sections: Mapping[str, dict[str, Any]], environment: str) -> di
 
 
 def _fits(environment: str, python: str) -> bool:
-    """Return whether a tox environment suits the installed interpreter, or does not require a particular one."""
+    """Return whether a tox environment works with the installed interpreter, or does not require a particular one."""
     versions = re.findall(r"(?:^|-)(?:py)?(\d)\.?(\d*)(?=-|$)", environment)
     if re.search(r"(?:^|-)(?:pypy|jython)", environment):
         return False
@@ -210,7 +210,7 @@ def _tox_value(
 def nox_commands(project: Project, sessions: list[str], origin: Origin) -> Iterator[tuple[Origin, str]]:
     """Yield the commands of nox sessions with their origins.
 
-    If none are named, use the sessions that nox runs by default.
+    If `sessions` is empty, use the sessions that nox runs by default.
     """
     try:
         module = ast.parse(project.text("noxfile.py", origin.folder))

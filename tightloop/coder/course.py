@@ -33,7 +33,7 @@ def add_message(talk: ConversationState, message: ArtifactRef) -> ConversationSt
 
 
 def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> str:
-    """Return a sentence about the bound that a role has reached, or ""."""
+    """Return a sentence about the limit that a role has reached, or "" if it has not reached any."""
     most, turns = bounds.turns_of.get(role, bounds.max_turns), progress.talks.get(role, ConversationState()).turns
     # The role's own bound first: it is the narrower one, so its setting is the one to raise.
     if turns >= most:
@@ -46,7 +46,7 @@ def find_reached_bound(role: str, progress: CoderProgress, bounds: Bounds) -> st
 
 
 def after_turn(talk: ConversationState, turn: Turn) -> ConversationState:
-    """Record a reply before its tool calls are executed."""
+    """Record a model's reply before its tool calls are executed."""
     # None of the calls of a faulty reply is made, so it is as idle as a reply without calls.
     idle = not turn.calls or bool(turn.problem)
     return talk.evolve(
@@ -62,7 +62,7 @@ def after_turn(talk: ConversationState, turn: Turn) -> ConversationState:
 
 
 def after_results(talk: ConversationState, results: Sequence[CallResult]) -> ConversationState:
-    """Record the results of all tool calls in the last reply."""
+    """Record the results of all tool calls in the last reply, and detect repeated ones."""
     marks = (*talk.marks, *(result.mark for result in results if result.mark))[-WINDOW:]
     times = count_repeats(marks)
     # Not permanent: other work in between gives the same call a new meaning.
@@ -76,23 +76,23 @@ def after_results(talk: ConversationState, results: Sequence[CallResult]) -> Con
 
 
 def count_repeats(marks: Sequence[str]) -> int:
-    """Return the number of times the newest mark occurs within the window."""
+    """Count how often the newest mark occurs among the remembered marks."""
     return Counter(marks)[marks[-1]] if marks else 0
 
 
 def may_reflect(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether failing checks should lead to another round."""
+    """Return whether another round of coding is allowed after failing checks."""
     # The first round is not a repair: `rounds` counts only those after failing checks.
     return progress.round <= bounds.rounds
 
 
 def wants_tests(progress: CoderProgress, bounds: Bounds) -> bool:
-    """Return whether tests for the change should be written once the checks pass."""
+    """Return whether the tester should write tests for the change once the checks pass."""
     return bounds.testing and not progress.tested
 
 
 def why_stuck(talk: ConversationState) -> str:
-    """Return a sentence that explains why a conversation is stuck, or ""."""
+    """Return a sentence that explains why a conversation makes no progress, or "" if it is not stuck."""
     if talk.silent >= SILENT_STOP:
         problem = talk.turn.problem if talk.turn else ""
         return f"{talk.silent} replies in a row contained no usable tool call" + (f": {problem}" if problem else "")
@@ -102,7 +102,7 @@ def why_stuck(talk: ConversationState) -> str:
 
 
 def resume_progress(progress: CoderProgress) -> CoderProgress:
-    """Resume after a person's answer. The calls that were waiting for it are executed again."""
+    """Resume after a person's answer, and repeat the tool calls that were waiting for the answer."""
     talks = {role: _without_questions(talk) for role, talk in progress.talks.items()}
     return progress.evolve(talks=talks)
 

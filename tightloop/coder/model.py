@@ -23,7 +23,7 @@ PLANNER, TESTER, REFLECTOR = "planner", "tester", "reflector"
 
 
 class CoderState(StrEnum):
-    """State of the coder's state machine."""
+    """State of the coder, which determines what it does next."""
 
     INIT = "INIT"
     PLANNING = "PLANNING"
@@ -111,7 +111,7 @@ class ConversationState(Sparse):
     turn: Turn | None = None
     """The reply whose tool calls are being executed."""
     results: tuple[CallResult, ...] = ()
-    """Results of those calls, in order."""
+    """Results of the tool calls in `turn`, in order."""
     said: tuple[ArtifactRef, ...] = ()
     """Messages to send to the model with the next turn."""
     correction: str = ""
@@ -127,7 +127,7 @@ class ConversationState(Sparse):
 
 
 class CoderProgress(Sparse):
-    """Progress of a delivery."""
+    """Progress of the coder within one delivery."""
 
     state: CoderState = CoderState.INIT
     turns: int = 0
@@ -150,7 +150,7 @@ class CoderProgress(Sparse):
     """Latest states, each with the number of turns before it."""
 
     def entering(self, state: CoderState) -> "CoderProgress":
-        """Return the progress after entering a state."""
+        """Return the progress after the coder enters a state."""
         return self.evolve(state=state, path=(*self.path, (state, self.turns))[-PATH_LIMIT:])
 
 
@@ -165,7 +165,7 @@ class CoderResult(Sparse):
 
 
 class CoderStatus(Sparse):
-    """Snapshot of a coder."""
+    """Snapshot of a running coder for people."""
 
     title: str = ""
     session: str = ""
@@ -224,7 +224,7 @@ ID_DIGITS = 12
 
 
 def result_name(sha256: str) -> str:
-    """Return a stored result's name, as shown to the model."""
+    """Return the name of a stored result, as shown to the model."""
     return f"{RESULT}{sha256[:ID_DIGITS]}"
 
 
@@ -249,7 +249,7 @@ _SESSION = re.compile(r"[0-9a-f]{32}")
 
 
 def session_of(key: str) -> str:
-    """Return a delivery's session id."""
+    """Return the id of the session that belongs to a delivery."""
     # Derived, not random: a retried delivery must find the session of its first attempt.
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
@@ -366,7 +366,7 @@ TITLE_CHARACTERS = 200
 
 
 def details_markdown(status: CoderStatus) -> str:
-    """Return the current details for Temporal's Web UI."""
+    """Return a coder's current details as Markdown, for Temporal's Web UI."""
     return f"**{status.state.value}** - {shorten(status.title, TITLE_CHARACTERS)}\n- {status.line}"
 
 

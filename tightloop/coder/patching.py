@@ -26,7 +26,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 class PatchedText(NamedTuple):
-    """A file after the change."""
+    """Text of a file after a replacement, with the place that changed."""
 
     text: str
     line: int
@@ -38,7 +38,7 @@ class PatchedText(NamedTuple):
 
 
 class PatchFailure(NamedTuple):
-    """A failed replacement. The file is unchanged."""
+    """Failed replacement, which left the file unchanged."""
 
     reason: str
     """Reason for the failure and advice, addressed to the model."""
@@ -170,7 +170,7 @@ def _place(text: str, start: int, end: int, new: str, *, old_ends: bool) -> _Rep
 
 
 def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bool) -> str | None:
-    """Return the new text adapted to these lines, or None if they do not match."""
+    """Return the new text with the indentation of these lines, or None if the lines do not match."""
     if not shifted:
         return new if [line.rstrip() for line in lines] == [line.rstrip() for line in old_lines] else None
     shifts = set()
@@ -184,7 +184,7 @@ def _adapt_text(lines: list[str], old_lines: list[str], new: str, *, shifted: bo
 
 
 def _shift(has: str, old_indent: str) -> tuple[str, str]:
-    """Return the indentation to add and the indentation to remove."""
+    """Return the indentation to add to each line and the indentation to remove from it."""
     if has.endswith(old_indent):
         return has[: len(has) - len(old_indent)], ""
     if old_indent.endswith(has):
@@ -206,7 +206,7 @@ def _indentation(line: str) -> str:
 
 
 def _around(text: str, match: _Replacement) -> int | None:
-    """Return the start of the new text if the new text already surrounds the match, or None."""
+    """Return where the new text starts if it is already present around the match, otherwise None."""
     old = text[match.start : match.end]
     for inside in islice(_find_all(match.new, old), PLACES_LIMIT):
         begin = match.start - inside

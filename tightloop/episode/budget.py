@@ -109,14 +109,14 @@ class BudgetItem(StrEnum):
 
 
 class Breach(Value):
-    """An exhausted limit, as text."""
+    """Exhausted budget limit, which can be shown as text."""
 
     item: BudgetItem
     spent: str
     limit: str
 
     def __str__(self) -> str:
-        """Return the amount spent and the limit, as text."""
+        """Return a text with the amount spent and the limit."""
         return f"{self.item.value} {self.spent} of {self.limit}"
 
 
@@ -144,7 +144,7 @@ def describe_end(until: datetime | None, now: datetime) -> str:
 def extend_budget(budget: Budget, first: Budget, spent: Spent) -> Budget:
     """Return `budget` with each exhausted limit raised to the amount spent plus the corresponding amount in `first`.
 
-    If none is exhausted, the time to stop was reached, and the limit on it is removed.
+    If no limit is exhausted, the run has reached the time `until`, which is removed.
     """
     raised: dict[str, Any] = {}
     for breach in breaches(budget, spent):
@@ -196,14 +196,14 @@ PROOF = "proof, check"
 
 
 def check_work(check: Check, number: int, total: int, since: datetime, kind: str = "check") -> Work:
-    """Return the current work while a single check is running."""
+    """Return the `Work` to show while a single check is running."""
     label = f"{kind} {number} of {total}" if total > 1 else kind
     what = f"{label}: {shorten(check.title, WHAT_CHARACTERS)}"
     return Work(what=what, since=since, limit_s=check.timeout_s, ends_early=True)
 
 
 def checks_work(checks: Sequence[Check], kind: str = "check") -> Work:
-    """Return the current work while all checks run together as one unit."""
+    """Return the `Work` to show while all checks run together as one unit."""
     names = ", ".join(check.title for check in checks)
     plural = "" if len(checks) == 1 else "s"
     what = f"{kind}{plural}: {shorten(names, WHAT_CHARACTERS)}"

@@ -94,7 +94,7 @@ def checks_in(folder: str, checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 
 class CheckStatus(StrEnum):
-    """Status of a check result."""
+    """Way in which a check ended."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -149,7 +149,7 @@ class CheckResult(Value):
 
 
 class ProofRule(StrEnum):
-    """Findings that cast doubt on passing checks."""
+    """Rules whose violation casts doubt on passing checks."""
 
     FAILS_FRESH = "fails_fresh"
     """A check fails in a clean checkout."""
@@ -204,7 +204,7 @@ class CheckReport(Value):
 
     @property
     def signature(self) -> str:
-        """Id of this set of failures. Empty if all checks passed."""
+        """Id of this set of failures, or "" if all checks passed."""
         failed = self.failed
         return (
             combine_signatures(part for result in failed for part in (result.run, result.signature)) if failed else ""
@@ -325,7 +325,7 @@ def judge(
     output: str,
     artifact: ArtifactRef | None = None,
 ) -> CheckResult:
-    """Convert a finished command into a result.
+    """Convert a finished command into the result of its check.
 
     The check passes if the exit code is 0, or if only its known failures fail.
     """
@@ -363,7 +363,7 @@ def judge(
 
 
 def why_no_evidence(result: CheckResult, *, is_flaky: bool, is_judged: bool = False) -> str:
-    """Explain why the result of a new check is not evidence that something is missing. Empty if it is.
+    """Explain why the result of a new check does not show that something is missing, or return "" if it does.
 
     Only a failing assertion is evidence. A program that cannot be loaded or started is not.
 
@@ -407,7 +407,7 @@ def newly_failing(before: CheckReport | None, after: CheckReport) -> tuple[str, 
 
 
 def progress(before: CheckReport | None, after: CheckReport) -> bool:
-    """Return whether fewer checks fail, or one has fewer failures, and no check got worse."""
+    """Return whether the results improved: fewer checks or tests fail, and no check got worse."""
     if before is None:
         return after.green
     pairs = _pairs(before, after)
@@ -438,10 +438,7 @@ def _is_better(old: CheckResult, new: CheckResult) -> bool:
 
 
 def _is_worse(old: CheckResult, new: CheckResult, *, fewer: bool = False) -> bool:
-    """Return whether a check got worse.
-
-    If `fewer` is set and there are test counts, a check got worse only if fewer tests pass.
-    """
+    """Return whether a check got worse. With `fewer` and test counts, it got worse only if fewer tests pass."""
     if new.passed or old.passed:
         return old.passed and not new.passed
     if old.counts.failed is None or new.counts.failed is None:

@@ -58,7 +58,7 @@ class CheckpointRecord(Value):
 
 
 class RestoreTarget(Value):
-    """Checkpoint to restore."""
+    """Checkpoint to restore, and why."""
 
     checkpoint_id: str
     reason: str = ""
@@ -177,7 +177,7 @@ class CopiesHead(Value):
 
 
 def check_holder(head: CopiesHead | None, home: str, epoch: int) -> CopiesHead:
-    """Return the head if this host is allowed to write.
+    """Check that this host holds the episode's remote copies, and return their head.
 
     Raises:
         FencedError: another host has taken over.
@@ -282,12 +282,12 @@ def host_of(home: str) -> str:
 
 
 def read_increment_name(name: str) -> str:
-    """Return the digest at the end of an increment name."""
+    """Return the content digest at the end of an increment's name."""
     return name.rpartition("-")[2]
 
 
 def is_increment_up_to(epoch: int, name: str) -> bool:
-    """Return whether this is the full name of an increment from this epoch or an earlier one."""
+    """Return whether a name is the full name of an increment from the given epoch or an earlier one."""
     # The names come from a listing of the bucket, which also holds the head.
     parts = name.rsplit("/", 2)
     return len(parts) == 3 and parts[1].isdecimal() and int(parts[1]) <= epoch and "-" in parts[2]

@@ -201,7 +201,7 @@ def read_amendment(value: Any) -> Amendment:
 
 
 class EpisodeInput(EpisodeRequest, RunInput):
-    """Input of a run: the request, and the state from the previous Temporal run if there was one."""
+    """Input of an episode's run: the request, and the state from the previous Temporal run if there was one."""
 
     state: EpisodeState | None = None
     restore: RestoreTarget | None = None
@@ -311,7 +311,7 @@ def details_markdown(
     status: str,
     work: Work | None = None,
 ) -> str:
-    """Return the current details as Markdown.
+    """Return the current details of an episode as Markdown.
 
     They contain the state of the episode and the exact JSON for the possible next actions.
     """

@@ -104,10 +104,7 @@ _WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})
 
 
 def make_question(kind: QuestionKind, title: str, *, evidence: tuple[str, ...] = (), by: str = "tightloop") -> Question:
-    """Return a question for a person.
-
-    The first option is the default unless it would grant something.
-    """
+    """Create a question for a person. The first option is the default unless it would grant something."""
     name, effect = _FIRST[kind]
     return Question(
         id="",
@@ -260,7 +257,7 @@ UNMOVED_MORE = 1
 
 
 class NextAction(StrEnum):
-    """The loop's next action."""
+    """Action that the loop takes next."""
 
     CONTINUE = "continue"
     SUCCEED = "succeed"
@@ -272,7 +269,7 @@ class NextAction(StrEnum):
 
 
 class Decision(Value):
-    """The loop's next action, with its details."""
+    """Next action of the loop, with the question or report that belongs to it."""
 
     action: NextAction
     question: Question | None = None
@@ -292,7 +289,7 @@ def _ask(kind: QuestionKind, title: str) -> Decision:
 
 
 def guard_rails(state: EpisodeState, now: datetime) -> Decision:
-    """Check every budget limit before another iteration."""
+    """Ask a person if a budget limit forbids another iteration."""
     end = describe_end(state.budget.until, now)
     reached_limits = (*map(str, breaches(state.budget, state.spent)), *([end] if end else []))
     return (
@@ -320,7 +317,7 @@ def after_planning(outcome: PlanningOutcome, overruled: tuple[str, ...] = ()) ->
 
 
 def _ask_about(findings: tuple[Finding, ...], change: ShownChange | None = None) -> Decision:
-    """Ask a person if there are any findings."""
+    """Ask a person about findings, if there are any."""
     if not findings:
         return CONTINUE
     return Decision(action=NextAction.ASK, question=alignment_question(findings, change))

@@ -44,7 +44,7 @@ def masked_problem(script: str) -> str:
 
 
 def refuse_masked(checks: Iterable[Check]) -> None:
-    """Reject checks that can never fail.
+    """Reject checks whose commands can never fail.
 
     Raises:
         InvalidRequestError: a check passes whatever happens.

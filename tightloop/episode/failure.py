@@ -106,7 +106,7 @@ def combine_signatures(marks: Iterable[str]) -> str:
 
 
 class Failure(Value):
-    """One failure in one iteration."""
+    """Failure that occurred in an iteration."""
 
     kind: FailureKind
     signature: str
@@ -115,7 +115,7 @@ class Failure(Value):
 
 
 class FailureStreak(Value):
-    """Consecutive iterations without progress."""
+    """Count of consecutive iterations without progress."""
 
     last: Failure | None = None
     times: int = 0
@@ -177,7 +177,7 @@ class ComparableOutput(Value):
 
 
 def read_output(text: str) -> ComparableOutput:
-    """Return the comparable parts of an output."""
+    """Extract the comparable parts of an output."""
     text = without_frames(text)
     lines = [without_noise(line) for line in text.split("\n")]
     marks = tuple(sorted(short_mark(line) for line in lines if line))
@@ -200,7 +200,7 @@ def _numbers(line: str) -> Iterator[float]:
 
 
 def is_part(some: tuple[str, ...], more: tuple[str, ...]) -> bool:
-    """Return whether the first lines are a proper, non-empty subset of the second ones, as multisets."""
+    """Return whether the first lines are some, but not all, of the second lines. Repeated lines are counted."""
     return len(some) < len(more) and bool(some) and not Counter(some) - Counter(more)
 
 

@@ -116,7 +116,7 @@ def _calls(command: str, depth: int) -> Iterator[ToolCall]:
 
 
 def _unwrap(tokens: list[str]) -> ToolCall | None:
-    """Split a command into the launcher and the tool."""
+    """Split a command into its launcher, such as `uv run`, and the tool."""
     launcher: list[str] = []
     rest = list(tokens)
     while rest:
@@ -289,7 +289,7 @@ ERROR_CHARACTERS = 120
 
 
 class Fix(Value):
-    """A command that may fix one cause."""
+    """Command that may fix one cause of a failing check."""
 
     id: str
     """Id that is unique within a report, such as `ruff:F401` or `ruff:F401:unsafe`."""
@@ -335,7 +335,7 @@ _TOOLS = frozenset({*(tool.name for tool in _FORMATTERS), *_TESTS, "mypy"})
 
 
 class FixFinder:
-    """Finds the toolchain fixes for a report."""
+    """Finds commands of the project's tools that may fix the failures in a check report."""
 
     def __init__(self, report: CheckReport, tried: Sequence[HistoryEntry] = (), programs: Sequence[str] = ()) -> None:
         """Collect the tools that the checks call.
@@ -349,7 +349,7 @@ class FixFinder:
 
     @property
     def ruff(self) -> tuple[str, ...]:
-        """The project's ruff command whose findings make a check fail. Empty if no such command exists."""
+        """The project's ruff command whose findings make a check fail, or an empty tuple if no such command exists."""
         return next((use.start for use in self._failed if is_lint(use.call) and named_rules(use.result)), ())
 
     def fixes(self, rules: RuffRules) -> tuple[Fix, ...]:

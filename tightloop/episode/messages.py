@@ -37,7 +37,7 @@ _SENTENCE_CHARACTERS = 400
 
 
 def gaps_of_plan(message: PlanMessage) -> str:
-    """Return the errors in a plan message, addressed to its author and with an example, or ""."""
+    """Return the errors in a plan message, addressed to its author and with an example, or "" if there are none."""
     # Models reply in JSON: rendering it applies the same rules as to a message written by a person.
     try:
         parse_plan(render_plan(message))
@@ -47,7 +47,7 @@ def gaps_of_plan(message: PlanMessage) -> str:
 
 
 def given_up(name: str, problems: str, *, returned: int) -> str:
-    """Return the sentence that is shown to a person when all corrections have failed."""
+    """Return the sentence to show to a person when no correction has produced a usable message."""
     lacks = "; ".join(line.removeprefix("- ") for line in problems.split("\n") if line.startswith("- ["))
     return shorten(
         f"the {name} is still invalid after {returned} corrections: {lacks}. "
@@ -93,7 +93,7 @@ def make_delta(old: str, new: str, base: ArtifactRef | None = None) -> PlanDelta
 
 
 def show_delta(old: str, delta: PlanDelta) -> str:
-    """Return a stored delta in the format of `show_change`.
+    """Show the difference that a stored delta describes, in the format of `show_change`.
 
     Raises:
         ValueError: the delta belongs to another text or is corrupt.
@@ -259,7 +259,7 @@ def plan_request_of(
     before: PlanRequestMessage | None,
     checks_before: str,
 ) -> PlanRequestMessage:
-    """Return the PR-A_n+1 message about the iteration that `state` completes.
+    """Return the plan request message (PR-A_n+1) about the iteration that `state` completes.
 
     `before` is the previous plan request, whose history is continued. `checks_before` is the number of passed checks
     out of the total before the iteration, such as `1/3`. `changes` has one line per changed file.

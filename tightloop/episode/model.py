@@ -77,7 +77,7 @@ class PlanVerdict(StrEnum):
 
 
 class ReflectCause(StrEnum):
-    """Cause of a reflection (EP-6)."""
+    """Event that causes the episode to reflect on its last iteration (EP-6)."""
 
     PROBABILITY_CLASS = "probability_class"
     RESTORED = "restored"
@@ -124,10 +124,7 @@ def check_run(workspace: str, pause_timeout: timedelta, counts: Mapping[str, int
 
 
 class EpisodeRequest(CallerInput):
-    """Request from a service or a person.
-
-    Only the goal and workspace are required.
-    """
+    """Request to run an episode, from a service or a person. Only the goal and workspace are required."""
 
     goal: str = ""
     workspace: str = ""
@@ -389,7 +386,7 @@ class EpisodeState(Value):
 
 
 class CheckpointFile(Value):
-    """Contents of a checkpoint other than the tree."""
+    """Content of a checkpoint, apart from its tree."""
 
     state: EpisodeState
     patch: ArtifactRef | None = None
@@ -409,7 +406,7 @@ class EpisodeResult(RunResult):
 
 
 class EpisodeStatus(RunStatus):
-    """Snapshot of an episode."""
+    """Snapshot of an episode for people and programs."""
 
     episode_id: str = ""
     run_id: str = ""

@@ -105,7 +105,7 @@ def list_outcomes(
 
 
 def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], ...]:
-    """Return the memory queries for a report, each with the command that failed."""
+    """Return the memory queries for a check report, each with the command that failed."""
     failed = report.failed[:ASKED_FOR] if report is not None else ()
     return tuple(
         (result.run, Query(text=result.tail, signature=failure_signature(result), limit=limit)) for result in failed
@@ -115,7 +115,7 @@ def queries(report: CheckReport | None, limit: int) -> tuple[tuple[str, Query], 
 def best_of(candidates: Iterable[tuple[str, Recollection]], limit: int) -> tuple[Recollection, ...]:
     """Return the best patterns for several checks without duplicates, each with its check.
 
-    The best pattern of every check comes before the second best of any check.
+    The best pattern of every check comes before the second best pattern of any check.
     """
     # Exact matches first: a similar failure with a high success rate is still another failure.
     ordered = sorted(
@@ -205,7 +205,7 @@ class DraftedScenarios(Value):
 
 
 class PlannerAnswer(Value):
-    """Result returned by an adapter of the planner port."""
+    """Planner's reply, as returned by an adapter of the planner port."""
 
     verdict: PlanVerdict
     message: PlanMessage | None = None
@@ -228,7 +228,7 @@ class PlannerAnswer(Value):
 
 
 class ReflectionBriefing(Value):
-    """Input of a reflector. Its size is bounded."""
+    """Input for a reflector, which is limited in size."""
 
     goal: str = ""
     cause: ReflectCause = ReflectCause.PROBABILITY_CLASS
@@ -339,7 +339,7 @@ class PlanningOutcome(Value):
 
 
 class ReflectionOutcome(Value):
-    """Reflection as seen by the workflow."""
+    """Result of a reflection, as seen by the workflow."""
 
     reflection: ArtifactRef
     diagnosis: str = ""

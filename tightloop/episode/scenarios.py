@@ -169,7 +169,10 @@ class ScenarioBaseline(Value):
 def seen_before(
     current: ScenarioBundle, initial: ScenarioBundle | None, baseline: ScenarioBaseline | None
 ) -> ScenarioBaseline:
-    """Return the baseline of the current scenarios. Amended scenarios have none; if files changed, none of them has."""
+    """Return the initial results that still apply to the current scenarios.
+
+    Amended scenarios have no initial results. If the bundle's files have changed, none of the scenarios has any.
+    """
     if initial is None or baseline is None or initial.files != current.files:
         return ScenarioBaseline()
     old = {scenario: number for number, scenario in enumerate(initial.scenarios)}
@@ -210,7 +213,7 @@ class ScenarioResult(Value):
 
     @property
     def title(self) -> str:
-        """Sentence about failed scenarios. It is the only one that others see."""
+        """Sentence about failed scenarios. It is all that anyone except their owner sees."""
         if self.total == 1:
             return "the hidden scenario fails"
         return f"{self.failed} of {self.total} hidden scenarios {'fails' if self.failed == 1 else 'fail'}"

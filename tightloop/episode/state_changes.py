@@ -52,12 +52,12 @@ DELIVERED_AGAIN = frozenset(
 
 
 def with_intervention(state: EpisodeState) -> EpisodeState:
-    """Count a message from a person."""
+    """Count a message from a person as an intervention."""
     return state.evolve(spent=state.spent.evolve(interventions=state.spent.interventions + 1))
 
 
 def with_note(state: EpisodeState, note: str, *, asks: bool = False) -> EpisodeState:
-    """Add a note for the next plan.
+    """Add a note that the planner reads before the next plan.
 
     If the note requests work, the episode stays open until that work is planned.
     """
@@ -80,7 +80,7 @@ def with_retries(state: EpisodeState, attempt: int) -> EpisodeState:
 
 
 def with_working_time(state: EpisodeState, duration: timedelta) -> EpisodeState:
-    """Add working time."""
+    """Add a duration to the episode's working time."""
     spent = state.spent.evolve(wall_time=state.spent.wall_time + max(duration, timedelta()))
     return state.evolve(spent=spent)
 
@@ -151,7 +151,7 @@ def with_plan(state: EpisodeState, outcome: PlanningOutcome, read_notes: tuple[s
 
 
 def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
-    """Record the report on a delivery."""
+    """Record the executor's report on a delivery."""
     spent = state.spent.with_usage(report.usage)
     moved = report.new_tree not in ("", state.tree)
     is_repeated = report.status is ExecutorStatus.LIMIT_HIT or report.failed_at_once or report.limit is not None
@@ -283,7 +283,7 @@ def with_ended_wait(state: EpisodeState, question: Question, answer: Answer | No
 
 
 def with_answer(state: EpisodeState, question: Question, answer: Answer, *, first: Budget) -> EpisodeState:
-    """Record a person's decision.
+    """Record a person's answer to a question.
 
     `first` is the episode's initial budget. The text of an answer is passed on to the planner but does not decide
     anything.
@@ -334,7 +334,7 @@ def _with_approval(state: EpisodeState, question: Question, answer: Answer) -> E
 
 
 def _with_allowed_findings(state: EpisodeState) -> EpisodeState:
-    """Allow the findings that are shown.
+    """Allow the findings that the open question shows.
 
     Findings in a change that was refused earlier are allowed only together with the change itself.
     """
@@ -487,7 +487,7 @@ def _with_names(names: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
 
 
 def result_of(state: EpisodeState, outcome: EpisodeOutcome, reason: str) -> EpisodeResult:
-    """Return the result of a closed episode."""
+    """Build the result of an episode that has ended."""
     last = state.last_checkpoint
     return EpisodeResult(
         outcome=outcome,

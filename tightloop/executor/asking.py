@@ -28,7 +28,10 @@ ANSWER, SKIP = "answer", "skip"
 DONE, FAILED, REFUSED, LIMIT = "done", "failed", "refused", "limit"
 IMPOSSIBLE, LEFT_RED = "impossible", "left red on purpose"
 IN_A_WINDOW = frozenset({"cursor-gui"})
-"""Executors that only observe. Their agents continue without them and can report their own results."""
+"""Executors that only watch an agent in an editor window.
+
+The agent continues without them and can report results itself.
+"""
 _PERMISSION = (
     Option(name=ALLOW, effect="the agent may do it, and repeat it in this iteration", group=OptionGroup.ACCEPT),
     Option(name=DENY, effect="the agent is denied permission and continues without it", group=OptionGroup.STOP),
@@ -76,7 +79,7 @@ def clarifying_question(title: str, detail: str, fingerprint: str) -> Question:
 
 
 def work_question(title: str, detail: str = "") -> Question:
-    """Return the question that lets a person do the work.
+    """Create the question that asks a person to do the work.
 
     It does not have a default, so that a plain `resume` cannot claim success.
     """
@@ -183,7 +186,7 @@ READING = frozenset({"read", "search", "think"})
 
 
 class PermissionRequest(Value):
-    """Action that an agent requests permission for."""
+    """Request of an agent for permission to perform an action."""
 
     kind: str
     """Kind of the action, as defined by the Agent Client Protocol.
@@ -204,9 +207,10 @@ class PermissionRequest(Value):
 
 
 def decide(request: PermissionRequest, *, mode: AgentMode, rule: Verdict, grants: Iterable[Grant] = ()) -> Verdict:
-    """Return the verdict. A person's earlier answer takes precedence, followed by the mode and then the rule.
+    """Decide whether an agent may perform the action that it requests.
 
-    Reading is always allowed. `read_only` denies everything else.
+    A person's earlier answer takes precedence, followed by the mode and then the rule. Reading is always allowed.
+    `read_only` denies everything else.
     """
     # First, because the person's decision overrides the rule.
     for grant in grants:
@@ -287,7 +291,7 @@ class Crash(Value):
 
 
 def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
-    """Return the reaction to a crash.
+    """Choose the reaction to an interrupted delivery.
 
     A delivery is only repeated without asking if it left no trace in the tree and has no effects outside it.
     """
@@ -302,9 +306,9 @@ def after_crash(policy: OnCrash, crash: Crash) -> OnCrash:
 
 
 def explain_crash(crash: Crash) -> str:
-    """Return an explanation for the planner and for people.
+    """Explain a crash to the planner and to people.
 
-    It is the same for each cause, so that repeated crashes are recognised.
+    The same cause has the same text, so that repeated crashes are recognised.
     """
     moved, *_ = crash.sentences
     return f"{crash.cause}, and the plan was not delivered again; {moved}"

@@ -55,7 +55,7 @@ def failed_at_once(outcome: ExecutorOutcome, took_s: float, *, moved: bool) -> b
 
 
 def refine_failure(outcome: ExecutorOutcome, now: datetime) -> ExecutorOutcome:
-    """Refine the outcome of a delivery that failed at once: set the limit that its last words suggest."""
+    """Add the limit that an agent's last words suggest to the outcome of a delivery that failed at once."""
     if outcome.limit is not None:
         return outcome
     limit = read_last_words(outcome.error or outcome.summary, now=now)

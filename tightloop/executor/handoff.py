@@ -27,7 +27,7 @@ _CHARACTERS: dict[int, str | None] = {
 
 
 class HandOffState(StrEnum):
-    """State of a hand-off in its ledger."""
+    """State of a hand-off, as recorded in its ledger."""
 
     PREPARED = "prepared"
     """Enter has not been pressed, so the hand-off may be restarted."""
@@ -38,7 +38,7 @@ class HandOffState(StrEnum):
 
 
 class HandOffEnd(StrEnum):
-    """End of a hand-off attempt."""
+    """Way in which an attempt to hand off a message ended."""
 
     ACKED = "acked"
     REFUSED = "refused"
@@ -54,7 +54,7 @@ class HandOffEnd(StrEnum):
 
 
 class Message(Value):
-    """Text of a hand-off."""
+    """Text that is handed off to an agent."""
 
     id: str
     """ID in the form `<episode>/<iteration>/<8 hex digits>`."""
@@ -132,7 +132,7 @@ class BoxState(StrEnum):
 
 
 class NextStep(StrEnum):
-    """Next step when Enter may have been pressed."""
+    """Next step after Enter may have been pressed."""
 
     DONE = "done"
     PRESS = "press"
@@ -188,7 +188,7 @@ def file_message(identity: str, path: str, content: str) -> Message:
 
 
 def look_at_box(text: str, message: Message, earlier: Iterable[str]) -> BoxState:
-    """Classify the chat box by its whole content."""
+    """Classify the content of the chat box."""
     content = normalise(text)
     if not content.strip():
         return BoxState.EMPTY

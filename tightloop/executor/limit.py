@@ -24,7 +24,7 @@ LONGEST_UNASKED_WAIT = timedelta(hours=6)
 
 
 class LimitKind(StrEnum):
-    """Kind of limit."""
+    """Kind of limit that a provider or an agent imposes."""
 
     TOOL_CALL_LIMIT = "tool_call_limit"
     RATE_LIMITED = "rate_limited"
@@ -37,7 +37,7 @@ class LimitKind(StrEnum):
 
 
 class LimitSource(StrEnum):
-    """Source from which the kind was detected."""
+    """Source from which the kind of a limit was detected."""
 
     TEXT = "text"
     TYPED = "typed"
@@ -49,7 +49,7 @@ class LimitSource(StrEnum):
 
 
 class LimitAction(StrEnum):
-    """Reaction to a limit."""
+    """Reaction to a reached limit."""
 
     WAIT = "wait"
     """Back off, then continue."""
@@ -125,7 +125,7 @@ _CODEX_WINDOWS = ("primary", "secondary")
 
 
 class Phrases:
-    """The compiled file of phrases."""
+    """Phrases by which limits are recognised, compiled from their file."""
 
     def __init__(self) -> None:
         # Deferred import: callers that detect nothing do not pay for it.
@@ -197,7 +197,7 @@ def match_phrase(text: str, *, anchored: bool) -> Match | None:
 
 
 def make_hit(match: Match, wait: timedelta | None, evidence: str, source: LimitSource) -> LimitHit:
-    """Return the hit. The length of its evidence is limited."""
+    """Create a `LimitHit` from a recognised limit. Its evidence is shortened."""
     return LimitHit(
         kind=match.kind.value,
         retry_after=wait,
@@ -222,7 +222,7 @@ class Facts:
         self._nodes_left = MAXIMUM_NODES
 
     def collect(self, value: object, field: str = "", depth: int = 0) -> None:
-        """Collect the facts in a value recursively."""
+        """Collect the facts in a value and everything nested in it."""
         # Foreign fields quote tool calls or results, where any text can occur.
         self._nodes_left -= 1
         if self._nodes_left < 0 or depth > MAXIMUM_DEPTH or field in phrases().fields["foreign"]:
@@ -424,7 +424,7 @@ def _is_error(event: Mapping[str, Any]) -> bool:
 
 
 def _read_status(lines: Sequence[str], clock: Clock) -> LimitHit | None:
-    """Match the start of the first line. The text may continue on the next lines."""
+    """Return the limit in a status text, which starts on the first line and may continue on the next ones."""
     if not lines[0].strip():
         return None
     data = phrases()

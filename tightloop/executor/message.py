@@ -50,7 +50,7 @@ __all__ = [
 
 
 class PlannedStep(Value):
-    """A step of a plan."""
+    """Single step of a plan message."""
 
     title: Text
     run: tuple[Annotated[str, AfterValidator(lambda word: word.encode("utf-8", "replace").decode("utf-8"))], ...] = ()
@@ -239,17 +239,17 @@ def _render(message: Value) -> str:
 
 
 def render_plan(message: PlanMessage) -> str:
-    """Return a plan message as Markdown."""
+    """Render a plan message as Markdown."""
     return _render(message)
 
 
 def render_plan_request(message: PlanRequestMessage) -> str:
-    """Return a plan request as Markdown."""
+    """Render a plan request as Markdown."""
     return _render(message)
 
 
 def parse_plan(text: str) -> PlanMessage:
-    """Parse a plan message.
+    """Parse a plan message from Markdown.
 
     Raises:
         MessageError: a required section is missing or invalid. The message names it and shows an example.
@@ -261,7 +261,7 @@ def parse_plan(text: str) -> PlanMessage:
 
 
 def parse_plan_request(text: str) -> PlanRequestMessage:
-    """Parse a plan request.
+    """Parse a plan request from Markdown.
 
     Raises:
         MessageError: a required section is missing or invalid. The message names it and shows an example.

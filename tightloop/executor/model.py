@@ -30,7 +30,7 @@ class Usage(Value):
 
 
 def total(usages: Iterable[Usage]) -> Usage:
-    """Return the sum. A field is unknown if any of the calls did not report it."""
+    """Add up the usage of several calls. A field of the sum is unknown if any of the calls did not report it."""
     all_usages = tuple(usages)
     values = {name: [getattr(usage, name) for usage in all_usages] for name in Usage.model_fields}
     return Usage(**{name: None if None in column else sum(column) for name, column in values.items()})
@@ -114,7 +114,7 @@ class ExecutorChoice(CallerInput):
 
 
 class ResumeToken(Value):
-    """State that an executor needs to resume its work. Sessions are files on a single host."""
+    """Data with which an executor resumes its session. Sessions are stored as files on a single host."""
 
     adapter: str
     session_id: str
@@ -207,7 +207,7 @@ class ErrorKind(StrEnum):
 
 
 class EventKind(StrEnum):
-    """Kinds of events that are common to all agents."""
+    """Kind of an agent's event. The kinds are the same for all agents."""
 
     STARTED = "started"
     SESSION = "session"
@@ -227,7 +227,7 @@ class EventKind(StrEnum):
 
 
 class ExecutorEvent(Value):
-    """Event reported by an agent."""
+    """Event that an agent reported during a delivery."""
 
     kind: EventKind
     text: str = ""

@@ -75,7 +75,7 @@ class ScriptStep(Document):
 
 
 class Script(Document):
-    """Complete script."""
+    """Complete script of the executor `scripted`."""
 
     steps: tuple[ScriptStep, ...] = Field(min_length=1)
     repeat: bool = False

@@ -126,7 +126,7 @@ def _is_ahead(text: str, match: re.Match[str]) -> bool:
 
 
 def read_wait(value: object, clock: Clock, *, unit: float = 1.0) -> timedelta | None:
-    """Parse a header or field.
+    """Parse the wait in a header or field.
 
     The value is a number of `unit` seconds, a duration such as `6m0s`, an RFC 3339 time or an RFC 9110 date.
     """

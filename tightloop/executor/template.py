@@ -203,7 +203,7 @@ _ACTION_ITEMS = re.compile(_LABEL.format("action[_ ]items"), re.IGNORECASE | re.
 
 
 def render_reflection(reflection: Reflection) -> str:
-    """Return the body of the reflection section."""
+    """Render the body of the reflection section."""
     items = render_items(reflection.action_items, indent=4)
     return f"  diagnosis: {quote_text(reflection.diagnosis)}\n  action_items:" + (f"\n{items}" if items else "")
 
@@ -233,7 +233,7 @@ _ANSWER = re.compile(
 
 
 def render_alignment(alignment: Alignment) -> str:
-    """Return the alignment section, which is a single line."""
+    """Render the alignment section, which is a single line."""
     why = alignment.rationale
     if "\n" in why or unquote_text(why) != why:
         why = quote_text(why)

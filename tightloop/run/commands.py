@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Remark(Document):
-    """Reason or message, with its author."""
+    """Reason or message from a person, with its author."""
 
     text: str = ""
     by: str = "operator"
@@ -47,7 +47,7 @@ A = TypeVar("A", bound=Amounts)
 
 
 def read_argument(value: Any, kind: type[M], *, what: str, example: str) -> M:
-    """Parse the argument of the command `what`.
+    """Parse the argument of a command into a model.
 
     Raises:
         InvalidRequestError: a field is unknown or invalid. The message names the first one and shows the example.

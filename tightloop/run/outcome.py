@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     worked: bool = True
     """False if no executor changed a file."""
     files_changed: int | None = None
-    """Number of files that differ from the initial tree; None if unknown."""
+    """Number of files that differ from the initial tree, or None if unknown."""
     scenarios: int = 0
     """Number of hidden scenarios that passed."""
     drafted: int = 0
@@ -61,7 +61,7 @@ class Facts(NamedTuple):
 
 
 def qualify(facts: Facts) -> str:
-    """Return the reason why a success is not a plain success, or "" if it is one."""
+    """Return the reason why a success is not a plain success, or "" if nothing qualifies it."""
     if facts.dry_run:
         return f"{DRY_RUN}: nothing was changed"
     steps = "step" if facts.steps == 1 else "steps"

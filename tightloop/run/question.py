@@ -237,7 +237,7 @@ def evidence_of(text: str) -> tuple[str, ...]:
 
 
 class AnswerCommand(Document):
-    """Argument of the update `answer`."""
+    """Arguments of the update `answer`."""
 
     question: str = ""
     """ID, step or window of the question. A window selects all of its questions. It may be empty if there is only one
@@ -283,7 +283,7 @@ class Questions(Value):
         return self.evolve(waiting=(*self.waiting, opened), asked=number), opened
 
     def close(self, *ids: str) -> "Questions":
-        """Remove questions that no longer need an answer."""
+        """Remove questions that no longer need to be answered."""
         left = tuple(question for question in self.waiting if question.id not in ids)
         return self.evolve(waiting=left) if len(left) < len(self.waiting) else self
 
@@ -394,7 +394,7 @@ def _check_answer(question: Question, answer: Answer, *, is_cut: bool) -> None:
 
 
 def _with_paths(question: Question, answer: Answer) -> Answer:
-    """Add the selected paths if the option takes paths.
+    """Add the files that an answer selects, if its option takes paths.
 
     Reject a text that does not match any of the question's files.
     """

@@ -56,7 +56,7 @@ class Urgency(IntEnum):
 
 
 def urgency(*, last_message_at: datetime | None, now: datetime, is_new: bool) -> Urgency:
-    """Return the urgency of a workflow's steps.
+    """Return how urgent the steps of a workflow are.
 
     Args:
         last_message_at: time of the last message from a person in this run, or None if there was none.

@@ -89,7 +89,7 @@ def reset_counts(memory: TrackerMemory | None, spent: Spent, *, keep_plans: bool
 
 
 def spending(spent: Spent) -> Spending:
-    """Return the part of the spending that the tracker uses."""
+    """Return the part of an episode's spending that the tracker uses."""
     return Spending(
         iterations=spent.iterations, tokens=spent.tokens, cost_usd=spent.cost_usd, wall_time=spent.wall_time
     )
@@ -177,7 +177,7 @@ def _failing_tests(iteration: Iteration) -> str:
 
 
 def _numbers(iteration: Iteration) -> tuple[float, ...]:
-    """Return the numbers that the failing checks print."""
+    """Return the numbers in the output of the failing checks."""
     failed = iteration.checks.failed if iteration.checks else ()
     return tuple(number for result in failed for number in result.printed.numbers)[:NUMBERS_LIMIT]
 
@@ -194,7 +194,7 @@ def _failing(before: TrackerMemory, iteration: Iteration) -> tuple[str, ...]:
 
 
 def _collect_facts(iteration: Iteration) -> TrackingFacts:
-    """Return the facts from the iteration's own results."""
+    """Collect the facts that follow from the iteration's own results."""
     verification, report = iteration.verification, iteration.report
     scope = _outside(iteration)
     return TrackingFacts(
@@ -334,7 +334,7 @@ _UNKNOWN = "-"
 
 
 class HistoryEntry(Value):
-    """Action and result of an iteration."""
+    """Line of the history: what an iteration did, and its result."""
 
     iteration: int
     title: str = ""

@@ -19,7 +19,7 @@ class ProbabilityClass(StrEnum):
 
 
 class ReasonKind(StrEnum):
-    """Kinds of reasons for a class."""
+    """Kind of a reason for a probability class."""
 
     RATIO = "ratio"
     NO_CHANGE = "no_change"
@@ -159,7 +159,7 @@ class Thresholds(Value):
 
 
 class ItemMemory(Value):
-    """An action item and its status."""
+    """Remembered action item, with its status."""
 
     mark: str
     """Signature of the item's text."""

@@ -35,9 +35,9 @@ class Touched(Value):
 def find_new_work(files: Iterable[FilePatch], touched: Touched) -> tuple[bool, Touched]:
     """Return whether a change contains new work, and the updated marks.
 
-    It does if it touches a file for the first time, or if the number of its new lines exceeds the number of the
-    episode's own earlier lines that it removes. Removing a line of the original project counts like adding a line.
-    Comments, white space and moved lines do not count, and repeated changes to the numbers in a line count once.
+    A change is new work if it touches a file for the first time, or if it adds more new lines than it removes of the
+    episode's own earlier lines. Removing a line of the original project counts like adding a line. Comments, white
+    space and moved lines do not count, and repeated changes to the numbers in a line count once.
     """
     known_files, known_lines = _split(touched.files), _split(touched.lines)
     changed, new, undone = set[str](), set[str](), set[str]()

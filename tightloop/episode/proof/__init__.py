@@ -92,7 +92,7 @@ class TestReport(Value):
 
 
 class CheckRun(Value):
-    """One check in one run."""
+    """Result of one check in one run of the definition of done."""
 
     name: str
     run: str

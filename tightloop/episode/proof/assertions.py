@@ -43,7 +43,7 @@ class Claim(NamedTuple):
 
 
 class AssertedTest(NamedTuple):
-    """A test and its claims."""
+    """Test with the claims that it makes."""
 
     path: str
     name: str
@@ -94,7 +94,7 @@ class _Setup(NamedTuple):
 
 
 class _Scope:
-    """Values of local names within a test."""
+    """Values of the local names in one case of a test."""
 
     def __init__(self, local: frozenset[str]) -> None:
         self.local = local
@@ -366,7 +366,7 @@ def _parameter_names(node: ast.expr) -> list[str]:
 
 
 def _rows(reader: _Reader, tables: list[tuple[list[str], ast.expr]], scope: _Scope) -> Iterator[_Scope]:
-    """Yield a scope for each combination of test parameters."""
+    """Yield a scope for each combination of a test's parameters."""
     if not tables:
         yield scope
         return
@@ -463,7 +463,7 @@ class _Resolver(ast.NodeTransformer):
 
 
 class _Walker:
-    """Collects the claims of a test in order."""
+    """Visits the statements of a test in order and collects its claims."""
 
     def __init__(self, reader: _Reader, scope: _Scope) -> None:
         self._reader, self.scope = reader, scope

@@ -50,7 +50,7 @@ class _Patterns:
         self._names = re.compile("|".join(wild) or r"(?!)")
 
     def cover(self, path: str) -> bool:
-        """Return whether a pattern covers the path."""
+        """Return whether one of the patterns covers a path."""
         parts = path.split("/")
         if not self._parts.isdisjoint(parts) or self._names.fullmatch(parts[-1]):
             return True

@@ -500,7 +500,7 @@ class Renames(NamedTuple):
     pairs: tuple[tuple[str, str], ...] = ()
 
     def apply(self, claim: Claim) -> Claim:
-        """Return a claim with the renamed symbols replaced."""
+        """Return a claim in which the renamed symbols have their new names."""
         context, subject, outcome = claim.context, claim.subject, claim.outcome
         for old, new in self.pairs:
             pattern = re.compile(rf"(?<![\w.]){re.escape(old)}(?!\w)" if old[0] != "." else rf"{re.escape(old)}(?!\w)")

@@ -64,7 +64,7 @@ class LoadedFiles(NamedTuple):
         return bool(self.before) and all(seen.is_watched for seen in (*self.before, *self.now))
 
     def was_opened(self, path: str) -> bool:
-        """Return whether any check opened the file, initially or now."""
+        """Return whether any check opened the file, either on the initial tree or on the delivered one."""
         return any(path in seen.opened or path in seen.loads for seen in (*self.before, *self.now))
 
     def loaders(self, path: str) -> tuple[str, ...]:
@@ -199,9 +199,10 @@ class LoadedFiles(NamedTuple):
         return any(path.startswith(f"{folder}/") for folder in for_tests - for_all)
 
     def _opens_all(self, seen: Observation) -> bool:
-        """Return whether a check opened nearly every file, as linters and searches do. Its accesses prove nothing.
+        """Return whether a check opened nearly every file, as linters and searches do.
 
-        In a small tree, a test runner also opens all code and settings, but no other files.
+        Opening a file then does not show that the check depends on it. In a small tree, a test runner also opens all
+        code and settings, but no other files.
         """
         is_search = any(not is_program(path) and not _SETTINGS.search(path) for path in seen.opened)
         return is_search and len(seen.opened) >= OPENS_ALL * len(self.paths)
@@ -214,7 +215,7 @@ class LoadedFiles(NamedTuple):
         return bool(tests) and not any(seen.loads.get(path, ())) and seen.opened.index(path) < tests[0]
 
     def _is_configuration(self, path: str, deciding: Mapping[str, FileKind]) -> bool:
-        """Return whether a file configures a runner.
+        """Return whether a file configures a test runner or another checker.
 
         A program that a check starts, such as `test.py`, does not.
         """
@@ -243,14 +244,14 @@ class LoadedFiles(NamedTuple):
     def _subject_of(self, path: str) -> bool:
         """Return whether a data file is itself the subject of a check.
 
-        It is if all of its readers are programs that load no code from the tree.
+        This is the case if all of its readers are programs that load no code from the tree.
         """
         readers = [reader for reader in self.loaders(path) if reader]
         is_plain = all(any(reader in seen.programs for seen in self.before) for reader in readers)
         return bool(readers) and is_plain and not any(any(self._code_loaded_by(reader)) for reader in readers)
 
     def keeps(self, path: str, kind: FileKind) -> bool:
-        """Return whether a file whose name reveals a role really decides a check that was observed."""
+        """Return whether a file whose name suggests a role in the checks really decides an observed check."""
         if kind not in (FileKind.CONFIGURATION, FileKind.TEST_DATA):
             return True
         is_subject = kind is FileKind.TEST_DATA and (self._subject_of(path) or self._is_inspected(path))

@@ -13,7 +13,7 @@ _Results = Iterator[tuple[str, str]]
 
 
 class _Format(NamedTuple):
-    """Output format of a runner."""
+    """Format in which a test runner prints its results."""
 
     begins: re.Pattern[str]
     """Line that only this runner prints, before or after its tests."""

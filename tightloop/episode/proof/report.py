@@ -29,7 +29,7 @@ LINES_LIMIT = 2_000_000
 
 
 class Observation(Value):
-    """Events recorded during a check."""
+    """Events that were recorded while a check ran."""
 
     checkers: tuple[str, ...] = ()
     """Known checkers that were started."""
@@ -240,10 +240,11 @@ def _command(event: Mapping[str, Any]) -> str:
 
 
 def missing(before: Mapping[str, str], now: Mapping[str, str], *, failures_may_stay: bool = False) -> tuple[str, ...]:
-    """Return the sorted baseline tests that did not pass; with `failures_may_stay`, only those that passed before.
+    """Return the baseline tests that did not pass, sorted.
 
-    A test that was skipped in the baseline may be skipped again. For parameterised tests, only their number is
-    compared, because their names may vary between runs.
+    If `failures_may_stay` is set, only tests that passed in the baseline are included. A test that was skipped in the
+    baseline may be skipped again. For parameterised tests, only their number is compared, because their names may vary
+    between runs.
     """
     if failures_may_stay:
         before = {name: result for name, result in before.items() if result != FAILED}
@@ -273,7 +274,7 @@ def names_text(results: Mapping[str, str]) -> str:
 
 
 class CheckBaseline(Value):
-    """Result of a check before the first plan."""
+    """Result of a check on the initial tree."""
 
     run: str
     passed: bool = False

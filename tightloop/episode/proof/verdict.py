@@ -41,7 +41,7 @@ _NO_TESTS = frozenset({4, 5})
 
 
 class ObservedRun(NamedTuple):
-    """A run and the observations of its checks."""
+    """Run of the checks, with an observation of each of them."""
 
     run: ProofRun
     observations: tuple[Observation, ...]
@@ -55,7 +55,7 @@ class ObservedRun(NamedTuple):
 
 
 class SourceChanges(NamedTuple):
-    """Observations about changed sources."""
+    """What was observed about the changed sources."""
 
     files: frozenset[str] = frozenset()
     """Changed files that do not belong to the checks."""
@@ -66,7 +66,7 @@ class SourceChanges(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Changes since the start of the episode."""
+    """All changes since the start of the episode that matter for its proof."""
 
     restored: tuple[ChangedFile, ...] = ()
     """Files that the second run restored to their initial version."""
@@ -114,18 +114,12 @@ class Changes(NamedTuple):
         return self.answer_for(self.unannounced)
 
     def answer_for(self, paths: Iterable[str]) -> Approval | None:
-        """Return the weakest answer if every one of the files has been answered, otherwise None.
-
-        None if there are no files.
-        """
+        """Return the weakest of the answers for the files, or None if a file has no answer or there are no files."""
         return weakest_answer(self.answered, paths)
 
 
 def weakest_answer(answered: Mapping[str, Approval], paths: Iterable[str]) -> Approval | None:
-    """Return the weakest answer if every one of the files has been answered, otherwise None.
-
-    None if there are no files.
-    """
+    """Return the weakest of the answers for the files, or None if a file has no answer or there are no files."""
     answers = [answered.get(path) for path in paths]
     if not answers or None in answers:
         return None
@@ -133,7 +127,7 @@ def weakest_answer(answered: Mapping[str, Approval], paths: Iterable[str]) -> Ap
 
 
 def known_checkers(command: str) -> tuple[str, ...]:
-    """Return the checkers that a command names.
+    """Return the known checkers that a command names.
 
     The result is empty if the command prevents Python from being observed.
     """
@@ -153,7 +147,7 @@ def is_kept(file: ChangedFile, commands: Sequence[str]) -> bool:
 
 
 def checks_without_tests(measured_run: ObservedRun, beginning: InitialState, changes: Changes) -> tuple[str, ...]:
-    """Return the commands whose run with the initial tests is meaningless because they had no initial tests."""
+    """Return the commands that had no initial tests, so that their run with the initial tests is meaningless."""
     return tuple(
         check.run
         for check, observation in zip(measured_run.run.checks, measured_run.observations, strict=True)
@@ -448,7 +442,7 @@ def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> Proo
 
 
 def with_acceptance(evidence: Evidence, findings: Sequence[ProofFinding]) -> Evidence:
-    """Return the evidence, recording the person (if any) who let a finding pass without having asked for the change."""
+    """Add to the evidence the person, if any, who accepted a finding without having asked for the change."""
     passed = next((finding for finding in findings if finding.is_accepted), None)
     if passed is None or passed.answered is None:
         return evidence
@@ -552,7 +546,7 @@ NO_TESTS = "there were no tests at the start, so all passing tests were added wi
 def not_held(
     measured: Sequence[ObservedRun], beginning: InitialState, left_out: Sequence[str], checks: Iterable[Check]
 ) -> tuple[str, ...]:
-    """Return a proof's limitations, one sentence each."""
+    """List the limitations of a proof, one sentence each."""
     lines: list[str] = []
     runs = [check for measured_run in measured for check in measured_run.run.checks]
     for sandbox in dict.fromkeys(check.sandbox for check in runs if check.not_enforced):

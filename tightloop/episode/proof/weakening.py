@@ -67,7 +67,7 @@ def find_weakening(before: Mapping[str, str], after: Mapping[str, str]) -> Weake
 
 
 def _broken(path: str, old: str, new: str, defined: Collection[str]) -> str:
-    """Return the way in which a source lost its content, or "" if it did not.
+    """Describe how a source lost its content, or return "" if it did not.
 
     `defined` contains the names that the changed files define now.
     """
@@ -94,7 +94,10 @@ def _classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
 
 
 def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
-    """Yield the lines that newly overload a builtin type's comparison or add a value like `unittest.mock.ANY`."""
+    """Yield the lines that make comparisons unreliable.
+
+    They newly overload a comparison of a builtin type, or add a value that equals anything, like `unittest.mock.ANY`.
+    """
     before = _classes(old)
     for name, node in _classes(new).items():
         bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
@@ -109,7 +112,10 @@ def _overloads(old: ast.Module, new: ast.Module) -> Iterator[int]:
 
 
 def _ruby_overloads(old: str, new: str) -> Iterator[str]:
-    """Yield the lines that newly define comparisons of builtin types or their subclasses in Ruby, as `line: text`."""
+    """Yield the lines of Ruby code that newly define comparisons for builtin types or their subclasses.
+
+    The lines have the form `line: text`.
+    """
     old_lines = set(old.splitlines())
     for head in _RUBY_CLASS.finditer(new):
         body = new[head.start() :].partition(f"\n{head['indent']}end")[0]
@@ -136,7 +142,7 @@ def _targets(statement: ast.stmt) -> list[str]:
 
 
 def _swallows(old: ast.Module, new: ast.Module) -> Iterator[int]:
-    """Yield the lines of new handlers that ignore any error of existing code."""
+    """Yield the lines of new exception handlers that ignore any error of existing code."""
     before = Counter(ast.unparse(node) for node in ast.walk(old) if isinstance(node, ast.stmt))
     # `except:` that becomes `except Exception:` ignores no more than it did.
     ignored = {_text(block) for block in _blocks(old) if _ignoring_lines(block)}
