@@ -69,7 +69,7 @@ def read_cancel(value: Any) -> CancelCommand:
 
 
 def resolve_parallel(command: DispatchCommand, default: int) -> int:
-    """Return the number of concurrent tasks."""
+    """Return the maximum number of tasks to run at the same time."""
     # `is`, because 1 == True: `{"parallel": 1}` is a number of tasks.
     if command.parallel is None or command.parallel is True:
         return default
@@ -85,7 +85,7 @@ TEXT_SHOWN = 120
 
 
 def loop_details(status: LoopStatus) -> str:
-    """Return the current details in Markdown."""
+    """Return the current details of a project plan as Markdown."""
     lines = [f"**{status.list_status}** · {shorten(' '.join(status.goal.split()), TEXT_SHOWN) or 'open problems'}", ""]
     for question in status.questions:
         lines += [f"**{question.id} waits for an answer** ({question.kind.value}): {question.title}", ""]

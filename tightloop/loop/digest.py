@@ -61,7 +61,7 @@ class DigestItem(Value):
 
 
 class Digest(Value):
-    """Summary of a project for a time range."""
+    """Summary of what happened in a project during a time range."""
 
     project: str
     workspace: str = ""
@@ -82,7 +82,7 @@ class Digest(Value):
 def digest_items(
     ended: Iterable[WorkflowLine], running: Iterable[WorkflowLine], waiting: Iterable[InboxItem]
 ) -> tuple[DigestItem, ...]:
-    """Return the pieces of work, most urgent first.
+    """Return the items of a digest, most urgent first.
 
     Args:
         ended: runs without a parent that ended in the time range, with details.
@@ -118,7 +118,7 @@ def _item(line: WorkflowLine, state: DigestState, text: str, command: str = "") 
 
 
 def _asking(asked: list[InboxItem], line: WorkflowLine | None) -> DigestItem:
-    """Return the item for a run with open questions. `line` is None if a plan started the run."""
+    """Return the digest item for a run with open questions. `line` is None if a plan started the run."""
     first, question = asked[0], asked[0].question
     more = f" ({format_count(len(asked) - 1, 'more question')})" if len(asked) > 1 else ""
     since = f" Since {first.since:%d %b %H:%M} UTC." if first.since else ""
@@ -220,7 +220,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def is_worth_telling(digest: Digest) -> bool:
-    """Return whether the digest has any content."""
+    """Return whether a digest contains anything worth sending."""
     return bool(digest.items or digest.iterations or digest.cost_usd)
 
 
@@ -242,7 +242,7 @@ def newest_day(now: datetime, at: time) -> date:
 
 
 def owed_days(last: date | None, newest: date) -> tuple[date, ...]:
-    """Return the days whose digests are due, oldest first.
+    """Return the days whose digests are due but have not been sent, oldest first.
 
     Args:
         last: day of the last digest that was sent. If None, only the newest day is due.
@@ -253,7 +253,7 @@ def owed_days(last: date | None, newest: date) -> tuple[date, ...]:
 
 
 def digest_notice(digest: Digest, *, at: datetime, full: bool = False) -> Notice:
-    """Return a digest as a notice.
+    """Convert a digest to a notice, which can be sent to the alert channels.
 
     Args:
         digest: digest of a finished time range.

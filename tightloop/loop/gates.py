@@ -193,7 +193,7 @@ class Estimate(Value):
 
 
 def estimate_of(status: LoopStatus) -> Estimate:
-    """Estimate the cost of dispatching a plan."""
+    """Estimate the maximum cost of dispatching a plan."""
     tasks = tuple(task for task in status.tasks if task.state is TaskState.CREATED)
     runs, budget = len(tasks), status.budget
     commands = dict.fromkeys(check.run for task in tasks for check in task.definition_of_done)

@@ -136,7 +136,7 @@ class Packet(Value):
 
 
 class LoopTask(Value):
-    """Goal of an episode that runs in its own worktree."""
+    """Task of a project plan: the goal of an episode that runs in its own worktree."""
 
     task_id: str
     """ID `ptask_<n>`, which is unique within the plan."""
@@ -221,7 +221,7 @@ class LoopRequest(CallerInput):
     queues: Queues = Queues.model_construct()
 
     def check(self) -> None:
-        """Validate the request.
+        """Check that the request is valid.
 
         Raises:
             InvalidRequestError: a field is invalid. The message names the first one.
@@ -258,7 +258,7 @@ class LoopRequest(CallerInput):
 
 
 class LoopStatus(RunStatus):
-    """Snapshot of a project plan."""
+    """Snapshot of a project plan for people and programs."""
 
     plan_id: str = ""
     """Workflow ID, in the form `plan_<uuid>`."""
@@ -384,7 +384,7 @@ def packet_id_of(packet: Packet) -> str:
 
 
 def sealed_packet(packet: Packet) -> Packet:
-    """Return a scrubbed packet with limited size and its ID."""
+    """Remove secrets and personal data from a packet, limit its size and set its ID."""
     # Scrubbed and cut first: the id is the hash of what is stored, and must not depend on a secret.
     bounded = packet.evolve(
         structure=_lines(packet.structure, STRUCTURE_LIMIT),

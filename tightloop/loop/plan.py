@@ -86,7 +86,7 @@ def _fix(state: CheckState, check: Check, failing: list[CheckState], ids: Mappin
 
 
 def find_task_problem(tasks: tuple[LoopTask, ...]) -> str:
-    """Return the first problem with tasks that a planner wrote. The result is empty if the tasks are valid."""
+    """Return the first problem with tasks that a planner wrote, or "" if the tasks are valid."""
     ids = [task.task_id for task in tasks]
     if not tasks:
         return "the planner returned no tasks"
@@ -215,7 +215,7 @@ def project_plan(request: LoopRequest) -> Plan:
 
 
 def with_tasks(plan: Plan, tasks: Iterable[LoopTask]) -> Plan:
-    """Insert the tasks between `dispatch` and `verify`."""
+    """Insert the tasks into a project plan, between `dispatch` and `verify`."""
     return _add_tasks(plan, tasks)
 
 
@@ -358,7 +358,7 @@ class ProjectFacts(Value):
     """True while the workspace is released because the plan is waiting for a person."""
 
     def with_note(self, step: str, note: ProjectNote) -> "ProjectFacts":
-        """Return the facts, updated with the findings of a step."""
+        """Update the facts with the findings of a step."""
         count = sum(map(len, self.gates.values()))
         # Every gate keeps at least its own result.
         checks = note.checks[: max(CHECKS_LIMIT - count, 1)]

@@ -42,7 +42,7 @@ Lines = Mapping[str, StepLine]
 
 
 def loop_status(plan: PlanStatus, request: LoopRequest, facts: ProjectFacts, lines: Lines) -> LoopStatus:
-    """Return the status of a project plan.
+    """Derive the status of a project plan from the state of its steps.
 
     Args:
         plan: status of the underlying plan workflow.

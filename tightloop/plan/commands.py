@@ -92,7 +92,7 @@ def judge_known_part(command: str, rules: Sequence[CommandRule]) -> Ruling:
 
 
 def _deciding(rules: Sequence[CommandRule], call: Call) -> CommandRule | None:
-    """Return the first rule that matches.
+    """Return the first rule that matches a call.
 
     If an `allow` rule is narrower than the call, a later rule takes precedence.
     """
@@ -260,7 +260,7 @@ def judge_url(url: str, network: Iterable[str]) -> HostRuling:
 
 
 def judge_secrets(url: str, variables: Iterable[str], secrets: Mapping[str, Iterable[str]]) -> str:
-    """Return the reason why these worker variables must not be sent to a URL, or "".
+    """Return the reason why these worker variables must not be sent to a URL, or "" if they may be sent.
 
     `secrets` is the setting `plans.secrets`, which maps variables to hosts in the syntax of `Policy.network`. Secrets
     are sent to a host without a port only over https. `host:port` must match exactly and is intended for local

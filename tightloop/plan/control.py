@@ -45,7 +45,7 @@ class PlanTopUp(Amounts):
     revisions: int = 0
 
     def apply_to(self, budget: PlanBudget) -> PlanBudget:
-        """Return the budget with the amounts added."""
+        """Return the budget with these amounts added to its limits."""
         same = ("cost_usd", "tokens", "api_calls", "attempts", "fan_out", "revisions")
         added = {"max_wall_s": self.wall_minutes * 60, **{f"max_{name}": getattr(self, name) for name in same}}
         now = {name: getattr(budget, name) for name in added}

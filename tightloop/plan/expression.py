@@ -34,7 +34,7 @@ _ESCAPED = {"n": "\n", "t": "\t"}
 
 
 class Mark(NamedTuple):
-    """Original text of a `MARK` name in `Source.text`."""
+    """Reference or string that a `MARK` name in `Source.text` stands for."""
 
     value: str
     """Reference as `${name}`, or the value of a string literal, which may contain references."""
@@ -69,7 +69,7 @@ class Source(NamedTuple):
 
 
 def insert_marks(text: str) -> Source:
-    """Replace references and strings by marks.
+    """Replace the references and strings in an expression by marks.
 
     Raises:
         ExpressionError: a reference or string is not terminated or is malformed.
@@ -114,7 +114,7 @@ def _pieces(text: str, before: int) -> tuple[Segment, ...]:
 
 
 def tree_of(source: Source) -> ast.expr:
-    """Parse the marked text.
+    """Parse an expression with marks into a Python syntax tree.
 
     Raises:
         ExpressionError: the syntax is invalid.
@@ -175,7 +175,7 @@ class Evaluation:
         self._source = source
 
     def of(self, node: ast.AST) -> Any:
-        """Return the value of a node.
+        """Evaluate a node and return its value.
 
         Raises:
             ExpressionError: the types of the operands do not match.
@@ -340,7 +340,7 @@ class Expression:
     _source: Source
 
     def evaluate(self, lookup: Lookup) -> Any:
-        """Return the value of the expression as JSON.
+        """Evaluate the expression and return its value as JSON.
 
         Raises:
             ExpressionError: types do not match, for example if a string is compared with a number.

@@ -35,7 +35,7 @@ class StepEffects:
 
 
 def find_effects(step: Step, action: Mapping[str, Any]) -> StepEffects:
-    """Return the effects of a step.
+    """Find the effects of a step that is about to start.
 
     `action` contains the fields of the step's action. References are resolved, and commands are quoted for the shell.
     """
@@ -238,7 +238,7 @@ def cap_budget(budget: PlanBudget, cost_usd: float | None, tokens: int | None) -
 
 
 def narrowest(budget: PlanBudget, bound: PlanBudget) -> PlanBudget:
-    """Return a budget with the lower limit for each field."""
+    """Combine two budgets, using the lower limit for each field."""
     fields = PlanBudget.model_fields
     return PlanBudget(**{name: least(getattr(budget, name), getattr(bound, name)) for name in fields})
 
@@ -414,7 +414,7 @@ def find_objections(plan: Plan, caution: Caution, old: Plan | None) -> tuple[str
 
 
 def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
-    """Return a sentence for each gate that a model's revision changes or bypasses."""
+    """Return one sentence for each gate that a model's revision changes or bypasses."""
     steps, gates = {step.id: step for step in plan.steps}, [step for step in old.steps if step.gate is not None]
     problems = [
         f"step '{gate.id}' is a gate that a person defined: leave it unchanged"
@@ -430,7 +430,7 @@ def find_gate_bypasses(plan: Plan, old: Plan) -> tuple[str, ...]:
 
 
 def _needs(plan: Plan) -> dict[str, frozenset[str]]:
-    """Return the direct and transitive needs of each step."""
+    """Return the direct and indirect needs of each step."""
     direct = {step.id: step.needs for step in plan.steps}
     needs: dict[str, frozenset[str]] = {}
     for name in direct:

@@ -26,7 +26,7 @@ DECISIONS_LIMIT = 50
 
 
 class Doubt(Value):
-    """A tree whose proof has findings against it."""
+    """Tree whose proof has findings against it."""
 
     tree: str
     title: str
@@ -114,7 +114,7 @@ class PlanProgress(Value):
         return self.evolve(budget=budget).add_hypotheses(hypotheses)
 
     def add_hypotheses(self, hypotheses: tuple[Hypothesis, ...]) -> Self:
-        """Add the hypotheses that are not known yet."""
+        """Add hypotheses that the plan does not know yet."""
         known_ids = {belief.hypothesis for belief in self.beliefs}
         # Known ones keep their evidence when a revision declares them again.
         new = initial_beliefs(hypothesis for hypothesis in hypotheses if hypothesis.id not in known_ids)
@@ -130,11 +130,11 @@ class PlanProgress(Value):
         return self.evolve(spent=spent, beliefs=update_beliefs(self.beliefs, result.evidence))
 
     def count_usage(self, usage: Usage | None, api_calls: int) -> Self:
-        """Count the plan's own model usage."""
+        """Count the model usage of the plan itself, as opposed to its steps."""
         return self.evolve(spent=self.spent.with_usage(usage, api_calls))
 
     def add_work(self, time: timedelta) -> Self:
-        """Add working time."""
+        """Add a duration to the plan's working time."""
         return self.evolve(spent=self.spent.evolve(wall_time=self.spent.wall_time + time))
 
     def note_answers(self, step: str, answers: tuple[Answer, ...]) -> Self:

@@ -25,7 +25,7 @@ _OPENING = re.compile(r"\$?\$\{")
 
 
 class Segment(NamedTuple):
-    """A part of a text."""
+    """Part of a text: literal text or a reference."""
 
     text: str
     """Literal text, or the reference without `${` and `}`."""
@@ -182,7 +182,7 @@ def split_reference(name: str, steps: Iterable[str]) -> tuple[str, tuple[str, ..
 
 
 def follow(value: Any, path: Sequence[str], *, name: str) -> Any:
-    """Return the value at a path.
+    """Follow a path of names into a value, and return what it leads to.
 
     Each name selects a field of a mapping, an item of a list, or a field of all items of a list.
 
@@ -296,7 +296,7 @@ def _matches(value: Any, pattern: Any) -> bool:
 # Compiled by pydantic's engine: a backtracking engine such as `re` would let a plan's pattern hang the worker.
 @functools.lru_cache(maxsize=256)
 def pattern_of(pattern: str) -> SchemaValidator:
-    """Compile a pattern.
+    """Compile a regular expression for `matches`.
 
     Raises:
         FunctionError: the pattern is too long or malformed.

@@ -105,7 +105,7 @@ class PlanRequest(CallerInput):
     """Number of step attempts after which the workflow continues as new."""
 
     def check(self) -> None:
-        """Validate the request.
+        """Check that the request is valid.
 
         Raises:
             InvalidRequestError: a field is invalid. The message describes the first one.
@@ -183,7 +183,7 @@ class PlanResult(RunResult):
 
 
 class StepLine(Value):
-    """Entry in a list of steps."""
+    """Line of the list of steps."""
 
     id: str
     status: StepStatus
@@ -202,7 +202,7 @@ class StepPage(Value):
 
 
 class PlanStatus(RunStatus):
-    """Snapshot of a plan, with at most 100 steps per list.
+    """Snapshot of a plan for people and programs, with at most 100 steps per list.
 
     A question that blocks a single step does not stop the other steps.
     """

@@ -331,7 +331,7 @@ class Step(Document):
         return Access.READS if capability in _READERS else Access.NONE
 
     def inner(self) -> Iterator[InnerSteps]:
-        """Yield the lists of nested steps."""
+        """Yield the lists of steps that are nested in this step."""
         if self.subplan and self.subplan.steps:
             yield InnerSteps(("subplan", "steps"), "", self.subplan.steps)
         for number, alternative in enumerate(self.branch.alternatives if self.branch else ()):

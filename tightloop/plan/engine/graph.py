@@ -33,7 +33,7 @@ class CatchAll(Value):
     recover: Recovery
 
     def applied_to(self, failure: StepFailure) -> StepFailure:
-        """Return a failure that has not been classified yet as a failure of this mode."""
+        """Apply this mode's name and recovery to a failure that has not been classified yet."""
         reason = abridge(f"{self.name}: {failure.reason}", REASON_CHARACTERS)
         return failure.evolve(reason=reason, mode=self.name, recover=self.recover)
 
@@ -82,7 +82,7 @@ class Node(Value):
 
 
 class GraphHead(Value):
-    """Settings of the whole plan that the workflow needs."""
+    """Settings of the whole plan that its workflow needs."""
 
     plan_id: str
     title: str = ""
@@ -142,7 +142,7 @@ class Graph:
         return numbers
 
     def pack(self) -> str:
-        """Return the graph as compressed text for the history."""
+        """Compress the graph to text that is small enough for the history."""
         # Compressed, because every run of the workflow holds it, and Temporal refuses payloads of 2 MB.
         text = _Document(head=self.head, nodes=tuple(self.nodes)).model_dump_json(exclude_defaults=True)
         return base64.b64encode(zlib.compress(text.encode())).decode()

@@ -38,7 +38,7 @@ class RouteAction(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Reaction to a failure, with its parameters."""
+    """Chosen reaction to a failure, with its parameters."""
 
     action: RouteAction
     after_s: float = 0.0
@@ -182,10 +182,7 @@ def find_step_overspend(node: Node, *, cost_usd: float, tokens: int) -> str | No
 
 
 def may_be_undone(node: Node, *, completed: bool, tree_before: str, tree_after: str) -> bool:
-    """Return whether an attempt left something to undo.
-
-    A failed attempt may also have changed files. A step's own compensation is only used for completed attempts.
-    """
+    """Return whether an attempt may have left something to undo."""
     if not node.compensates:
         return False
     # A step that never looked at the tree has no tree after it.
@@ -194,7 +191,7 @@ def may_be_undone(node: Node, *, completed: bool, tree_before: str, tree_after: 
 
 
 def select_undo(undo: Iterable[UndoEntry], only: Collection[str] | None = None) -> tuple[UndoEntry, ...]:
-    """Return the entries to undo, latest first.
+    """Select the attempts to undo, latest first.
 
     Args:
         undo: attempts, in order of completion.

@@ -153,7 +153,7 @@ def diff_plans(old: Plan, new: Plan) -> RevisionDiff:
 
 
 def find_refusals(diff: RevisionDiff, *, fixed: Collection[str], running: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the reasons to refuse a revision, with one sentence per step. The result is empty if it is acceptable.
+    """Return the reasons to refuse a revision, with one sentence per step, or an empty tuple if it is acceptable.
 
     `fixed` contains the IDs of completed or running steps, including template instances. `running` contains only the
     running ones.
@@ -185,7 +185,7 @@ class CarriedOver(NamedTuple):
 def carry_over(
     old: Graph, state: ScheduleState, new: Graph, changed: Collection[str] = (), *, keeps_failures: bool = False
 ) -> CarriedOver:
-    """Return the schedule state for a new revision.
+    """Derive the schedule state for a new revision.
 
     Completed and running steps keep their state. All other steps restart, including steps that failed, were blocked, or
     were skipped because of other steps.

@@ -190,7 +190,7 @@ class Schedule:
         return self._index.instances(number) is not None
 
     def status(self, number: int) -> StepStatus:
-        """Return the status of the step."""
+        """Return the current status of a step."""
         return STATUS_OF[self._codes[number]]
 
     def attempt(self, number: int) -> int:
@@ -315,7 +315,7 @@ class Schedule:
         self._end(number, code.COMPLETED)
 
     def fail(self, number: int, *, alternate: bool = False, tolerated: bool = False) -> None:
-        """Record a final failure.
+        """Record that a step has failed for good.
 
         Args:
             number: number of the step.
@@ -342,7 +342,7 @@ class Schedule:
         self._set(number, code.WAITING)
 
     def resume(self, number: int) -> None:
-        """Make a waiting step ready.
+        """Make a waiting step ready to start again.
 
         It continues with its next attempt after `retry_later`, otherwise with the same attempt. A revision may have
         added needs in the meantime. The next attempt waits for them.

@@ -168,7 +168,7 @@ def count_votes(answers: Iterable[Answer], count: int, options: tuple[Option, ..
 
 
 def _person(name: str) -> str:
-    """Return the canonical form of a name.
+    """Return the canonical form of a person's name.
 
     Differences in case, blanks, invisible marks and Unicode composition do not make it a different person.
     """
@@ -200,7 +200,7 @@ _EQUAL = 1e-9
 
 
 def initial_beliefs(hypotheses: Iterable[Hypothesis]) -> tuple[Belief, ...]:
-    """Return the prior confidence of each hypothesis."""
+    """Return the confidence in each hypothesis before any evidence."""
     return tuple(Belief(hypothesis=hypothesis.id, confidence=_clip(hypothesis.prior)) for hypothesis in hypotheses)
 
 

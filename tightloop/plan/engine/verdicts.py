@@ -39,7 +39,7 @@ class Verdicts:
     def __init__(
         self, graph: Graph, roster: StepIndex, codes: Sequence[str], selected_steps: Mapping[int, Sequence[str]]
     ) -> None:
-        """Start with all steps open.
+        """Create the counters with all steps open.
 
         `codes` and `selected_steps` are shared with the owner and are never modified here.
         """
@@ -62,15 +62,15 @@ class Verdicts:
         self._conditional = [count > 0 for count in self._undecided]
 
     def means(self, number: int) -> int:
-        """Return the outcome of a step: OPEN, GOOD, SKIPPED, BAD or HELD."""
+        """Return a step's outcome as seen by the steps that need it: OPEN, GOOD, SKIPPED, BAD or HELD."""
         return self._means[number]
 
     def is_unchosen(self, number: int) -> bool:
-        """Return whether a step only starts after a choice, a success or a failure that did not happen."""
+        """Return whether a step can only start after a choice, a success or a failure that has not happened."""
         return number < len(self._conditional) and self._conditional[number] and not self._fired_edges[number]
 
     def grow(self, count: int) -> None:
-        """Add counters for the template that was expanded last."""
+        """Add counters for the instances of the template that was expanded last."""
         self._means.extend([OPEN] * count)
         self._inside[self._index.expansions[-1][0]] = [0] * 5
 

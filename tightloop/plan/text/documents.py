@@ -223,7 +223,7 @@ def plain_scalar(text: str) -> Any:
 
 
 def parse_yaml(text: str, *, bounds: Bounds, slips: list[TextError], first_line: int = 1) -> Any:
-    """Parse one YAML document.
+    """Parse a text that contains a single YAML document.
 
     Args:
         text: text that does not contain a second document.
@@ -304,7 +304,7 @@ def _in_words(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextEr
 
 
 class _Builder:
-    """Builds data from parser events.
+    """Builds data with positions from the events of the YAML parser.
 
     `yaml.compose` is not used because its C code recurses without a limit. A text with 100 000 brackets would crash the
     process.

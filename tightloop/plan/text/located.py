@@ -131,7 +131,7 @@ class Seq(list[Any]):
 
 
 def seq(values: Iterable[Any], at: Position) -> Seq:
-    """Return a list whose items all have the same position."""
+    """Create a list whose items all have the same position."""
     items = Seq(at)
     for value in values:
         items.add(value, at)
@@ -147,7 +147,7 @@ def entries(values: Any, at: Position) -> Iterator[tuple[Any, Position]]:
 
 
 def plain(value: Any) -> Any:
-    """Return the data without the positions."""
+    """Convert data with positions to plain data."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -53,7 +53,7 @@ def normalize(plan: Map) -> list[Problem]:
 
 
 class _Normalizer:
-    """Traverses a document, using the model of each mapping."""
+    """Converts a document to the spelling of the model, one mapping at a time."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -90,7 +90,7 @@ class _Normalizer:
                 self._unknown(f"unknown field '{name}'{where}", fields.keys_at[name], name, known_names, hint)
 
     def _place_within(self, name: str, owner: type[BaseModel], known_names: set[str]) -> str:
-        """Return a hint if a nested model has this field or a similar one, or ""."""
+        """Return a hint that a nested model has this field or a similar one, or "" if none has."""
         if len(self.problems) >= HINTS_LIMIT:
             return ""
         inside = _inside(owner)
@@ -196,7 +196,7 @@ _SIGNIFICANT = re.compile(r"\s*[^\s#]")
 
 @dataclass
 class _Block:
-    """A header and the lines of its body."""
+    """Header of a DSL block, with the lines of its body."""
 
     line: int
     header: str
@@ -397,7 +397,7 @@ def read_parts(text: str, *, name: str = "") -> tuple[ReadPlan | None, tuple[Pro
 
 
 def decode(content: bytes, *, name: str = "") -> str:
-    """Decode a plan file.
+    """Decode the bytes of a plan file.
 
     Raises:
         PlanError: the content is not valid UTF-8.

@@ -74,15 +74,15 @@ class Report:
         return did_you_mean(name, [candidate for candidate in candidates if candidate != but] if but else candidates)
 
     def error(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
-        """Add an error."""
+        """Add an error to the report."""
         self._add(code, path, message, suggestion)
 
     def warning(self, code: str, path: Path, message: str, suggestion: str = "") -> None:
-        """Add a warning."""
+        """Add a warning to the report."""
         self._add(code, path, message, suggestion, severity=Severity.WARNING)
 
     def within(self, code: str, path: Path, at: tuple[str, int], message: str, suggestion: str) -> None:
-        """Add an error at an offset within a text."""
+        """Add an error about a position within a text."""
         self._add(code, path, message, suggestion, text_offset=at)
 
     def _add(
@@ -151,7 +151,7 @@ class Edge:
 
 @dataclass
 class Edges:
-    """Graph of a list of steps."""
+    """Graph of the edges between the steps of one list."""
 
     scope: Scope
     into: list[list[Edge]] = field(default_factory=list)

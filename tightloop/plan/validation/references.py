@@ -86,7 +86,7 @@ def _texts(step: Step, tree: Any) -> Iterator[tuple[Path, str]]:
 
 
 class _Reader:
-    """Validates the texts of a step."""
+    """Validates the references and expressions in the texts of a step."""
 
     def __init__(self, scope: Scope, edges: Edges, index: int, hypotheses: frozenset[str], compensated: int) -> None:
         self._scope, self._place = scope, index
@@ -410,7 +410,7 @@ def _url_fault(url: str, network: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def check_policy(policy: Policy, steps: tuple[Step, ...], report: Report) -> None:
-    """Validate the policy of a plan."""
+    """Validate the policy of a plan, and report what is wrong with it."""
     for name, patterns in pattern_lists(policy):
         if excess := find_excess(patterns):
             report.error("patterns", ("policy", name), excess)

@@ -351,9 +351,9 @@ def _commands(step: Step) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _git_word(script: str) -> str:
-    """Return the first git subcommand that changes the repository of the tree, or "".
+    """Return the first git subcommand in a script that changes the tree's own repository, or "" if there is none.
 
-    Git may write to other repositories.
+    The result is also "" if the script changes its folder, because git may then write to another repository.
     """
     calls = read_scripts(plain(script)).calls
     if any(call.name in ("cd", "pushd") for call in calls):
