@@ -62,7 +62,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Error or warning with its position."""
+    """Error or warning about a text, with its position."""
 
     message: str
     """Description that includes the value, without a final period."""
@@ -120,7 +120,7 @@ def did_you_mean(misspelt: str, candidates: Iterable[str]) -> str:
 
 
 class TightloopError(Exception):
-    """Base of all errors raised by tightloop."""
+    """Base class of all errors that tightloop raises."""
 
     retryable: ClassVar[bool] = False
     status: ClassVar[int] = 500

@@ -33,7 +33,7 @@ def wilson(worked: int, tried: int) -> float:
 
 
 class Evidence(Value):
-    """Number of attempts and successes."""
+    """Number of times that a pattern was tried, and how often it worked."""
 
     worked: int = 0
     tried: int = 0
@@ -49,7 +49,7 @@ class Evidence(Value):
         return self.tried >= LEAST_TRIES and self.rate < LEAST_RATE
 
     def __str__(self) -> str:
-        """Return the counts as text."""
+        """Return the number of attempts and successes as text."""
         return f"worked {self.worked} out of {format_count(self.tried, 'time')}" if self.tried else "not tried"
 
 
@@ -65,7 +65,7 @@ KEY_CHARACTERS = 120
 
 
 class Kind(StrEnum):
-    """Kind of an entry."""
+    """Kind of entry in the memory."""
 
     FAILURE = "failure"
     PATTERN = "pattern"
@@ -73,7 +73,7 @@ class Kind(StrEnum):
 
 
 class SeenFailure(Value):
-    """Failure of a check."""
+    """Failure of a check, as recorded in the memory."""
 
     signature: str
     """Hash that is the same for failures with the same cause."""
@@ -92,13 +92,13 @@ class SeenFailure(Value):
 
 
 class Pattern(Value):
-    """Reusable solution for failures."""
+    """Reusable solution for a kind of failure."""
 
     problem_type: str = ""
     title: str = ""
     steps: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
-    """Commands as argument lists; empty if the steps were not commands."""
+    """Commands as argument lists, or an empty tuple if the steps were not commands."""
     code_template: str = ""
     """Diff of the production code, at most `TEMPLATE_CHARACTERS` characters."""
     test_template: str = ""
@@ -135,7 +135,7 @@ class Outcome(Value):
 
 
 class Fact(Value):
-    """Named statement about a project."""
+    """Named statement about a project that is kept in the memory."""
 
     key: str
     text: str
@@ -145,7 +145,7 @@ class Fact(Value):
 
 
 class Query(Value):
-    """Memory search."""
+    """Query for a search in the memory."""
 
     text: str
     """Command output, its last line, or free text."""
@@ -159,7 +159,7 @@ class Query(Value):
 
 
 class Match(StrEnum):
-    """Kind of match."""
+    """Way in which a search result matches the query."""
 
     SIGNATURE = "signature"
     SIMILAR = "similar"
@@ -176,7 +176,7 @@ class Recollection(Value):
     score: float
     """1 if the signatures are equal, otherwise the similarity from 0 to 1."""
     pattern: Pattern | None = None
-    """Best solution; None if the failure was never solved."""
+    """Best solution, or None if the failure was never solved."""
     evidence: Evidence = Evidence.model_construct()
     """Attempts to fix this failure with the pattern."""
     check: str = ""
@@ -190,7 +190,7 @@ class Recollection(Value):
 
 
 class Entry(Value):
-    """Row of a list."""
+    """Row in a list of memory entries."""
 
     id: str
     kind: Kind
@@ -203,7 +203,7 @@ class Entry(Value):
 
 
 class Details(Value):
-    """Full details of an entry."""
+    """Full details of a memory entry."""
 
     entry: Entry
     check: str = ""
@@ -212,7 +212,7 @@ class Details(Value):
     related: tuple[Entry, ...] = ()
     """Patterns that solved this failure, or failures that this pattern solved."""
     embedder: str = ""
-    """Embedding model used for the entry's vector; empty if the entry has no vector."""
+    """Embedding model used for the entry's vector, or "" if the entry has no vector."""
     dimension: int = 0
 
 
@@ -272,7 +272,7 @@ class SearchHit(NamedTuple):
 def fuse_scores(
     vectors: Mapping[str, float], word_scores: Mapping[str, float], profile: Profile | None, *, highest: float
 ) -> list[SearchHit]:
-    """Return the results above the thresholds, best first.
+    """Combine the scores of both search methods, and return the results above the thresholds, best first.
 
     Args:
         vectors: cosine per result.
@@ -322,7 +322,7 @@ def terms(text: str) -> Counter[str]:
 
 
 class Posting(NamedTuple):
-    """Occurrences of a word in a document."""
+    """Occurrences of a word in one document of the index."""
 
     document: str
     times: int
@@ -359,7 +359,7 @@ def self_score(query: Mapping[str, int], frequencies: Mapping[str, int], *, docu
 
 
 def idf(frequency: int, documents: int) -> float:
-    """Return the inverse document frequency."""
+    """Return the inverse document frequency of a word."""
     # Never negative, unlike the original formula for words in more than half of the documents.
     return math.log1p((documents - min(frequency, documents) + 0.5) / (frequency + 0.5))
 
@@ -427,7 +427,7 @@ class Embedder(Protocol):
 
 
 class HashingEmbedder:
-    """Lexical embedder based on character n-grams.
+    """Embedder that hashes character n-grams and needs no model.
 
     Texts with similar spelling, rather than similar meaning, get similar vectors.
     """
@@ -439,5 +439,5 @@ class HashingEmbedder:
         self.dimension = dimension
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return the hashed n-grams of each text."""
+        """Return one vector of hashed n-grams for each text."""
         return [hash_text(text, self.dimension) for text in texts]

@@ -52,7 +52,7 @@ def diff_text(change: Any) -> tuple[str, ...]:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 file` or `2 files`; regular plurals only."""
+    """Format a count with its noun, such as `1 file` or `2 files`. Only regular plurals are supported."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -73,7 +73,7 @@ def span(seconds: float) -> str:
 
 
 def status_label(status: str, pause_kind: str | None) -> str:
-    """Return the displayed status; a pause for a question of the executor becomes `NEEDS_RESPONSE`."""
+    """Return the status to display. A pause for a question of the executor becomes `NEEDS_RESPONSE`."""
     return NEEDS_RESPONSE if status == "paused" and pause_kind in _OF_EXECUTOR else status
 
 
@@ -110,12 +110,12 @@ def moment_text(moment: datetime | str) -> str:
 
 
 def unattended_text(status: Any) -> str:
-    """Return a sentence about an unattended run; empty for other runs."""
+    """Return a sentence about an unattended run, or "" for other runs."""
     return "alerts instead of pauses for stuck work" if status.unattended else ""
 
 
 def top_up_options(reason: str) -> str:
-    """Return the `tightloop top-up` options that raise an exhausted budget; empty if there are none.
+    """Return the `tightloop top-up` options that raise an exhausted budget, or "" if there are none.
 
     Args:
         reason: contains the exhausted bounds, such as `max_api_calls is 1` (plan) or `tokens 12 of 10` (episode).
@@ -142,7 +142,7 @@ def work_text(work: Any, now: datetime | None = None) -> str:
 
 
 def work_problems(work: Any) -> str:
-    """Return the problems that the running work has had so far; empty if there are none."""
+    """Return the problems that the running work has had so far, or "" if there are none."""
     answer = f"the last answer could not be used: {work.answer_problem}" if work.answer_problem else ""
     return "; ".join(part for part in (work.problem, answer) if part)
 
@@ -172,12 +172,12 @@ def drift_text(drift: Any) -> str:
 
 
 def steps_done(counts: dict[str, int]) -> str:
-    """Return the number of completed steps out of all steps, such as `3/10`; empty if there are no counts."""
+    """Return the number of completed steps out of all steps, such as `3/10`, or "" if there are no counts."""
     done = counts.get("completed", 0) + counts.get("recovered", 0)
     return f"{done}/{sum(counts.values())}" if counts else ""
 
 
 def counts_line(counts: dict[str, int]) -> str:
-    """Return step counts by status, such as `completed 3, running 1, pending 6`."""
+    """Return the number of steps by status, such as `completed 3, running 1, pending 6`."""
     parts = [f"{name} {count}" for name, count in counts.items() if count]
     return ", ".join(parts) or "none"

@@ -50,7 +50,7 @@ class Token(Value):
 
 
 class Tokens:
-    """The tokens of an installation."""
+    """Manages the access tokens of an installation."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -192,14 +192,16 @@ class Stored(Value):
 
 
 class IdempotencyKeys:
-    """The idempotency keys of an installation."""
+    """Manages the idempotency keys of an installation."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._began = datetime.now(UTC)
 
     def begin(self, principal: str, key: str, request: str) -> Stored | None:
-        """Claim a key. Return the response to its first request, or None if this is the first request.
+        """Claim an idempotency key.
+
+        Return the response to its first request, or None if this is the first request.
 
         Args:
             principal: sender of the request.

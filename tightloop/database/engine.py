@@ -58,7 +58,7 @@ def use_wal(connection: sqlite3.Connection, *, patience: timedelta) -> None:
 
 
 def file_id(path: Path) -> tuple[int, int]:
-    """Return the device and inode, which change when the file is replaced."""
+    """Return the device and inode of a file, which change when the file is replaced."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
@@ -86,7 +86,7 @@ class Migrations:
         return max(path.stem for path in self.versions.glob("v*.py"))
 
     def revision_of(self, connection: Connection) -> str:
-        """Return a database's revision. Empty if the database is new."""
+        """Return a database's revision, or "" if the database is new."""
         # Runs in every transaction; SQLAlchemy's inspection would take longer than the transaction itself.
         if connection.dialect.name == "postgresql":
             query = text("SELECT to_regclass(:name)")
@@ -134,7 +134,7 @@ DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 
 
 class Mode(Enum):
-    """Purpose of a transaction."""
+    """Purpose of a transaction, which decides how it is started and committed."""
 
     READ = auto()
     WRITE = auto()
@@ -143,7 +143,7 @@ class Mode(Enum):
 
 
 class Database:
-    """A database. It connects on first use.
+    """Database connection that is opened on first use.
 
     Instances are thread-safe. An SQLite file can also be used by many processes.
 
@@ -161,7 +161,7 @@ class Database:
         self._migrations = migrations
 
     def __str__(self) -> str:
-        """Return the name, which does not contain a password."""
+        """Return the database's name for messages, which does not contain a password."""
         return self._name
 
     @contextlib.contextmanager
@@ -284,7 +284,7 @@ class Database:
             raise self._explanation(error) from error
 
     def _explanation(self, error: SQLAlchemyError) -> Exception:
-        """Convert a database error to one of our errors.
+        """Translate a database error to one of tightloop's errors.
 
         Full disks and damage are not retryable; everything else is.
         """

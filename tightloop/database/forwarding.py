@@ -95,7 +95,7 @@ class Forwarder:
         return f"{origin}@{'+'.join(self._hosts)}"
 
     def _read(self, since: int) -> tuple[int, Rows, list[dict[str, Any]]]:
-        """Return the last change number in the next batch, its rows by table, and all projects."""
+        """Read the next batch. Return the number of its last change, its rows by table, and all projects."""
         tables = (*REPLACED, events)
         with self._source.reading() as connection:
             tick: int = connection.execute(select(clock.c.tick)).scalar_one()
@@ -184,7 +184,7 @@ LEVELS = 10
 
 
 class Ancestor(NamedTuple):
-    """A parent workflow in the ledger."""
+    """Plan in the ledger that contains other workflows."""
 
     parent: str
     tasks: tuple[LoopTask, ...] = ()
@@ -192,7 +192,7 @@ class Ancestor(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Work that is waiting for an answer."""
+    """Work that cannot continue until a question is answered."""
 
     blocked_count: int = 0
     loop: str = ""

@@ -72,7 +72,7 @@ class Ledger:
         return self._database
 
     def of(self, project: str) -> ProjectLedger:
-        """Return a project's ledger for reading and writing.
+        """Return the ledger of a single project, for reading and writing.
 
         Raises:
             ProjectNotFoundError: the project is not visible.
@@ -108,7 +108,7 @@ class Ledger:
             return {row.project: row.name for row in rows}
 
     def project(self, project: str) -> ProjectLine:
-        """Return a project and its activity.
+        """Return a project with its latest activity.
 
         Raises:
             ProjectNotFoundError: the project is unknown or not visible.

@@ -31,7 +31,7 @@ _QUESTIONS = TypeAdapter(tuple[Question, ...])
 
 
 def next_tick(connection: Connection, count: int = 1) -> int:
-    """Reserve `count` change numbers and return the first one. This requires a write transaction."""
+    """Reserve `count` change numbers in a write transaction, and return the first one."""
     # Updated before it is read, so that the row is locked and no other writer gets the same numbers.
     connection.execute(_ADVANCE, {"count": count})
     last: int = connection.execute(_TICK).scalar_one()
@@ -95,7 +95,7 @@ def scrub_json(value: Any) -> Any:
 
 
 def workflow_line(row: RowMapping) -> WorkflowLine:
-    """Parse a row. The details are empty if their column was not selected."""
+    """Convert a ledger row to a workflow line. The details are empty if their column was not selected."""
     fields = {name: value for name, value in row.items() if name in WorkflowLine.model_fields}
     return WorkflowLine(
         **{
@@ -111,7 +111,7 @@ def questions_of(row: RowMapping) -> tuple[Question, ...]:
 
 
 def step_row(project: str, step: StepRow) -> dict[str, Any]:
-    """Return a step's row without its change number."""
+    """Return the row of a plan step without its change number."""
     return {**step.model_dump(), "title": scrub(step.title), "project": project, "needs": json.dumps(step.needs)}
 
 
@@ -132,7 +132,7 @@ def event_line(row: RowMapping) -> EvidenceLine:
 
 
 def book(connection: Connection, project: str, workflow_id: str, *, at: datetime, cost_usd: float) -> None:
-    """Add the amount that a workflow has spent since its last snapshot to the total of the hour."""
+    """Add the amount that a workflow has spent since its last snapshot to its total for the current hour."""
     booked_cost = connection.execute(
         select(workflows.c.cost_usd).where(workflows.c.project == project, workflows.c.id == workflow_id)
     ).scalar()

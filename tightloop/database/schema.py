@@ -23,7 +23,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class Moment(TypeDecorator[datetime]):
-    """A UTC time. SQLite does not store time zones."""
+    """Column type for a UTC time, because SQLite does not store time zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True

@@ -153,11 +153,11 @@ class Notice(Alert):
 
 
 class Delivery(Value):
-    """Result of delivering an alert on one channel."""
+    """Result of sending an alert to one channel."""
 
     channel: str
     at: datetime | None = None
-    """Time when the channel accepted the alert; None if it did not."""
+    """Time when the channel accepted the alert, or None if it did not."""
     seconds: float = 0.0
     """Seconds from the event to the delivery."""
     tries: int = 1
@@ -167,12 +167,12 @@ class Delivery(Value):
 
 
 def alert_kind(question: Question) -> AlertKind | None:
-    """Return the alert kind for a question; None if an operator requested the pause."""
+    """Return the kind of the alert for a question, or None if an operator requested the pause."""
     return None if question.kind is QuestionKind.OPERATOR else AlertKind(question.kind.value)
 
 
 def alert_key(episode_id: str, kind: AlertKind, cause: str, since: datetime) -> str:
-    """Return the key of a cause in an episode, derived from the cause's kind and signature and the resulting wait.
+    """Return the idempotency key of an alert, derived from the episode, the cause and the time at which the wait began.
 
     Retries, restarted workers and runs that continue the wait produce the same key. If a cause recurs after a person
     has ended the wait, it gets a new key, because that person believes it is fixed.
@@ -191,7 +191,7 @@ def alert_of(
     happened: tuple[datetime, str],
     question: Question | None = None,
 ) -> Alert:
-    """Build the alert for an event.
+    """Create the alert for an event in an episode.
 
     Args:
         request: the episode's request.
@@ -299,7 +299,7 @@ _RESTORABLE = frozenset({AlertKind.DEVIATION, AlertKind.REPEATED_ERROR, AlertKin
 
 
 def episode_link(ui_url: str, namespace: str, episode_id: str) -> str:
-    """Return the URL of an episode in the Temporal Web UI; empty if there is no UI."""
+    """Return the URL of an episode in the Temporal Web UI, or "" if there is no UI."""
     if not ui_url:
         return ""
     # Ids may contain slashes, which would split the path segment.

@@ -33,7 +33,7 @@ class MetricKind(StrEnum):
 
 
 class Metric(Value):
-    """Measured value of a workflow."""
+    """Value that was measured for a workflow."""
 
     workflow_id: str
     kind: MetricKind
@@ -60,7 +60,7 @@ class Metric(Value):
 
 
 class Division(StrEnum):
-    """Grouping of a report."""
+    """Criterion by which a report is divided into groups."""
 
     PROJECT = "project"
     EXECUTOR = "executor"
@@ -120,7 +120,7 @@ class Rate(Value):
     count: int = 0
     """Number of positive cases."""
     share: float | None = None
-    """Share from 0 to 1; None if `n` is 0."""
+    """Share from 0 to 1, or None if `n` is 0."""
 
 
 class Figures(Value):
@@ -141,15 +141,15 @@ class Figures(Value):
 
 
 class Group(Value):
-    """Figures for one project, executor or model."""
+    """Figures for the episodes of one project, executor or model."""
 
     name: str
-    """Name; empty if unknown."""
+    """Name, or "" if unknown."""
     figures: Figures
 
 
 class Period(Value):
-    """Figures for one part of the range."""
+    """Figures for the episodes of one part of the time range."""
 
     start: datetime
     end: datetime
@@ -162,13 +162,13 @@ class MetricsReport(Value):
     wanted: MetricsFilter
     figures: Figures
     groups: tuple[Group, ...] = ()
-    """Groups by the requested criterion, largest first; empty if no grouping was requested."""
+    """Groups by the requested criterion, largest first, or an empty tuple if no grouping was requested."""
     periods: tuple[Period, ...] = ()
     """Equal parts of the range, oldest first, for plots."""
 
 
 class Unit(StrEnum):
-    """Unit of a figure."""
+    """Unit in which a figure is displayed."""
 
     COUNT = "count"
     SHARE = "share"
@@ -316,7 +316,7 @@ def figures_of(episodes: Sequence[EndedEpisode]) -> Figures:
 
 
 def figure_of(values: Iterable[float | None]) -> Figure:
-    """Return the distribution of the known values."""
+    """Return the distribution of the known values among these."""
     all_values = list(values)
     known_values = sorted(value for value in all_values if value is not None)
     if not known_values:

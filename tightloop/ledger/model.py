@@ -36,7 +36,7 @@ class TrailEvent(Value):
 
 
 class EvidenceLine(TrailEvent):
-    """Recorded event, as read from the ledger."""
+    """Event of a workflow, as read from the ledger."""
 
     seq: int = 0
     """Sequence number, increasing across the whole ledger. It is the cursor for live events."""
@@ -97,11 +97,11 @@ def with_delivered(snapshot: WorkflowSnapshot, delivered: str) -> WorkflowSnapsh
 
 
 class WorkflowLine(WorkflowSnapshot):
-    """Snapshot, as read from the ledger."""
+    """Snapshot of a workflow, as read from the ledger."""
 
     project: str = ""
     waiting_since: datetime | None = None
-    """Time since which the workflow has needed a person; None if it does not need one now."""
+    """Time since which the workflow has needed a person, or None if it does not need one now."""
 
 
 class WorkflowFilter(Value):
@@ -144,7 +144,7 @@ class InboxItem(Value):
 
 
 class ProjectLine(Value):
-    """Project with its activity."""
+    """Project with its latest activity."""
 
     id: str
     name: str
@@ -175,7 +175,7 @@ MODEL_CHARACTERS = 120
 
 
 def episode_snapshot(status: EpisodeStatus, *, parent: str, at: datetime) -> WorkflowSnapshot:
-    """Return the ledger row of an episode.
+    """Return an episode's status as a snapshot for the ledger.
 
     Args:
         status: result of the status query.

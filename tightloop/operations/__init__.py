@@ -23,7 +23,7 @@ NATURAL = "natural"
 
 
 class Http(NamedTuple):
-    """HTTP endpoint."""
+    """HTTP endpoint of an operation."""
 
     method: str
     path: str
@@ -46,28 +46,28 @@ class Http(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Form on the web page."""
+    """Form for an operation on the web page."""
 
     path: str
     confirmation: str = ""
-    """Confirmation question with the placeholders `{title}` and `{checkpoint}`; empty if the page builds it."""
+    """Confirmation question with the placeholders `{title}` and `{checkpoint}`, or "" if the page builds it."""
 
 
 class Operation(NamedTuple):
-    """Row of the table: one operation on all interfaces."""
+    """Operation that all interfaces offer: one row of the table."""
 
     name: str
     summary: str
     """Description for all interfaces."""
     kinds: tuple[str, ...] = ()
-    """Kinds of runs that the operation applies to; empty if it does not need a run."""
+    """Kinds of runs that the operation applies to, or an empty tuple if it does not need a run."""
     role: str = VIEWER
     effect: str = READS
     repeat: str = NATURAL
     details: str = ""
     """Additional description for API and MCP users."""
     request: str = ""
-    """Request model; empty if the run is the only argument."""
+    """Request model, or "" if the run is the only argument."""
     plan_request: str = ""
     """Request model for plans, if it differs."""
     result: str = ""
@@ -75,7 +75,7 @@ class Operation(NamedTuple):
     errors: tuple[str, ...] = ()
     """Error classes other than those implied by kinds, role and effect."""
     client: str = ""
-    """Client method; empty if there is none."""
+    """Client method, or "" if there is none."""
     fixed: tuple[tuple[str, str], ...] = ()
     """Fixed arguments of the client method."""
     handler: str = ""
@@ -608,7 +608,7 @@ BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def possible(kind: str, *, is_open: bool) -> tuple[str, ...]:
-    """Return the changes that a run accepts, each given as the last segment of its path."""
+    """Return the state-changing operations that a run accepts, each given as the last segment of its path."""
     return tuple(
         # Rows such as `approve` use the method of another row, which is listed itself.
         row.word

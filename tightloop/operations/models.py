@@ -41,18 +41,18 @@ class Body(Shown):
 # Cached, because a second class for the same model would get a second schema in OpenAPI.
 @cache
 def make_output_model(model: type[BaseModel], *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Mirror a model and its nested models in camelCase, to be read from its instances."""
+    """Create a camelCase copy of a model and its nested models, which is filled from instances of the model."""
     return _mirror(model, Shown, without, "")
 
 
 @cache
 def body(model: type[BaseModel], name: str, *, without: frozenset[str] = frozenset()) -> type[BaseModel]:
-    """Mirror a model as a request body; `read_fields` reads it."""
+    """Create the request body for the fields of a model. Use `read_fields` to read it."""
     return _mirror(model, Body, without, name)
 
 
 def read_fields(model: BaseModel) -> dict[str, Any]:
-    """Return the fields that were sent, named as in the mirrored model; defaults are omitted."""
+    """Return the fields that a request contains, by their names in the original model. Omitted fields are left out."""
     return model.model_dump(exclude_unset=True, by_alias=False)
 
 
@@ -127,7 +127,7 @@ class Request(Body):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the client's method."""
+        """Return the request's fields as arguments for the client's method."""
         return dict(self)
 
 

@@ -197,7 +197,7 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _after_verbs(kinds: Iterable[str], sentence: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind of each verb and the text after it."""
+    """Yield the kind of each verb in a sentence, with the text that follows it."""
     for kind in kinds:
         for verb in _PATTERNS[kind].finditer(sentence):
             if _is_word(sentence, verb) and not _PATTERNS["not_before"].search(sentence[: verb.start()]):

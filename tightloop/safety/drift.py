@@ -19,7 +19,7 @@ DRIFTS_KEPT = 5
 
 
 class DriftCause(StrEnum):
-    """Cause of the file changes."""
+    """Cause of file changes that the work did not make."""
 
     OUTSIDE = "outside"
     """The files were changed from outside while the run was not paused."""

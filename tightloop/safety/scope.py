@@ -97,7 +97,7 @@ def find_pattern_fault(pattern: str) -> tuple[str, str] | None:
 
 
 def match_words(pattern: Sequence[str], items: Sequence[str]) -> bool:
-    """Return whether words match a word pattern.
+    """Return whether a list of words matches a word pattern.
 
     `*` matches any text within a word. As a whole word, `**` matches any number of words.
     """
@@ -109,7 +109,7 @@ def _match_word(pattern: str, text: str) -> bool:
 
 
 def _match(pattern: Sequence[str], items: Sequence[str], star: str, fits_one: Callable[[str, str], bool]) -> bool:
-    """Match the items one by one. `star` matches any number of items.
+    """Match a list of items against a pattern, in which `star` matches any number of items.
 
     The time is at most proportional to the product of the lengths.
     """
@@ -292,7 +292,7 @@ _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 def is_private(address: str) -> bool:
-    """Return whether an IP address may lead to this host or to a private network. False for a name.
+    """Return whether an IP address may lead to this host or to a private network. Host names are never private.
 
     An IPv6 address that represents an IPv4 address (mapped, compatible, translated, NAT64, 6to4, ISATAP) is public only
     if the IPv4 address is. NAT64 with a prefix of the local network cannot be distinguished from other addresses.

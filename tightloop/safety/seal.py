@@ -61,7 +61,7 @@ class Seal(NamedTuple):
 
 
 def read_seal(text: str) -> Seal | None:
-    """Parse a seal's text. Return None if it is invalid."""
+    """Parse the text of a seal. Return None if it is invalid."""
     parts = text.split(" ")
     if len(parts) != 3 or parts[0] not in _KINDS or not parts[1].isdecimal():
         return None
@@ -114,7 +114,7 @@ class MessageLog(Value):
         return ""
 
     def with_message(self, seal: Seal) -> "MessageLog":
-        """Return the log after accepting a message."""
+        """Return the log with a message added to the accepted ones."""
         # By time of issue, not of arrival, because `since` is compared with the time of issue.
         nonces = sorted((*self.nonces, (seal.issued, seal.nonce)))
         if len(nonces) <= REMEMBERED:
@@ -183,7 +183,7 @@ APPROVALS = frozenset({"gate", "policy"})
 
 
 class Role(StrEnum):
-    """Role of a person. Each role includes the previous ones."""
+    """Role of a person. Each role includes the permissions of the previous ones."""
 
     VIEWER = "viewer"
     """May read everything."""

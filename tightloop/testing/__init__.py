@@ -49,7 +49,7 @@ class AcceptedTest(Value):
 
 
 class RefusedTest(Value):
-    """A test that does not count."""
+    """Test that does not count, with the reason."""
 
     test: str
     """Node id without parameters, or the file if no test was collected from it."""
@@ -67,7 +67,7 @@ class ChangedCoverage(Value):
 
 
 class GateReport(Value):
-    """The test gate's result for one change."""
+    """Result of the test gate for one change."""
 
     accepted: tuple[AcceptedTest, ...] = ()
     refused: tuple[RefusedTest, ...] = ()
@@ -83,7 +83,7 @@ class GateReport(Value):
 
 
 class Outcome(StrEnum):
-    """Result of running one test once."""
+    """Way in which a single run of a test ended."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -95,7 +95,7 @@ class Outcome(StrEnum):
 
 
 class Run(Value):
-    """One run of one test, which is alone in its process."""
+    """Result of one run of one test, which is alone in its process."""
 
     id: str
     outcome: Outcome
@@ -146,7 +146,7 @@ class Collection(Value):
 
 
 class Session(Value):
-    """The test runner's results for one tree."""
+    """Results of the test runner for one tree."""
 
     missing: str = ""
     """The Python interpreter that does not have pytest, and the reason."""
@@ -177,10 +177,10 @@ class Session(Value):
 def can_fail(run: Run, green: Run, expecting: frozenset[int] = frozenset()) -> bool:
     """Return whether a failure proves that the test detects the difference from its passing run.
 
-    It does if the test itself makes the assertion. It does not if the code under test makes it or raises an unexpected
-    exception, even inside one of the test's exception handlers, or if the project's hooks alter results. On a line on
-    which the test expects an exception (`expecting`) and the changed code raised it, a different exception counts as no
-    exception.
+    This is the case if the test itself makes the assertion. It is not the case if the code under test makes it or
+    raises an unexpected exception, even inside one of the test's exception handlers, or if the project's hooks alter
+    results. On a line on which the test expects an exception (`expecting`) and the changed code raised it, a different
+    exception counts as no exception.
     """
     if run.outcome is not Outcome.FAILED or not run.honest:
         return False
@@ -200,7 +200,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class ChangedLines(NamedTuple):
-    """The changes to one file."""
+    """Lines of one file that a change affects."""
 
     lines: frozenset[int]
     """Added or changed lines of the new text, starting at 1."""
@@ -209,7 +209,7 @@ class ChangedLines(NamedTuple):
 
 
 def changed_lines(old: str, new: str) -> ChangedLines:
-    """Compare two texts line by line."""
+    """Find the changed lines by comparing two texts line by line."""
     before, after = old.splitlines(), new.splitlines()
     start = 0
     # Strip what is equal at both ends first: the comparison below takes quadratic time.
@@ -244,5 +244,5 @@ def touched_bodies(tree: ast.Module, changed: ChangedLines) -> frozenset[int]:
 
 
 def functions_of(tree: ast.AST) -> Iterator[FunctionNode]:
-    """Yield all functions, including nested ones."""
+    """Yield all functions of a module, including nested ones."""
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))

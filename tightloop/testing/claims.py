@@ -75,7 +75,7 @@ def lines_expecting(test: FunctionNode) -> Iterator[int]:
 
 
 class _Claims:
-    """Classifies a function's assertions."""
+    """Classifies the assertions of one function."""
 
     def __init__(self, test: FunctionNode, values: frozenset[str]) -> None:
         self._assignments, self._values = _find_assignments(test), values | _VALUES
@@ -154,7 +154,7 @@ class _Claims:
 
 
 def weakest(claims: set[Claim]) -> Claim:
-    """Return the combined claim, which is strong if any of the claims is."""
+    """Combine the claims of a test's assertions. The result is strong if any of the claims is."""
     if Claim.STRONG in claims:
         return Claim.STRONG
     return next((claim for claim in Claim if claim in claims), Claim.STRONG)
@@ -213,7 +213,7 @@ _MACHINERY = frozenset({
 
 
 class JudgedTests(NamedTuple):
-    """Static findings about a test."""
+    """Findings about a test that do not require running it."""
 
     asserts: bool
     """True if the test itself contains an assertion."""

@@ -35,7 +35,7 @@ _NOT_RUN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Static findings and runs of the tests in one change."""
+    """Everything that is known about the tests in a change: static findings and runs."""
 
     after: Session
     before: Session | None = None
@@ -83,7 +83,7 @@ def judge(evidence: Evidence) -> GateReport:
 
 
 class _Test:
-    """A test with all its cases."""
+    """Test with all of its parameterised cases."""
 
     def __init__(self, evidence: Evidence, name: str, items: Sequence[Item]) -> None:
         self._evidence, self._name, self._items = evidence, name, items
@@ -211,10 +211,10 @@ class _Test:
 
 
 def why_none_fails(session: Session, readings: Mapping[str, JudgedTests], path: str) -> str:
-    """Explain why no test in a new file shows that something is missing. Empty if a test fails in its own assertion.
+    """Explain why no test in a new file shows that something is missing, or return "" if one does.
 
-    `session` contains the runs on the tree without any work. There, each test must either pass or fail; a test that
-    breaks, for example because of a wrong import, would never pass.
+    A test shows it by failing in its own assertion. `session` contains the runs on the tree without any work. There,
+    each test must either pass or fail; a test that breaks, for example because of a wrong import, would never pass.
     """
     if refused := _list_uncollected_files(Evidence(after=session, tests=(path,)), session.collected or Collection()):
         return refused[0].reason

@@ -59,7 +59,7 @@ class Weight(IntEnum):
 
 
 class Replacement(NamedTuple):
-    """Replacement code for a node."""
+    """Code that replaces a node in a mutant."""
 
     node: ast.AST
     code: str
@@ -67,7 +67,7 @@ class Replacement(NamedTuple):
 
 
 def find_replacements(node: ast.AST) -> Iterator[Replacement]:
-    """Yield the replacements for a node or for a part of it."""
+    """Yield the possible replacements for a node or for a part of it."""
     match node:
         case ast.Compare() | ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
             yield from _operators(node)

@@ -233,7 +233,7 @@ def reference(content: bytes, *, name: str, media_type: str = "application/json"
 
 
 def pack(content: bytes) -> bytes:
-    """Encode an artifact for the SQLite file."""
+    """Encode the bytes of an artifact for the SQLite file."""
     return zlib.compress(content)
 
 

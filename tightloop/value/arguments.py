@@ -119,7 +119,7 @@ def _misfit(signature: inspect.Signature, named: dict[str, Any], why: str) -> st
 
 
 def _problem(value: Any, kind: Any) -> str:
-    """Return the problem with a value, phrased as the end of a sentence; empty if the value is valid."""
+    """Return the problem with a value, phrased as the end of a sentence, or "" if the value is valid."""
     broken = ""
     hints: list[str] = []
     for choice, rules in _choices(kind):

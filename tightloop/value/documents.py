@@ -34,7 +34,7 @@ class Bounds:
         self._levels: list[int] = [0]
 
     def add(self, event: Any) -> None:
-        """Count an event.
+        """Count the values that a parser event stands for.
 
         Raises:
             BoundsError: a limit is exceeded, or an alias refers to itself.

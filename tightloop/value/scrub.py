@@ -168,7 +168,7 @@ _rules = cache(_Rules)
 
 
 class SecretMatch(NamedTuple):
-    """Span and name of a rule's match."""
+    """Match of a rule in a text: its span and the rule's name."""
 
     start: int
     end: int

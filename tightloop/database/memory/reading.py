@@ -48,7 +48,7 @@ from tightloop.memory import (
 
 
 class SolutionIndex:
-    """Solutions of failures, with their evidence."""
+    """Index of the solutions for failures, with the evidence for each of them."""
 
     def __init__(self, connection: Connection, project: str, signatures: Collection[str]) -> None:
         self.patterns: dict[str, Pattern] = {}
@@ -106,7 +106,7 @@ def recollections(
 
 
 def entries(connection: Connection, project: str, kind: Kind | None, limit: int) -> tuple[Entry, ...]:
-    """Return stored entries, newest first."""
+    """Return the entries of one kind, newest first."""
     result: list[Entry] = []
     columns = {Kind.FAILURE: failures.c.last, Kind.PATTERN: patterns.c.at, Kind.FACT: facts.c.at}
     for entry_kind in (kind,) if kind else tuple(Kind):
@@ -252,7 +252,7 @@ class VectorSpace(NamedTuple):
 def find_nearest(
     connection: Connection, space: VectorSpace, vector: "array[float]", limit: int = CANDIDATES
 ) -> dict[str, float]:
-    """Return the nearest rows and their cosines."""
+    """Return the rows whose vectors are nearest to a vector, with their cosine similarities."""
     if connection.dialect.name == "postgresql":
         kind = Kind.FAILURE if space.table is failures else Kind.PATTERN
         corpus_condition = (corpora.c.project == space.project, corpora.c.kind == kind.value)
@@ -278,7 +278,7 @@ def find_nearest(
 def cosines(
     connection: Connection, space: VectorSpace, vector: "array[float]", owners: Collection[str]
 ) -> dict[str, float]:
-    """Return the cosines of the given rows that have a vector from this model."""
+    """Return the cosine similarity of each given row that has a vector from this model."""
     # By key only: otherwise SQLite would scan all vectors of the model.
     columns = (space.owner, space.table.c.model, space.table.c.embedding)
     query = select(*columns).where(space.table.c.project == space.project, space.owner.in_(owners))

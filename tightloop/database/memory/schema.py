@@ -52,18 +52,18 @@ class PostgresVector(UserDefinedType[str]):
         self.dimension = dimension
 
     def get_col_spec(self, **_: Any) -> str:
-        """Return the SQL type."""
+        """Return the name of the column's SQL type."""
         return f"vector({self.dimension})" if self.dimension else "vector"
 
 
 class Embedding(TypeDecorator["array[float]"]):
-    """A vector of any dimension."""
+    """Column type for a vector of any dimension."""
 
     impl = LargeBinary
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Return the column type for the database."""
+        """Return the column type that the database supports."""
         return dialect.type_descriptor(PostgresVector() if dialect.name == "postgresql" else LargeBinary())
 
     def process_bind_param(self, value: "array[float] | None", dialect: Dialect) -> str | bytes | None:
@@ -204,7 +204,7 @@ COMMAND_WORDS = 60
 
 
 class EmbeddedText:
-    """A text, and its vector if it has one.
+    """Text with its vector, if there is one.
 
     Args:
         text: the text.
@@ -224,7 +224,7 @@ class EmbeddedText:
 
 
 def clean_failure(failure: SeenFailure) -> SeenFailure:
-    """Scrub a failure and limit its size."""
+    """Remove secrets and personal data from a failure and limit its size."""
     return failure.evolve(
         type=shorten(scrub(failure.type), TITLE_CHARACTERS),
         check=shorten(scrub(failure.check), LINE_CHARACTERS),
@@ -234,7 +234,7 @@ def clean_failure(failure: SeenFailure) -> SeenFailure:
 
 
 def clean_pattern(pattern: Pattern) -> Pattern:
-    """Scrub a pattern and limit its size.
+    """Remove secrets and personal data from a pattern and limit its size.
 
     If a command contains a secret, all commands are dropped. Without the secret, the command would do something else.
     """
@@ -255,7 +255,7 @@ def clean_pattern(pattern: Pattern) -> Pattern:
 
 
 def clean_fact(fact: Fact) -> Fact:
-    """Scrub a fact and limit its size."""
+    """Remove secrets and personal data from a fact and limit its size."""
     return fact.evolve(
         key=shorten(" ".join(scrub(fact.key).split()), KEY_CHARACTERS),
         text=shorten(scrub(fact.text), FACT_CHARACTERS),
@@ -264,7 +264,7 @@ def clean_fact(fact: Fact) -> Fact:
 
 
 def pattern_row(project: str, pattern: Pattern, vectored: EmbeddedText) -> dict[str, Any]:
-    """Return a pattern's row without its time."""
+    """Return the row of a pattern without its time."""
     fields = pattern.model_dump(exclude={"steps", "commands"})
     lists = {"steps": json.dumps(pattern.steps), "commands": json.dumps(pattern.commands)}
     return {"project": project, "id": pattern.id, **fields, **lists, **vectored.columns}

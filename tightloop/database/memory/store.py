@@ -93,7 +93,7 @@ def write_failure(connection: Connection, project: str, failure: SeenFailure, ve
 
 
 def write_pattern(connection: Connection, project: str, pattern: Pattern, vectored: EmbeddedText, at: datetime) -> None:
-    """Add a pattern unless it already exists."""
+    """Store a pattern unless it already exists."""
     condition = (patterns.c.project == project, patterns.c.id == pattern.id)
     if connection.execute(select(patterns.c.id).where(*condition)).first() is None:
         connection.execute(patterns.insert(), {**pattern_row(project, pattern, vectored), "at": at})
@@ -121,7 +121,7 @@ def write_outcome(connection: Connection, project: str, outcome: Outcome) -> boo
 
 
 def write_words(connection: Connection, project: str, kind: Kind, owner: str, text: str) -> None:
-    """Add a document to the inverted index."""
+    """Add the words of a document to the inverted index."""
     term_counts = terms(text)
     length = sum(term_counts.values())
     fixed = {"project": project, "kind": kind.value, "owner": owner, "length": length}
@@ -218,7 +218,7 @@ logger = logging.getLogger("tightloop")
 
 
 class _PreparedQuery(NamedTuple):
-    """A scrubbed query with its vector and thresholds."""
+    """Search query without secrets, with its vector and thresholds."""
 
     line: str
     vectored: EmbeddedText
@@ -345,12 +345,12 @@ class MemoryStore:
             )
 
     def entries(self, project: str, kind: Kind | None = None, limit: int = 50) -> tuple[Entry, ...]:
-        """Return stored entries, newest first."""
+        """Return the entries of one kind, newest first."""
         with self._reading(project) as (connection, name):
             return entries(connection, name, kind, limit)
 
     def show(self, project: str, entry_id: str) -> Details:
-        """Return an entry's details.
+        """Return the full details of an entry.
 
         Raises:
             InvalidRequestError: there is no entry with this id.

@@ -77,7 +77,7 @@ def _tests_now(reading: ScanContext) -> frozenset[str]:
 
 
 def _bodies(lines: Lines) -> dict[str, str]:
-    """Return the removed lines of each test, from its name up to the name of the next test."""
+    """Return the lines of each removed test, from its name up to the name of the next test."""
     lines_by_test: dict[str, list[str]] = {}
     name = ""
     for text in lines.texts:
@@ -89,7 +89,7 @@ def _bodies(lines: Lines) -> dict[str, str]:
 
 
 def _has_condition(file: FilePatch, line: Line) -> bool:
-    """Return whether there is a condition on the same line or on the line before it."""
+    """Return whether a line, or the line before it, contains a condition."""
     before = file.added.by_number.get(line.number - 1, "")
     return bool(re.search(r"^\s*(?:if|elif|except|unless|else)\b", before) or re.match(r"\s*if\b", line.text))
 
@@ -116,7 +116,7 @@ def _asserting(view: FileView, lines: Lines) -> Iterator[Line]:
 
 
 def _kind(tool: str) -> bool:
-    """Return whether a tool runs tests. One test runner may replace another."""
+    """Return whether a tool runs tests. Tools of the same kind may replace each other."""
     return PATTERNS["test_runner"].fullmatch(tool) is not None
 
 

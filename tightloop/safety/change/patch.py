@@ -103,7 +103,7 @@ def fold(text: str) -> str:
 
 
 class FilePatch(NamedTuple):
-    """Change to one file."""
+    """Changes to a single file."""
 
     path: str
     was: str = ""
@@ -300,7 +300,7 @@ def _numbers(hunk: _Hunk, sign: str) -> Iterator[int]:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Split a line into pieces.
+    """Split a line that is too long into overlapping pieces.
 
     Every piece after the first starts with the mark of `clip`, which lets the scrubber recognise the rest of a key.
     """

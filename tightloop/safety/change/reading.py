@@ -50,7 +50,7 @@ class Deadline:
     """Time limit for reading. The default is unlimited."""
 
     def __init__(self, clock: Callable[[], float] = lambda: 0.0, bound_s: float = math.inf) -> None:
-        """Start the clock.
+        """Start measuring the time.
 
         The clock measures CPU time in seconds, so that a busy machine reads just as much as an idle one.
         """
@@ -97,14 +97,14 @@ class Deadline:
 
 
 class MarkedLine(NamedTuple):
-    """A line and the kinds of its scrubber matches."""
+    """Line with the kinds of secrets or personal data that the scrubber found in it."""
 
     position: int
     kinds: frozenset[str]
 
 
 class ScanContext:
-    """A change with cached data derived from it."""
+    """Change to review, with cached data that is derived from it."""
 
     def __init__(self, change: Change, watch: Deadline) -> None:
         self.change = change
@@ -128,7 +128,7 @@ class ScanContext:
         return live
 
     def view_file(self, file: FilePatch) -> "FileView":
-        """Return a file's view for the rules."""
+        """Prepare one file of the change for the rules."""
         removed_lines = self.compute_once(_find_removed_lines)
         stripped = file.added.stripped
         places = [at for at, text in enumerate(stripped) if text and text not in removed_lines]
@@ -145,7 +145,7 @@ def _join_added_lines(reading: ScanContext) -> str:
 
 
 class FileView(NamedTuple):
-    """A file's view for the rules."""
+    """One file of a change, prepared for the rules."""
 
     reading: ScanContext
     file: FilePatch
@@ -170,7 +170,7 @@ class FileView(NamedTuple):
         return self.reading.deadline.find_lines(self.new_lines, self.reading.find_present_terms(terms))
 
     def all_fresh(self) -> Iterator[Line]:
-        """Yield the new lines, while there is time left."""
+        """Yield all new lines, while there is time left."""
         return self.reading.deadline.iterate_lines(self.new_lines, range(len(self.new_lines)))
 
     def make_finding(self, violation: str, line: Line | None, evidence: str = "") -> Finding:

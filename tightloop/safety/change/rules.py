@@ -201,7 +201,7 @@ class _FileReview:
         """Files that were not read completely, by path."""
 
     def read(self, rubric: Rubric) -> list[Finding]:
-        """Return the findings of the line rules, in file order."""
+        """Apply the rules to the lines of all files, and return the findings in file order."""
         self._deadline.allow(SCRUBBING_SHARE)
         marks, unmarked = find_matched_lines(
             [view if may_be_private(view) else None for view in self._seen], self._deadline

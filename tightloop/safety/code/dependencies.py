@@ -39,7 +39,7 @@ class Requirement(NamedTuple):
 
 
 def is_manifest(path: str, manifests: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a file declares packages."""
+    """Return whether a file is a manifest, which declares packages."""
     name = path.rpartition("/")[2]
     return name in manifests or name in ("setup.py", "setup.cfg") or _is_list(path)
 
@@ -212,7 +212,7 @@ _MISSING = frozenset({"ImportError", "ModuleNotFoundError", "Exception"})
 
 
 class Imported(NamedTuple):
-    """An imported module."""
+    """Module that a file imports."""
 
     name: str
     """Top-level name."""
@@ -279,7 +279,7 @@ def _misses_silently(node: ast.Try) -> bool:
 
 
 class _Review:
-    """Review of one change."""
+    """Reviews the dependencies that one change adds."""
 
     def __init__(self, files: Sequence[CodeFile], facts: ProjectFacts, rules: CodeRules) -> None:
         self._files = files

@@ -189,7 +189,7 @@ class ConstantFolder:
     def __init__(
         self, paths: Callable[[ast.expr], frozenset[str]], value_of: Callable[[ast.Name], ast.expr | None]
     ) -> None:
-        """Set the callbacks.
+        """Set the callbacks with which names are resolved.
 
         The first returns the possible full names of an expression, and the second returns the only assignment to a
         name.
@@ -323,7 +323,7 @@ _SAME = {"posix": "os", "nt": "os", "_io": "io", "__builtin__": BUILTINS, "_ctyp
 
 
 class ScopedNode(NamedTuple):
-    """A node, its name scope and its parents."""
+    """Node of a syntax tree, with its name scope and its parents."""
 
     node: ast.AST
     scope: Scope
@@ -347,7 +347,10 @@ class Module:
         return self._scopes.get(id(node), self._top)
 
     def paths(self, node: ast.expr, depth: int = 0) -> frozenset[str]:
-        """Return the full names that an expression may have, such as `os.system`. Empty if they are unknown."""
+        """Return the full names that an expression may have, such as `os.system`.
+
+        The result is empty if they are unknown.
+        """
         # Nodes made by `_item` are temporary: another node may get the same id later.
         if id(node) not in self._scopes:
             return self._paths(node, depth)
@@ -432,7 +435,10 @@ class Module:
         return frozenset(paths)
 
     def _result(self, node: ast.Call, depth: int) -> frozenset[str]:
-        """Return the full names of a lookup call's result."""
+        """Return the possible full names of the result of a lookup call.
+
+        Lookup calls are calls of functions such as `getattr` and `import_module`.
+        """
         functions = self.paths(node.func, depth)
         folded = [self.fold(argument) for argument in node.args[:2]]
         if functions & IMPORTING and folded and isinstance(folded[0], str):
@@ -525,7 +531,7 @@ class Unread(NamedTuple):
 
 
 def is_python(path: str, text: str) -> bool:
-    """Return whether Python runs a file."""
+    """Return whether a file is Python code."""
     return path.endswith((".py", ".pyw", ".pyi")) or _SHEBANG.match(text) is not None
 
 

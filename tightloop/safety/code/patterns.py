@@ -19,7 +19,7 @@ _OWN = (".", "__package__", "__name__")
 
 
 class Use(NamedTuple):
-    """A violation at a location in the code."""
+    """Use of something that violates a rule, at a location in the code."""
 
     violation: Violation
     layer: Layer
@@ -47,7 +47,7 @@ class _Rule(NamedTuple):
 
 
 class Patterns:
-    """The rules, compiled for matching."""
+    """Patterns of the code rules, compiled for matching."""
 
     def __init__(self, rules: CodeRules, own_modules: frozenset[str] = frozenset()) -> None:
         """Compile all rules except those with the verdict `allow`.

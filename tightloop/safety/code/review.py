@@ -139,7 +139,7 @@ class _FileReview:
 
 
 def _each_once(uses: Iterable[Use]) -> Iterator[Use]:
-    """Yield the uses in line order.
+    """Yield the uses in line order, without duplicates.
 
     If there are several at one location, only the strictest one for each layer is yielded.
     """

@@ -19,7 +19,7 @@ MESSAGE_CHARACTERS = 3_000
 
 
 class CodeFile(NamedTuple):
-    """A changed file."""
+    """File that a change adds, modifies or deletes."""
 
     path: str
     """Path relative to the root, with slashes as separators."""
@@ -217,7 +217,7 @@ class CodeRules(Document):
         dependencies: Iterable[str] = (),
         enabled: bool = True,
     ) -> "CodeRules":
-        """Return the rules with changes and additions.
+        """Apply changes and additions to the rules.
 
         Args:
             rows: rows by name. For a known rule, only the given fields change. For a Bandit test such as `B506`, the

@@ -32,7 +32,7 @@ _LEAST_LONG_OPTION = 4
 
 
 class Write(NamedTuple):
-    """A file written by a command."""
+    """File that a command writes."""
 
     path: str
     """Path as written in the command."""

@@ -45,7 +45,7 @@ _TEXTS = frozenset({"raw_string", "string", "ansi_c_string"})
 
 
 def plain(text: str) -> str:
-    """Return a text as it is displayed.
+    """Return a text as a person sees it.
 
     Invisible characters are removed and lookalike letters are replaced with Latin ones. The result has at most one
     character more than `LONGEST`, so that the reader can detect the truncation.
@@ -70,7 +70,7 @@ class SimpleCommand:
 
 
 class Assignment(NamedTuple):
-    """A variable set by a script or a step."""
+    """Variable that is set by a script or a step."""
 
     name: str
     value: str
@@ -122,7 +122,7 @@ def parse(text: str) -> "Node":
 
 
 def read_script(text: str) -> Script:
-    """Return the simple commands in a bash script.
+    """Find the simple commands in a bash script.
 
     Text that cannot be parsed is also split at white space and operators, so that no command can hide behind a syntax
     error.
