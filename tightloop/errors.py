@@ -92,7 +92,7 @@ class Problem:
 
 
 def followed_by(sentence: str, more: str) -> str:
-    """Join two sentences. The first one may end with a question mark."""
+    """Join two sentences, of which the first may end with a question mark."""
     return f"{sentence}{'' if sentence.endswith('?') else '.'} {more}"
 
 

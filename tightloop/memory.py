@@ -20,7 +20,7 @@ Z = 1.96
 """Normal quantile for a 95 % interval."""
 LEAST_TRIES = 3
 LEAST_RATE = 0.1
-"""Entries below this rate are retired. 1 of 3 successes is 0.06, 1 of 2 is 0.09, 2 of 5 is 0.12."""
+"""Success rate below which an entry is retired. For 1 of 3 successes it is 0.06, for 1 of 2 0.09, for 2 of 5 0.12."""
 
 
 def wilson(worked: int, tried: int) -> float:

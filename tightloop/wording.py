@@ -57,7 +57,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def number_text(amount: float) -> str:
-    """Format a number with at most four decimals and without trailing zeros."""
+    """Format a number with at most four decimals and no trailing zeros."""
     return f"{amount:.4f}".rstrip("0").rstrip(".")
 
 

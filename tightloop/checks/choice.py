@@ -49,7 +49,7 @@ class TriedCheck(Value):
     reached: tuple[str, ...] = ()
     """Failed tests that use the code named in the goal. Empty if they cannot be determined."""
     tail: str = ""
-    """End of the output."""
+    """Last part of the check's output."""
     not_used: str = ""
     """Reason why the check cannot be used to decide whether work is done."""
 

@@ -236,7 +236,7 @@ def _evaluate(condition: str, values: Mapping[str, Any], project: Project) -> bo
 
 
 class _Condition:
-    """Evaluator for the tokens of a condition. An unknown value is None, and makes the result None if it matters."""
+    """Evaluates the tokens of a condition. Unknown values are None, and the result is None if it depends on one."""
 
     def __init__(self, tokens: list[str], values: Mapping[str, Any], project: Project) -> None:
         self._tokens, self._values, self._project = tokens[:200], values, project

@@ -67,11 +67,11 @@ class FoundCheck(Value):
     source: str
     """File that names the command."""
     name: str = ""
-    """Short name, such as the name of the script or program."""
+    """Short name of the check, such as that of the script or program."""
     not_used: str = ""
     """Reason why the command must not be run. If empty, it may run."""
     otherwise: tuple["FoundCheck", ...] = ()
-    """Commands that this one would run, to use instead if it cannot run here."""
+    """Commands that this command would run. They are used instead if this command cannot run here."""
 
     @property
     def title(self) -> str:
@@ -116,7 +116,7 @@ class Origin:
     folder: str = ""
     variables: tuple[tuple[str, str], ...] = ()
     inside: tuple[str, ...] = field(default=())
-    """Commands that were expanded to reach this one. Used to limit the recursion."""
+    """Commands that were expanded to reach this place. They are used to limit the recursion."""
 
 
 class Line(NamedTuple):

@@ -246,9 +246,9 @@ def _test_files(project: Project) -> Iterator[FoundCheck]:
 
 
 def family_of(check: FoundCheck) -> tuple[str, str]:
-    """Return a check's family: its kind, and the language and folder of its command.
+    """Return a check's family, which is its kind and the language and folder of its command.
 
-    Each family needs only one source.
+    The checks of a family are only taken from one source.
     """
     if check.kind is CheckKind.OTHER:
         return check.kind.value, check.run

@@ -65,7 +65,7 @@ class Setup(Sparse):
     decision: Literal["", "install", "skip"] = ""
     """Decision about the command. Empty if a person has to decide."""
     by: str = ""
-    """Name of the person who decided, or `request`."""
+    """Name of the person who decided, or `request` if the request contains the command."""
     problem: str = ""
     """Reason why the last attempt failed, followed by the end of its output from the second line on."""
 

@@ -115,7 +115,7 @@ class Sources:
         return frozenset(reached)
 
     def parts_of(self, names: frozenset[str]) -> frozenset[str]:
-        """Return the definitions whose names contain a given one, such as `chunked_iter` for `chunked`."""
+        """Return the definitions whose names contain a name, such as `chunked_iter` for `chunked`."""
         return frozenset(name for name in self.definitions if any(whole in name.split("_") for whole in names))
 
     def text_of(self, test: str) -> str:
@@ -134,7 +134,7 @@ class Sources:
         return block.path == path if path in self.texts else block.path in self._tests
 
     def _shared(self, block: Block, parts: set[str]) -> int:
-        """Count the parts of a test's name that also occur in the path of a definition or in the classes around it."""
+        """Count the words that a test's name has in common with the path of a definition or the classes around it."""
         around = {other.name for other in self.blocks if other.path == block.path and block.text in other.text}
         return len(parts & {*around, *re.findall(r"\w+", block.path)})
 

@@ -42,7 +42,7 @@ class Command(click.Command):
         return super().get_params(ctx)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, passing repeatable parameters as a list, or None if they are not given."""
+        """Run the command. A repeatable parameter is passed as a list, or as None if it is not given."""
         # Click gives an empty tuple if a repeatable parameter was omitted; the commands expect None.
         ctx.params = {name: list(it) or None if isinstance(it, tuple) else it for name, it in ctx.params.items()}
         return super().invoke(ctx)

@@ -103,7 +103,7 @@ class Follower:
         return last
 
     def _report_silence(self, error: ServiceUnavailableError) -> None:
-        """Report a missing response once and then every minute, because polls run twice a second."""
+        """Report that a response is missing, once at first and then every minute, because polls run twice a second."""
         now = time.monotonic()
         if error.message != self._silence or now - self._last_report_s >= SILENCE_S:
             self._silence, self._last_report_s = error.message, now

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 EVENTS_SHOWN = 100
 QUESTION_SECONDS = 2.0
-"""Time limit in seconds for the questions in `list`, which must be fast even if no worker responds."""
+"""Time limit in seconds for collecting the questions in `list`, which must be fast even if no worker responds."""
 
 
 def rows_of_temporal(

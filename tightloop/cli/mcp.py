@@ -95,7 +95,7 @@ class Client:
     """Path of the rules file, relative to the workspace."""
     over_http: Callable[[str], Entry]
     merged: Callable[[Path, str, Entry], str]
-    """Returns the new text of the configuration, given its path, the old text and the tightloop server's entry."""
+    """Returns the new text of the configuration, given its path, its old text and the entry for tightloop's server."""
     heading: str | None = None
     """Header of a separate rules file, or None if the rules are a section in the user's own file."""
 
@@ -224,7 +224,7 @@ class Change(NamedTuple):
 
     path: Path
     old: str | None
-    """Old text; None for a new file."""
+    """Old text of the file, or None for a new file."""
     new: str
 
     @property

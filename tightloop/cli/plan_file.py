@@ -216,7 +216,7 @@ def plan_text(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> s
 
 
 def step_text(step: Step, status: StepStatus | None = None) -> str:
-    """Return a step as text: a heading, then one line per field."""
+    """Return the description of a step as text: a heading, followed by one line per field."""
     said_by_kind = step.capability is Capability.NONE or step.capability.value == step.kind.value
     how = "" if said_by_kind else f" by {step.capability.value}"
     access = {"none": "does not access the tree", "reads": "reads the tree", "writes": "writes the tree"}

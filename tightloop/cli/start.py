@@ -409,7 +409,9 @@ def start_now(
     wait: Wait,
     as_json: bool,
 ) -> None:
-    """Start an episode and print its id. With `watch`, follow it until it ends.
+    """Start an episode and print its id.
+
+    With `watch`, follow the episode until it ends.
 
     Raises:
         InvalidRequestError: `wait` is given, but nothing waits.

@@ -223,4 +223,4 @@ TELL: dict[str, Callable[[TightloopClient, str, Asked, str], Awaitable[str]]] = 
     "respond": _respond,
     "cancel": _cancel,
 }
-"""Operations whose reply is more detailed than the workflow's."""
+"""Operations for which the command prints a more detailed reply than that of the workflow."""

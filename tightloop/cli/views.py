@@ -60,7 +60,7 @@ _CAUSES = {
     "planner_gave_up": "the planner gave up",
     "work": "a person has to do this work",
 }
-"""Causes of a pause that a question's title does not mention, by kind."""
+"""Causes of a pause that the title of its question does not mention, by kind of question."""
 _TEXTS = {
     "answer": "TEXT",
     "done": "WHAT_I_DID",
@@ -70,7 +70,7 @@ _TEXTS = {
     "deny": "WHY",
     "reject": "WHY",
 }
-"""Options that usually need a text, with a placeholder for the text."""
+"""Options whose answer usually needs a text, with a placeholder for the text."""
 
 
 def todo_lines(status: Any) -> list[str]:
@@ -140,7 +140,7 @@ def drift_lines(drifts: Iterable[Drift]) -> list[str]:
 
 
 def question_lines(workflow_id: str, question: Question | Document, *, alone: bool = True) -> list[str]:
-    """Return a question with its evidence and one command per option.
+    """Return the lines that show a question, with its evidence and one command per option.
 
     Args:
         workflow_id: id of the episode or plan that asked.
@@ -361,7 +361,7 @@ def plan_end_lines(status: PlanStatus) -> list[str]:
 
 
 def record_lines(record: StepRecord, workspace: Path) -> list[str]:
-    """Return the lines of one attempt with its inputs, outputs and decisions."""
+    """Return the lines that describe one attempt of a step, with its inputs, outputs and decisions."""
     result = record.result
     took = f", {(record.ended - record.started).total_seconds():.1f} s" if record.started and record.ended else ""
     when = f" at {record.ended.astimezone():%Y-%m-%d %H:%M:%S}" if record.ended else ""
@@ -394,7 +394,7 @@ def _cut(text: str) -> str:
 
 
 _OF_WORKERS = frozenset({"phase", "spent", "budget"})
-"""Rows that are only known if a worker responds."""
+"""Names of the rows that are only known if a worker responds."""
 
 
 def list_table(rows: Iterable[Summary | Document]) -> Table:

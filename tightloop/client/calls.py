@@ -69,8 +69,9 @@ cannot accept it. The workflow then hangs until Temporal drops the update, about
 LEVELS_LIMIT = 100
 """Maximum nesting depth of lists and objects. Workflows wrap values in a few more levels than the sender did."""
 _TASK_LOST = "unexpected workflow task failure"
-"""Temporal's message for a discarded workflow task. The status FAILED_PRECONDITION alone also has other causes, such as
-a missing worker.
+"""Message with which Temporal reports a discarded workflow task.
+
+The status FAILED_PRECONDITION alone also has other causes, such as a missing worker.
 """
 # Temporal schedules a new workflow task at once; the wait only prevents a busy loop.
 _TASK_LOST_WAIT = timedelta(milliseconds=200)
@@ -286,7 +287,7 @@ class Calls:
         return IdTakenError(f"{what}, {execution.status}{ended}{goal}. Choose another id. {go_on}")
 
     async def query(self, workflow_id: str, name: str, result_type: type[T], *arguments: Any, run_id: str = "") -> T:
-        """Query a workflow or one of its runs. This needs a worker.
+        """Query a workflow, or one of its runs, which needs a worker.
 
         Raises:
             ServiceUnavailableError: no worker responds, or Temporal does not. Retryable.

@@ -58,7 +58,7 @@ class TreeChange:
         return tuple(_file_delta(line) for line in lines if line)
 
     def text(self, *options: str) -> str:
-        """Return the output of `git diff` with these options, such as `--stat`."""
+        """Return the output of `git diff` for this change, with options such as `--stat`."""
         return _git(self._folder, *_DIFF, *options, *self._trees)
 
 

@@ -45,7 +45,7 @@ class ReadPosition(NamedTuple):
 
 NOWHERE = ReadPosition("", 0)
 Page = tuple[list[Event], ReadPosition, bool]
-"""Events, the position after them, and whether the run has more events."""
+"""Page of events, with the position after them and whether the run has more events."""
 
 
 def read_cursor(cursor: str) -> ReadPosition | None:

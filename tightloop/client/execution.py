@@ -110,8 +110,9 @@ class Execution(Summary):
     refused: bool = False
     """True if the run was rejected when it started. Such a run must not hide an earlier run with the same id."""
     frozen: str = ""
-    """Description of Temporal's own pause, during which the workflow does not answer queries or updates; otherwise
-    empty.
+    """Description of Temporal's own pause, or "" if there is none.
+
+    A paused workflow does not answer queries or updates.
     """
     waits_for: str = ""
     """Task queue on which a step is waiting for a worker or a free slot, and the time when the wait began."""
@@ -306,7 +307,7 @@ def _qualifier(status: str, attribute: str) -> str:
 
 
 def moment(stamp: Timestamp) -> datetime | None:
-    """Convert a Temporal timestamp; return None if it is not set."""
+    """Convert a Temporal timestamp, or return None if it is not set."""
     return stamp.ToDatetime(UTC) if stamp.seconds else None
 
 

@@ -86,7 +86,9 @@ def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
 
 
 def present_ring(settings: "Settings", home: Path | None = None) -> KeyRing:
-    """Return the existing keys without creating any; an empty ring if they will be created on first use.
+    """Return the existing keys without creating any.
+
+    The ring is empty if the keys will be created on first use.
 
     Raises:
         SettingsError: see `ring_of`.

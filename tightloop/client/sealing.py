@@ -73,7 +73,7 @@ class RefusedError(Exception):
 
 
 class _PayloadOwner(NamedTuple):
-    """Owner of a payload. The activity fields are empty if the payload does not belong to an activity."""
+    """Workflow or activity that a payload belongs to. The activity fields are empty for a workflow's payload."""
 
     namespace: str = ""
     workflow: str = ""

@@ -276,9 +276,9 @@ async def refuse_unreadable_start(calls: Calls, task_queue: str) -> None:
 
 
 async def refuse_other_keys(calls: Calls, task_queue: str) -> None:
-    """Refuse to connect if a worker on a task queue encrypts with a key that is missing here. No key is created.
+    """Refuse to connect if a worker on a task queue encrypts with a key that is missing here.
 
-    This takes one call. It is skipped for a role that may only start and steer.
+    No key is created. The check takes one call, and is skipped for a role that may only start and steer.
 
     Raises:
         SettingsError: neither side could read the other's payloads.

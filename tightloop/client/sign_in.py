@@ -30,7 +30,9 @@ def token_file(home: Path | None = None) -> Path:
 
 
 def ui_token(home: Path | None = None) -> str:
-    """Return the token, creating its file if it is missing. It grants access to the UI and to decrypted payloads.
+    """Return the token for the Temporal Web UI, and create its file if it is missing.
+
+    The token grants access to the UI and to decrypted payloads.
 
     Raises:
         SettingsError: others can read the file, or the token is too short.

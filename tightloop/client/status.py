@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Feed:
-    """Long poll for one workflow, shared by all its followers, with a cache for their reads."""
+    """Long poll for the events of one workflow. All of its followers share the poll and a cache for their reads."""
 
     def __init__(self, calls: Calls, workflow_id: str) -> None:
         self._calls, self._id = calls, workflow_id
@@ -441,7 +441,7 @@ async def end(calls: Calls, workflow_id: str, *, patience: timedelta) -> RunResu
 async def patiently(
     read: Callable[[], Awaitable[T]], patience: timedelta, pause: timedelta, on_silence: OnSilence | None
 ) -> T:
-    """Call `read` until it gets a response, and return its result.
+    """Call `read` until a service responds, and return its result.
 
     Raises:
         ServiceUnavailableError: there was no response for longer than `patience`.

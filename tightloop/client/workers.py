@@ -77,7 +77,7 @@ def is_fresh(worker: Poller) -> bool:
 
 
 def is_live(worker: Poller) -> bool:
-    """Return whether a worker is alive, based on its heartbeats or, if it sends none, its last poll."""
+    """Return whether a worker is alive, based on its heartbeats. Without heartbeats, its last poll decides."""
     patience = max(MISSED_HEARTBEATS * worker.heartbeat, LEAST_PATIENCE) if worker.heartbeat else POLLER_FRESH
     return worker.last_seen is not None and worker.last_seen > datetime.now(UTC) - patience
 
@@ -87,7 +87,7 @@ class Idle(NamedTuple):
 
     reason: str
     fix: str
-    """Advice, phrased as the end of a sentence."""
+    """Advice on how to fix this, phrased as the end of a sentence."""
 
     def __str__(self) -> str:
         """Return the reason and the advice as sentences."""

@@ -10,7 +10,7 @@ from tightloop.value import ArtifactRef
 # As in OpenHands' stuck detector: 4 equal calls with equal results within 20, 3 monologues.
 WINDOW = 20
 REPEATS_TOLD = 3
-"""Number of identical calls with identical results after which the model receives a hint."""
+"""Number of identical calls with identical results after which the model is told that it repeats itself."""
 REPEATS_STOP = 4
 SILENT_STOP = 3
 """Number of consecutive replies without a usable tool call after which the conversation stops."""

@@ -55,7 +55,7 @@ class CallResult(Sparse):
     Causes are wrong arguments, text that does not match, or a command that is refused or unknown.
     """
     mark: str = ""
-    """Mark that is the same for identical results of identical calls. Repeated marks indicate a loop."""
+    """Short digest that is the same for identical results of identical calls. Repeated marks indicate a loop."""
     question: Question | None = None
     """Question that has to be answered first.
 
@@ -113,15 +113,15 @@ class ConversationState(Sparse):
     results: tuple[CallResult, ...] = ()
     """Results of the tool calls in `turn`, in order."""
     said: tuple[ArtifactRef, ...] = ()
-    """Messages to send to the model with the next turn."""
+    """Messages that are sent to the model with the next turn."""
     correction: str = ""
-    """Error in the last reply, addressed to the model."""
+    """Error in the last reply, as a message to the model."""
     turns: int = 0
     """Number of replies in the current part of the work."""
     silent: int = 0
     """Number of consecutive replies without a usable tool call."""
     marks: tuple[str, ...] = ()
-    """Marks of the last results, newest last."""
+    """Marks of the latest tool results, newest last."""
     nudged: bool = False
     """True if the model has already received the hint about repeated calls."""
 

@@ -34,7 +34,7 @@ class PatchedText(NamedTuple):
     lines: int
     """Number of lines in the replacement."""
     how: str = ""
-    """Strategy that matched. Empty for exact characters."""
+    """Strategy that found the match. Empty if the characters matched exactly."""
 
 
 class PatchFailure(NamedTuple):

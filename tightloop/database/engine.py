@@ -302,7 +302,7 @@ class Database:
 
 
 def lock_writers(connection: Connection) -> None:
-    """Block until no other transaction writes to this database. Prevent others from writing until this one ends."""
+    """Block until no other transaction writes to this database. Other writers then wait until this transaction ends."""
     if connection.dialect.name == "postgresql":
         # Change numbers must become visible in their order, or a reader would skip those committed late: PostgreSQL's
         # sequences do not guarantee that. The lock ends with the transaction, also if the connection breaks.

@@ -31,7 +31,7 @@ from tightloop.run.question import Question
 WINDOW = 500
 """Number of changes per transaction. It limits memory usage and the time that other writers wait."""
 REPLACED = (projects, workflows, checkpoints, steps, spending, metrics, freed)
-"""Tables whose rows are replaced, in the order in which they are written. Events are only ever added."""
+"""Tables whose rows are replaced by newer ones, in the order in which they are written. Events are only ever added."""
 
 Rows = dict[str, list[dict[str, Any]]]
 """Rows by table name."""
@@ -267,7 +267,10 @@ class _Ancestry:
                 self._started[step.child_id] = step
 
     def find_blocked_work(self, workflow_id: str, parent: str, question: Question) -> Blocked:
-        """Return the work that a question blocks. Empty if it does not block anything."""
+        """Return the work that cannot continue until a question is answered.
+
+        The result is empty if there is no such work.
+        """
         if not question.blocks:
             return Blocked()
         count, task = 1, question.step

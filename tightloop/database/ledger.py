@@ -95,7 +95,7 @@ class Ledger:
         return Ledger(self._database, visible if self._only is None else visible & self._only)
 
     def projects(self) -> tuple[ProjectLine, ...]:
-        """Return the projects. The most recently active one comes first."""
+        """Return the projects, most recently active first."""
         with self._database.reading() as connection:
             lines = self._project_lines(connection, true())
         return tuple(sorted(lines, key=lambda line: (line.last_event or LONG_AGO, line.id), reverse=True))

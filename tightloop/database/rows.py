@@ -243,7 +243,7 @@ def _line(row: StepRow) -> TrailEvent:
 
 
 def write_metrics(connection: Connection, project: str, measured: Iterable[Metric]) -> None:
-    """Store values. Values that are older than the stored ones are dropped."""
+    """Store measured values, unless newer ones are already stored."""
     for metric in measured:
         row = {"project": project, "workflow_id": metric.workflow_id, "kind": metric.kind.value, "key": metric.key}
         key_conditions = (metrics.c[name] == value for name, value in row.items())

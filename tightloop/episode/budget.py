@@ -78,7 +78,7 @@ class Spent(Value):
         return self.input_tokens + self.output_tokens
 
     def with_usage(self, usage: Usage | None) -> "Spent":
-        """Return the total after adding one call's usage. None means that no model was involved."""
+        """Return the total after adding the usage of one call. `None` stands for work without a model."""
         if usage is None:
             return self
         return self.evolve(

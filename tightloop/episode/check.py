@@ -130,9 +130,9 @@ class CheckResult(Value):
     failing: tuple[str, ...] = ()
     """Failing tests or lint rules, at most `FAILING_LIMIT` of them."""
     signature: str = ""
-    """Id of the failure, the same for the same cause. Empty if the check passed."""
+    """Id of the failure, which is the same for the same cause. Empty if the check passed."""
     printed: ComparableOutput = ComparableOutput.model_construct()
-    """Comparable parts of the output. Empty if the check passed."""
+    """Parts of the output that can be compared between runs. Empty if the check passed."""
     cpu_s: float | None = None
     """CPU time used by the check's processes, in seconds, or None if the sandbox does not report it."""
     sandbox: str = ""
@@ -140,7 +140,7 @@ class CheckResult(Value):
     not_enforced: tuple[str, ...] = ()
     """Configured limits that the sandbox could not enforce."""
     remark: str = ""
-    """Note about a check that passed with failing tests, such as `red before: 3 tests, unchanged`."""
+    """Note on a check that passed although tests fail, such as `red before: 3 tests, unchanged`."""
 
     @property
     def passed(self) -> bool:
@@ -212,7 +212,9 @@ class CheckReport(Value):
 
 
 def find_checks(report: CheckReport, name: str = "") -> tuple[CheckResult, ...]:
-    """Return the checks whose names start with `name`. Without a name, return the failing ones, or all if none fails.
+    """Return the checks whose names start with `name`.
+
+    Without a name, return the failing checks, or all if none fails.
 
     Raises:
         InvalidRequestError: no check has such a name. The message lists the names.
@@ -300,7 +302,7 @@ def failed_tests(output: str) -> tuple[str, ...]:
 
 
 def known_failures_remark(check: Check, output: str) -> str:
-    """Return a remark if only known tests failed, such as `red before: 3 tests, now 1`. Otherwise it is empty."""
+    """Return a remark if only known tests failed, such as `red before: 3 tests, now 1`, and otherwise ""."""
     before, now = set(check.known_failures), set(failed_tests(output))
     if not now or not now <= before:
         return ""
@@ -476,7 +478,7 @@ class FailedCheck(Value):
 
     name: str
     key: str = ""
-    """Key that identifies the check, as returned by `check_key`."""
+    """Key of the check, as returned by `check_key`."""
     status: CheckStatus = CheckStatus.FAILED
     signature: str = ""
     tail: str = ""
@@ -515,7 +517,7 @@ class Verification(Value):
     cpu_s: float | None = None
     """Total CPU time of the checks for which it was measured, in seconds."""
     remarks: tuple[str, ...] = ()
-    """Notes about checks that passed with failing tests, such as `red before: 3 tests, unchanged`."""
+    """Notes on checks that passed although tests fail, such as `red before: 3 tests, unchanged`."""
     checks_touched_tree: bool = False
     """True if the checks wrote to the tree. Their changes were undone, so the tree is the one that was checked."""
     attempt: int = 1

@@ -30,7 +30,10 @@ class CheckpointRecord(Value):
     iteration: int
     branch: int = 1
     tree: str = ""
-    """Git tree id of the working tree. The ref `refs/tightloop/<episode>/<n>` protects it from garbage collection."""
+    """Git tree id of the working tree.
+
+    The ref `refs/tightloop/<episode>/<n>` protects the tree from garbage collection.
+    """
     state: ArtifactRef | None = None
     """The stored `CheckpointFile`."""
     parent: str | None = None

@@ -235,7 +235,7 @@ def find_restore_point(state: EpisodeState, questions: tuple[Question, ...] = ()
     """Return the checkpoint to restore.
 
     This is the newest checkpoint that contains neither the change in question nor work that a person refused. If there
-    is none, it is the oldest known one.
+    is no such checkpoint, it is the oldest known one.
     """
     records = {record.id: record for record in state.checkpoints}
     record = state.last_checkpoint
@@ -347,7 +347,10 @@ def _failed_check_lines(check: FailedCheck) -> list[str]:
 
 
 def reset_command(episode_id: str, records: Sequence[CheckpointRecord]) -> str:
-    """Return the Temporal CLI command that resets an episode to the checkpoint before the newest one, or ""."""
+    """Return the Temporal CLI command that resets an episode to the checkpoint before the newest one.
+
+    The command is empty if no checkpoint can be used.
+    """
     usable_records = [record for record in records if record.event_id and not record.discarded]
     if not usable_records:
         return ""

@@ -98,7 +98,7 @@ _OTHERS = {
     QuestionKind.ALIGNMENT: (_ALLOW, CANCEL_EPISODE),
     QuestionKind.PROOF: (ACCEPT_FILES, CANCEL_EPISODE),
 }
-"""Options after the first one. Kinds that are not listed have only `cancel`."""
+"""Options that follow a question's first option, by kind of question. Kinds that are not listed only have `cancel`."""
 # A bare `resume` or a message to the planner must neither spend money nor allow findings.
 _WITHOUT_DEFAULT = frozenset({QuestionKind.BUDGET, QuestionKind.ALIGNMENT})
 
@@ -275,9 +275,12 @@ class Decision(Value):
     question: Question | None = None
     """Question for a person, if the action is ASK."""
     tell: str = ""
-    """Report to people, if the action is TELL or REPEAT. With TELL, the planner reads it too."""
+    """Report to people, if the action is TELL or REPEAT. With TELL, the planner reads the report too."""
     wait: timedelta | None = None
-    """Wait before the plan is delivered again. If there is a question, this happens if nobody answers it."""
+    """Wait before the plan is delivered again.
+
+    If there is a question, the plan is delivered again when nobody answers.
+    """
 
 
 CONTINUE = Decision(action=NextAction.CONTINUE)
@@ -414,7 +417,7 @@ def failure_of(state: EpisodeState, verification: Verification | None, *, change
 
 
 def is_complete(state: EpisodeState) -> bool:
-    """Return whether the goal is met: the checks pass, and that result is meaningful.
+    """Return whether the goal is met: the checks pass, and their result is meaningful.
 
     The result is meaningful if the checks failed initially or the planner claims that the goal is met. A claim never
     counts if the checks do not pass. Work that people have requested is planned first. A refused proof is therefore

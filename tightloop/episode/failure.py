@@ -68,7 +68,7 @@ class FailureKind(StrEnum):
     LIMIT = "limit"
     """A rate limit, quota or tool-call limit was reached."""
     FATAL = "fatal"
-    """Nothing in the loop can fix it, so a person is needed."""
+    """Nothing in the loop can fix the failure, so a person is needed."""
 
 
 def without_noise(text: str, *, numbers: bool = True) -> str:
@@ -100,7 +100,7 @@ def short_mark(text: str) -> str:
 
 
 def combine_signatures(marks: Iterable[str]) -> str:
-    """Combine several signatures into one of 16 hexadecimal digits."""
+    """Combine several signatures into a single one of 16 hexadecimal digits."""
     # Not `signature`: it would remove the marks, which look like the hashes that are noise in a text.
     return hashlib.sha256("\n".join(marks).encode("utf-8", "replace")).hexdigest()[:16]
 
@@ -126,7 +126,7 @@ class FailureStreak(Value):
     """Number of consecutive iterations that changed no file."""
 
     def plus(self, failure: Failure, *, changed: bool = True) -> "FailureStreak":
-        """Return the streak with one more failure. A different cause restarts the count."""
+        """Return the streak after one more failure. A different cause restarts the count."""
         again = self.last is not None and self.last.signature == failure.signature
         return FailureStreak(
             last=failure,
@@ -137,7 +137,7 @@ class FailureStreak(Value):
 
 
 NO_FAILURES = FailureStreak.model_construct()
-"""Empty streak, used after a success or an intervention by a person."""
+"""Streak without failures, used after a success or an intervention by a person."""
 LONGEST_CIRCLE = 4
 """Length of the longest cycle that can be detected. Two rounds of it must be remembered."""
 
@@ -216,7 +216,7 @@ _ERROR_LINES = tuple(
         r"^.*\S.*$",
     )
 )
-"""Lines that explain a failure, most useful first.
+"""Patterns for the lines that explain a failure, most useful first.
 
 The order is pytest errors, exceptions, findings, errors, and then any other line.
 """
@@ -236,7 +236,10 @@ _CAUSE_LINES = (
     ),
     _ERROR_LINES[-1],
 )
-"""Lines to show to people, most useful first. Unlike `_ERROR_LINES`, they are not compared with earlier failures."""
+"""Patterns for the lines to show to people, most useful first.
+
+Unlike the lines of `_ERROR_LINES`, these are not compared with earlier failures.
+"""
 
 
 def find_explaining_line(text: str) -> str:

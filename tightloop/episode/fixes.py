@@ -29,7 +29,7 @@ class KnownBug(NamedTuple):
 
 
 PROBES = ("F632", "F901", "B006", "E711", "UP035")
-"""Bug-finding rules with fixes, tried together if the failing tests give no hint."""
+"""Bug-finding rules with fixes, which are tried together if the failing tests give no hint."""
 
 
 @cache
@@ -161,7 +161,7 @@ def _join_folder(folder: str, further: str) -> str:
 
 
 _CLIPPED = clip("a long text", 7)[:5]
-"""Start of a truncated output."""
+"""Text with which a truncated output starts."""
 _KEPT_VALUES = frozenset(
     {"--config", "--exclude", "--extend-exclude", "--target-version", "--line-length"}
     | {"--per-file-ignores", "--extension"}
@@ -248,7 +248,7 @@ def offered_fixes(tail: str, code: str, rules: RuffRules) -> tuple[bool, bool]:
 def fix_command(
     start: Iterable[str], code: str, *, unsafe: bool = False, options: Iterable[str] = (), paths: Iterable[str] = (".",)
 ) -> tuple[str, ...]:
-    """Return the command that fixes one rule. It fails only if ruff cannot run."""
+    """Return the command that applies the fix of one rule. The command fails only if ruff cannot run."""
     # Remaining findings are left to the next plan: --exit-zero keeps them from failing this step.
     safety = ("--unsafe-fixes",) if unsafe else ()
     return (*start, "check", "--select", code, "--fix", *safety, "--exit-zero", *options, *paths)
@@ -284,7 +284,7 @@ def kept_arguments(call: ToolCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 RUNS_PER_COMMAND = 3
-"""Maximum number of runs per command, which stops two formatters from undoing each other's work forever."""
+"""Maximum number of times to run a command, which stops two formatters from undoing each other's work forever."""
 ERROR_CHARACTERS = 120
 
 
@@ -357,7 +357,7 @@ class FixFinder:
         return tuple(fix for fix in self._open(rules) if self._may_run(fix.run[0]))
 
     def select_patterns(self, recalled: Sequence[Recollection], *, exact: bool) -> tuple[Recollection, ...]:
-        """Select the patterns to repeat.
+        """Select the patterns to repeat for the failing checks.
 
         For each check, this is the pattern for the same failure, or otherwise the first one for a similar failure.
 
@@ -446,7 +446,7 @@ class FixFinder:
                     yield self._everywhere(result, bug.code, title, f": {bug.cause}", unsafe=bug.unsafe)
 
     def _probe(self) -> Iterator[Fix]:
-        """Yield one guess that combines all bug-finding rules, because single guesses would look like a loop."""
+        """Yield a fix that tries all bug-finding rules at once. Trying the rules one by one would look like a loop."""
         passed = self._uses([result for result in self._report.results if result.passed])
         # A linter check that passes has proven that these rules find nothing.
         clean = tuple(prefix for use in passed if is_lint(use.call) for prefix in selected_rules(use.call))
@@ -520,7 +520,7 @@ def is_rerun_useless(command: str, tried: Sequence[HistoryEntry]) -> bool:
 
 
 def _ruff_fixes(use: _Use, code: str) -> tuple[Fix, Fix]:
-    """Return the fix that uses ruff's safe fixes, and the fix that includes the unsafe ones."""
+    """Return two fixes: one that only applies ruff's safe fixes, and one that includes the unsafe ones."""
     options, paths = kept_arguments(use.call)
     name = use.result.name
     message = re.search(rf"{code}\b(?: \[\*\])?:? +(.+)", use.result.tail)

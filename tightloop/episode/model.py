@@ -159,8 +159,9 @@ class EpisodeRequest(CallerInput):
     keep_green: bool = False
     """The checks only guard what works now, as in a refactoring: start the work even if all of them pass."""
     attended: bool = False
-    """Set if a person starts the episode in a terminal. They are asked what to do if all checks pass before the first
-    plan.
+    """Set if a person starts the episode in a terminal.
+
+    This person is then asked what to do if all checks pass before the first plan.
     """
     scenarios: HiddenScenarios | None = None
     """Hidden scenarios that must pass in the proof, as printed by `tightloop scenarios pack`."""
@@ -366,7 +367,7 @@ class EpisodeState(Value):
     notes: tuple[str, ...] = ()
     """Notes for the next plan. They are cleared once it has been planned."""
     asked_for: tuple[str, ...] = ()
-    """The notes that request work. The episode does not end until a planner has read them."""
+    """Those notes that request work. The episode does not end until a planner has read them."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
     restore: RestoreTarget | None = None
     """Checkpoint to restore. It is set by a run that continues as new in order to restore it."""

@@ -149,9 +149,9 @@ class Briefing(Value):
     notes: tuple[str, ...] = ()
     """Messages from people and warnings from the loop, newest last."""
     asked_for: tuple[str, ...] = ()
-    """The notes that request work, whether or not the checks pass."""
+    """Those notes that request work, regardless of whether the checks pass."""
     sent_back: str = ""
-    """Errors in the planner's own last message, with an example. The planner has to correct them."""
+    """Errors in the planner's last message, with an example. The planner has to correct the message."""
     programs: tuple[str, ...] = ()
     """Programs that the executor is allowed to run. If empty, the executor decides."""
     takes_whole_plans: bool = False
@@ -184,7 +184,7 @@ class WrittenCheck(Value):
     """Result of asking the planner for a check, as seen by the workflow."""
 
     by_model: bool = False
-    """False if no model plans this episode, so nobody was asked."""
+    """False if no model plans this episode, in which case there was nobody to ask."""
     check: ArtifactRef | None = None
     """The stored `ProposedCheck`. None if the planner did not find one."""
     reason: str = ""
@@ -199,7 +199,7 @@ class DraftedScenarios(Value):
     drafts: HiddenScenarios | None = None
     """Commitment to the drafts, which are stored encrypted and have not been tried yet."""
     reason: str = ""
-    """Reason why there are no drafts, as a sentence. It quotes none."""
+    """Reason why there are no drafts, as a sentence that does not quote any of them."""
     usage: Usage | None = None
     attempt: int = 1
 

@@ -57,7 +57,7 @@ class HiddenScenarios(CallerInput):
         return ""
 
     def replace_by(self, new: Self, by: str) -> Self:
-        """Return the new commitment with a line about this one."""
+        """Return the new commitment, with a line that records its replacement of this commitment."""
         was = f"{format_count(self.count, 'scenario')} ({self.digest[:12]})" if self.count else "no scenarios"
         line = f"{shorten(by, 80)} replaced {was}" if new.count else f"{shorten(by, 80)} withdrew {was}"
         return new.evolve(changes=(*self.changes, line)[-_CHANGES_KEPT:])
@@ -163,7 +163,7 @@ class ScenarioBaseline(Value):
     digest: str = ""
     failed: tuple[int, ...] = ()
     odd: tuple[int, ...] = ()
-    """Scenarios in which a program ended early or a named test runner did not start, which is normal for them."""
+    """Scenarios in which a program ended early, or a named test runner did not start, even on the initial tree."""
 
 
 def seen_before(

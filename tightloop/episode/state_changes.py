@@ -179,7 +179,10 @@ def with_report(state: EpisodeState, report: ExecutorReport) -> EpisodeState:
 
 
 def with_grant(state: EpisodeState, question: Question, *, allowed: bool, text: str = "") -> EpisodeState:
-    """Save a person's answer for the plan's next delivery. If a question has several answers, the last one counts."""
+    """Save a person's answer to an agent's request for the plan's next delivery.
+
+    If a question has several answers, the last one counts.
+    """
     other_grants = tuple(grant for grant in state.grants if grant.fingerprint != question.fingerprint)
     grant = Grant(fingerprint=question.fingerprint, allowed=allowed, text=shorten(text, GRANT_CHARACTERS))
     return state.evolve(grants=(*other_grants, grant)[-GRANTS_LIMIT:])
@@ -443,7 +446,7 @@ def with_beginning(
 
 
 def without_drafts(state: EpisodeState, reason: str, numbers: Iterable[int] | None = None) -> EpisodeState:
-    """Withdraw the drafted scenarios with these numbers, or all of them. The same tree may then be proven."""
+    """Withdraw the drafted scenarios with these numbers, or all drafted scenarios. The same tree may then be proven."""
     drafts = state.drafts
     if drafts is None or not drafts.count:
         return state
@@ -475,7 +478,7 @@ def with_failed_scenarios(state: EpisodeState, title: str) -> EpisodeState:
 
 
 def qualifier_of(state: EpisodeState, outcome: EpisodeOutcome) -> str:
-    """Return the reason why a success is not a plain success, or "" if it is one."""
+    """Return the reason why a success is not a plain success, or "" for a plain success."""
     if outcome is not EpisodeOutcome.SUCCEEDED:
         return ""
     # Only a proof leads to a success, so there are always facts; without them nothing is proven.

@@ -30,7 +30,7 @@ class HandOffState(StrEnum):
     """State of a hand-off, as recorded in its ledger."""
 
     PREPARED = "prepared"
-    """Enter has not been pressed, so the hand-off may be restarted."""
+    """Enter has not been pressed yet, so the hand-off may be restarted."""
     ENTER = "enter"
     """Enter may have been pressed, so the text is never pasted again."""
     ACKED = "acked"

@@ -168,9 +168,9 @@ class Match(NamedTuple):
 
 
 def normalise(text: str) -> str:
-    """Return a text as one line with plain quotes, dashes, dots and spaces, and without colours and frames.
+    """Convert a text to one line with plain quotes, dashes, dots and spaces, and without colours and frames.
 
-    This is idempotent.
+    Converting the result again does not change it.
     """
     return " ".join(_ANSI.sub("", text).translate(_CHARACTERS).split())
 

@@ -82,7 +82,7 @@ class PlanMessage(Value):
     context: Text = ""
     steps: Annotated[tuple[PlannedStep, ...], _drop_empty] = ()
     scope: Items = ()
-    """Paths or glob patterns that the plan expects to change. It is empty if they were not announced."""
+    """Paths or glob patterns that the plan expects to change. Empty if the plan does not announce any."""
     final: bool = False
     """Claim that the goal will be met after this plan. The checks decide whether this is true."""
     reflection: Reflection = Reflection.model_construct()

@@ -68,7 +68,7 @@ class OnCrash(StrEnum):
     like `verify`.
     """
     VERIFY = "verify"
-    """Do not deliver again. The checks run on the current files, and the next plan takes the result into account."""
+    """Do not deliver again. Run the checks on the current files, and let the next plan take the result into account."""
 
 
 class ExecutorChoice(CallerInput):

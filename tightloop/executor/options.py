@@ -162,10 +162,16 @@ OPTIONS: Mapping[str, type[Document]] = {
 }
 """Models of the options, by executor name."""
 _NO_AGENT = ("coder", "command", "cursor-gui", "person", "scripted")
-"""Built-in executors. They always work in the sandbox (except for people and windows) and never ask for permission."""
+"""Built-in executors that are not agents.
+
+They always work in the sandbox (except for people and windows) and never ask for permission.
+"""
 _NO_MODEL = ("acp", "command", "cursor-acp", "cursor-gui", "person", "scripted")
 _NEAR = 0.7
-"""Similarity above which an unknown name is considered a typo. Other names may be the worker's own executors."""
+"""Similarity to a known name above which an unknown name is taken for a typo.
+
+Other names may be those of the worker's own executors.
+"""
 
 
 def choice_problem(choice: ExecutorChoice) -> str:

@@ -89,10 +89,10 @@ def find_wait(text: str, clock: Clock) -> timedelta | None:
 
 
 def find_any_wait(text: str, clock: Clock) -> timedelta | None:
-    """Return the wait from a text that is known to report a failure, regardless of the words before the time.
+    """Return the wait that a text announces, given that the text is known to report a failure.
 
-    Ignored are durations that describe the past or an allowance, such as `timed out after 30 s` or `per minute`, and
-    moments that have passed, such as those in log lines.
+    The words before the time do not matter. Durations that describe the past or an allowance are ignored, such as
+    `timed out after 30 s` or `per minute`. So are moments that have passed, such as those in log lines.
     """
     if (wait := find_wait(text, clock)) is not None:
         return wait

@@ -10,7 +10,7 @@ from tightloop.value import Value
 
 WORKTREES, DATA = "worktrees", "worktree-data"
 MOUNTING = ("bubblewrap", "docker")
-"""Sandboxes that can mount a worktree at the workspace's path."""
+"""Names of the sandboxes that can mount a worktree at the workspace's path."""
 
 
 class Worktree(Value):

@@ -336,7 +336,7 @@ def figure_of(values: Iterable[float | None]) -> Figure:
 
 
 def rate_of(cases: Iterable[bool | None]) -> Rate:
-    """Return the share of positive cases among the known ones."""
+    """Return the share of positive cases among these values. Unknown values are only counted."""
     all_cases = list(cases)
     known_cases = [case for case in all_cases if case is not None]
     count = sum(known_cases)

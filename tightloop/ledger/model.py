@@ -13,7 +13,7 @@ from tightloop.value import Value, shorten
 
 KINDS = ("episode", "plan", "loop")
 FREED = "freed"
-"""Kind of the only event kept for a workflow whose rows `tightloop gc` deleted."""
+"""Kind of the event that remains of a workflow after `tightloop gc` has deleted its rows."""
 KEPT, RELEASED = "kept", "released"
 """Kinds of the events that protect a workflow from `tightloop gc` or end this protection. The last event wins."""
 

@@ -46,7 +46,7 @@ def running(check: Check) -> GateCheck:
 
 
 def report_file(check: Check) -> str:
-    """Return the JUnit XML file that a gate's command writes. The result is empty if it does not write one."""
+    """Return the JUnit XML file that a gate's command writes, or "" if it does not write one."""
     match = _JUNIT.search(check.run)
     return match[1].strip("'\"") if match else ""
 
@@ -97,7 +97,10 @@ def _message(result: CheckResult, inner_checks: tuple[GateCheck, ...]) -> str:
 
 
 def _find_checks(name: str, result: CheckResult, output: str, report: str) -> Iterator[GateCheck]:
-    """Yield the checks in an output: those in its reports or, if there are none, its diagnostics or failed tests."""
+    """Yield the checks in an output.
+
+    These are the checks in its reports or, if it has no reports, its diagnostics or failed tests.
+    """
     reported = [case for text in (report, *_documents(output)) for case in _junit(name, text)]
     # Only with a version or plan line: a line that begins with "ok" is also ordinary English.
     if _TAP_PLAN.search(output):

@@ -124,8 +124,9 @@ INSPECT_S = 2_400.0
 DECOMPOSE_S = 7_200.0
 _ONCE = Retry(attempts=1)
 _ENDS_PLAN = (FailureMode(name=PLAN_GENERATION, recover=Recovery.ABORT),)
-"""Failure mode of all steps, including those that wait for a person. Without it, `verify` could start after one of them
-failed.
+"""Failure mode of all steps, including those that wait for a person, which ends the plan.
+
+Without it, `verify` could start after one of these steps failed.
 """
 _LAST = (VERIFY, FIND_GATES, GATES)
 
@@ -343,7 +344,7 @@ class ProjectFacts(Value):
     parallel: int = 0
     """Maximum number of concurrent tasks."""
     gate_names: tuple[str, ...] | None = None
-    """Names of the gates. None until some are known. Before the gates run, they are determined again."""
+    """Names of the gates, or None until some are known. They are determined again before the gates run."""
     gates: dict[str, tuple[GateCheck, ...]] = Field(default_factory=dict)
     """Gate results by step."""
     created_at: datetime | None = None

@@ -37,7 +37,7 @@ _TASK_STATES = {
     StepStatus.SKIPPED: TaskState.CANCELLED,
     StepStatus.ABANDONED: TaskState.CANCELLED,
 }
-"""Task state by step status. For all other statuses, the task is queued."""
+"""Task state for each step status. For all other statuses, the task is queued."""
 Lines = Mapping[str, StepLine]
 
 
@@ -201,7 +201,7 @@ _OF_TASKS = {
 _OF_GATES = {"started": "gate_running", "completed": "gate_passed", "failed": "gate_failed"}
 _OF_ENDS = {"COMPLETED": "plan_verified", "CANCELLED": "plan_cancelled"}
 _SILENT = frozenset({("waits", DISPATCH), ("completed", VERIFY)})
-"""Events that are already reported by other lines of the timeline."""
+"""Kinds of plan events that other lines of the timeline already report."""
 
 
 def event_name(event: str, step: str, detail: str, facts: ProjectFacts) -> str:

@@ -46,7 +46,7 @@ class StepFailure(Value):
     reason: str
     """Scrubbed failure reason, at most `REASON_CHARACTERS` long."""
     mode: str = ""
-    """Name of the failure mode that matched. It is empty if none matched."""
+    """Name of the failure mode that matched, or "" if none matched."""
     recover: Recovery | None = None
     """Recovery that the failure mode requests."""
     retry_after_s: float | None = None

@@ -59,7 +59,7 @@ def find_effects(step: Step, action: Mapping[str, Any]) -> StepEffects:
 def judge(policy: Policy, step: Step, acts: StepEffects) -> Ruling:
     """Return the strictest ruling of a policy and its enclosing policies on a step that is about to start.
 
-    Fetched documents are checked one by one when they are requested, so that one refused document does not stop the
+    Fetched documents are judged one by one when they are requested, so that one refused document does not stop the
     others.
     """
     policies = tuple(enclosing_policies(policy))

@@ -33,7 +33,10 @@ class Doubt(Value):
     accepted_by: str = ""
     """Person who answered. It is empty if the findings have not been accepted."""
     asked_for: Approval | None = None
-    """Set if that person asked for the change. Otherwise they accept the tree even though the findings stand."""
+    """Set if that person asked for the change.
+
+    Otherwise, the person accepts the tree even though the findings stand.
+    """
 
 
 class PlanProgress(Value):
@@ -68,7 +71,7 @@ class PlanProgress(Value):
     spent: PlanSpent = PlanSpent.model_construct()
     budget: PlanBudget = PlanBudget.model_construct()
     until: datetime | None = None
-    """Time at which the plan stops as at a limit of the budget."""
+    """Time at which the plan stops, as at any other limit of the budget."""
     """Budget, including top-ups."""
     runs: int = 1
     """Number of workflow runs so far, including this run."""
@@ -151,10 +154,7 @@ class PlanProgress(Value):
         return self.evolve(edits=(*self.edits, sentence)[-DECISIONS_LIMIT:])
 
     def note_qualifier(self, step: str, qualifier: str) -> Self:
-        """Record the qualifier of a step's child workflow.
-
-        An empty qualifier removes the one from an earlier attempt.
-        """
+        """Record the qualifier of a step's child workflow. An empty qualifier removes that of an earlier attempt."""
         if qualifier == self.qualifiers.get(step, ""):
             return self
         others = {name: text for name, text in self.qualifiers.items() if name != step}

@@ -156,7 +156,7 @@ class PlanSpent(Value):
         }
 
     def with_usage(self, usage: Usage | None, api_calls: int) -> "PlanSpent":
-        """Return the sum of this usage and the usage of one step."""
+        """Return this usage plus the usage of one step."""
         if usage is None:
             return self.evolve(api_calls=self.api_calls + api_calls)
         return self.evolve(

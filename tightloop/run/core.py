@@ -21,7 +21,7 @@ LINES_LIMIT = 1_000
 """Maximum number of lines in memory. A run with 50 iterations writes about 150 lines of 500 bytes."""
 PAGE_LINES = 200
 OWN = -1
-"""Page cursor for the first line that this Temporal run wrote itself."""
+"""Value of a page cursor that stands for the first line that this Temporal run wrote itself."""
 
 
 class TimelineLine(Value):

@@ -171,7 +171,7 @@ class Question(Value):
 
     @property
     def bounded(self) -> "Question":
-        """Copy of the question with a title of one line and ordered options. The lengths of all texts are limited."""
+        """Copy of the question with bounded texts, a title of one line, and ordered options."""
         return self.evolve(
             title=shorten(" ".join(self.title.split()), TITLE_CHARACTERS) or "a question without text",
             options=in_order(self.options),
@@ -220,7 +220,7 @@ class Question(Value):
 
 
 def read_paths(question: Question, text: str) -> tuple[str, ...]:
-    """Split the text of an answer into paths and patterns. If there is just one path, it may contain spaces."""
+    """Split the text of an answer into paths and patterns. A single path may contain spaces."""
     if text in question.paths:
         return (text,)
     try:

@@ -109,7 +109,7 @@ class RequestedChanges(NamedTuple):
         return re.search(marked, self.goal) is not None and _PATTERNS["passing"].search(self.goal) is None
 
     def wants(self, value: str) -> bool:
-        """Return whether the request names a value as the desired result, and never as the one to get rid of.
+        """Return whether the request names a value only as the desired result, never as the one to get rid of.
 
         A text of several words counts if each of its words does.
         """

@@ -64,7 +64,7 @@ class Approval(Value):
 
 
 def find_approval(approvals: Iterable[Approval], change: FileVersion) -> Approval | None:
-    """Return the approval that covers a file's change, possibly together with earlier approvals.
+    """Return the approval that covers a file's change, possibly by combining earlier approvals.
 
     If several approved steps lead to the content, the weakest answer counts: if a person only let one of the steps
     pass, the whole change does not count as asked for.

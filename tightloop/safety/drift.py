@@ -75,7 +75,7 @@ class Drift(Value):
 
 
 def with_drift(drifts: tuple[Drift, ...], drift: Drift) -> tuple[Drift, ...]:
-    """Return the drifts to show: the last ones of each cause, excluding caches.
+    """Add a drift, and return the drifts to show: the last ones of each cause, without caches.
 
     If drifts occur repeatedly during checks, only the last one is kept, because its command restores the latest files.
     The same applies to identical drifts of a step, because their command is the same.

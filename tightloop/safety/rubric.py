@@ -37,7 +37,7 @@ class Ruling:
 
 
 def strictest(rulings: Iterable[Ruling]) -> Ruling:
-    """Return the strictest ruling. If several are equally strict, the first one is returned."""
+    """Return the strictest of several rulings. If several are equally strict, the first of them is returned."""
     return max(rulings, key=lambda ruling: _STRICTNESS.index(ruling.verdict), default=Ruling())
 
 
@@ -192,13 +192,13 @@ _PLANNER_SAYS_NO = Violation(
 
 
 def planners_own(rationale: str) -> Finding:
-    """Return the finding for a plan that fails its planner's own alignment check."""
+    """Return the finding for a plan that its own planner does not consider aligned."""
     text = rationale or "the planner says no and gives no reason"
     return make_finding(_PLANNER_SAYS_NO, at=("", rationale), where="alignment check", evidence=text)
 
 
 def cost(rubric: Rubric, *, cpu_s: float | None, wall_s: float) -> tuple[Finding, ...]:
-    """Return the findings for an iteration that cost too much.
+    """Return the findings for an iteration that used too much time.
 
     A person is asked once per episode, regardless of the amount.
     """

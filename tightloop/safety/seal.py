@@ -20,7 +20,7 @@ The server may have to wait for a worker.
 SKEW_SECONDS = 5
 """Tolerance for clock differences between hosts, in seconds."""
 REMEMBERED = 200
-"""Number of messages that each workflow remembers in order to detect copies. Older messages are refused."""
+"""Number of messages that each workflow remembers, so that it can detect copies. Older messages are refused."""
 _RESEND_HINT = "Send it again with tightloop, or through the codec endpoint that `tightloop up` prints"
 
 

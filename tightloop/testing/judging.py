@@ -52,7 +52,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> GateReport:
-    """Decide which tests count, and report which mutants none of them detects."""
+    """Decide which tests count, and report the mutants that no test detects."""
     collected = evidence.after.collected or Collection()
     functions: dict[str, list[Item]] = {}
     for item in collected.items:

@@ -260,7 +260,7 @@ def mutants_of(path: str, source: str, changed: frozenset[int]) -> tuple[Mutant,
 
 
 def choose(mutants: Iterable[Mutant], limit: int) -> tuple[Mutant, ...]:
-    """Return at most `limit` mutants, starting with one per line, in the order of `Weight`."""
+    """Choose at most `limit` mutants in the order of `Weight`, starting with one per line."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for mutant in mutants:
         by_line.setdefault((mutant.path, mutant.line), []).append(mutant)

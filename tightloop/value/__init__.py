@@ -103,7 +103,7 @@ class Document(_Frozen):
 
 
 def digest(text: str) -> str:
-    """Return the length and a digest of a text that must not be shown.
+    """Return the length and digest of a text that must not be shown.
 
     Logs and traces use the same form, so that a digest from one can be found in the other.
     """
@@ -177,10 +177,7 @@ def last_lines(text: str, limit: int) -> str:
 
 
 def abridge(text: str, limit: int) -> str:
-    """Return the start and the end of `text`, at most `limit` characters in total.
-
-    Two thirds of them are for the end.
-    """
+    """Shorten a text to its start and end, at most `limit` characters in total. Two thirds of them are for the end."""
     if len(text) <= limit:
         return text
     start = limit // 3
@@ -188,7 +185,7 @@ def abridge(text: str, limit: int) -> str:
 
 
 def split(text: str, limit: int) -> Iterator[str]:
-    """Yield pieces of a text with at most `limit` characters each. A longer secret stays in one piece."""
+    """Split a text into pieces of at most `limit` characters each. A longer secret stays in one piece."""
     while len(text) > limit:
         before, after = _cut_around_secret(text, limit)
         # A secret at the very start leaves no cut before it, so it is taken as a whole.
@@ -219,7 +216,7 @@ class ArtifactRef(Sparse):
     size_bytes: int
     media_type: str = "application/json"
     name: str = ""
-    """Role of the content, such as `plan` or `checks`, for people who read the history."""
+    """Role of the content, such as `plan` or `checks`, which helps people who read the history."""
 
 
 def reference(content: bytes, *, name: str, media_type: str = "application/json") -> ArtifactRef:

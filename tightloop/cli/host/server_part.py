@@ -71,7 +71,9 @@ def describe_host(session: Session) -> dict[str, Any]:
 def run_again(
     session: Session, root: Path, content: Path, checks: tuple[Check, ...], *, isolated: bool = False
 ) -> list[dict[str, Any]]:
-    """Run checks in a checkout, in this host's sandbox, and return their results. Isolated ones have no network.
+    """Run checks in a checkout, in this host's sandbox, and return their results.
+
+    Isolated checks have no network.
 
     Raises:
         ServiceUnavailableError: the server part is not installed, or cannot run them.

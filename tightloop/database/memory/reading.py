@@ -117,7 +117,7 @@ def entries(connection: Connection, project: str, kind: Kind | None, limit: int)
 
 
 def details(connection: Connection, project: str, entry_id: str) -> Details | None:
-    """Return the details of a failure, a pattern or a fact, or None if none of them has this id."""
+    """Return the details of the failure, pattern or fact with this id, or None if the id is unknown."""
     for kind, table, column in (
         (Kind.FAILURE, failures, "signature"), (Kind.PATTERN, patterns, "id"), (Kind.FACT, facts, "key")
     ):  # fmt: skip
@@ -312,7 +312,7 @@ class WordMatches(NamedTuple):
 
     scores: dict[str, float]
     highest: float
-    """Score of the query compared with itself."""
+    """Score that the query reaches when compared with itself, which is the highest possible score."""
 
 
 def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapping[str, int]) -> WordMatches:
@@ -351,7 +351,7 @@ def score_by_words(connection: Connection, project: str, kind: Kind, query: Mapp
 
 
 def _affordable(frequencies: Mapping[str, int]) -> list[str]:
-    """Return the rarest words whose postings do not exceed the limit. At least one word is returned."""
+    """Return the rarest words whose postings do not exceed the limit, but at least one word."""
     affordable: list[str] = []
     total = 0
     for term, count in sorted(frequencies.items(), key=lambda one: (one[1], one[0])):

@@ -70,7 +70,10 @@ REMOVED_AT_ONCE = 500
 
 
 def write_failure(connection: Connection, project: str, failure: SeenFailure, vectored: EmbeddedText) -> bool:
-    """Add a failure, or count it again if it comes from another iteration. Return whether it is new."""
+    """Store a failure, or count a known failure again if it comes from another iteration.
+
+    Return whether the failure is new.
+    """
     condition = (failures.c.project == project, failures.c.signature == failure.signature)
     stored_row = connection.execute(select(failures).where(*condition)).mappings().first()
     if stored_row is None:
@@ -101,7 +104,7 @@ def write_pattern(connection: Connection, project: str, pattern: Pattern, vector
 
 
 def write_outcome(connection: Connection, project: str, outcome: Outcome) -> bool:
-    """Record one use of a pattern, once per key. Return whether it was recorded.
+    """Record one use of a pattern, once per key, and return whether it was recorded.
 
     The failure and the pattern must exist. A failed use counts only if the pattern was already used for the same
     failure, because patterns that have never helped are not kept.

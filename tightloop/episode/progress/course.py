@@ -58,14 +58,17 @@ class Iteration(Value):
     files_changed: int = 0
     """Total number of changed files, which may exceed the length of `changed`."""
     new_work: bool = False
-    """True if the change touches a file for the first time, or adds lines that stay; see `work.py`."""
+    """True if the change contains new work: it touches a file for the first time, or adds lines that stay.
+
+    See `work.py`.
+    """
     touched: Touched = Touched.model_construct()
     """Marks of the touched files and lines, including those of this change."""
     tree_seen_before: bool = False
     plan: PlanMessage | None = None
     """The plan that was delivered, or that claims that nothing is left to do."""
     items: tuple[str, ...] = ()
-    """Action items that were given before the plan was created."""
+    """Action items that were known before the plan was created."""
     claimed_done: bool = False
     report: ExecutorReport | None = None
     """The executor's report, or None if nothing was delivered."""
@@ -276,7 +279,7 @@ def _outside(iteration: Iteration) -> tuple[tuple[str, ...], float | None] | Non
 
 
 def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemMemory]:
-    """Return the status of each verifiable action item, by its text."""
+    """Return the status of each action item that can be verified, by the item's text."""
     plan_items = iteration.plan.reflection.action_items if iteration.plan else ()
     items_by_mark = {item.mark: item for item in before.items}
     changed = tuple(file.path for file in iteration.changed)
@@ -291,7 +294,7 @@ def _judge_items(before: TrackerMemory, iteration: Iteration) -> dict[str, ItemM
 def _judge_item(
     text: str, earlier: ItemMemory | None, *, changed: tuple[str, ...], checks: CheckReport | None
 ) -> ItemMemory | None:
-    """Return the status of an item, or None if it cannot be determined from the files and checks."""
+    """Return the status of an action item, or None if the files and checks do not show it."""
     rounds = earlier.rounds + 1 if earlier else 1
     check = _named_check(text, checks.results if checks else ())
     if check is not None:
@@ -312,9 +315,9 @@ def _judge_item(
 
 
 def _named_check(text: str, results: Iterable[CheckResult]) -> CheckResult | None:
-    """Return the check that an item refers to.
+    """Return the check that an action item refers to.
 
-    If there are several, it is the one with the longest matching name or command.
+    If there are several, it is the check with the longest matching name or command.
     """
     if not re.search(r"\b(?:pass|passes|green|succeeds?)\b", text, re.IGNORECASE):
         return None

@@ -48,7 +48,7 @@ class Reason(Value):
 
 
 class Spending(Value):
-    """Amounts spent up to a point in time, or between two points in time."""
+    """Amounts that were spent up to a point in time, or between two points in time."""
 
     iterations: int = 0
     tokens: int = 0

@@ -150,11 +150,11 @@ class ProofFinding(Value):
     """Description of the finding in one sentence."""
     evidence: tuple[str, ...] = ()
     announced: bool = False
-    """True if the goal or the request announced it. In that case, it is evidence and does not lead to a question."""
+    """True if the goal or the request announced the finding, which is then evidence and does not lead to a question."""
     paths: tuple[str, ...] = ()
     """Changed files that the finding concerns. Empty if it concerns all changed files that affect the checks."""
     answered: Approval | None = None
-    """Answer of a person who was already asked about the same change. The finding does not lead to another question."""
+    """Answer that a person has already given about the same change. The finding does not lead to another question."""
 
     @property
     def is_open(self) -> bool:

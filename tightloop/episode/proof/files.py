@@ -355,7 +355,7 @@ _DEFINITION = {
 
 
 def redefinitions(path: str, old: str, new: str, tests: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the functions and macros defined by tests that a source file now defines itself, one line each.
+    """Return the functions and macros that tests define and that a source file now defines itself, one line each.
 
     Args:
         path: path of the source file.

@@ -25,7 +25,9 @@ USERS_LIMIT = 400
 OPENS_ALL = 0.9
 """Share of a tree's files that a check must open to count as opening all of them."""
 SEARCHED_LEAST = 50
-"""Minimum number of opened files for a check that opens all of them to count as a search, which does not run them."""
+"""Minimum number of opened files from which on a check that opens all files counts as a search, which does not run
+them.
+"""
 _SETTINGS = re.compile(
     r"\.(?:json5?|jsonc|toml|ya?ml|xml|ini|cfg|conf(?:ig)?|neon|dist|properties|cmake|opts|options|env)$"
     r"|(?:^|/)\.[\w-]+$|rc$|(?:^|/)META-INF/services/"

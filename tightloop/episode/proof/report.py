@@ -63,11 +63,11 @@ class Observation(Value):
     read_first: tuple[str, ...] = ()
     """Files of the tree that a test runner, rather than code of the tree, opened before the first test."""
     replaced: dict[str, str] = Field(default_factory=dict)
-    """For each test whose function was replaced by one from another file, that file."""
+    """For each test whose function was replaced, the file that contains the replacement."""
     patched: tuple[str, ...] = ()
-    """Functions of other modules that the tree replaced, as `calc.py: json.loads`."""
+    """Functions of other modules that code in the tree replaced, as in `calc.py: json.loads`."""
     looked: tuple[str, ...] = ()
-    """Variables of the test runner that code in the tree read, as `calc.py: PYTEST_VERSION`."""
+    """Variables of the test runner that code in the tree read, as in `calc.py: PYTEST_VERSION`."""
 
     @property
     def reports(self) -> tuple[TestReport, ...]:

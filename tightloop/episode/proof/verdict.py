@@ -97,7 +97,7 @@ class Changes(NamedTuple):
     """New files in the working tree that are excluded from the proof."""
     sources: SourceChanges = SourceChanges()
     inspections: frozenset[str] = frozenset()
-    """Commands that only look at the text of a file that decides another check."""
+    """Commands that only inspect the text of a file that decides another check."""
     named_tests: bool = False
     """True if the goal names each test file that changed or disappeared."""
     answered: Mapping[str, Approval] = MappingProxyType({})
@@ -507,7 +507,10 @@ _OF_GUARDED_FILES = frozenset({ProofRule.TESTS_CHANGED, ProofRule.CONFIGURATION_
 
 
 def changed_paths(proof: Proof) -> tuple[str, ...]:
-    """Return the files that the open findings concern. Empty if one of the findings does not concern changed files."""
+    """Return the files that the open findings concern.
+
+    The result is empty if one of the findings does not concern changed files.
+    """
     paths: dict[str, None] = {}
     for finding in proof.open_findings:
         guarded = tuple(file.path for file in proof.changed) if finding.rule in _OF_GUARDED_FILES else ()

@@ -23,7 +23,7 @@ GRAPHS_KEPT = 4
 ON_SUCCESS: Final = 1
 ON_CHOICE: Final = 2
 ON_FAILURE: Final = 4
-"""Bits of a conditional edge. They specify which outcomes of the source start the target."""
+"""Bits of a conditional edge, which specify the outcomes of the source that start the target."""
 
 
 class CatchAll(Value):
@@ -132,7 +132,7 @@ class Graph:
         return [target for target, _ in self.edges[number]]
 
     def stand_ins(self, number: int) -> list[int]:
-        """Return a node and its chain of alternates. The outputs come from the one that completes."""
+        """Return a node and its chain of alternates. The one that completes provides the outputs."""
         numbers: list[int] = []
         current: int | None = number
         # Validation rejects a ring of alternates, but graphs are also built from stored text.

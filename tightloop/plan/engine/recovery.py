@@ -132,7 +132,7 @@ _REACHED = {
 
 
 def find_breach(budget: PlanBudget, spent: PlanSpent, *, depth: int = 1) -> str | None:
-    """Return a sentence that describes the exhausted limit and the usage, or None if the budget is not exhausted.
+    """Return a sentence that names an exhausted limit and the usage, or None if the budget is not exhausted.
 
     `depth` is 1 for a top-level plan, plus one for each enclosing plan.
     """

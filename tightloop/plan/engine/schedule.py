@@ -48,13 +48,13 @@ class ReadyQueue:
         return True
 
     def push(self, number: int, key: int, access: Access) -> None:
-        """Add a step to the queue, unless it is already queued. The lowest key is the best."""
+        """Add a step to the queue, unless it is already queued. The step with the lowest key is the best."""
         if number not in self._queued:
             self._queued.add(number)
             heappush(self._heaps[access], (key, number))
 
     def drop(self, number: int) -> None:
-        """Remove a step from the queue, if it is queued."""
+        """Remove a step from the queue. A step that is not queued is ignored."""
         self._queued.discard(number)
 
     def add_running(self, access: Access) -> None:
@@ -131,7 +131,7 @@ class Schedule:
         return self._index.find(name)
 
     def list_skipped(self) -> tuple[list[str], list[str]]:
-        """Return the names of the steps that count as work, and of those among them that were skipped.
+        """Return the names of the steps that count as work, and the names of those steps that were skipped.
 
         Compensation steps, alternates that were not needed, and steps that a decision did not choose do not count.
         Neither do the steps that only follow them. A template without any items counts as one skipped step.
@@ -360,7 +360,7 @@ class Schedule:
             self._set(number, code.COMPENSATED)
 
     def record_compensation_step(self, number: int, *, completed: bool) -> None:
-        """Record that a step ran to undo another one. Until then, a step of this kind is skipped."""
+        """Record that a compensation step ran to undo another step. Before that, it counts as skipped."""
         if self.node(number).kind is StepKind.COMPENSATION:
             self._set(number, code.COMPLETED if completed else code.TOLERATED)
 

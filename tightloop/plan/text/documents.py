@@ -364,7 +364,7 @@ class _Builder:
         return Block.of(event.value, Position(first + self._first_line, indent + 1))
 
     def _copy(self, value: Any, at: Position) -> Any:
-        """Copy the target of an alias, so that a later change in one place does not affect the other place."""
+        """Copy the target of an alias, so that a later change to the copy does not affect the original."""
         if isinstance(value, Map):
             result = Map(at)
             for key, inner in value.items():

@@ -18,7 +18,9 @@ _DUMPER: Any = yaml.SafeDumper
 
 
 def write_plan(plan: Plan, form: str = "yaml") -> str:
-    """Return the plan in one of the `FORMS`. Fields with default values are omitted.
+    """Write a plan as text in one of the `FORMS`.
+
+    Fields with default values are omitted.
 
     Raises:
         ValueError: the form is unknown.
@@ -149,7 +151,9 @@ _COLOURS = {
 
 
 def to_mermaid(plan: Plan, statuses: Mapping[str, StepStatus] | None = None) -> str:
-    """Return a Mermaid flowchart. If there are more than `NODES_LIMIT` steps, a node says how many of them are shown.
+    """Draw a plan as a Mermaid flowchart.
+
+    If there are more than `NODES_LIMIT` steps, a node says how many of them are shown.
 
     Args:
         plan: the plan, including subplans and alternatives.

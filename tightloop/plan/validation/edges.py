@@ -37,8 +37,9 @@ _OF_THE_PLAN = {
     "budget": frozenset({"step-budget", "fan-out", "depth"}),
     "steps": frozenset({"no-steps", "unknown-step"}),
 }
-"""Codes of problems that are caused by an unreadable field of the plan. They are reported after the field has been
-corrected.
+"""Codes of problems that may be caused by an unreadable field of the plan, by field.
+
+They are only reported once the field can be read.
 """
 
 
@@ -324,7 +325,7 @@ def _can_fail(step: Step) -> bool:
 
 
 def _reachable(edges: Edges) -> None:
-    """Report steps that can never start. In a chain of such steps, only the first one is reported."""
+    """Report steps that can never start. Of a chain of such steps, only the first is reported."""
     steps, scope = edges.scope.steps, edges.scope
     dead: set[int] = {index for index, step in enumerate(steps) if step.kind is StepKind.COMPENSATION}
     conditions: list[Conditions] = [{} for _ in steps]

@@ -247,7 +247,7 @@ class _Reader:
 
 
 def results_of(step: Step) -> frozenset[str] | None:
-    """Return the names of the action's results, or None if they depend on the run."""
+    """Return the names of an action's results, or None if they depend on the run."""
     if step.model and step.model.schema_ is None:
         return frozenset({"text"})
     if step.http and step.http.urls:

@@ -82,9 +82,9 @@ class Lines(Sequence[Line]):
         return Lines([self.texts[at] for at in places], lambda: [self.numbers[at] for at in places])
 
     def find_lines(self, terms: Iterable[str]) -> Iterator[int]:
-        """Yield the positions of the lines that contain one of the words, ignoring case, word by word.
+        """Yield the positions of the lines that contain one of the words, word by word, ignoring case.
 
-        The words must be in lower case. A line that contains two of them is yielded twice.
+        The words must be in lower case. A line that contains two of the words is yielded twice.
         """
         for term in terms:
             at = self.folded.find(term)
@@ -141,7 +141,7 @@ class Unread(NamedTuple):
     """Number of changed lines in these files. It may be an estimate."""
     why: str = ""
     mark: str = ""
-    """Id of this content, such as the tree id."""
+    """Id of the content, such as the tree id."""
 
 
 class Change(NamedTuple):

@@ -260,7 +260,7 @@ def scripts(view: FileView) -> Iterator[Finding]:
 
 
 def join_generated_code(findings: Iterable[Finding], rules: Container[str] | None = None) -> list[Finding]:
-    """Join the findings in generated and vendored files into one, which a person can answer all at once.
+    """Join the findings in generated and vendored files into one finding, which a person can answer all at once.
 
     Libraries do many things that the model's own code must not do. Being in a vendored folder neither allows nor
     forbids this code.

@@ -180,7 +180,7 @@ class CodeRules(Document):
     """All rules, and the data used by the other layers."""
 
     rules: dict[str, CodeRule]
-    """Rules by name. A rule without patterns belongs to a layer that has its own detection."""
+    """Rules by name. A rule without patterns belongs to a layer that detects violations in its own way."""
     bandit: dict[str, VerdictName]
     """Verdicts by Bandit severity (`high`, `medium` or `low`) and by Bandit test, such as `B506`.
 

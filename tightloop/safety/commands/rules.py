@@ -224,9 +224,7 @@ _FIELDS = re.compile(r"\$\{?ifs\}?(?:\$\d)?")
 def may_violate(text: str) -> bool:
     """Return whether a text of one or more lines may violate a command rule.
 
-    If the result is False, it certainly does not.
-
-    The text must not contain disguises; see `plain`.
+    If the result is False, the text certainly does not violate any. The text must not contain disguises; see `plain`.
     """
     bare = _FIELDS.sub(" ", text.replace("\\\n", " ").replace("\\\r\n", " ").translate(_TAKEN_OUT).lower())
     return (
@@ -284,7 +282,7 @@ class ParsedScript(NamedTuple):
 
 
 def read_scripts(text: str) -> ParsedScript:
-    """Parse a script and its nested scripts.
+    """Parse a script and the scripts that are nested in it.
 
     Nested scripts are those passed to a shell, here-documents and multi-line strings.
     """

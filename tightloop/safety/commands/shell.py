@@ -161,7 +161,7 @@ class _Reader:
         self.embedded: list[str] = []
         self.assignments: list[Assignment] = []
         self._last: dict[int, SimpleCommand] = {}
-        """Last command in each substitution. The key 0 stands for no substitution."""
+        """Last command in each substitution, by substitution. The key 0 stands for no substitution."""
         self._feeding: dict[int, tuple[str, ...]] = {}
 
     def read(self, node: "Node", scope: int) -> None:
@@ -213,7 +213,7 @@ class _Reader:
         )
 
     def _join_words(self, nodes: "Iterable[Node]") -> tuple[str, ...]:
-        """Return the words in the nodes. Adjacent nodes without space between them form one word."""
+        """Return the words in the nodes. Adjacent nodes without space between them form a single word."""
         parts: list[str] = []
         end = -1
         for node in nodes:
