@@ -148,7 +148,10 @@ class TelemetrySettings(Document):
 
 
 def span_name(name: str) -> str:
-    """Return a span name. Names that are not built from type and message names are replaced with their digest."""
+    """Return the name of a span.
+
+    Names that are not built from type and message names are replaced with their digest.
+    """
     # Workflow and message types are names that a foreign client can choose.
     return name if _SPAN_NAME.fullmatch(name) and scrub(name) == name else digest(name)
 

@@ -124,7 +124,7 @@ def read_number(episode_id: str, name: str) -> int:
 
 
 def _plan_text(store: Store, file: CheckpointFile) -> str:
-    """Return the plan text of a checkpoint; empty before the first plan."""
+    """Return the text of a checkpoint's plan, or "" before the first plan."""
     message = store.load_model(file.state.plan, PlanRecord).message if file.state.plan else None
     return render_plan(message) if message is not None else ""
 

@@ -510,7 +510,7 @@ class TightloopClient(Viewer):
         )
 
     async def run_step(self, plan_id: str, step: str, *, by: str = "operator", message_id: str = "") -> str:
-        """Start a ready step, even during a pause, or retry a failed one. Return the workflow's reply.
+        """Start a ready step, even during a pause, or retry a failed step. Return the workflow's reply.
 
         `message_id` is an idempotency key, as in `answer`.
 

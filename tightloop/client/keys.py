@@ -64,7 +64,9 @@ def key_file(privacy: "PrivacySettings", home: Path | None = None) -> Path:
 
 
 def ring_of(settings: "Settings", home: Path | None = None) -> KeyRing:
-    """Return the keys. On the server's own host, missing keys are created unless `privacy.encrypt` is on.
+    """Read the keys.
+
+    On the server's own host, missing keys are created unless `privacy.encrypt` is on.
 
     Raises:
         SettingsError: the keys cannot be read, or they are missing and have to be copied or created.

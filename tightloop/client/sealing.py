@@ -203,7 +203,10 @@ class SealingCodec(PayloadCodec, WithSerializationContext):
 
     keys: Keys
     strict: bool = True
-    """Reject payloads that are not authentic. If False, they are accepted, and seals do not prove the sender."""
+    """True to reject payloads that are not authentic.
+
+    If False, they are accepted, and seals do not prove the sender.
+    """
     claim: Claim | None = None
     """Function to call for each payload from an operator; None to skip the binding to a workflow."""
     context: SerializationContext | None = None

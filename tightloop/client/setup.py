@@ -311,7 +311,10 @@ def _refuse_stranger(calls: Calls, workers: Iterable[Poller], task_queue: str) -
 
 
 def find_stranger(calls: Calls, workers: Iterable[Poller]) -> str:
-    """Return the beginning of a sentence about a worker whose key is missing here, or "" if there is none."""
+    """Find a worker whose key is missing here, and return the beginning of a sentence about it.
+
+    Return "" if there is none.
+    """
     codec = calls.client.data_converter.payload_codec
     if not isinstance(codec, SealingCodec):
         return ""

@@ -142,7 +142,7 @@ class Feeds:
 
     @asynccontextmanager
     async def following(self, workflow_id: str, interval: timedelta = POLL_INTERVAL) -> AsyncIterator[Feed]:
-        """Share a workflow's feed. The poll ends with the last follower."""
+        """Share the feed of a workflow with its other followers. The poll ends with the last follower."""
         feed = self._feeds.setdefault(workflow_id, Feed(self._calls, workflow_id))
         feed.followers += 1
         feed.interval = min(feed.interval, interval)
@@ -183,7 +183,7 @@ def choose_id(kind: Kind, new_id: str | None) -> str:
 
 
 async def describe_run(calls: Calls, workflow_id: str, kind: Kind | None = None) -> Execution:
-    """Describe the newest run, ignoring runs that were rejected when they started.
+    """Return Temporal's description of the newest run, ignoring runs that were rejected when they started.
 
     Raises:
         EpisodeNotFoundError: there is no episode or plan with this id.

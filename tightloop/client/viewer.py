@@ -65,7 +65,10 @@ class Viewer:
         return await statuses.status_of(self._calls, workflow_id)
 
     async def stored_status(self, workflow_id: str) -> RunStatus:
-        """Return Temporal's own information and its age. It needs no worker, but is less detailed than `status`."""
+        """Return the status that Temporal itself stores, and its age.
+
+        It needs no worker, but is less detailed than `status`.
+        """
         return await statuses.stored_status(self._calls, workflow_id)
 
     async def summary(self, workflow_id: str) -> Summary:
@@ -267,7 +270,7 @@ class Viewer:
         return await staffing.workers_on(self._calls, task_queue)
 
     async def topology(self) -> Topology:
-        """Return the installation's workers, and those that are missing."""
+        """Return the workers of the installation, and sentences about missing workers."""
         return await topology_of(self._calls, self._settings)
 
     async def unserved_hosts(self) -> tuple[UnservedHost, ...]:

@@ -113,7 +113,7 @@ class Tokens:
         return token, f"{PREFIX}_{token_id}_{secret}"
 
     def all(self) -> tuple[Token, ...]:
-        """Return all tokens, oldest first. Tokens that are no longer valid are included."""
+        """Return all tokens, including those that are no longer valid, oldest first."""
         with self._database.reading() as connection:
             return tuple(map(_read, connection.execute(select(tokens).order_by(tokens.c.created)).mappings()))
 

@@ -241,7 +241,7 @@ def about_work(state: EpisodeState, evidence: tuple[str, ...], *, output: str) -
 
 
 def is_ended_by_message(question: Question) -> bool:
-    """Return whether a message to the planner ends the wait.
+    """Return whether a message to the planner ends the wait for an answer.
 
     The message does not select an option. The planner reads it and creates a plan.
     """

@@ -219,7 +219,7 @@ class ScenarioResult(Value):
         return f"{self.failed} of {self.total} hidden scenarios {'fails' if self.failed == 1 else 'fail'}"
 
     def with_drafts(self, drafts: HiddenScenarios, outcomes: Iterable[tuple[Scenario, bool]]) -> Self:
-        """Add the results of drafted scenarios, each given with a flag that tells whether it passed."""
+        """Add the results of drafted scenarios, which are pairs of a scenario and whether it passed."""
         run = list(outcomes)
         passed = [scenario for scenario, is_passed in run if is_passed]
         return self.evolve(

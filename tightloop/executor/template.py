@@ -120,7 +120,7 @@ def split_sections(text: str) -> dict[Section, str]:
 
 
 def render_items(items: Iterable[str], *, indent: int = 0) -> str:
-    """Return a bullet list. Items must not be empty and must not start with white space."""
+    """Render items as a bullet list. Items must not be empty and must not start with white space."""
     bullet, further = " " * indent + "- ", " " * (indent + CONTINUATION)
     lines: list[str] = []
     for item in items:

@@ -356,7 +356,7 @@ class ProjectFacts(Value):
     verify_asked_at: datetime | None = None
     verified_at: datetime | None = None
     has_left: bool = False
-    """True while the workspace is released because the plan is waiting for a person."""
+    """True while the plan has released the workspace because it is waiting for a person."""
 
     def with_note(self, step: str, note: ProjectNote) -> "ProjectFacts":
         """Update the facts with the findings of a step."""

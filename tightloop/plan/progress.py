@@ -150,7 +150,7 @@ class PlanProgress(Value):
         return self.evolve(decisions=dict(list(decisions.items())[-DECISIONS_LIMIT:]))
 
     def note_edits(self, sentence: str) -> Self:
-        """Store a sentence about adopted changes by people, for the plan's report."""
+        """Store a sentence about changes by people that were adopted, for the plan's report."""
         return self.evolve(edits=(*self.edits, sentence)[-DECISIONS_LIMIT:])
 
     def note_qualifier(self, step: str, qualifier: str) -> Self:

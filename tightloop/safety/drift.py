@@ -32,7 +32,7 @@ class DriftCause(StrEnum):
 
 
 class Drift(Value):
-    """Files on disk that differ from the result of the work. A snapshot of them is stored."""
+    """Files on disk that differ from the result of the work, and of which a snapshot is stored."""
 
     tree: str = ""
     """The tree that was found."""

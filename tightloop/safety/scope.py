@@ -136,7 +136,7 @@ def _matches(patterns: tuple[tuple[str, bool], ...], path: str) -> bool:
 # One expression per list: a path takes half a microsecond, regardless of the number of patterns.
 @lru_cache(maxsize=256)
 def _compile_patterns(patterns: tuple[tuple[str, bool], ...]) -> SchemaValidator:
-    """Compile patterns, each with a flag that says whether it also matches everything below it."""
+    """Compile patterns, and tell for each whether it also matches everything below it."""
     if excess := find_excess([max((pattern for pattern, _ in patterns), key=len)]):
         raise InvalidRequestError(excess)
     # pydantic's engine takes linear time; one that backtracks could be made to hang by a pattern of a plan.

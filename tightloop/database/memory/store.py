@@ -484,7 +484,9 @@ def memory_database(settings: Settings) -> Database:
 
 
 def open_memory(settings: Settings, embedder: Embedder | None) -> MemoryStore:
-    """Return the memory. Projects are identified by the ids that they have on this host.
+    """Open the memory.
+
+    Projects are identified by the ids that they have on this host.
 
     Raises:
         SettingsError: `database.url` cannot be parsed.

@@ -500,7 +500,7 @@ class _Walker:
                 self._compound(statement, before, scope)
 
     def _bind(self, statement: ast.stmt, before: list[_Setup], scope: _Scope) -> bool:
-        """Process a statement that only binds a local name. Return whether it is such a statement."""
+        """Process a statement if it only binds a local name. Return whether it is such a statement."""
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self._assign(name, value, scope)

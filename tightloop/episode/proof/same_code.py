@@ -120,7 +120,7 @@ def _is_silenced(old: bytes, new: bytes) -> bool:
 
 
 def _directives(content: bytes) -> Counter[tuple[bool, str]]:
-    """Return the comments that may be directives, each with a flag that tells whether it is alone on its line."""
+    """Return the comments that may be directives, and whether each of them is alone on its line."""
     tokens = tokenize.tokenize(io.BytesIO(content).readline)
     comments = (token for token in tokens if token.type == tokenize.COMMENT)
     return Counter(

@@ -428,7 +428,9 @@ def _line(file: ChangedFile) -> str:
 
 
 def verdict_of(findings: Sequence[ProofFinding], *, proves: bool = True) -> ProofVerdict:
-    """Return the verdict. Announced findings are only evidence, and so are changes that a person asked for afterwards.
+    """Derive the verdict of a proof.
+
+    Announced findings are only evidence, and so are changes that a person asked for afterwards.
 
     Args:
         findings: findings in the delivered tree.

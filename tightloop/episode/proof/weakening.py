@@ -230,7 +230,7 @@ def find_suppressions(before: Mapping[str, str], after: Mapping[str, str], paths
 
 
 def _without_suppressions(path: str, old: str, new: str) -> tuple[str, list[tuple[str, bool]]]:
-    """Return a text without its new suppressions, and the removed lines.
+    """Remove the new suppressions from a text, and return it with the removed lines.
 
     Each line comes with a flag that tells whether the suppression names a single rule.
     """

@@ -181,7 +181,7 @@ class _Drawing:
     used: set[StepStatus] = field(default_factory=set)
 
     def steps(self, steps: tuple[Step, ...], prefix: str, level: int) -> None:
-        """Draw steps, then the edges between steps that have been drawn."""
+        """Draw the steps, then the edges between steps that have been drawn."""
         names: dict[str, str] = {}
         for number, step in enumerate(steps):
             if self.drawn >= NODES_LIMIT:
