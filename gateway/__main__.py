@@ -33,7 +33,7 @@ CONNECTIONS = 1_024
 
 
 def main() -> int:
-    """Run the gateway. A tightloop error is printed as one sentence, and the exit code is then 1."""
+    """Run the gateway and return its exit code. A tightloop error is printed as one sentence and gives exit code 1."""
     set_up(logging.INFO, content=False)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(prog="python -m gateway", description=__doc__)
@@ -80,7 +80,7 @@ async def serve(settings: Settings, *, embedded: bool = False, settings_id: str 
 
 
 async def _connect(settings: Settings, tracing: Interceptor | None) -> TightloopClient:
-    """Connect to Temporal. Wait for it as long as workers do."""
+    """Connect to Temporal, waiting for the server as long as workers do."""
     clock = asyncio.get_running_loop().time
     until = clock() + settings.worker.start_wait_s
     while True:

@@ -46,7 +46,7 @@ _HINT = (
 
 
 def application(ledger: Ledger, client: TightloopClient, settings: Settings) -> ASGIApp:
-    """Return the complete application behind its guard."""
+    """Return the complete gateway application, protected by its guard."""
     services, hub = Services(ledger, client, settings), Hub(ledger)
     http = api(services, hub, IdempotencyKeys(ledger.database))
     router = _Router(http, web_app(services), services, hub)
@@ -97,7 +97,7 @@ class _Router:
         self._mcp = Endpoint(services)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
+        """Pass a request to the application that is responsible for its path."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
@@ -121,7 +121,7 @@ class _Router:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _readiness(self) -> Response:
-        """Return whether the database and Temporal are ready.
+        """Respond whether the database and Temporal are ready.
 
         The response has no other details, because no token is required.
         """

@@ -75,7 +75,7 @@ def ui_access(settings: Settings, token: str) -> Access:
 
 
 def codec_access(settings: Settings, token: str) -> Access:
-    """Return the access rules for a codec server of a cluster whose Web UI is on another host."""
+    """Return the access rules for the codec server of a cluster whose Web UI is on another host."""
     listen, codec = settings.codec.listen, settings.codec
     host, _, port = listen.rpartition(":")
     hosts = frozenset(f"{name}:{port}" for name in LOOPBACK_HOSTS) if host in LOOPBACK_HOSTS else None
@@ -123,7 +123,7 @@ _REFERENCE = b"temporal.api.sdk.v1.ExternalStorageReference"
 
 
 def transform_payloads(codec: PayloadCodec | None, route: str, body: bytes) -> bytes:
-    """Return the response to a codec request, as JSON with the same structure.
+    """Encode or decode the payloads of a codec request, and return them as JSON with the same structure.
 
     `decode` does not change payloads that the codec did not create. These include references to external storage (with
     and without `preserveStorageRefs`), which tightloop does not use.
@@ -189,11 +189,11 @@ class Proxy:
         self._client = httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT, limits=limits)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections to the Web UI."""
         await self._client.aclose()
 
     async def answer(self, request: Request) -> Response:
-        """Forward a request.
+        """Forward a request to the Web UI and return its response.
 
         Raises:
             RefusedError: the UI does not respond, or the path is not allowed.
@@ -240,7 +240,7 @@ async def _content(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 def _target(request: Request) -> str:
-    """Return the request target for the UI.
+    """Return the path and query to request from the Web UI.
 
     Raises:
         RefusedError: the path contains dot segments, or the request writes to a page.
@@ -284,7 +284,7 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
 def application(access: Access, codec: PayloadCodec | None, upstream: str | None = None) -> ASGIApp:
-    """Return the complete application behind its guard.
+    """Return the complete codec and Web UI application, protected by its guard.
 
     Args:
         access: access rules.
@@ -339,7 +339,7 @@ READY = "the sign-in listens at"
 
 
 def main() -> int:
-    """Run the server. A tightloop error is printed as one sentence, and the exit code is then 1."""
+    """Run the server and return its exit code. A tightloop error is printed as one sentence and gives exit code 1."""
     set_up(logging.INFO, content=False)
     # Their request logs contain the UI's secret address.
     for name in ("httpx2", "httpcore2"):

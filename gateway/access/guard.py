@@ -32,7 +32,7 @@ lost.
 
 
 def now_ms() -> int:
-    """Return the Unix time in milliseconds."""
+    """Return the current Unix time in milliseconds."""
     return time.time_ns() // 1_000_000
 
 
@@ -53,7 +53,7 @@ class Sessions:
     """Time at which each link was first used."""
 
     def redeem(self, link: str) -> bool:
-        """Use up a sign-in link and return whether it was valid. A link that is older than this process is refused."""
+        """Mark a sign-in link as used and return whether it was valid. Links older than this process are refused."""
         issued_ms, now = ticket_time(self.secret, self.purpose, link), self.clock()
         # Used links are kept in memory only, so the previous process may have consumed an older one.
         if issued_ms is None or issued_ms < max(self.opened_ms, now - self.link_seconds * 1_000):
@@ -61,7 +61,7 @@ class Sessions:
         return now - self._used.setdefault(link, now) < AGAIN_MS
 
     def cookie(self, host: str, subject: str = "") -> str:
-        """Return the Set-Cookie header for a sign-in.
+        """Return the Set-Cookie header that signs a person in.
 
         The cookie contains no secret and is only valid for this host name.
 
@@ -108,11 +108,11 @@ class Accounts(Protocol):
     """Looks up people by token or session."""
 
     async def by_token(self, token: str) -> Account | None:
-        """Return a token's account, or None if the token is unknown or expired."""
+        """Return the account that a token belongs to, or None if the token is unknown or expired."""
         ...
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return a session's person, or None if their access was revoked."""
+        """Return the account of the person who opened a session, or None if their access was revoked."""
         ...
 
 
@@ -145,7 +145,7 @@ class Access:
     open_paths: frozenset[str] = frozenset()
     """Paths that anyone can read, under any host name."""
     own_roles: frozenset[str] = frozenset()
-    """Paths that check the role for each message, because the same HTTP method both reads and changes data."""
+    """Paths whose handlers check the role for each message, because one HTTP method serves both reads and changes."""
     cached: str = ""
     """Prefix of paths whose responses browsers may cache."""
     hint: str = ""
@@ -261,7 +261,7 @@ class Guard:
         return sign_in_page(self._access.sign_in, "Not signed in.", HTTPStatus.UNAUTHORIZED) if sign_in_path else None
 
     async def _person(self, request: Request) -> Person | None:
-        """Return the bearer token's person or, without a token, the session cookie's.
+        """Return the person whom the bearer token identifies or, without a token, the session cookie.
 
         Return None if neither is valid.
         """
@@ -317,7 +317,7 @@ class Guard:
 
 
 def sign_in_page(texts: SignIn, note: str, status: HTTPStatus) -> Response:
-    """Return the sign-in page. Its form is sent to the requested path."""
+    """Return the sign-in page, whose form is sent to the requested path."""
     escaped = {name: html.escape(text) for name, text in {**texts._asdict(), "note": note}.items()}
     return HTMLResponse(_PAGE.substitute(escaped), status, {"Content-Security-Policy": _PAGE_POLICY})
 
@@ -352,12 +352,12 @@ class People:
         self._cached_tokens: dict[str, _CachedToken] = {}
 
     async def by_token(self, token: str) -> Account | None:
-        """Return a token's account."""
+        """Return the account that a token belongs to."""
         record = await self._look_up(token, lambda: self._tokens.find(token))
         return None if record is None else Account(record.id, record.person)
 
     async def by_subject(self, subject: str) -> Person | None:
-        """Return a session's person. A session that was opened with a token ends when the token ends."""
+        """Return the person who opened a session. A session that was opened with a token ends when the token ends."""
         if subject == OWNER:
             return self._owner
         record = await self._look_up(f"id {subject}", lambda: self._tokens.by_id(subject))

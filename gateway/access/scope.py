@@ -207,7 +207,7 @@ async def reach(scope: Scope, operation: Operation, workflow_id: str, kinds: tup
 
 
 async def refused_by_state(scope: Scope, operation: Operation, workflow: WorkflowRef, work: Awaitable[Any]) -> Any:
-    """Await work on a run. If the run's state causes an error, add the possible operations to the error.
+    """Await a command to a run. If the run's state caused its failure, name the operations that are possible instead.
 
     Raises:
         WrongStateError: the run's state does not allow the operation.
@@ -239,7 +239,7 @@ async def refused_by_state(scope: Scope, operation: Operation, workflow: Workflo
 
 
 async def _require_role(scope: Scope, workflow: WorkflowRef, question: str) -> None:
-    """Check the role that the answered questions require."""
+    """Check that the person has the roles that the questions to be answered require."""
     for open_question in (await scope.client.status(workflow.id)).questions:
         if not question or question in (open_question.id, open_question.step, open_question.window):
             scope.require(role_for(open_question.kind, open_question.role))
@@ -310,7 +310,7 @@ async def workspace_of(scope: Scope, workflow: WorkflowRef) -> str:
 
 
 async def details_of(scope: Scope, workflow: WorkflowRef, kind: type[M], *, is_fresh: bool) -> dict[str, Any]:
-    """Return a workflow's ledger row with its full status as `details`.
+    """Return a workflow's ledger row, with the workflow's full status as `details`.
 
     Args:
         scope: the request's scope.

@@ -37,7 +37,7 @@ async def body_of(request: Request, bound: int = LARGEST_BYTES) -> bytes:
     """Read the request body.
 
     Raises:
-        RefusedError: it is too large.
+        RefusedError: the body is too large.
         starlette.requests.ClientDisconnect: the client disconnected or timed out.
     """
     bounds = _RemainingBody(request.headers.get("content-length", "0"), bound)
@@ -56,7 +56,7 @@ class BodyLimiter:
         self._bound = bound
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on with a limited body."""
+        """Handle a request while limiting the size of its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -78,7 +78,7 @@ class BodyLimiter:
 
 
 class _RemainingBody:
-    """The remaining allowed size of one body."""
+    """Number of bytes that one body may still contain."""
 
     def __init__(self, announced: str, bound: int) -> None:
         """Raise an error if the announced length exceeds the limit."""
@@ -91,7 +91,7 @@ class _RemainingBody:
             raise self._too_large
 
     def add(self, part: bytes) -> None:
-        """Count part of the body."""
+        """Count a received part of the body, and raise an error if the body exceeds the limit."""
         self._left -= len(part)
         if self._left < 0:
             raise self._too_large
@@ -138,7 +138,7 @@ class Site:
         """Check that a request does not come from another site's page or a rebound host name.
 
         Raises:
-            RefusedError: the request may come from one of these.
+            RefusedError: the request may come from another site or a rebound host name.
         """
         # A rebound name resolves to this address, but the browser still sends the name of the other site.
         if not self.names(host_of(request)):
@@ -171,7 +171,7 @@ class Site:
 
 
 def host_of(request: Request) -> str:
-    """Return the lowercase Host header."""
+    """Return a request's Host header in lower case."""
     return request.headers.get("host", "").lower()
 
 
@@ -192,7 +192,7 @@ BODY_TIMEOUT_TEXT = f"the request body did not arrive within {BODY_SECONDS:g} s"
 
 
 class BoundedConnection(H11Protocol):
-    """Connection with time limits for the request head and body. By itself, uvicorn waits forever.
+    """HTTP connection with time limits for the request head and body, which uvicorn alone would wait for forever.
 
     If there are too many connections, a new connection replaces the one that has waited longest for a complete head.
     """
@@ -306,7 +306,7 @@ def listening(address: str, setting: str) -> socket.socket:
 
 
 def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
-    """Return a server that does not log anything and does not trust proxy headers.
+    """Create an HTTP server that does not log anything and does not trust proxy headers.
 
     Args:
         app: application to serve.
@@ -327,7 +327,7 @@ def http_server(app: ASGIApp, connections: int = CONNECTIONS) -> uvicorn.Server:
 
 
 def _with_files_for(connections: int) -> int:
-    """Raise the open file limit and return how many connections are possible.
+    """Raise this process's limit on open files, and return how many connections the new limit allows.
 
     The limit is usually 1 024, or 256 on macOS.
     """

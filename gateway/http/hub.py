@@ -65,7 +65,7 @@ class _Reader:
         self._ready.set()
 
     async def take(self, seconds: float) -> bytes:
-        """Return the buffered data. Empty after a timeout."""
+        """Wait for buffered data and return it. The result is empty after a timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ready.wait()
@@ -133,7 +133,10 @@ class Hub:
             self._polling = None
 
     async def _read_missed_events(self, stream_filter: StreamFilter, after: str, end: int) -> bytes:
-        """Return the events after an id, up to `end`. Return a reset if the id is unknown or too old."""
+        """Return the events after an id, up to `end`.
+
+        If the id is unknown or too old, return a reset message instead.
+        """
         # 18 digits fit into a 64-bit integer of the database.
         last_id = int(after) if after.isascii() and after.isdigit() and len(after) < 19 else end + 1
         if last_id > end:
@@ -192,7 +195,7 @@ class Hub:
 
 
 def trail_message(line: EvidenceLine) -> bytes:
-    """Return an event in the stream's format."""
+    """Format a timeline event as a message of the event stream."""
     return _message("trail", line.seq, _LINE.model_validate(line).model_dump_json(by_alias=True))
 
 

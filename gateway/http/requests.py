@@ -143,12 +143,13 @@ InScope = Annotated[Scope, Depends(scope_of)]
 
 
 Start = Callable[[str | None, str], Awaitable[str]]
-"""Starts something and returns its id. The arguments are an id, or None for a new id, and the request id."""
+"""Function that starts a run and returns the run's id. Its arguments are the id to use, or None for a new id, and the
+request id."""
 Describe = Callable[[str], Awaitable[dict[str, Any]]]
 
 
 def location_of(noun: str) -> Describe:
-    """Return a function that builds the response body with the id and path."""
+    """Return a function that builds the response body with a new run's id and path."""
 
     async def describe(new_id: str) -> dict[str, Any]:
         return {"id": new_id, "href": f"/api/{noun}/{new_id}"}
@@ -170,16 +171,16 @@ class IdempotentRequest:
         self._request = request
 
     async def start(self, prefix: str, chosen_id: str | None, start: Start, describe: Describe) -> Response:
-        """Start something and respond with 201 and its location.
+        """Start a run and respond with status 201 and the run's location.
 
         Args:
-            prefix: prefix for its id, e.g. `episode-`.
+            prefix: prefix for the run's id, e.g. `episode-`.
             chosen_id: id that the client chose, if any.
             start: starts the run, or finds the one that the same request started before the gateway died.
             describe: builds the response body from the id.
 
         Raises:
-            IdTakenError: another request started something with the chosen id.
+            IdTakenError: another request started a run with the chosen id.
             KeyInUseError: see `answer`.
         """
 
@@ -208,7 +209,7 @@ class IdempotentRequest:
         return self._derive_id("message-")
 
     async def answer(self, work: Callable[[], Awaitable[Response]]) -> Response:
-        """Return the response of `work`, or the stored response if the key was used before.
+        """Return the response that `work` produces, or the stored response if the key was used before.
 
         Raises:
             KeyInUseError: the key belongs to another request, or to a request that is still running.
@@ -240,7 +241,7 @@ class IdempotentRequest:
         return Response(stored.body, stored.status, headers, "application/json")
 
     def _derive_id(self, prefix: str) -> str:
-        """Return an id that is unique to this request and key. Empty if there is no key."""
+        """Derive an id that is unique to this request and key. The id is empty if there is no key."""
         return derived_id(prefix, self._principal, self._key, self._request) if self._key else ""
 
     @property
@@ -265,7 +266,7 @@ async def read_idempotent_request(
         ),
     ] = "",
 ) -> IdempotentRequest:
-    """Return a request's idempotency handler."""
+    """Read a request's idempotency key and return a handler for the request."""
     target = [
         request.method,
         request.scope["raw_path"].decode("latin-1"),

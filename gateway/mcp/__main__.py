@@ -23,7 +23,10 @@ from tightloop.settings import Settings
 
 
 def main() -> int:
-    """Run the MCP server. A tightloop error is printed as one sentence, and the exit code is then 1."""
+    """Run the MCP server and return its exit code.
+
+    A tightloop error is printed as one sentence and gives exit code 1.
+    """
     set_up(logging.WARNING, content=False)
     parser = argparse.ArgumentParser(prog="tightloop mcp serve", description=__doc__)
     parser.add_argument("--settings", type=Path)
@@ -48,7 +51,7 @@ def main() -> int:
 
 
 def person_of(role: Role, episode: str, working_for: str) -> Person:
-    """Return the connection's person.
+    """Return the person on whose behalf a connection acts.
 
     Args:
         role: the requested role.

@@ -59,12 +59,12 @@ class Report(Value):
 
 
 def awaited_work(status: EpisodeStatus) -> Question | None:
-    """Return the question that is answered by doing the work, or None."""
+    """Return the open question that a report on the work answers, or None if there is no such question."""
     return next((question for question in status.questions if question.kind is QuestionKind.WORK), None)
 
 
 def is_report(message: str, *, before: int | None = None) -> bool:
-    """Return whether a message is a report. With `before`, it must be a report on an iteration before that one."""
+    """Return whether a message is a report. With `before`, only accept a report on an earlier iteration than that."""
     try:
         iteration = parse_plan_request(message).iteration
     except MessageError:
@@ -214,7 +214,7 @@ def _listening(path: Path) -> socket.socket:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove a dead process's socket.
+    """Delete the socket file that a dead process left behind.
 
     Raises:
         ServiceUnavailableError: the path is not a socket, or a process is listening on it.
@@ -277,7 +277,7 @@ class Caller(NamedTuple):
             return await perform(self.scope, operation, workflow_id, arguments)
 
     async def own(self) -> WorkflowRef:
-        """Return the connection's episode. This is the named episode, or the only open episode that is visible.
+        """Return the episode that the connection names or, if it names none, the only open episode that is visible.
 
         Raises:
             InvalidRequestError: the connection names a different episode than its token, or it names none and the
@@ -309,7 +309,7 @@ class Caller(NamedTuple):
 
 @contextmanager
 def _names_the_tool(workflow_id: str, kinds: tuple[str, ...]) -> Iterator[None]:
-    """Add the tool that lists ids to errors about an unknown id."""
+    """Extend errors about an unknown id with the name of the tool that lists the ids."""
     try:
         yield
     except EpisodeNotFoundError:

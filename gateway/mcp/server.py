@@ -158,7 +158,7 @@ def uri_of(episode_id: str, part: str) -> str:
 
 
 def of_episode(episode_id: str) -> list[Resource]:
-    """Return an episode's resources."""
+    """Return all resources that an episode offers."""
     return [
         Resource(
             uri=uri_of(episode_id, part.name),
@@ -302,7 +302,10 @@ class Endpoint:
             yield
 
     async def __call__(self, asgi_scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a message. Only POST is supported, because the server never sends unsolicited messages."""
+        """Handle a message sent with POST.
+
+        Other methods are refused, because the server never sends unsolicited messages.
+        """
         if asgi_scope["method"] != "POST":
             await Response(status_code=HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "POST"})(
                 asgi_scope, receive, send

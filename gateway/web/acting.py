@@ -23,7 +23,7 @@ from tightloop.safety.seal import Role, role_for
 from tightloop.value import first_problem
 
 LOOK_SECONDS, RECORD_LOOKS = 0.2, 25
-"""Interval in seconds, and number of polls for a started run's ledger row."""
+"""Interval in seconds between polls for a new run's ledger row, and the number of polls."""
 
 
 CONFIRMED_OPTIONS = frozenset({ALLOW, ACCEPT, ASKED, EXTEND, CANCEL, UNDO, END})
@@ -50,11 +50,11 @@ class ActionContext(NamedTuple):
         return self.form.get(name, "").strip()
 
     def line(self) -> WorkflowLine:
-        """Return the workflow in the path if it is visible to the person."""
+        """Return the workflow that the path names, if it is visible to the person."""
         return self.scope.ledger.workflow(self.target)
 
     def line_to_steer(self) -> WorkflowLine:
-        """Return the workflow in the path. Requires the operator role."""
+        """Return the workflow that the path names. The person must have the operator role."""
         self.scope.require(Role.OPERATOR)
         return self.line()
 
@@ -86,12 +86,12 @@ class Action(NamedTuple):
 
 
 def is_confirmed(question: Question, option: Option) -> bool:
-    """Return whether an option needs confirmation after it has been submitted."""
+    """Return whether the page asks for confirmation when an option is submitted."""
     return bool(question.role) or question.kind in CONFIRMED_KINDS or option.name in CONFIRMED_OPTIONS
 
 
 def describe_answer(actor: ActionContext) -> Intent:
-    """Describe the effect of an answer.
+    """Describe the effect of answering a question with the selected option.
 
     Raises:
         InvalidRequestError: no option was selected, or the question is closed.
@@ -110,7 +110,7 @@ def describe_answer(actor: ActionContext) -> Intent:
 
 
 def _intent(sentence: str) -> Callable[[ActionContext], Intent]:
-    """Return a function that inserts the run's title and the form's checkpoint into `sentence`."""
+    """Return a function that fills the run's title and the form's checkpoint into `sentence`."""
 
     def describe(actor: ActionContext) -> Intent:
         line = actor.line_to_steer()
@@ -120,7 +120,10 @@ def _intent(sentence: str) -> Callable[[ActionContext], Intent]:
 
 
 def _send(operation: Operation) -> Callable[[ActionContext], Awaitable[ActionResult]]:
-    """Return an action that sends the form as a message. The form uses the field names of the operation's request."""
+    """Return an action that sends the form's fields as a message to the run.
+
+    The form uses the field names of the operation's request.
+    """
     request = operation.load(operation.request)
 
     async def run(actor: ActionContext) -> ActionResult:
@@ -207,7 +210,7 @@ def _loop_request(workspace: str, actor: ActionContext) -> LoopRequest:
 
 
 async def _wait_for_record(actor: ActionContext, workflow_id: str) -> WorkflowLine | None:
-    """Wait until a started run is in the ledger. Return None after about 5 s."""
+    """Wait until the ledger contains a new run. Return None if this takes longer than about 5 s."""
     for _ in range(RECORD_LOOKS):
         try:
             return await run_in_threadpool(actor.scope.ledger.workflow, workflow_id)
@@ -217,7 +220,7 @@ async def _wait_for_record(actor: ActionContext, workflow_id: str) -> WorkflowLi
 
 
 def describe_dispatch(actor: ActionContext) -> Intent:
-    """Describe the extent of a dispatch, as estimated from the plan."""
+    """Describe how many episodes a dispatch starts, as estimated from the plan."""
     line = actor.line_to_steer()
     estimate = preview_dispatch(LoopStatus.model_validate(line.details))
     tasks = "1 task becomes an episode" if estimate.runs == 1 else f"{estimate.runs} tasks become episodes"

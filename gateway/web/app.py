@@ -44,13 +44,13 @@ _FILES = {
 
 @cache
 def content(name: str) -> bytes:
-    """Return a static file's content."""
+    """Return the content of a static file."""
     return (_FOLDER / _FILES[name][0]).read_bytes()
 
 
 @cache
 def address(name: str) -> str:
-    """Return a static file's path, which contains a digest of its content."""
+    """Return the URL path of a static file, which contains a digest of the file's content."""
     return f"{PREFIX}{hashlib.sha256(content(name)).hexdigest()[:16]}/{name}"
 
 
@@ -140,7 +140,7 @@ class Templates:
 
 
 def _replace_directions(value: object) -> object:
-    """Return a template value with bidirectional control characters replaced.
+    """Replace the bidirectional control characters in a template value.
 
     They can make text look different from its actual content. See https://trojansource.codes.
     """
@@ -148,12 +148,12 @@ def _replace_directions(value: object) -> object:
 
 
 def path_of(workflow_id: str) -> str:
-    """Return the path of a workflow's page."""
+    """Return the URL path of a workflow's page."""
     return f"/workflows/{quote(workflow_id, safe='')}"
 
 
 def _runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield groups of consecutive rows that are either all unchanged or all changed."""
+    """Group consecutive rows that are all unchanged or all changed, and yield each group."""
     for _, group in groupby(rows, key=lambda row: row.kind == "same"):
         yield list(group)
 
@@ -218,7 +218,7 @@ def web_app(services: Services) -> Starlette:
         return answer
 
     async def current(view: View, request: Request) -> RunStatus | None:
-        """Return the status as reported by an open run itself, or None if it does not answer at once.
+        """Ask an open run for its status. Return None if the run does not answer at once.
 
         The ledger has the state of the last event, which may be minutes old during a long check.
         """
@@ -264,7 +264,7 @@ def web_app(services: Services) -> Starlette:
 def _endpoint(
     action: acting.Action, services: Services, templates: Templates
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return a form's endpoint. Without `confirmed`, it shows the effect. Otherwise, it runs the action."""
+    """Return the handler for a form. It asks for confirmation first, and runs the action once `confirmed` is set."""
 
     async def answer(request: Request) -> Response:
         form = dict(parse_qsl((await body_of(request, FORM_BYTES)).decode("utf-8", "replace")))
@@ -289,7 +289,7 @@ def _endpoint(
 
 
 def _load_content(content: SharedContent) -> SharedContent:
-    """Load the cached properties now, in this thread."""
+    """Evaluate the cached properties of a page's content in the current thread."""
     _ = content.inbox, content.names
     return content
 
@@ -299,21 +299,21 @@ def _number(text: str) -> int:
 
 
 def _clear_flash(response: Response, flash: str) -> Response:
-    """Delete the flash message that the page has shown."""
+    """Delete the cookie with the flash message that the page has just shown."""
     if flash:
         response.delete_cookie(FLASH, path="/")
     return response
 
 
 def _set_flash(response: Response, flash: str) -> None:
-    """Set the flash message in a cookie. If it were in the query, any link could display its own text on the page."""
+    """Store the flash message in a cookie. In the query, any link could make the page display its own text."""
     # As hex, because a cookie value may hold few characters besides letters and digits.
     value = flash[:FLASH_CHARACTERS].encode("utf-8").hex()
     response.set_cookie(FLASH, value, max_age=FLASH_SECONDS, path="/", httponly=True, samesite="lax")
 
 
 def _previous_page(request: Request) -> str:
-    """Return the page to go back to."""
+    """Return the path of the page from which the form was sent."""
     if request.url.path.startswith("/projects"):
         return f"/projects/{request.path_params['id']}" if request.path_params else "/projects"
     return f"/workflows/{request.path_params['id']}"

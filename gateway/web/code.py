@@ -61,7 +61,7 @@ class FileView:
 
 
 def read_files(patch: str) -> tuple[FileView, ...]:
-    """Parse a unified diff. A diff that cannot be parsed becomes a single file that contains the text."""
+    """Parse a unified diff into files. If it cannot be parsed, return a single file that contains the text."""
     try:
         patch_set = PatchSet(_from_first_file(patch))
     except (UnidiffParseError, ValueError):

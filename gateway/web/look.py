@@ -26,7 +26,7 @@ class SharedContent:
     """Ledger content that is shown on every page. People who see the same projects share it."""
 
     def __init__(self, ledger: Ledger) -> None:
-        """Use a ledger that is limited to the visible projects."""
+        """Read from a ledger that is limited to the visible projects."""
         self._ledger = ledger
 
     @cached_property
@@ -50,7 +50,7 @@ class View:
 
     @classmethod
     def of(cls, scope: Scope) -> "View":
-        """Return a scope's view."""
+        """Create the view that shows the ledger within a person's scope."""
         ledger = scope.ledger
         return cls(ledger, scope.person, SharedContent(ledger))
 
@@ -60,7 +60,7 @@ class View:
         return self.shared.inbox
 
     def may(self, role: Role) -> bool:
-        """Return whether the person has a role or one that includes it."""
+        """Return whether the person has a role or a higher role that includes it."""
         return self.person.role.includes(role)
 
     def name_of(self, project: str) -> str:

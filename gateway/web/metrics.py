@@ -77,7 +77,7 @@ class Plot:
 
 
 def plot_of(name: str, periods: Sequence[Period]) -> Plot:
-    """Return a plot of one of the fields of `Figures`. Requires at least one period."""
+    """Plot one of the fields of `Figures`. There must be at least one period."""
     meaning = MEANINGS[name]
     columns = meaning.unit is Unit.SHARE
     top, ticks = _axis(1.0 if columns else _largest(name, periods), meaning.unit)
@@ -98,7 +98,7 @@ def plot_of(name: str, periods: Sequence[Period]) -> Plot:
 
 
 def when(period: Period, periods: Sequence[Period]) -> str:
-    """Return a period's label. This is its day, or its day and time if the range is shorter than two days."""
+    """Format a period as its day or, if the range is shorter than two days, as its day and time."""
     is_short = (periods[-1].end - periods[0].start).days < 2
     return f"{period.start:%m-%d %H:%M}" if is_short else f"{period.start:%Y-%m-%d}"
 
@@ -135,7 +135,7 @@ def _largest(name: str, periods: Iterable[Period]) -> float:
 
 
 def _axis(largest: float, unit: Unit) -> tuple[float, tuple[Tick, ...]]:
-    """Return an axis's top value and its ticks at round values."""
+    """Choose the top value of an axis and its ticks, which are at round values."""
     step = SHARE_STEP if unit is Unit.SHARE else _nice_step(largest, unit)
     # A rounding error must not add an empty step above the largest value.
     top = step * max(math.ceil(largest / step - 1e-9), 1)
@@ -202,7 +202,7 @@ def metrics(view: View, request: Request) -> Screen:
 
 
 def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
-    """Return the rate or median, the 90th percentile and the sum as text. Empty if not applicable."""
+    """Format a figure's rate or median, its 90th percentile and its sum. A value that does not apply is empty."""
     if isinstance(figure, Rate):
         return amount(figure.share, unit), "", f"{figure.count} of {figure.n}" if figure.n else ""
     # A sum of shares has no meaning.
@@ -211,5 +211,5 @@ def cells(figure: Figure | Rate, unit: Unit) -> tuple[str, str, str]:
 
 
 def figure_text(figure: Figure | Rate, unit: Unit) -> str:
-    """Return the rate or median with the number of known values."""
+    """Format a figure's rate or median together with the number of known values."""
     return f"{cells(figure, unit)[0]} (n {figure.n})"

@@ -66,7 +66,7 @@ _NEEDS = ("awaiting_response", "needs response")
 
 
 def badge(status: str, *, waits: bool = False) -> Badge:
-    """Return a status's badge.
+    """Return the badge that displays a status.
 
     Args:
         status: status of an episode, plan, loop, task or step, in upper or lower case, with any qualifier.
@@ -82,12 +82,12 @@ def badge(status: str, *, waits: bool = False) -> Badge:
 
 
 def title_of(line: WorkflowLine) -> str:
-    """Return an episode's or plan's title. This is its goal, a substitute for a loop without a goal, or its id."""
+    """Return the title of an episode or plan: its goal, a substitute for a loop without a goal, or its id."""
     return line.goal or ("What the checks show as open" if line.kind == "loop" else line.id)
 
 
 def age(at: datetime | None, now: datetime | None = None) -> str:
-    """Return the time since a moment, e.g. `12m`. Empty if it is unknown."""
+    """Format the time that has passed since a moment, e.g. `12m`. Return an empty text if the moment is unknown."""
     if at is None:
         return ""
     seconds = max(int(((now or datetime.now(UTC)) - at).total_seconds()), 0)
@@ -98,7 +98,7 @@ def age(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def duration(span: timedelta | float | None) -> str:
-    """Return a duration, e.g. `1h 5m` or `8s`. Empty if it is unknown."""
+    """Format a duration, e.g. `1h 5m` or `8s`. Return an empty text if the duration is unknown."""
     if span is None:
         return ""
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
@@ -111,12 +111,12 @@ def duration(span: timedelta | float | None) -> str:
 
 
 def money(cost_usd: float) -> str:
-    """Return a cost, e.g. `$0.41`. Empty if it is zero."""
+    """Format a cost, e.g. `$0.41`. Return an empty text for zero."""
     return f"${cost_usd:.2f}" if cost_usd >= 0.005 else "<$0.01" if cost_usd > 0 else ""
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time in UTC. Empty if it is unknown."""
+    """Format a time in UTC. Return an empty text if the time is unknown."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at is not None else ""
 
 
@@ -172,7 +172,7 @@ def _facts(line: WorkflowLine, status: EpisodeStatus) -> list[tuple[str, str]]:
 
 
 def _spent(line: WorkflowLine, tokens: int) -> str:
-    """Return the cost and tokens, as lower bounds if some calls reported none."""
+    """Format a run's cost and tokens. They are shown as lower bounds if some model calls did not report theirs."""
     cost = money(line.cost_usd)
     parts = (
         f"at least {cost}" if cost and not line.cost_known else cost,
@@ -182,7 +182,7 @@ def _spent(line: WorkflowLine, tokens: int) -> str:
 
 
 def _checks(store: Store, status: EpisodeStatus, name: str) -> dict[str, Any]:
-    """Return the last check results, and the complete output of one of them, as stored on the workspace's host."""
+    """Return the latest check results, with the complete output of one check as stored on the workspace's host."""
     content: dict[str, Any] = {"results": (), "shown": None, "output": "", "missing": "No check has run yet."}
     if status.check_report is None:
         return content
@@ -217,7 +217,7 @@ def _diff(
 
 
 def _thought(store: Store, checkpoints: Sequence[CheckpointRecord]) -> dict[str, Any]:
-    """Return the newest plan, reflection and findings. They are stored on the workspace's host."""
+    """Read the newest plan, reflection and findings from the workspace's host."""
     content: dict[str, Any] = {"plan_text": "", "reflection": None, "findings": [], "missing": ""}
     if not checkpoints:
         return content
@@ -303,7 +303,7 @@ class DispatchPreview(NamedTuple):
 
 
 def preview_dispatch(status: LoopStatus) -> DispatchPreview:
-    """Return the extent of a dispatch, as estimated from the plan."""
+    """Estimate from the plan how many episodes a dispatch starts."""
     estimate = estimate_of(status)
     facts = [
         ("Runs", format_count(estimate.runs, "episode")),
@@ -395,7 +395,7 @@ def project(view: View, request: Request) -> Screen:
 
 
 def _up_to_date(line: WorkflowLine, status: RunStatus | None) -> WorkflowLine:
-    """Return the line with the figures of a newer status, if there is one."""
+    """Update an open run's ledger row with the figures from its status, if a status is given."""
     if status is None or line.closed is not None:
         return line
     figures: dict[str, Any] = {"details": status.model_dump(mode="json")}
@@ -420,7 +420,7 @@ def workflow(view: View, request: Request) -> Screen:
 
 
 def workers(view: View, topology: Topology) -> Screen:
-    """Show the task queues with their workers, and which kinds of workers are missing."""
+    """Show the task queues and their workers, and the kinds of workers that are missing."""
     if view.person.projects:
         raise HTTPException(HTTPStatus.FORBIDDEN, "Only a token for all projects can see the workers.")
     return Screen("workers.html", {"seen": topology}, section="/workers", live="*")
@@ -469,7 +469,7 @@ class _CacheEntry(NamedTuple):
 
 
 class PageCache:
-    """A cache of recent responses, shared by concurrent requests."""
+    """Cache of recent responses. Concurrent requests for the same response share one computation."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

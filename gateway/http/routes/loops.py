@@ -176,7 +176,7 @@ async def _status(scope: Scope, plan_id: str) -> LoopStatus:
 
 
 async def _until(scope: Scope, plan_id: str, is_there: Callable[[LoopStatus], bool], seconds: float) -> None:
-    """Poll until a condition is true or the time is up."""
+    """Poll until a condition is true or the time limit is reached."""
     clock = asyncio.get_running_loop().time
     until = clock() + seconds
     while clock() < until and not is_there(await _status(scope, plan_id)):
