@@ -42,7 +42,7 @@ AT_ONCE = 4
 
 
 def describe(settings: Settings) -> dict[str, list[dict[str, Any]]]:
-    """Probe all executors, sandboxes and the remote store. This takes up to about half a minute."""
+    """Probe all executors, sandboxes and the remote store, which takes up to about half a minute."""
     registry = host_executors(settings, build_executor_dependencies(settings))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         availabilities = list(pool.map(lambda name: _availability(registry, name), registry.names))
@@ -76,7 +76,7 @@ def print_description(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Run one command. A tightloop error is printed as one sentence, and the exit code is then 1."""
+    """Run one command and return its exit code. A tightloop error is printed as one sentence and gives exit code 1."""
     set_up(logging.INFO, content=True)
     logging.getLogger("temporalio").setLevel(logging.WARNING)
     # Failures of activities are logged in one line by the interceptor.
@@ -154,7 +154,7 @@ async def _collect(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def _answer(command: str, settings: Settings) -> int:
-    """Handle a JSON request from standard input."""
+    """Read a JSON request from standard input and handle it."""
     if command == "rerun":
         return 0 if print_rerun(settings) else 1
     if command == "reproduce":

@@ -82,8 +82,8 @@ from workflows.plan.workflow import PlanWorkflow
 from workflows.retention import RetentionWorkflow
 
 ON_HOST: list[type] = [CoderWorkflow, RetentionWorkflow]
-"""Workflows that are bound to one host. The coder's tools are local activities, so it has to run on the workspace's
-host."""
+"""Workflows that must run on one particular host. The coder needs the workspace's host, because its tools are local
+activities."""
 WORKFLOWS: list[type] = [EpisodeWorkflow, PlanWorkflow, ProjectWorkflow, *ON_HOST]
 WORKFLOW_TYPES = (*KINDS, *(workflow_type.__name__ for workflow_type in ON_HOST))
 """Workflow type names in Temporal."""
@@ -137,7 +137,7 @@ def queues(settings: Settings) -> dict[Role, str]:
 
 
 def worker_specs(settings: Settings, role: Role, work: Work) -> list[WorkerSpec]:
-    """Return a role's task queues."""
+    """Return the task queues that a worker with this role serves, each with its workflows and activities."""
     slots = settings.worker.max_concurrent_activities
     by_role, homes = queues(settings), host_identity(settings).queues(settings)
     if role is Role.WORKFLOWS:
@@ -186,7 +186,7 @@ Tests and replay use the sandbox, which detects nondeterminism.
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:
-    """Return the sandbox for workflow code, also used by replay."""
+    """Return the sandboxed runner for workflow code. Replay uses the same runner."""
     build_models()
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*PASSED_THROUGH))
 
@@ -210,7 +210,7 @@ def model_service(
 
 
 def build_executor_dependencies(settings: Settings) -> ExecutorDependencies:
-    """Return the dependencies that this host's executors share."""
+    """Build the objects that all executors on this host share."""
     return ExecutorDependencies(
         settings=settings,
         homes=agent_homes(),
@@ -226,7 +226,7 @@ def agent_homes() -> Path:
 
 
 def build_adapters(client: Client, settings: Settings) -> Adapters:
-    """Return the adapters that the settings configure. Must be called from the client's event loop."""
+    """Build the adapters that the settings configure. Must be called from the client's event loop."""
     service = model_service(settings.planner, os.environ, settings.privacy.strictest)
     host_surroundings = build_executor_dependencies(settings)
     judging = judges(service, enabled=settings.alignment.judge)
@@ -270,7 +270,7 @@ def build_workers(
     runner: WorkflowRunner | None = None,
     tenure: str = "",
 ) -> list[Worker]:
-    """Return a role's workers, one per task queue, without starting them.
+    """Build a worker for each task queue that a role serves, without starting the workers.
 
     The roles `all` and `workspace` serve the queue of this host and state home. `all` also serves the queues that the
     settings define for individual capabilities.
@@ -324,7 +324,7 @@ def build_workers(
 
 
 def _key_of(client: Client) -> str:
-    """Return the suffix of a worker identity that names its encryption key.
+    """Return the suffix of a worker's identity that identifies its encryption key.
 
     Creates a key if there is none, so call this only after comparing the keys with those of other workers.
     """
@@ -425,7 +425,7 @@ def _writer_of(use: Adapters, planner: str) -> ScenarioWriter | None:
 
 
 def _refusal_by(use: Adapters, scenarios: ScenarioStore, *, has_bash: bool) -> Callable[[EpisodeRequest], None]:
-    """Return a function that rejects requests which this worker cannot carry out.
+    """Return a function that raises an error for requests which this worker cannot carry out.
 
     It rejects unknown executors, unless another queue serves executors, checks that cannot fail or need bash, and
     hidden scenarios that are not on this host.

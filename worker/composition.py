@@ -76,7 +76,7 @@ from workflows.plan.attempts import ACTIVITIES
 
 
 def coder_service(settings: Settings, environ: Mapping[str, str]) -> ModelService:
-    """Return the coder's model service. Settings that the coder does not define are taken from the planner."""
+    """Return the model service that the coder uses. Settings that the coder lacks are taken from the planner."""
     coder, planner = settings.coder, settings.planner
     # A base URL of the coder's own may belong to another provider, who must not get the planner's key.
     variable = coder.api_key_env or ("" if coder.base_url else planner.api_key_env)
@@ -104,7 +104,7 @@ def coder_executor(settings: Settings, sandbox: Sandbox) -> CoderExecutor:
 
 
 def host_executors(settings: Settings, host_surroundings: ExecutorDependencies) -> ExecutorRegistry:
-    """Return this host's executors, including the coder."""
+    """Return the executors that this host offers, including the coder."""
     return executors(host_surroundings, {CODER: coder_executor(settings, host_surroundings.sandbox)})
 
 
@@ -125,7 +125,7 @@ class PlanAdapters:
     ledgers: Ledgers
     checks: CheckRunner
     sandbox: Sandbox
-    """Runs the shell steps of plans."""
+    """Sandbox in which the shell steps of plans run."""
     sandbox_settings: SandboxSettings
     differ: Differ
     has_ended: OpenEpisodes
@@ -146,7 +146,7 @@ class PlanAdapters:
 
     @property
     def setups(self) -> SandboxedSetups:
-        """Runs the setup commands of projects in the sandbox."""
+        """Runner for the setup commands of projects, which run in the sandbox."""
         return SandboxedSetups(self.sandbox, self.sandbox_settings, self.settings.workspace)
 
 
@@ -186,7 +186,7 @@ def plan_activities(use: PlanAdapters) -> PlanActivities:
 
 
 def activities_of(plans: PlanActivities) -> list[Callable[..., Any]]:
-    """Return a workspace worker's plan activities."""
+    """Return the plan activities that a workspace worker registers."""
     return [
         plans.open_plan,
         plans.load_plan,
@@ -248,7 +248,7 @@ class Adapters(PlanAdapters):
 
 
 def coder_activities(use: Adapters, settings: Settings) -> CoderActivities:
-    """Return the coder's activities."""
+    """Return the activities that the coder needs."""
 
     def memory_of(scope: EpisodeScope) -> CoderMemory | None:
         memory = use.memories(Path(scope.workspace))
@@ -305,7 +305,7 @@ class Recall(Document):
 
 
 def memories(settings: Settings, service: ModelService) -> Memories:
-    """Return the project memories. A failing memory never fails its caller."""
+    """Return a function that opens project memories. A failing memory never fails its caller."""
     if not settings.memory.enabled:
         return no_memories
 
@@ -346,7 +346,7 @@ def print_recollections(settings: Settings, service: ModelService) -> None:
 
 
 def copies_of(settings: Settings, client: Client) -> Copies | None:
-    """Return the copies in the configured bucket, or None if there is no bucket.
+    """Return the checkpoint copies in the configured bucket, or None if no bucket is configured.
 
     Raises:
         SettingsError: the required library is not installed.

@@ -34,7 +34,7 @@ ANSWER_SECONDS = 10.0
 
 
 async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wait_s: float = 0.0) -> Client:
-    """Connect with worker heartbeats, so that `ListWorkers` shows the live workers.
+    """Connect to Temporal with worker heartbeats, so that `ListWorkers` shows the live workers.
 
     Args:
         settings: effective settings.
@@ -67,7 +67,7 @@ async def connect(settings: Settings, telemetry: Telemetry | None = None, *, wai
 
 
 async def _need_namespace(client: Client) -> None:
-    """Check that the namespace exists. In a missing namespace, a worker would fail later with a less helpful error.
+    """Check that the namespace exists. Otherwise, workers would fail later with a less helpful error.
 
     Raises:
         ServiceUnavailableError: the namespace does not exist, or Temporal does not respond.
@@ -104,7 +104,7 @@ def _runtime(settings: Settings, telemetry: Telemetry) -> Runtime:
 
 
 async def known_workflows(client: Client, where: str = "") -> tuple[Execution, ...]:
-    """Return all episode and plan runs that Temporal knows. `where` adds a condition.
+    """Return all episode and plan runs that Temporal knows and that match the optional condition `where`.
 
     Raises:
         ServiceUnavailableError: Temporal does not respond.
@@ -131,7 +131,7 @@ async def known_workflows(client: Client, where: str = "") -> tuple[Execution, .
 
 
 def ended_episodes(client: Client) -> Callable[[str], bool]:
-    """Return a predicate that tells whether an episode is closed or unknown to Temporal.
+    """Return a predicate that tells whether an episode has closed or is unknown to Temporal.
 
     Must be called from the client's event loop. The predicate blocks, so use it in activity threads.
     """

@@ -157,7 +157,7 @@ async def _replay_each(settings: Settings, runs: Sequence[Run]) -> list[Outcome]
 
 
 def failed_outcomes(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes of runs that the current code must not continue."""
+    """Return the outcomes of runs that the current code must not continue, because replaying them failed."""
     return [outcome for outcome in outcomes if outcome.failure]
 
 
@@ -241,7 +241,10 @@ class Deployment:
     """A deployment's builds, and the routing of new workflows to one of them."""
 
     def __init__(self, client: Client, settings: Settings, name: str, build_id: str) -> None:
-        """Use `find_deployment` instead if possible. An empty build id stands for workers without a version."""
+        """Describe the deployment `name`. An empty build id stands for workers without a version.
+
+        Callers usually use `find_deployment` instead.
+        """
         self.name, self.build_id = name, build_id
         self._client, self._settings, self._calls = client, settings, Calls(client)
 
@@ -308,7 +311,7 @@ class Deployment:
         )
 
     async def _queues(self, build_ids: Iterable[str]) -> tuple[str, ...]:
-        """Return the task queues that are served now or by one of the builds."""
+        """Return the task queues that this installation serves now or that one of the builds serves."""
         there = await topology_of(self._calls, self._settings)
         queues = dict.fromkeys((there.main_queue, *there.homes, *there.named))
         for build_id in build_ids:
@@ -527,7 +530,7 @@ async def _check_deployment(deployment: Deployment, days: int) -> str:
 
 
 async def _drain(deployment: Deployment) -> str:
-    """Return the workflows that are open on other builds, and the commands that move them."""
+    """List the workflows that are still open on other builds, with the commands that move them."""
     own_build = deployment.build_id or UNVERSIONED
     left = [build for build in await deployment.builds() if build.build_id != own_build and build.open_workflows]
     if not left:

@@ -43,7 +43,7 @@ class Health:
         self._asked, self._answer = -ANSWER_SECONDS, ""
 
     def begin(self, client: Client, workers: Sequence[Worker]) -> None:
-        """Watch these running workers."""
+        """Start watching the given running workers."""
         self._client, self._workers = client, workers
 
     def drain(self) -> None:
@@ -51,13 +51,15 @@ class Health:
         self._drains = True
 
     def problem_of_life(self) -> str:
-        """Return the reason to replace the process. Empty if it is alive."""
+        """Return the reason why the process should be replaced. The reason is empty if the process is alive."""
         # Draining stops workers on purpose; a restart now would cut their last activities off.
         dead = [] if self._drains else [worker.task_queue for worker in self._workers if not worker.is_running]
         return f"the worker for task queue {dead[0]} has stopped. Restart the process" if dead else ""
 
     async def problem_of_work(self) -> str:
-        """Return the reason why the process cannot accept work.
+        """Return the reason why the process cannot accept work. The reason is empty if the process is ready.
+
+        The result is cached for `ANSWER_SECONDS`.
 
         Empty if it is ready. The result is cached for `ANSWER_SECONDS`.
         """
@@ -92,7 +94,7 @@ class Health:
         return ""
 
     async def log_changes(self, name: str, every: float = LOOK_SECONDS) -> None:
-        """Log each change in readiness until cancelled."""
+        """Log every change in readiness until cancelled."""
         last_problem: str | None = None
         start = time.monotonic()
         while True:
@@ -108,7 +110,7 @@ class Health:
 
 
 async def _as_known(calls: Calls, worker: Worker) -> Poller | None:
-    """Return a worker's entry in Temporal, or None if it is not listed yet."""
+    """Return the entry that Temporal lists for a worker, or None if it is not listed yet."""
     config = worker.config()
     deployment = config.get("deployment_config")
     version = version_name(deployment.version.deployment_name, deployment.version.build_id) if deployment else ""

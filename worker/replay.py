@@ -105,7 +105,7 @@ def read_history(path: Path) -> WorkflowHistory:
 
 
 def foreign_type(workflow_type: str) -> str:
-    """Return the error message for workflows whose type is not registered here."""
+    """Return the error message for a workflow whose type is not registered here."""
     return f"no worker of this installation runs workflows of type {workflow_type or '(none)'}"
 
 
@@ -172,7 +172,7 @@ def _quiet_runtime() -> Runtime:
 
 
 def _explain_mismatch(history: WorkflowHistory, failure: str, captured: _CapturedInstance | None) -> str:
-    """Return the position of the mismatch, with the event and the command at that position."""
+    """Explain where replay diverges from the history, with the event and the command at that position."""
     mismatch = _MESSAGE.search(failure)
     message = (
         mismatch[1].replace("\\\\'", "'").removeprefix("[TMPRL1100] Nondeterminism error: ") if mismatch else failure
@@ -219,7 +219,7 @@ def _checkpoint_text(captured: _CapturedInstance | None) -> str:
 
 
 async def _reader(history: WorkflowHistory, converter: DataConverter, namespace: str) -> DataConverter:
-    """Return a converter that reads the history in the same way as its worker, provided that the keys are available."""
+    """Return a data converter that reads the history as its worker would. The required keys must be available."""
     # Nothing is stored here, so failures may keep their messages.
     failures = CheckedFailures if any(map(has_seals, history.events)) else ScrubbedFailures
     codec = converter.payload_codec

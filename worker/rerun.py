@@ -45,8 +45,7 @@ class RerunRequest(Document):
     """Request to run commands on a checkout."""
 
     root: Path
-    """Working tree whose installed environments are mounted read-only. The checkout is mounted at the working tree's
-    path."""
+    """Working tree whose installed environments are mounted read-only. The checkout is mounted at the same path."""
     content: Path
     """Checkout folder."""
     commands: Annotated[tuple[Check, ...], Field(min_length=1, max_length=MOST_COMMANDS)]
@@ -82,7 +81,7 @@ def print_rerun(settings: Settings) -> bool:
 
 
 def rerun(request: RerunRequest, settings: Settings) -> list[RerunResult]:
-    """Run all commands and return their results."""
+    """Run all commands of a request and return their results."""
     present = [name for name in sorted(ENVIRONMENTS) if (request.root / name).is_dir()]
     for name in present:
         # Mount points of the installed environments, which a checkout does not contain.
@@ -147,9 +146,9 @@ def print_reproduction(settings: Settings) -> None:
 
 
 def reproduce(request: ReproductionRequest, settings: Settings, folder: Path) -> Proof:
-    """Run the checks on the initial and on the delivered tree, and return the proof.
+    """Run the checks on the initial and the delivered tree, and return the resulting proof.
 
-    The goal is not part of a proof. Changes that it announced are treated as approved, so that the same files are
+    The goal is not part of a proof. Changes that the goal announced are treated as approved, so that the same files are
     restored. Other commits are not searched for copies.
     """
     tree, store = _Trees.open(request.root, folder / "trees", request.objects), LocalArtifactStore(folder / "artifacts")
@@ -240,7 +239,7 @@ class _Trees:
         return self.store.size(blob)
 
     def own_process(self, pid: int) -> None:
-        """Do nothing, because nobody else will lock this tree."""
+        """Do nothing, because no other process locks this tree."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from workflows.retention import RetentionWorkflow
 logger = logging.getLogger("tightloop")
 
 CATCH_UP = timedelta(hours=1)
-"""Maximum delay with which a missed collection is made up for. After that, the next one frees the same items."""
+"""Maximum delay with which a missed collection is made up for. After that, the next collection frees the same data."""
 JITTER_SHARE = 10
 """Divisor of the interval. Hosts start at different times within a tenth of it, not all at once."""
 
@@ -125,7 +125,7 @@ SHARE = "tightloop_disk_used_share"
 
 
 def used_share(settings: RetentionSettings) -> float:
-    """Return the used fraction of the nearest disk limit. 0 if there are no limits."""
+    """Return the used fraction of the disk limit that is closest to being reached. 0 if there are no limits."""
     if not settings.is_bounded:
         return 0.0
     home = state_home()
@@ -135,7 +135,7 @@ def used_share(settings: RetentionSettings) -> float:
 
 
 async def watch_disk(client: Client, settings: Settings, every: timedelta = LOOK) -> None:
-    """Until cancelled, report the used fraction as a metric, warn near the limit, and collect when it is reached."""
+    """Monitor the disk until cancelled: report its usage, warn near the limit, and collect garbage at the limit."""
     if not settings.retention.is_bounded:
         return
     runtime = client.service_client.config.runtime
@@ -231,7 +231,7 @@ async def free(
 
 
 def free_packages(settings: Settings, *, dry_run: bool = False) -> int:
-    """Free packages that setup commands installed and no worktree uses, and return their size in bytes."""
+    """Free packages that setup commands installed and that no worktree uses. Return their size in bytes."""
     return free_cache(settings.workspace.cached_environments_mb * 1_000_000, dry_run=dry_run)[1]
 
 
@@ -248,7 +248,7 @@ def forget_failures(settings: Settings, projects: Iterable[str]) -> int:
 
 
 def total(freed_projects: Iterable[CollectionResult]) -> CollectionTotals:
-    """Return the total for all projects."""
+    """Add up the totals of all projects."""
     collected = CollectionTotals()
     for entry in freed_projects:
         collected = CollectionTotals(
@@ -267,7 +267,7 @@ def total(freed_projects: Iterable[CollectionResult]) -> CollectionTotals:
 def format_freed_items(
     freed_projects: Iterable[CollectionResult], older_than: timedelta, *, dry_run: bool
 ) -> list[str]:
-    """Return the freed items as printable lines."""
+    """Format the freed items as printable lines."""
     lines, projects = list[str](), list(freed_projects)
     would = "would be freed" if dry_run else "freed"
     for freed in projects:
@@ -286,7 +286,7 @@ def format_freed_items(
 
 
 def merged_runs(runs: Iterable[Execution]) -> dict[str, KnownWorkflow]:
-    """Return each workflow's start and end across all its runs."""
+    """Return the start and the end of each workflow across all its runs."""
     workflows: dict[str, KnownWorkflow] = {}
     for run in runs:
         other = workflows.get(run.id)

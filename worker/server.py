@@ -110,7 +110,7 @@ async def launch_server(module: str, settings_file: Path | None, first_line: str
             visible in the process list.
 
     Raises:
-        ServiceUnavailableError: it does not start.
+        ServiceUnavailableError: the server does not start.
     """
     options = [] if settings_file is None else ["--settings", str(settings_file)]
     arguments = module_arguments(module)
@@ -172,7 +172,7 @@ async def _is_taken_by_another(settings: Settings) -> bool:
 
 
 def page_line(settings: Settings, *, private: bool) -> str:
-    """Return a line with the web page's address.
+    """Return the line that tells a person the web page's address.
 
     Args:
         settings: effective settings.
@@ -246,7 +246,7 @@ def loopback_of(address: str) -> tuple[str, int]:
 
 
 def tuning_arguments() -> list[str]:
-    """Return the arguments that make a dev server fast, disable its HTTP API and register our search attributes."""
+    """Return the dev server arguments that improve speed, disable the HTTP API and register our search attributes."""
     arguments = [argument for value in _SETTINGS for argument in ("--dynamic-config-value", value)]
     attributes = (f"{name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items())
     return arguments + [argument for attribute in attributes for argument in ("--search-attribute", attribute)]
@@ -256,7 +256,7 @@ def temporal_binary() -> TrustedProgram:
     """Find the `temporal` program of this environment.
 
     Raises:
-        ServiceUnavailableError: it is not installed.
+        ServiceUnavailableError: the program is not installed.
     """
     program = find_own("temporal")
     if program is None:
@@ -335,7 +335,7 @@ def find_live_process(stamp: Stamp) -> psutil.Process | None:
 
 
 def owner_in(folder: Path) -> Owner | None:
-    """Return the recorded owner of a state folder's server, or None."""
+    """Return the recorded owner of a state folder's server, or None if no owner is recorded."""
     try:
         return Owner.model_validate_json(owner_file(folder).read_text())
     except (FileNotFoundError, ValueError):
@@ -369,7 +369,9 @@ def stop_orphaned_server(folder: Path) -> None:
 
 @asynccontextmanager
 async def embedded_server(settings: Settings, folder: Path, settings_file: Path | None = None) -> AsyncIterator[bool]:
-    """Use the running Temporal server or start one. Yield whether it was started, and stop it at the end in that case.
+    """Use the running Temporal server, or start one and stop it when the block ends.
+
+    Yields whether a server was started.
 
     Args:
         settings: effective settings.

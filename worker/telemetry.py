@@ -54,7 +54,7 @@ BUCKETS: Mapping[str, tuple[float, ...]] = {
 
 
 def prometheus_name(name: str) -> str:
-    """Convert an OpenTelemetry name to Prometheus notation."""
+    """Convert an OpenTelemetry metric name to Prometheus notation."""
     return name.replace(".", "_")
 
 
@@ -108,7 +108,7 @@ class Recording:
 
 
 def recording_of(client: Client) -> Recording | None:
-    """Return a connection's recording. None if there are no metrics."""
+    """Return the recording for a connection's workers, or None if metrics are not recorded."""
     runtime = client.service_client.config.runtime
     if runtime is None or runtime.metric_meter is MetricMeter.noop:
         return None
@@ -133,7 +133,7 @@ def _by_core(meter: MetricMeter) -> Record:
 
 
 def _by_opentelemetry(meter: "Meter") -> Record:
-    """Record with exemplars, so that a value that was measured within a sampled span refers to that span."""
+    """Record a sample through OpenTelemetry, with an exemplar that refers to the sampled span."""
 
     # Cached, because OpenTelemetry warns about each instrument that is created twice.
     @cache
@@ -173,7 +173,10 @@ _EXPORTERS = {
 
 
 class _RateLimitFilter(logging.Filter):
-    """Passes one record per `COMPLAIN_SECONDS`. An unreachable collector causes one every two seconds."""
+    """Log filter that passes one record per `COMPLAIN_SECONDS`.
+
+    An unreachable collector causes one every two seconds.
+    """
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -235,7 +238,7 @@ async def observe_worker(settings: Settings) -> AsyncIterator[Telemetry]:
 def _metrics(
     options: TelemetrySettings, endpoint: str
 ) -> tuple[OpenTelemetryConfig | PrometheusConfig | None, dict[str, str]]:
-    """Return the metrics exporter, and the tags with the service name in the exporter's notation."""
+    """Return the metrics exporter, and the tags that name the service in the exporter's notation."""
     name = os.environ.get("OTEL_SERVICE_NAME") or options.service_name
     if options.prometheus_bind:
         prometheus = PrometheusConfig(
@@ -325,7 +328,7 @@ def _usage(by: str, usage: Usage | None) -> Iterator[Sample]:
 
 
 def measuring(client: Client) -> list[WorkerInterceptor]:
-    """Return the measuring interceptor for a connection's workers. Empty if there are no metrics."""
+    """Return the interceptor that measures a connection's workers. The list is empty if metrics are not recorded."""
     recording = recording_of(client)
     return [] if recording is None else [Measuring(recording)]
 

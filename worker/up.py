@@ -135,7 +135,7 @@ async def warn_of_changed_code(every: float = LOOK_SECONDS, root: Path = ROOT) -
 
 
 def _stamps(root: Path) -> dict[Path, int]:
-    """Return each source file's modification time."""
+    """Return the modification time of each source file."""
     stamps: dict[Path, int] = {}
     for package in ("workflows", "activities", "tightloop", "worker"):
         for path in (root / package).rglob("*.py"):
@@ -146,7 +146,10 @@ def _stamps(root: Path) -> dict[Path, int]:
 
 
 async def _ready(settings: Settings, telemetry: Telemetry, role: Role) -> tuple[Client, TenureShare]:
-    """Wait until all of a role's requirements are met. Return the connection and the lease on this host's name."""
+    """Wait until everything that a role requires is available.
+
+    Return the connection and the lease on this host's name.
+    """
     client = await connect(settings, telemetry, wait_s=settings.worker.start_wait_s)
     # Before anything creates a key: a new one here would make the workers of other hosts strangers.
     await need_common_keys(client, settings)
@@ -188,7 +191,7 @@ async def run_worker(settings: Settings, role: Role) -> None:
 
 
 async def prepare(client: Client, retention: timedelta | None) -> None:
-    """Set up the namespace to the extent that permissions allow. The dev server's default retention is one day."""
+    """Set up the Temporal namespace as far as permissions allow, including its retention time."""
     try:
         await set_up(Calls(client), retention=retention)
     except NotAllowedError as error:
@@ -229,7 +232,7 @@ async def run_up(settings: Settings, folder: Path, role: Role, *, settings_file:
 
 
 def greeting(settings: Settings, folder: Path) -> str:
-    """Return the greeting, which includes addresses and next steps."""
+    """Return the greeting for the terminal, with addresses and next steps."""
     page = [page_line(settings, private=sys.stdout.isatty())] if settings.gateway.enabled else []
     if not is_own(settings, folder):
         return _format_foreign_greeting(settings, page)
@@ -297,7 +300,7 @@ STAY_HINT = "The server keeps running so that you can look around. Press Ctrl-C 
 
 
 def make_sample(folder: Path) -> Path:
-    """Copy the sample package to a new folder, and turn the folder into a git repository with one commit."""
+    """Copy the sample package to a new folder, and commit it to a new git repository there."""
     target = folder / "samples" / time.strftime("orders-%Y%m%d-%H%M%S")
     shutil.copytree(SAMPLE, target, ignore=shutil.ignore_patterns("__pycache__", ".ruff_cache", ".pytest_cache"))
     # The person's git configuration may demand signed commits, and a passphrase nobody could type here.
@@ -319,7 +322,7 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def with_sandbox_or_none(settings: Settings) -> Settings:
-    """Return settings that run the trusted sample without a sandbox if no sandbox works."""
+    """Return settings that run the trusted sample without a sandbox if no sandbox works on this host."""
     problem = choose_sandbox(settings.sandbox).probe()
     if not problem:
         return settings
@@ -379,7 +382,7 @@ async def run_demo(settings: Settings, folder: Path, *, settings_file: Path | No
 
 
 async def _watch(client: TightloopClient, episode_id: str) -> None:
-    """Print events until the episode ends or is waiting for a person."""
+    """Print the episode's events until it ends or waits for a person."""
     cursor = ""
     async for status in client.watch(episode_id):
         for event in await client.timeline(episode_id, after=cursor):

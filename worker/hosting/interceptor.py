@@ -44,7 +44,7 @@ logger = logging.getLogger("tightloop")
 
 BEAT_SECONDS = 1.0
 REMEMBERED = 256
-"""Number of results that are kept for another attempt. They cover a busy worker's last few minutes."""
+"""Number of results that are kept for later attempts. This covers a busy worker's last few minutes."""
 DESCRIBE_TIMEOUT = timedelta(seconds=5)
 Key = tuple[str, str, str]
 
@@ -71,7 +71,7 @@ class Attempt:
 
     @property
     def is_lost(self) -> bool:
-        """True if a missed heartbeat is the only reason for its cancellation.
+        """True if the attempt was cancelled only because of a missed heartbeat.
 
         This is reported by Temporal, or by the SDK, which times out the attempt itself while Temporal is unreachable.
         """
@@ -111,7 +111,7 @@ class Work:
         return time.monotonic() > self._ends_by
 
     def cancellation(self) -> ActivityCancellationDetails | None:
-        """Return the reason to stop, or None to continue. Thread-safe."""
+        """Return the reason why the work should stop, or None if it should continue. Can be called from any thread."""
         attempt = self.attempt
         if self._is_unwanted or self.is_late:
             return attempt.cancellation or ActivityCancellationDetails(timed_out=True)
@@ -127,7 +127,7 @@ class WorkRegistry:
     """One worker's running work."""
 
     def __init__(self, client: Client | None) -> None:
-        """Keep the client, which is used to check whether work without an attempt is still wanted.
+        """Store the client, which tells whether a workflow still waits for work that has no attempt.
 
         If `client` is None, such work is never wanted.
         """
@@ -199,7 +199,7 @@ class WorkRegistry:
             self._results.popitem(last=False)
 
     async def _watch(self, work: Work) -> None:
-        """Stop work that has no attempt when its workflow no longer wants it."""
+        """Stop work that has lost its attempt once its workflow no longer waits for the result."""
         lost = work.attempt
         while work.attempt is lost and not work.task.done():
             if work.is_late or lost.is_shut_down or not await self._is_wanted(lost):
@@ -209,7 +209,7 @@ class WorkRegistry:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _is_wanted(self, attempt: Attempt) -> bool:
-        """Return whether the workflow is still waiting for the activity. True while Temporal is unreachable."""
+        """Return whether the workflow still waits for the activity. Assume so while Temporal is unreachable."""
         if self._client is None:
             return False
         execution = WorkflowExecution(workflow_id=attempt.info.workflow_id or "", run_id=attempt.key[1])
@@ -227,7 +227,7 @@ class WorkRegistry:
 
 
 async def _wait(work: Work, attempt: Attempt, beat: Callable[..., None]) -> None:
-    """Send heartbeats until the work ends or Temporal gives up on the attempt."""
+    """Send heartbeats until the work has ended or Temporal has given up on the attempt."""
     while not work.task.done() and not attempt.is_lost:
         await asyncio.wait({work.task}, timeout=BEAT_SECONDS)
         if work.task.done():
@@ -266,7 +266,7 @@ class ActivityInterceptor(Interceptor):
 
 
 class _Outbound(ActivityOutboundInterceptor):
-    """Stores the last heartbeat details that the activity sent."""
+    """Outbound interceptor that remembers the details of an activity's last heartbeat."""
 
     work: Work | None = None
 
@@ -303,7 +303,7 @@ class _Inbound(ActivityInboundInterceptor):
                 raise as_application_error(error) from error
 
     async def _do(self, input: ExecuteActivityInput, scope: EpisodeScope | None) -> Any:
-        """Check the request, and then do the work.
+        """Check an activity's request and then do its work.
 
         Heartbeats are sent during the work if the activity has a heartbeat timeout.
         """
@@ -383,12 +383,12 @@ def check_request(arguments: Sequence[Any]) -> EpisodeScope:
 
 
 def without_secrets(result: Any) -> Any:
-    """Return the result with secrets and personal data scrubbed from its texts. Ids are not changed."""
+    """Remove secrets and personal data from the texts in a result. Ids are not changed."""
     return scrub.model(result, EXACT) if isinstance(result, BaseModel) else result
 
 
 def as_application_error(error: TightloopError) -> ApplicationError:
-    """Convert an error to a Temporal failure whose type is the class name."""
+    """Convert an error to a Temporal failure whose type is the name of the error's class."""
     delay = error.retry_after if isinstance(error, PlannerUnavailableError) else None
     details: tuple[Any, ...] = error.homes if isinstance(error, WorkspaceElsewhereError) else ()
     if isinstance(error, DriftError):

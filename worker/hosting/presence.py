@@ -35,8 +35,8 @@ logger = logging.getLogger("tightloop")
 
 LOOK_SECONDS = 1.0
 RECENT_SECONDS = 600.0
-"""Time in seconds after a process's last activity for a workflow during which it may have taken another one without
-recording it."""
+"""Time in seconds after a process's last activity for a workflow, during which the process may have taken another
+activity of that workflow without recording it."""
 MOST_BYTES = 256 * 1024
 """Size in bytes above which notes are rewritten without old entries."""
 KEPT_SECONDS = 86_400.0
@@ -52,7 +52,7 @@ class Notes(NamedTuple):
     identity: str
     server: str
     workflows: tuple[str, ...]
-    """Workflows whose activities it may be running. Definite ones come first."""
+    """Workflows whose activities the process may be running. Those that are certain come first."""
 
 
 class Presence:
@@ -98,7 +98,7 @@ class Presence:
 
     @contextlib.contextmanager
     def working_for(self, workflow_id: str) -> Iterator[None]:
-        """Record during the block that this process is working for a workflow."""
+        """Record that this process works for a workflow during the block."""
         self._running[workflow_id] += 1
         self._note("+", workflow_id)
         try:
@@ -127,7 +127,7 @@ class Presence:
             logger.warning("a crash of this process can only be detected by missed heartbeats: %s", error)
 
     def _close(self) -> None:
-        """Leave the notes in place, because Temporal may not know yet that an activity has ended."""
+        """Close the notes but keep their file, because Temporal may not know yet that an activity has ended."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -144,7 +144,7 @@ class Presence:
                 self._written += os.write(self._file, f"{time.time():.0f} {sign} {workflow_id}\n".encode())
 
     def _write_all(self) -> None:
-        """Rewrite the notes without old entries."""
+        """Rewrite the notes file without its old entries."""
         assert self._file is not None
         now = time.time()
         self._ended = {workflow_id: at for workflow_id, at in self._ended.items() if at > now - RECENT_SECONDS}
@@ -192,7 +192,7 @@ class Presence:
         slots = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def fail(workflow_id: str) -> int:
-            """Fail the process's activities for one workflow, and return their number."""
+            """Fail the activities that the dead process ran for one workflow, and return how many there were."""
             async with slots:
                 service, namespace = self._client.workflow_service, self._client.namespace
                 execution = WorkflowExecution(workflow_id=workflow_id)
@@ -232,7 +232,7 @@ class Presence:
 
 
 def _make_failure(identity: str) -> Failure:
-    """Return the heartbeat timeout error that Temporal would otherwise report later."""
+    """Create the heartbeat timeout error that Temporal would report later anyway."""
     return Failure(
         message=f"the worker process {identity.partition('/')[0]} has ended",
         source=FOUND_BY_WORKER,
@@ -241,7 +241,7 @@ def _make_failure(identity: str) -> Failure:
 
 
 def _lock_dead_notes(path: Path) -> int | None:
-    """Return a dead process's notes, open and locked. None if it is alive or another process is handling it."""
+    """Open and lock a dead process's notes. Return None if the process is alive or another one handles the notes."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -260,7 +260,7 @@ def _lock_dead_notes(path: Path) -> int | None:
 
 
 def _read(file: int) -> Notes | None:
-    """Parse notes. Return None if they are invalid."""
+    """Parse a process's notes. Return None if the notes are invalid."""
     with os.fdopen(os.dup(file), "rb") as opened:
         opened.seek(0)
         head, *lines = opened.read().decode("utf-8", "replace").splitlines() or [""]
@@ -291,7 +291,7 @@ class WorkerQueries:
     """Version of this process's workers, and therefore of the workflows that make the queries."""
 
     async def count(self, queue: str) -> int:
-        """Return the number of workers on a task queue that would receive an activity of such a workflow."""
+        """Count the workers on a task queue that would receive an activity from a workflow of this version."""
         workers = await staffing.workers_on(Calls(self.client), queue)
         return sum(worker.gets_new_work or worker.version == self.version for worker in workers)
 
@@ -301,7 +301,10 @@ class WorkerQueries:
         return max((worker.last_seen for worker in workers if worker.last_seen), default=None)
 
     async def parent_of(self, workflow_id: str) -> str:
-        """Return the parent id of a workflow's newest run. Empty if there is no parent or the workflow is unknown."""
+        """Return the id of the workflow that started a workflow's newest run.
+
+        The id is empty if there is no parent or the workflow is unknown.
+        """
         return await Calls(self.client).parent_of(workflow_id)
 
     async def homes(self) -> tuple[str, ...]:

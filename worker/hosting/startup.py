@@ -80,7 +80,7 @@ def _copy(message: M) -> M:
 
 
 async def give_memory_back(every: float = TRIM_S) -> None:
-    """Periodically return freed memory to the operating system, because glibc keeps free blocks below used ones."""
+    """Return freed memory to the operating system periodically, because glibc keeps free blocks below used ones."""
     while True:
         await asyncio.sleep(every)
         await asyncio.to_thread(trim)
@@ -100,7 +100,9 @@ LOOK_SECONDS = 1.0
 
 
 async def verify_search_attributes(client: Client) -> None:
-    """Check that the namespace has the search attributes. If the check is not permitted, only log a warning.
+    """Check that the namespace defines the required search attributes.
+
+    If permissions do not allow the check, only log a warning.
 
     Raises:
         SettingsError: attributes are missing or have the wrong type, so no workflow could start.
@@ -121,9 +123,9 @@ async def verify_search_attributes(client: Client) -> None:
 
 
 async def need_common_keys(client: Client, settings: Settings) -> None:
-    """Refuse to start alongside workers with different encryption keys.
+    """Refuse to start if workers on the same task queue use a different encryption key.
 
-    They would take each other's tasks, and episodes would fail.
+    The workers would take each other's tasks, and episodes would fail.
 
     Raises:
         SettingsError: another worker on the task queue uses a key that is missing here, or only one of the two workers
@@ -146,7 +148,7 @@ async def need_common_keys(client: Client, settings: Settings) -> None:
 
 
 async def need_workspaces(client: Client, settings: Settings, role: str) -> None:
-    """Wait up to `worker.start_wait_s` for a workspace worker with this host and state home.
+    """Wait up to `worker.start_wait_s` until a workspace worker for this host and state home is running.
 
     Planners and executors read and write files in the state home.
 
@@ -188,7 +190,7 @@ its workflow task's slot."""
 
 
 def tuner_of(settings: WorkerSettings, slots: int) -> WorkerTuner:
-    """Return a task queue's slots. Activity slots are either fixed or limited by memory and CPU usage.
+    """Build the tuner for a task queue's slots. Activity slots are either fixed or limited by memory and CPU usage.
 
     Args:
         settings: `target_memory` and `target_cpu` are the fractions of usage up to which activities are accepted.
@@ -213,7 +215,7 @@ PACKAGES = ("workflows", "activities", "tightloop", "worker")
 
 
 def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None:
-    """Return the workers' deployment config. None without versioning."""
+    """Return the deployment config for this installation's workers, or None if workers are not versioned."""
     if not settings.deployment:
         return None
     return WorkerDeploymentConfig(
@@ -225,7 +227,7 @@ def deployment_config(settings: WorkerSettings) -> WorkerDeploymentConfig | None
 
 
 def version_of(settings: WorkerSettings) -> str:
-    """Return the workers' version in Temporal's notation. Empty without versioning."""
+    """Return the workers' version in Temporal's notation. The version is empty if workers are not versioned."""
     return version_name(settings.deployment, build_id_of(settings)) if settings.deployment else ""
 
 

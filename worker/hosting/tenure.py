@@ -68,7 +68,7 @@ class TenureShare:
     """File descriptor of the locked file."""
 
     async def wait_for_others(self, client: Client) -> None:
-        """Wait until no other tenure uses this host's names. A dead tenure may still be listed for a few seconds.
+        """Wait until no other tenure uses this host's names, because a dead one may still be listed for a few seconds.
 
         Raises:
             SettingsError: another tenure is alive.
@@ -127,7 +127,7 @@ class TenureShare:
                 raise lost[0]
 
     async def _watch(self, client: Client) -> None:
-        """Periodically check for other tenures.
+        """Check periodically that no other tenure uses this host's names.
 
         Raises:
             SettingsError: another tenure started at the same time and was first, or took over while this process could
@@ -222,7 +222,7 @@ def _join(settings: Settings) -> TenureShare:
 
 
 def _lock(descriptor: int, home: Path, name: str) -> None:
-    """Acquire the shared lock. If no other process has it, start a tenure first.
+    """Acquire the shared lock. If no other process holds the lock, start a tenure first.
 
     Raises:
         SettingsError: the file system does not support locks, or another process holds an exclusive lock.
@@ -288,7 +288,7 @@ def _is_newer(other: Poller, before: Poller) -> bool:
 
 
 def _silence(other: Poller) -> timedelta:
-    """Return the time for which a worker must be silent to count as dead."""
+    """Return how long a worker must be silent before it counts as dead."""
     return POLLER_FRESH if other.heartbeat is None else other.heartbeat * BEATS_MISSED + timedelta(seconds=2)
 
 
@@ -350,7 +350,7 @@ class HostScope:
         return ()
 
     async def check_epoch(self, activity_type: str, scope: EpisodeScope) -> None:
-        """Check, before a delivery or a record, that no other host has taken over the episode.
+        """Check that no other host has taken over the episode. Called before deliveries and records.
 
         Raises:
             FencedError: another host has taken over.
@@ -361,7 +361,10 @@ class HostScope:
             await asyncio.to_thread(need_copies(self.copies).check, scope)
 
     def bind(self, result: Any) -> Any:
-        """Return an activity's result. If the activity opened a workspace, set this host's queue as its home."""
+        """Return an activity's result.
+
+        If the activity opened a workspace, record this host's queue as the workspace's home.
+        """
         if isinstance(result, OpenResult):
             return result.evolve(home=self.queues[0], copied=self.copies is not None)
         return result.evolve(home=self.queues[0]) if isinstance(result, OpenedPlan) else result

@@ -28,7 +28,7 @@ Sent = dict[str, dict[str, date]]
 
 
 async def send_digests(post: AlertDelivery, at: time, every: timedelta = LOOK) -> None:
-    """Periodically send due digests until cancelled."""
+    """Send due digests at regular intervals until cancelled."""
     wait = every
     while True:
         try:
@@ -111,7 +111,7 @@ class _DigestDelivery:
     now: datetime
 
     async def send(self, newest: date) -> bool:
-        """Send one channel's due digests. Return False if any of them has to be retried."""
+        """Send the digests that are due on one channel. Return False if any of them must be sent again later."""
         last = self.memory.last_days.get(self.project, {}).get(self.channel.name)
         for day in owed_days(last, newest):
             begin = datetime.combine(day, self.at, UTC)

@@ -75,7 +75,8 @@ class EntryMaker(NamedTuple):
     request: type[Any]
     result: type[Any]
     enter: Callable[[ProjectLedger, Any, Any, Call], None]
-    """Called with the ledger, request, result and call. A step's result is None unless the step succeeded."""
+    """Function that creates the entries. It gets the ledger, the request, the result and the call. A step's result is
+    None unless the step succeeded."""
 
 
 def _checkpoint(ledger: ProjectLedger, episode_id: str, key: str, record: CheckpointRecord) -> None:
@@ -160,14 +161,13 @@ logger = logging.getLogger("tightloop")
 
 LOOK = timedelta(seconds=30)
 OVERLAP = timedelta(minutes=2)
-"""Overlap between two queries. It is needed because visibility lags behind the end of a workflow; entering an end twice
-is harmless.
-"""
+"""Overlap between two queries, because visibility lags behind the end of a workflow. Recording an end twice is
+harmless."""
 WEEK = timedelta(days=7)
 
 
 async def enter_ends(client: Client, every: timedelta = LOOK) -> None:
-    """Periodically enter ended workflows until cancelled, starting with those that ended in the last week."""
+    """Record the ends of workflows in the ledger until cancelled, starting with those of the last week."""
     since = datetime.now(UTC) - WEEK
     while True:
         started = datetime.now(UTC)

@@ -72,7 +72,7 @@ class RecoveryCounts:
 
 
 def recover(ledger: Ledger, home: Path, known_ids: Collection[str]) -> RecoveryCounts:
-    """Enter workflows from project stores that neither Temporal nor the ledger knows. Idempotent."""
+    """Add workflows that only the project stores still know to the ledger. Idempotent."""
     recovered = RecoveryCounts()
     there = {*known_ids, *_list_workflow_ids(ledger)}
     for folder in sorted((home / "projects").glob("*")):
@@ -166,7 +166,7 @@ class _Project:
     # -- contents of the stores ------------------------------------------------------------------------
 
     def _trees(self) -> dict[str, dict[int, str]]:
-        """Return the trees of checkpoints, by episode and number."""
+        """Return the trees of all checkpoints, by episode and number."""
         trees: dict[str, dict[int, str]] = defaultdict(dict)
         if (self._folder / "trees" / "HEAD").exists():
             text = store_git(self._folder / "trees").run("for-each-ref", "--format=%(objectname) %(refname)")
@@ -177,7 +177,7 @@ class _Project:
         return trees
 
     def _states(self) -> dict[str, list[tuple[ArtifactRef, CheckpointFile]]]:
-        """Return the stored states of checkpoints, by tree."""
+        """Return the stored states of all checkpoints, by tree."""
         states: dict[str, list[tuple[ArtifactRef, CheckpointFile]]] = defaultdict(list)
         for digest, (_, size) in self._artifacts.all().items():
             content = (self._artifacts.find(digest) or b"") if size <= READ_BYTES else b""
@@ -193,7 +193,7 @@ class _Project:
         return states
 
     def _goal(self, episode: str) -> str:
-        """Return the goal of an episode's newest delivery. Empty if there was no delivery."""
+        """Return the goal in an episode's newest delivery. The goal is empty if nothing was delivered."""
         path = self._folder / "outbox.db"
         try:
             # Read-only: a worker may be writing to it, and a missing file must not be created.
@@ -232,7 +232,7 @@ LAST_TRY = timedelta(seconds=5)
 
 @asynccontextmanager
 async def forwarding(settings: Settings) -> AsyncIterator[None]:
-    """Forward rows to `database.url` during the block. Do nothing if that setting is empty."""
+    """Forward new ledger rows to `database.url` during the block. Do nothing if that setting is empty."""
     url = settings.database.url.get_secret_value()
     if not url:
         yield
@@ -274,7 +274,7 @@ async def _keep_forwarding(forwarder: Forwarder, name: str) -> None:
 
 
 async def rebuild(client: Client, settings: Settings) -> str:
-    """Enter everything Temporal knows about this host's projects. Existing entries are kept.
+    """Rebuild this host's ledger from everything that Temporal knows. Existing entries are kept.
 
     This is safe while workers are running. Workflows that Temporal has deleted are recovered from this host's stores if
     possible; see `recover`.
@@ -330,7 +330,7 @@ def _enter(
     identity: HostIdentity,
     entered: list[tuple[int, int, float]],
 ) -> bool:
-    """Enter a call that was made on this host, and record the event ids that it added."""
+    """Add the entries for an activity call on this host to the ledger, and record the new events' ids."""
     home, host_queues = entry.scope.home or getattr(entry.result, "home", ""), identity.queues(settings)
     # Calls before the workspace was bound name no host; then the project's folder on this host decides.
     if (home and home not in host_queues) or not state_folder(Path(entry.scope.workspace)).is_dir():
