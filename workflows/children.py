@@ -35,7 +35,7 @@ ORPHAN_TRIES = 60
 # Tools run within workflow tasks, so this is how fast a worker that dies during a tool call is noticed.
 CODER_TASK_TIMEOUT = timedelta(seconds=3)
 CODER_GRACE = timedelta(hours=2)
-"""Time added to the coder's own limit, so that it can run the checks once more after the limit."""
+"""Time added to the coder's own time limit, so that it can run the checks once more at the end."""
 RESULT_IN_DETAILS = frozenset({"PlanFailed", "EpisodeFailed"})
 """Error types of child workflows whose first detail is the result."""
 # Set at the start, so that lists show the workflow before a worker has taken its first task.
@@ -45,7 +45,7 @@ _FIRST_ATTRIBUTES = TypedSearchAttributes(
 
 
 async def run_child(identity: str, start: EpisodeInput | PlanInput, summary: str) -> EpisodeResult | PlanResult:
-    """Run an episode or a plan as a child workflow and return its result. A failed child also returns a result."""
+    """Run an episode or a plan as a child workflow and return its result, even if the child failed."""
     is_plan = isinstance(start, PlanInput)
     result_type: type[PlanResult] | type[EpisodeResult] = PlanResult if is_plan else EpisodeResult
     try:
@@ -82,7 +82,7 @@ async def run_coder(identity: str, start: CoderInput, summary: str) -> CoderResu
 
 
 def _priority(start: EpisodeInput | PlanInput | CoderInput) -> Priority:
-    """Return a child's task queue priority. A coder's project is derived from its workspace path."""
+    """Return the task queue priority for a child. A coder's project is derived from its workspace path."""
     if isinstance(start, CoderInput):
         key = fairness_key(project_of(start.workspace)) or None
         return Priority(priority_key=int(Urgency.RUNNING), fairness_key=key)

@@ -95,11 +95,11 @@ class Conversations:
         self.pause_wanted = False
 
     def queue_message(self, role: str, message: ArtifactRef) -> None:
-        """Queue a message for a role's next turn, and forget how the role's last conversation ended."""
+        """Queue a message for a role's next turn, so that the role continues even if its conversation had ended."""
         self._set_state(role, course.add_message(self._state_of(role), message))
 
     async def converse(self, role: str) -> ConversationEnd:
-        """Continue a role's conversation until it finishes, reaches a limit, gets stuck, is paused or needs a person.
+        """Continue a role's conversation until it ends: finished, limited, stuck, paused or in need of a person.
 
         Raises:
             ContinueAsNew: the history is long or the run should move to another build. `progress` contains the open
@@ -203,13 +203,13 @@ class Conversations:
 
 
 def _pending_calls(talk: ConversationState) -> Calls:
-    """Return the last response's tool calls that have not been executed yet, with their indexes."""
+    """Return the tool calls in the last response that have not been executed yet, with their indexes."""
     turn = talk.turn
     return [] if turn is None or turn.problem else list(enumerate(turn.calls))[len(talk.results) :]
 
 
 def _find_end(talk: ConversationState) -> ConversationEnd | None:
-    """Return the end of the conversation that the last response's results cause, or None if it continues."""
+    """Return how the last response's results end the conversation, or None if the conversation continues."""
     for result in talk.results:
         if result.question is not None:
             return ConversationEnd(EndReason.QUESTION, question=result.question)
@@ -296,7 +296,7 @@ class CoderWorkflow:
             self._enter(brief.progress.state)
 
     async def _step(self) -> None:
-        """Run the current state, which then enters the next one."""
+        """Carry out the current state of the delivery and enter the next state."""
         match self._conversations.progress.state:
             case CoderState.PLANNING:
                 await self._plan()
@@ -321,7 +321,7 @@ class CoderWorkflow:
         self._enter(CoderState.TESTING)
 
     async def _test(self) -> None:
-        """Run the definition of done. If it passes and new tests are wanted, have the tester write them."""
+        """Run the definition of done. If it passes and new tests are wanted, let the tester write them."""
         checked = await self._check()
         if not checked.green:
             if not course.may_reflect(self._conversations.progress, self._conversations.bounds):
@@ -415,7 +415,7 @@ class CoderWorkflow:
     # -- status -----------------------------------------------------------------------------------------
 
     def _enter(self, state: CoderState, *, message: ArtifactRef | None = None, role: str = CODER) -> None:
-        """Enter a state and publish it. `message` is queued for the next turn of `role`."""
+        """Enter a state and publish it. If `message` is given, queue it for the next turn of `role`."""
         if message is not None:
             self._conversations.queue_message(role, message)
         self._conversations.progress = self._conversations.progress.entering(state)

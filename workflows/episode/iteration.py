@@ -104,7 +104,10 @@ class Proof:
         return baseline
 
     async def _draft(self) -> HiddenScenarios | None:
-        """Return newly drafted scenarios that have not been tried yet, or None if there are none."""
+        """Have a model draft hidden scenarios. Return None if the episode gets no drafts.
+
+        The drafted scenarios have not been tried yet.
+        """
         record = self._record
         # The work of a forked episode has begun, so nothing can fail at the start any more.
         if not record.request.drafts or record.state.drafts is not None or record.state.inherited is not None:
@@ -216,12 +219,12 @@ class Proof:
 
     @property
     def _is_outdated(self) -> bool:
-        """True if a person has edited files, amended the request or asked for more since the checks ran."""
+        """Return whether a person has edited files, amended the request or asked for more since the checks ran."""
         state = self._record.state
         return state.checked_tree != state.tree or bool(state.asked_for)
 
     async def _review(self, proved: ProveResult) -> ProveResult:
-        """Have a model review a proven change. Return the proof with its review, or unchanged if there is none."""
+        """Have a model review a proven change, and return the proof, with the review if there is one."""
         record = self._record
         if record.request.planner == HEURISTIC:
             record.log("review", "the change was not reviewed, because the heuristic planner does not use a model")
@@ -268,9 +271,9 @@ class FailingCheck:
         self._record, self._points = record, points
 
     async def find(self) -> None:
-        """Have the planner's model write a check, or ask the person at the terminal.
+        """Let the planner's model write a check that fails, or ask the person at the terminal.
 
-        Otherwise, the checks only guard.
+        Without such a check, the checks only guard against regressions.
         """
         record = self._record
         problem = ""
@@ -343,7 +346,7 @@ class Iteration:
         self._failing_check = FailingCheck(record, points)
 
     async def check_unseen_tree(self) -> None:
-        """Run the checks if they have not run on this tree: at the start, or after edits by a person or an amendment.
+        """Run the checks if they have not run on the current tree: at the start, after edits or after an amendment.
 
         Raises:
             EpisodeOver: the checks pass, this counts as success, and the proof holds.
@@ -381,7 +384,7 @@ class Iteration:
             await self._points.apply_decision(decision)
 
     async def plan(self) -> PlanningOutcome:
-        """Return a plan that may be carried out. If a person rejects a plan, request a new one."""
+        """Return a plan that may be carried out. If a person rejects a plan, ask for a new one."""
         record = self._record
         while True:
             await self.check_unseen_tree()
@@ -616,7 +619,7 @@ class Delivery:
         return report
 
     async def _by_coder(self, begin_report: ExecutorReport) -> ExecutorReport:
-        """Run the delivery as a coder workflow and conclude it."""
+        """Run the delivery as a coder workflow, and report its outcome."""
         record = self._record
         limit = record.request.executor.wall_limit_s
         title = f"{CODER}: {record.state.plan_title}"

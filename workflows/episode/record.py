@@ -113,7 +113,7 @@ class EpisodeRecord(Run):
         return True
 
     def ask(self, question: Question) -> Question:
-        """Open a question. If it concerns the work, add the causes of failing checks and the executor's last words."""
+        """Open a question. Questions about the work also show why checks fail and the executor's last words."""
         if question.kind in ABOUT_WORK:
             evidence = about_work(self.state, question.evidence, output=f"tightloop output {self.id}")
             question = question.evolve(evidence=evidence)
@@ -124,19 +124,19 @@ class EpisodeRecord(Run):
     def apply(
         self, change: Callable[Concatenate[EpisodeState, P], EpisodeState], *arguments: P.args, **named: P.kwargs
     ) -> None:
-        """Replace the state with the result of a pure function."""
+        """Replace the state with the result of a pure function of the state."""
         self.state = change(self.state, *arguments, **named)
 
     def replace(self, state: EpisodeState) -> None:
-        """Replace the state."""
+        """Replace the episode's state."""
         self.state = state
 
     def amend(self, request: EpisodeRequest) -> None:
-        """Replace the request."""
+        """Replace the episode's request with an amended one."""
         self.request = request
 
     def bind(self, home: str) -> None:
-        """Record the workspace's host by its task queue."""
+        """Record the task queue of the host that has the workspace."""
         queues = self.request.queues
         self.request = self.request.evolve(queues=queues.evolve(home=home or queues.home))
 
@@ -153,7 +153,7 @@ class EpisodeRecord(Run):
         self.state = self.state.evolve(epoch=self.state.epoch + 1, move=target)
 
     def note(self, text: str, *, asks: bool = False) -> None:
-        """Queue a message for the planner. With `asks`, another planning round runs before the episode ends."""
+        """Queue a message for the planner. With `asks`, the planner gets another round before the episode ends."""
         self.state = state_changes.with_note(self.state, text, asks=asks)
 
     def log_saved_tree(self, tree: str | None, bring_back: str) -> None:
@@ -187,7 +187,7 @@ class EpisodeRecord(Run):
         self._answers[answer.question] = answer
 
     def take_answer(self, question_id: str) -> Answer | None:
-        """Remove and return the answer to a question. Return None if the wait ended without one."""
+        """Remove and return the answer to a question. Return None if the wait ended without an answer."""
         return self._answers.pop(question_id, None)
 
     # -- working time: waiting for people does not count -------------------------------------------
@@ -248,7 +248,9 @@ class EpisodeView(View):
 
     @property
     def needs(self) -> tuple[Question | None, bool]:
-        """Return the blocking question and True, or else an operator's question and False.
+        """Return the question that needs an answer, and whether it blocks the episode.
+
+        A blocking question takes precedence over an operator's question.
 
         An agent's question about its own report is not shown, because the agent answers it.
         """

@@ -203,7 +203,7 @@ class SafePoints:
         return self._record.core.pause is not None
 
     def enter(self, phase: EpisodePhase) -> None:
-        """Enter a phase. The next activity publishes it."""
+        """Enter a phase, which is published together with the next activity."""
         self._record.replace(self._record.state.evolve(phase=phase))
 
     # -- requests of people -------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class SafePoints:
             raise ContinueAsNew
 
     async def apply_decision(self, decision: decisions.Decision) -> str:
-        """Ask a decision's question, if it has one. Return the name of the chosen option, or "".
+        """Ask the question of a decision, if it has one. Return the name of the chosen option, or "".
 
         Raises:
             EpisodeOver: there was no answer in time, or the episode was cancelled.
@@ -241,7 +241,7 @@ class SafePoints:
     async def ask(
         self, question: Question, *, alert: AlertKind | None = None, patience: timedelta | None = None
     ) -> Answer | None:
-        """Pause until a question is answered, or at most for `patience`.
+        """Ask a question and pause until it is answered, but at most for `patience`.
 
         Return None if the wait ended for another reason, e.g. a larger budget.
         """
@@ -298,7 +298,7 @@ class SafePoints:
         self._record.alerts.send(self._record.alert(AlertKind.UNMOVED, what))
 
     async def alert_failure(self, reason: str) -> None:
-        """Alert people that the episode is failing."""
+        """Alert people that the episode is about to fail."""
         await self._record.alerts.send_last(self._record.alert(AlertKind.FAILED, reason))
 
     async def back_off(self, wait: timedelta) -> None:
@@ -322,7 +322,7 @@ class SafePoints:
         await self._pass()
 
     async def _pass(self) -> None:
-        """Handle people's requests, a reset and an amendment."""
+        """Handle pending requests from people, a reset and an amendment."""
         self.raise_if_leaving()
         # The reset first: until it is reconciled, the files on disk belong to the discarded run.
         await self.tree.reconcile_reset()
@@ -378,7 +378,7 @@ class TreeChanges:
         record.log("resumed", summary if changed else "resumed")
 
     async def take_tree(self, summary: str, drift: DriftAnswer | None = None) -> tuple[AdoptResult, bool]:
-        """Adopt the files on disk, except for files that `drift` undoes.
+        """Adopt the files on disk as the episode's tree, except for files that `drift` undoes.
 
         Return the result and whether the tree changed.
         """
@@ -394,7 +394,7 @@ class TreeChanges:
         return adopted, changed
 
     async def store_amendment(self) -> None:
-        """Store the request if a person has amended it."""
+        """Store the request on the host if a person has amended it."""
         record = self._record
         if not record.is_amended or record.state.request is None:
             return

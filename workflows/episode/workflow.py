@@ -54,7 +54,7 @@ class EpisodeCommands(Commands):
     """Commands to an episode."""
 
     def __init__(self, record: EpisodeRecord, interrupt: Callable[[], None]) -> None:
-        """Keep the record, and `interrupt`, which stops the running activity."""
+        """Store the episode's record, and `interrupt`, a function that stops the running activity."""
         self._record, self._interrupt = record, interrupt
         self._reported: tuple[int, str, str, str] | None = None
 
@@ -76,7 +76,7 @@ class EpisodeCommands(Commands):
             record.want_pause(make_question(QuestionKind.OPERATOR, text, by=remark.by))
 
     async def resume(self, note: Any) -> None:
-        """Choose the default of each open question, withdraw a requested pause, or restore the given checkpoint."""
+        """Resume the episode: choose the default of each open question, withdraw a pause, or restore a checkpoint."""
         if (isinstance(note, str) and note.startswith("ckpt-")) or (isinstance(note, dict) and "checkpoint_id" in note):
             # A signal has no reply, so a wrong checkpoint can only be reported in the timeline.
             try:
@@ -372,7 +372,7 @@ class EpisodeWorkflow(RunWorkflow):
         self._copies.keep_up()
 
     async def _iterate(self) -> None:
-        """Run one iteration and act on the decision that follows."""
+        """Run one iteration and act on the decision that follows from it."""
         record, steps = self._record, self._iteration
         await steps.check_unseen_tree()
         await steps.reflect()

@@ -41,7 +41,7 @@ class EpisodeCopies:
     """Copies checkpoints to the remote store, one at a time. The next copy makes up for a failed one."""
 
     def __init__(self, record: EpisodeRecord, points: SafePoints) -> None:
-        """Start idle, because the previous run has copied its last checkpoint."""
+        """Start without a running copy, because the previous run has copied its last checkpoint."""
         self._record, self._points = record, points
         # A runner of its own: an interrupt stops the work, not the copying of finished checkpoints.
         self._runner = ActivityRunner(record, quiet=True)
@@ -62,7 +62,7 @@ class EpisodeCopies:
             self._copying = asyncio.create_task(self._copy())
 
     async def settle(self) -> None:
-        """Wait up to `COPY_TIMEOUT` for the running copy."""
+        """Wait up to `COPY_TIMEOUT` for the running copy to finish."""
         copying = self._copying
         if copying is not None and not copying.done():
             with contextlib.suppress(TimeoutError):
@@ -71,7 +71,7 @@ class EpisodeCopies:
                 )
 
     async def complete(self) -> None:
-        """Copy the newest checkpoint and wait until it is done. If it fails, ask a person."""
+        """Copy the newest checkpoint and wait for the copy. If copying fails, ask a person."""
         if self._record.state.epoch:
             await self.settle()
             if self._is_behind:
@@ -176,7 +176,7 @@ class Workspace:
         await self._set_up(opened.setup)
 
     async def _set_up(self, setup: Setup | None) -> None:
-        """Install the project's packages, or ask whether to do so. Return when there is nothing left to ask.
+        """Install the project's packages or ask whether to install them, until nothing is left to ask.
 
         Raises:
             EpisodeOver: there was no answer in time, or the episode was cancelled.
@@ -191,7 +191,7 @@ class Workspace:
             setup = await self._carry_out(setup)
 
     async def _carry_out(self, setup: Setup) -> Setup | None:
-        """Carry out a decision about a setup command. Return the setup to ask about next, if any."""
+        """Carry out a decision about a setup command. Return the setup to ask about next, or None."""
         record = self._record
         done = await self._points.do(
             WorkspaceActivities.set_up,

@@ -86,7 +86,7 @@ class MergeQueue:
 
 
 async def run_attempt(attempt: Attempt, activities: ActivityRunner, merging: MergeQueue) -> StepResult:
-    """Run an attempt to its end.
+    """Run one attempt of a step to its end.
 
     Raises:
         ActivityFailedError: the attempt could not be run. This does not count as a failure of the step.
@@ -119,7 +119,7 @@ def timeout_result(limit: timedelta | None) -> StepResult:
 
 
 def failed_result(failure_class: FailureClass, reason: str) -> StepResult:
-    """Return the result of a failed attempt."""
+    """Return the result of an attempt that failed."""
     failure = StepFailure(failure_class=failure_class, reason=abridge(reason, REASON_CHARACTERS))
     return StepResult(status=StepStatus.FAILED, failure=failure)
 
@@ -176,7 +176,10 @@ def _settlement(attempt: Attempt, ended: Sequence[EpisodeResult | PlanResult]) -
 
 
 def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInput | PlanInput]]:
-    """Yield the children to start, with their ids. They inherit queues, patience and depth from the parent plan."""
+    """Yield the child workflows to start, with their ids.
+
+    Children inherit the queues, the patience and the depth of the parent plan.
+    """
     scope, parent = attempt.request.scope, attempt.plan
     if run.episode:
         inherited = {"queues": parent.queues, "pause_timeout": parent.pause_timeout, "allow": parent.allow}
@@ -204,7 +207,7 @@ def _children(attempt: Attempt, run: StepRun) -> Iterable[tuple[str, EpisodeInpu
 
 
 async def _all(runs: Sequence[Any]) -> list[EpisodeResult | PlanResult]:
-    """Wait for all runs. If this task is cancelled or a run fails, cancel the other runs and wait for them to end."""
+    """Wait for all children. If one fails or this task is cancelled, cancel the others and wait until they end."""
     # Not `gather` alone: after a failure it would leave the other children running.
     tasks = [asyncio.create_task(run) for run in runs]
     try:

@@ -90,7 +90,7 @@ class PlanCommands(Commands):
     # -- updates ------------------------------------------------------------------------------------
 
     async def answer(self, command: AnswerCommand) -> str:
-        """Apply an answer."""
+        """Apply a person's answer to the plan."""
         matched = self._context.match(command)
         if any(question.kind not in NEED_NO_GRAPH for question, _ in matched):
             await self._until_open()
@@ -259,7 +259,7 @@ class PlanCommands(Commands):
         self._context.log("cancelled", f"{self._context.core.cancel} (by {by})")
 
     async def _until_open(self) -> None:
-        """Wait until the graph is loaded. A run has to load it again after continue-as-new."""
+        """Wait until the graph is loaded, which each run has to do again after continue-as-new."""
         context = self._context
         if not context.is_open:
             # The opening may fail. A handler that still waited then would keep the workflow from closing.

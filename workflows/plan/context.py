@@ -60,8 +60,7 @@ class Attempt:
     instant: bool
     """True if the attempt finishes almost immediately."""
     timeout: timedelta | None
-    """Time limit; None for a step that starts workflows, because those have their own limits and may wait for people.
-    """
+    """Time limit. None for a step that starts workflows, which have their own limits and may wait for people."""
     plan: PlanRequest
     """The plan's request, whose settings child workflows inherit."""
     since: datetime
@@ -343,7 +342,7 @@ class PlanContext(Run):
         self.is_ending = True
 
     def give_up(self, waiting: Iterable[Question]) -> PlanEnd:
-        """Return the way to end a plan whose questions were not answered in time."""
+        """Return how the plan ends if nobody answers its questions in time."""
         names = ", ".join(question.step or question.title for question in waiting)
         return PlanEnd(
             f"nobody answered within {span(self.request.pause_timeout.total_seconds())}: {names}",
@@ -387,7 +386,7 @@ class PlanContext(Run):
         return self.progress.evidence.files_changed if self.progress.evidence else None
 
     def _list_partly_done(self) -> list[str]:
-        """Return the completed steps whose nested plan left out some of its own steps."""
+        """Return the completed steps whose nested plan skipped some of its own steps."""
         numbers = {
             name: self.schedule.find(name) for name, text in self.progress.qualifiers.items() if is_partial(text)
         }
@@ -398,7 +397,7 @@ class PlanContext(Run):
         ]
 
     def revises_itself(self, step: str, failure: StepFailure | None = None) -> bool:
-        """Return whether the plan revises itself after this step or its failure."""
+        """Return whether the plan revises itself after this step has completed or failed."""
         del step, failure
         return False
 
@@ -413,25 +412,25 @@ class PlanContext(Run):
     # -- progress -----------------------------------------------------------------------------------
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Set whether the files on disk may be leftovers of this plan's stopped or discarded work."""
+        """Record whether the files on disk may be leftovers of this plan's stopped or discarded work."""
         self.progress = self.progress.evolve(put_back=expected)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """Set whether people's edits still have to be kept."""
+        """Record whether edits by people still have to be kept."""
         self.progress = self.progress.evolve(adopt=keep)
 
     def set_tree(self, tree: str) -> None:
-        """Record the tree that the steps produced. An empty value means that it is unchanged."""
+        """Record the tree that the steps produced. An empty value leaves the tree unchanged."""
         self.progress = self.progress.evolve(tree=tree or self.progress.tree)
 
     def find_breach(self) -> str | None:
-        """Return a description of the limit that was reached, or None."""
+        """Return a description of the budget limit that was reached, or None."""
         reached = find_breach(self.progress.budget, self.progress.spent, depth=self.request.depth)
         end = describe_end(self.progress.until, self.now())
         return reached or (f"the plan was to run {end}" if end else None)
 
     def extend_budget(self, step: str = "") -> None:
-        """Raise the limits that were reached by the amounts that the plan states.
+        """Raise each limit that was reached by the amount that the plan states.
 
         For a step, raise its template's limit.
         """
@@ -550,7 +549,7 @@ class Continuation:
         context.release()
 
     def next_input(self) -> PlanInput:
-        """Return the next Temporal run's input."""
+        """Return the input for the next Temporal run."""
         context = self._context
         context.save()
         # A long text is stored as an artifact; Temporal refuses inputs over 2 MiB, and the progress needs room too.

@@ -67,7 +67,7 @@ class StartRate:
             self._waiting = asyncio.create_task(self._wait())
 
     def stop(self) -> None:
-        """Cancel the wait. If it ended while the run is continuing as new, the server would reject the new run."""
+        """Cancel the wait. The server would reject a new run if the wait ended while the run continues as new."""
         if self._waiting is not None:
             self._waiting.cancel()
 
@@ -101,7 +101,7 @@ class Dispatch:
         return any(attempt.capability in CHILDREN for attempt in self._context.running.values())
 
     def count_time(self) -> None:
-        """Add the time during which something ran or backed off. Waiting for people does not count."""
+        """Count the time during which something runs or backs off. Waiting for people does not count."""
         context, now = self._context, self._context.now()
         if self._busy_since is not None:
             context.progress = context.progress.add_work(now - self._busy_since)
@@ -110,7 +110,7 @@ class Dispatch:
     # -- starting -----------------------------------------------------------------------------------
 
     def start_steps(self) -> None:
-        """Start as many of the best ready steps as slots, the tree, the budget and pauses allow."""
+        """Start the best ready steps, as many as slots, the tree, the budget and pauses allow."""
         context, schedule = self._context, self._context.schedule
         if context.is_held:
             return
@@ -154,7 +154,7 @@ class Dispatch:
             self._working_time.cancel()
 
     def _watch_working_time(self) -> None:
-        """Wake the main loop when the plan's working time is used up, or when it has to stop."""
+        """Wake the main loop when the plan's working time is used up or the plan has to stop."""
         progress = self._context.progress
         is_watched = self._working_time is not None and not self._working_time.done()
         limits = [] if progress.budget.max_wall_s is None else [progress.budget.max_wall_s]
@@ -222,7 +222,7 @@ class Dispatch:
             attempt.watchdog = asyncio.create_task(self._watch(attempt, node.watchdog))
 
     def _time_limit(self, name: str, node: Node) -> timedelta | None:
-        """Return an attempt's time limit: the rest of the time box or its own timeout, whichever is shorter.
+        """Return an attempt's time limit: the remaining time box or the step's own timeout, whichever is shorter.
 
         The default timeout is meant for a single command, so it does not apply to steps with child workflows, which may
         wait for people.
@@ -277,7 +277,7 @@ class Dispatch:
         return failed_result(FailureClass.POLICY, problem) if problem and "nested" in problem else None
 
     async def _watch(self, attempt: Attempt, watchdog: Watchdog) -> None:
-        """If the attempt is still running after its time limit, escalate as the watchdog specifies."""
+        """Escalate as the watchdog specifies if the attempt is still running after its time limit."""
         await workflow.sleep(watchdog.after_s, summary=f"watchdog for {attempt.name}")
         reason = f"{attempt.name} has been running for more than {watchdog.after_s:g} s"
         self._context.log(
@@ -312,7 +312,7 @@ class Dispatch:
                     self.pause_for(ended, attempt.name)
 
     def pause_for(self, failure: ActivityFailedError, step: str = "") -> None:
-        """Pause because an activity could not run. After an answer, the activity runs again."""
+        """Pause the plan because an activity could not run. After an answer, the activity runs again."""
         if failure.drift is not None:
             # No question if the changes are known to be this plan's own: the next activity puts them back. No question
             # either if the tree has moved on meanwhile: then the activity started from a tree that no longer counts.
@@ -398,7 +398,7 @@ class Dispatch:
             context.progress = context.progress.evolve(undo=(*context.progress.undo, entry))
 
     def _within_budget(self, name: str, node: Node, result: StepResult, failure: StepFailure) -> StepFailure:
-        """Return the failure, reclassified as POLICY if the step has used up its own budget."""
+        """Return a failure, reclassified as POLICY if the step has used up its own budget."""
         if node.budget.max_cost_usd is None and node.budget.max_tokens is None:
             return failure
         self._context.progress = progress = self._context.progress.charge(name, result)
@@ -410,7 +410,7 @@ class Dispatch:
 
 
 def _summary(name: str, node: Node) -> str:
-    """Return the summary for Temporal's UI."""
+    """Return the summary that Temporal's UI shows for a step's activity."""
     if node.title:
         return f"{name}: {node.title}"
     # A summary costs as much as the rest of the command, and a milestone does nothing worth showing.

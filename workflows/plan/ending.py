@@ -52,7 +52,7 @@ class Ending:
         self._reporting, self._activities = reporting, activities
 
     async def end(self, end: PlanEnd) -> PlanResult:
-        """End a plan whose steps are not all done. Compensate if its failure policy requires it.
+        """End a plan whose steps are not all done, and compensate its steps if the failure policy requires this.
 
         Raises:
             ApplicationError: the plan failed. The error's first detail is the result.
@@ -108,7 +108,7 @@ class Ending:
         return result
 
     async def _load(self) -> None:
-        """Load the graph of a plan that a previous run opened. Compensation and closing need it."""
+        """Load the graph of a plan that a previous run opened, because compensation and closing need it."""
         context = self._context
         options = context.on_host(f"load revision {context.progress.revision}", OPEN_TIMEOUT)
         try:

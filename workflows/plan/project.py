@@ -91,7 +91,7 @@ class ProjectContext(PlanContext):
         return "" if self.facts.has_left else super().final_tree
 
     def open(self, graph: Graph, *, has_planner: bool) -> None:
-        """Load the current revision's graph. A planner never changes a project's plan."""
+        """Load the graph of the current revision. A planner never changes a project's plan."""
         del has_planner
         super().open(graph, has_planner=False)
 
@@ -119,7 +119,7 @@ class ProjectContext(PlanContext):
         self.facts = self.facts.evolve(verify_asked_at=self.now())
 
     def leave(self) -> None:
-        """Record that the workspace has been released."""
+        """Record that the workspace was released."""
         self.facts = self.facts.evolve(has_left=True)
 
     def enter(self, tree: str) -> None:
@@ -132,14 +132,14 @@ class ProjectContext(PlanContext):
             self.progress = self.progress.evolve(base_tree=tree)
 
     def keep_edits(self, keep: bool = True) -> None:
-        """Set whether people's edits still have to be kept; see `PlanContext`.
+        """Record whether edits by people still have to be kept; see `PlanContext`.
 
         Edits made while the workspace was released are kept when it is claimed again.
         """
         super().keep_edits(keep and not self.facts.has_left)
 
     def expect_own_leftovers(self, expected: bool = True) -> None:
-        """Set whether the files may be leftovers; see `PlanContext`. In a released workspace, they never are."""
+        """Record whether the files may be leftovers; see `PlanContext`. In a released workspace, they never are."""
         super().expect_own_leftovers(expected and not self.facts.has_left)
 
     def count_attempt(self, step: str = "") -> None:
@@ -226,12 +226,12 @@ class ProjectContext(PlanContext):
         self._pending_events.append(TrailEvent(episode_id=self.id, kind=name, text=line.text, key=key, at=line.at))
 
     def take_events(self) -> tuple[TrailEvent, ...]:
-        """Return the pending timeline events and clear them, so that each is recorded once."""
+        """Return the pending timeline events and clear the list, so that each event is recorded once."""
         events, self._pending_events = tuple(self._pending_events), []
         return events
 
     def _entry_text(self, event: str, step: str, text: str) -> str:
-        """Return an entry's text. Some events describe the plan rather than a step."""
+        """Return the text of a timeline entry. Some events describe the plan rather than a step."""
         facts, tasks = self.facts, self.facts.tasks
         match event:
             case "plan_dispatched":
@@ -251,7 +251,7 @@ class ProjectContext(PlanContext):
         return text
 
     def _display_name(self, step: str) -> str:
-        """Return a step's display name. For a gate, this is its name instead of its number."""
+        """Return the name to display for a step. For a gate, this is the gate's name instead of its number."""
         number = step.removeprefix(GATE_STEP)
         names = self.facts.gate_names or ()
         return names[int(number) - 1] if step != number and number.isdigit() and int(number) <= len(names) else step
@@ -286,7 +286,7 @@ class ProjectView(PlanView):
         )
 
     def take_events(self) -> tuple[TrailEvent, ...]:
-        """Return the pending timeline events and clear them."""
+        """Return the pending timeline events and clear the list."""
         return self._context.take_events()
 
     def details(self) -> str:

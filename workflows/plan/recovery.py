@@ -95,7 +95,7 @@ class Compensation:
         return problems
 
     async def _undo_attempt(self, entry: UndoEntry) -> str:
-        """Undo one attempt. Return the reason why this failed, or "" if it succeeded."""
+        """Undo one attempt. Return the reason why this failed, or "" on success."""
         context = self._context
         request = RunStepRequest(scope=context.scope, expected_tree=context.progress.tree, **entry.model_dump())
         context.count_attempt()
@@ -404,7 +404,7 @@ class Recovery:
         context.log(StepStatus.COMPLETED.value, result.summary, name)
 
     async def _fail_over(self, name: str, failure: StepFailure) -> None:
-        """Add a step that resolves a failure. If the revision is refused, the step fails."""
+        """Add a step that resolves a failure to the plan. If the revision is refused, fail the failed step."""
         context = self._context
         try:
             await self._revisions.revise("", f"{name} failed: {failure.mode}", "tightloop", after=name)
@@ -416,7 +416,7 @@ class Recovery:
             context.schedule.fail(number, alternate=True)
 
     async def _ask_planner(self, name: str, failure: StepFailure) -> None:
-        """Ask a planner to revise the plan because of a failure. If that fails, use the next way to recover."""
+        """Ask a planner to revise the plan after a failure. If that does not work, try the next way to recover."""
         context = self._context
         replans = context.progress.replans
         # Counted before the request, or a planner that always fails would be asked without end.

@@ -129,7 +129,7 @@ class PlanQuestions:
         self._ask("paused", about_change(question, change))
 
     def ask_for_step(self, step: str, question: Question) -> None:
-        """Ask a step's question."""
+        """Ask a question that a step raised."""
         # A question with a command of its own is a planned wait (`dispatch`, `verify`), not a pause.
         self._ask("waits", question.evolve(step=step, blocks="" if question.command else step))
 
@@ -154,7 +154,10 @@ class PlanQuestions:
         return tuple(question for question in self._context.waiting if is_outdated(question))
 
     def _skip(self, step: str) -> Option:
-        """Return the option to skip a step, with the steps that would be skipped because they need it."""
+        """Return the option to skip a step.
+
+        It lists the other steps that would be skipped because they need the step.
+        """
         schedule = self._context.schedule
         number = schedule.find(step)
         names = [] if number is None else schedule.list_skipped_with(number)
@@ -321,7 +324,7 @@ class PlanView(View):
         return self._context.waits_within
 
     def line(self, name: str) -> StepLine:
-        """Return a step's row for a listing."""
+        """Return the row that shows a step in a listing."""
         schedule = self._context.schedule if self._context.is_open else None
         number = schedule.find(name) if schedule is not None else None
         if schedule is None or number is None:

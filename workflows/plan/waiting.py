@@ -91,7 +91,7 @@ class Waiting:
         await self._until_resumed()
 
     async def wait_for_answer(self) -> None:
-        """Wait until no question pauses the plan, and adopt people's edits.
+        """Wait until no open question pauses the plan, and adopt edits that people made.
 
         Raises:
             PlanEnd: there was no answer in time, or the answer ended the plan.
@@ -123,7 +123,7 @@ class Waiting:
         return await task
 
     async def keep_edits(self) -> None:
-        """Adopt people's edits, or undo leftovers of this plan, unless a running step writes to the tree."""
+        """Adopt edits by people or undo leftovers of this plan, unless a running step writes to the tree."""
         context, progress = self._context, self._context.progress
         is_due = progress.put_back or (progress.adopt and not context.is_paused)
         if not is_due or context.request.dry_run or context.is_held or not progress.tree:
@@ -162,7 +162,7 @@ class Waiting:
             context.progress = context.progress.note_edits(sentence)
 
     def _patience(self) -> timedelta | None:
-        """Return the time left for an answer if only a person can continue the plan. None means no limit."""
+        """Return the time left for an answer if only a person can make the plan continue. None means no limit."""
         if self._dispatch.is_busy or self._context.alerts.is_sending:
             return None
         now = self._context.now()

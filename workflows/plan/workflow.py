@@ -99,7 +99,7 @@ class Opening:
         self._reporting.enter(PlanPhase.RUNNING)
 
     async def _set_up(self, setup: Setup | None) -> None:
-        """Install the project's packages, or ask whether to do so. Return when there is nothing left to ask.
+        """Install the project's packages or ask whether to install them, until nothing is left to ask.
 
         Raises:
             PlanEnd: there was no answer in time, or the answer ended the plan.
@@ -112,7 +112,7 @@ class Opening:
             setup = await self._carry_out(setup)
 
     async def _carry_out(self, setup: Setup) -> Setup | None:
-        """Carry out a decision about a setup command. Return the setup to ask about next, if any."""
+        """Carry out a decision about a setup command. Return the setup to ask about next, or None."""
         context = self._context
         done = await self._waiting.run(
             WorkspaceActivities.set_up,
@@ -158,7 +158,7 @@ class GraphWorkflow(RunWorkflow):
     commands_type: type[PlanCommands] = PlanCommands
 
     def _set_up(self, context: PlanContext) -> None:
-        """Create the collaborators."""
+        """Create the objects that the workflow delegates to."""
         self._run = self._context = context
         context.watch_resets()
         activities = ActivityRunner(context, notice=self.notice, retry_policy=RETRIES_IN_TIME)
@@ -181,7 +181,7 @@ class GraphWorkflow(RunWorkflow):
 
     @workflow.signal(description="Report open questions. Sent by the child workflows of steps")
     def child_waits(self, note: Any = None, *_more: Any) -> None:
-        """Show a child workflow's open questions. An invalid note is logged in the timeline."""
+        """Show the open questions of a child workflow. If its note is invalid, only log this in the timeline."""
         self._orders.child_waits(note)
 
     @workflow.query(description="All steps, 500 per page. Argument: the page number, starting at 1")
@@ -200,7 +200,7 @@ class GraphWorkflow(RunWorkflow):
         return await self._ending.close(PlanOutcome.COMPLETED, self._proof.summary, self._proof.qualifier)
 
     async def _pursue(self) -> None:
-        """Start steps and apply results until there is nothing left to do."""
+        """Start steps and apply their results until nothing is left to do."""
         context = self._context
         while True:
             self._dispatch.apply_ended_attempts()
@@ -224,7 +224,7 @@ class GraphWorkflow(RunWorkflow):
             await self._waiting.next_event()
 
     async def _before_waiting(self) -> None:
-        """Prepare for waiting for the next event. By default, this does nothing."""
+        """Prepare to wait for the next event. By default, do nothing."""
 
     async def _is_done(self) -> bool:
         """Return whether the plan is completed. Failed steps end the plan unless a question about them is open.

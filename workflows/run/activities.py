@@ -152,7 +152,10 @@ class ActivityRunner:
         retry_policy: RetryPolicy = RETRIES,
         quiet: bool = False,
     ) -> None:
-        """Start idle. With `quiet`, `routing` is not notified of missing workers and silent hosts."""
+        """Start with no running activity.
+
+        With `quiet`, `routing` does not learn of missing workers and silent hosts.
+        """
         self._routing, self._notice, self._retry_policy, self._quiet = routing, notice, retry_policy, quiet
         self._other_hosts = False
         # Dictionaries, because the order of a set could differ in replay.
@@ -164,9 +167,9 @@ class ActivityRunner:
 
     @property
     def waits_for(self) -> str:
-        """Time and task queue of an activity that no worker had taken at the last check; empty if there is none.
+        """Time and task queue of an activity that no worker has taken yet. Empty if every activity has been taken.
 
-        Only Temporal knows whether the activity has started since then.
+        This was true at the last check. Only Temporal knows whether the activity has started since then.
         """
         return next((wait_for_worker(since, queue) for since, queue in self._waits), "")
 
@@ -247,7 +250,7 @@ class ActivityRunner:
         The child has closed when this method returns or raises an error.
 
         Raises:
-            ActivityFailedError: it failed or was interrupted.
+            ActivityFailedError: the child failed or was interrupted.
             asyncio.CancelledError: see `run`.
         """
         task = asyncio.create_task(child)
@@ -289,7 +292,7 @@ class ActivityRunner:
             self._waits.pop((since, queue), None)
 
     def _is_stopped(self, before: int) -> bool:
-        """Return whether `interrupt` was called after `before` was read, even if nothing was running at that moment."""
+        """Return whether `interrupt` was called after `before` was read, even if no activity was running then."""
         if self._interrupts == before:
             return False
         self.interrupted = True
@@ -334,7 +337,7 @@ class ActivityRunner:
         return queues.home if self._other_hosts and options.queue in ("", queues.workspace) else options.queue
 
     def _elsewhere(self, options: ActivityOptions, cause: ApplicationError, tried_queues: list[str]) -> str:
-        """Return the next task queue to try after reaching workers without the workspace.
+        """Return the task queue to try next, after an activity has reached workers without the workspace.
 
         Raises:
             ActivityFailedError: no queue is left.
@@ -366,7 +369,7 @@ class ActivityRunner:
         return queue == queues.executor not in ("", queues.workspace, queues.home)
 
     async def _check_workers(self, request: Any, queue: str, activity: str, since: datetime) -> tuple[timedelta, bool]:
-        """Check for workers on a task queue where no worker has taken an activity.
+        """Check whether a task queue has workers, because none of them has taken an activity.
 
         Returns:
             Time until the next check, and whether the queue has no worker.
@@ -415,7 +418,7 @@ def new_activity_id() -> str:
 
 
 def _failure(error: ActivityError, options: ActivityOptions) -> ActivityFailedError:
-    """Return the error for a failed activity, with the activity's own message if there is one."""
+    """Return the error to raise for a failed activity, with the activity's own message if there is one."""
     cause = error.cause
     if isinstance(cause, TemporalTimeoutError) and cause.type is TimeoutType.START_TO_CLOSE:
         reason = f"{error.activity_type} exceeded its time limit of {options.timeout.total_seconds():g} s"

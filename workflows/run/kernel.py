@@ -82,7 +82,7 @@ def check_seal(seal: Seal | None) -> None:
     """Check that the input was sealed for this workflow.
 
     Raises:
-        InvalidRequestError: it was sealed for another workflow, so this one must not start.
+        InvalidRequestError: the input was sealed for another workflow, so this one must not start.
     """
     if seal is not None:
         info = workflow.info()
@@ -141,7 +141,7 @@ class Inbox:
     def take_signal(self, message: Any) -> tuple[Any, ...]:
         """Return the content of a signal's argument.
 
-        Return an empty value if it is refused, because a signal has no reply.
+        Return an empty value if the signal is refused, because a signal has no reply.
         """
         try:
             return (self.take(message),)
@@ -278,7 +278,7 @@ class Run(Routing, ABC):
         self.is_woken = True
 
     def sleep(self) -> None:
-        """Make the main loop wait for the next event."""
+        """Let the main loop wait for the next event."""
         self.is_woken = False
 
     def watch_resets(self) -> None:
@@ -316,7 +316,7 @@ class Run(Routing, ABC):
             self.log("drift", line.strip(), step, characters=COMMAND_CHARACTERS)
 
     def log_delivery(self, delivered: str) -> None:
-        """Record where the result was delivered. Empty if it is in the working tree."""
+        """Record where the result was delivered. The place is empty if the result is in the working tree."""
         if delivered:
             self.core = self.core.evolve(delivered=delivered)
             self.log("result", delivered, characters=COMMAND_CHARACTERS)
@@ -334,7 +334,7 @@ class Run(Routing, ABC):
         return any(question.blocks == self.whole for question in self.waiting)
 
     def find(self, *kinds: QuestionKind) -> tuple[Question, ...]:
-        """Return the open questions of the given kinds."""
+        """Return the open questions that have one of the given kinds."""
         return self.core.questions.find(*kinds)
 
     def ask(self, question: Question) -> Question:
@@ -354,7 +354,7 @@ class Run(Routing, ABC):
         return parse_answer(value, self.waiting[0].example) if self.waiting else parse_answer(value)
 
     def match(self, command: AnswerCommand) -> Answers:
-        """Return the questions that a command answers, without recording anything. See `match_answers`."""
+        """Return the questions that a command answers, without recording an answer. See `match_answers`."""
         return match_answers(
             command,
             # A question with a command of its own, such as `dispatch`, is answered by that command only.
@@ -389,11 +389,11 @@ class Run(Routing, ABC):
     # -- requests of people -----------------------------------------------------------------------------
 
     def want_pause(self, pause: Question | None) -> None:
-        """Set the pause for the next safe point. None withdraws it."""
+        """Set the pause that begins at the next safe point. None withdraws a requested pause."""
         self.core = self.core.evolve(pause=pause)
 
     def take_pause(self) -> Question | None:
-        """Return and clear the requested pause. The pause begins now."""
+        """Return and clear the requested pause, because the pause begins now."""
         pause = self.core.pause
         self.want_pause(None)
         return pause
@@ -452,7 +452,7 @@ class Alerts:
             self._run.log("alert", delivery_line(request.alert, delivery))
 
     async def _deliver(self, request: SendAlertsRequest) -> AlertsSent | RefusedPayload:
-        """Send from the workspace's queue, or from the workflow's own queue if the workspace's queue has no worker."""
+        """Send an alert from the workspace's queue or, if that queue has no worker, from the workflow's own queue."""
         try:
             return await _execute(request, self._run.queues.workspace)
         except ActivityError as error:

@@ -138,7 +138,7 @@ class Recording:
             self._recording = asyncio.create_task(self._record())
 
     def show_again(self) -> None:
-        """Record the run unconditionally, after a reset."""
+        """Record the run after a reset, even if its visible state has not changed."""
         self._recorded = None
         self.show()
 
@@ -158,7 +158,7 @@ class Recording:
             await self.send(self._row())
 
     async def send(self, snapshot: WorkflowSnapshot) -> None:
-        """Record a row and the pending timeline events. A failure is only logged."""
+        """Record a row and the pending timeline events. If this fails, only log the failure."""
         try:
             await self._send(RecordRequest(scope=self._run.scope, snapshot=snapshot, events=self._events()))
         except ActivityError as error:
@@ -181,7 +181,7 @@ class Recording:
 
 
 def first_row(kind: str, goal: str, executor: str = "") -> WorkflowSnapshot:
-    """Return a workflow's first ledger row."""
+    """Return the first ledger row for a workflow."""
     info = workflow.info()
     return WorkflowSnapshot(
         id=info.workflow_id,
@@ -200,7 +200,7 @@ Waits = tuple[ChildWait, ...]
 
 
 async def signal_parent(waits: Waits) -> None:
-    """Signal the open questions to the parent workflow.
+    """Send the open questions to the parent workflow as a signal.
 
     Raises:
         FailureError: the parent has closed.
@@ -231,7 +231,7 @@ class ParentReporter:
             self._sending = asyncio.create_task(self._send_changes())
 
     def report_again(self) -> None:
-        """Forget the last report, after a reset."""
+        """Forget the last report after a reset, so that the questions are sent again."""
         self._sent = None
 
     async def _send_changes(self) -> None:
@@ -276,7 +276,7 @@ class View(ABC):
         """Return the ledger row."""
 
     def take_events(self) -> tuple[TrailEvent, ...]:
-        """Return and clear the pending timeline events. Return nothing if activities record them."""
+        """Return the pending timeline events and clear the list. Return nothing if activities record the events."""
         return ()
 
 
@@ -319,14 +319,14 @@ class Reporting:
             self._recording.show()
 
     def show_again(self) -> None:
-        """Publish everything unconditionally, after a reset."""
+        """Publish the complete state after a reset, even if it has not changed."""
         self._parent.report_again()
         self.show()
         if self._view.is_opened:
             self._recording.show_again()
 
     async def settle(self) -> None:
-        """Wait a few seconds for a running record."""
+        """Wait a few seconds for a record that is still being sent."""
         await self._recording.settle()
 
     @property

@@ -57,7 +57,7 @@ class Commands(ABC):
         """Parse a budget increase.
 
         Raises:
-            InvalidRequestError: it is not a valid budget increase.
+            InvalidRequestError: the argument is not a valid budget increase.
         """
 
     @abstractmethod
@@ -102,16 +102,16 @@ class RunWorkflow(ABC):
 
     @abstractmethod
     async def _leave(self) -> None:
-        """Finish work that must not be interrupted before a new Temporal run follows."""
+        """Finish work that must not be interrupted before the next Temporal run starts."""
 
     @abstractmethod
     def _next_input(self) -> Any:
-        """Return the next Temporal run's input."""
+        """Return the input for the next Temporal run."""
 
     # -- life cycle -----------------------------------------------------------------------------------
 
     async def _live(self) -> Any:
-        """Check the input, do the work and close the run.
+        """Check the input, do the work and close the run. This is a run's whole life cycle.
 
         Raises:
             ApplicationError: the start was refused, or the run failed.
@@ -165,7 +165,7 @@ class RunWorkflow(ABC):
 
     @workflow.signal(description="Resume: choose the default of each open question. Optional argument: a note.")
     async def resume(self, note: Any = None, *_more: Any) -> None:
-        """End pauses that do not need a decision."""
+        """End all pauses that do not need a decision by a person."""
         for content in self._run.inbox.take_signal(note):
             await self._commands.resume(content)
 
@@ -180,7 +180,7 @@ class RunWorkflow(ABC):
 
     @workflow.update(description='Answer a question: "allow", or the JSON that the details show for each option')
     async def answer(self, value: Any = None) -> str:
-        """Choose one of a question's options."""
+        """Answer a question by choosing one of its options."""
         command = self._take(self._run.read_answer, value)
         with refusals():
             return await self._commands.answer(command)
@@ -191,7 +191,7 @@ class RunWorkflow(ABC):
 
     @workflow.update(description='Raise the budget, and continue if the new budget is sufficient: {"cost_usd": 1}')
     async def top_up(self, addition: Any = None) -> str:
-        """Raise budget limits."""
+        """Raise one or more of the run's budget limits."""
         added = self._take(self._commands.read_top_up, addition)
         with refusals():
             return await self._commands.top_up(added)
@@ -227,7 +227,7 @@ class RunWorkflow(ABC):
             read(content)
 
     def _take(self, read: Callable[[Any], C], message: Any) -> C:
-        """Parse an update's message, and record it so that it is not accepted again.
+        """Parse an update's message, and record the message so that it is not accepted again.
 
         Raises:
             ApplicationError: see `_check`. The state may have changed since validation.
@@ -239,7 +239,7 @@ class RunWorkflow(ABC):
 
 
 def is_other_build_wanted() -> bool:
-    """Return whether new workflows start on a different build than this run. Never true on unversioned workers."""
+    """Return whether new workflows start on another build than this run's. Always False for unversioned workers."""
     return workflow.info().is_target_worker_deployment_version_changed()
 
 
