@@ -9,7 +9,7 @@ from temporalio.activity import ActivityCancellationDetails
 Cancellation = Callable[[], ActivityCancellationDetails | None]
 
 current_cancellation: ContextVar[Cancellation] = ContextVar("current_cancellation")
-"""Function that returns the reason to stop, or None. It is set by workers whose activities may outlive an attempt."""
+"""Function that returns the reason to stop, or None. Set by workers whose activities may outlive an attempt."""
 
 
 def should_stop() -> bool:
@@ -23,7 +23,7 @@ def should_stop() -> bool:
 
 
 def is_cancelled_by_workflow() -> bool:
-    """Return whether the workflow itself cancelled the activity."""
+    """Return whether the activity was cancelled by the workflow itself."""
     # A worker that shuts down cancels its activities too, but another attempt follows then.
     cancellation = current_cancellation.get(activity.cancellation_details)
     details = cancellation()

@@ -71,7 +71,7 @@ class AlertDelivery:
 
 
 RECORD_TIMEOUT_S = 2.0
-"""Maximum time that an alert waits for its delivery to be recorded."""
+"""Maximum time that an alert waits until its delivery is recorded."""
 # A channel may take 30 s (see `Channel`), and the delivery record is accessed twice.
 RETRY_MARGIN = timedelta(seconds=40)
 """Minimum time that must remain for another attempt."""
@@ -101,7 +101,7 @@ class AlertActivities:
 
     @activity.defn
     async def send_alerts(self, request: SendAlertsRequest) -> AlertsSent:
-        """Notify every subscribed channel. Idempotent by the alert's key, provided that the delivery was recorded.
+        """Notify every subscribed channel. A channel is not notified again if its delivery of the alert was recorded.
 
         Raises:
             ApplicationError: a channel may accept the alert later. Retryable after the delay that the channel

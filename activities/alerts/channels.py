@@ -179,7 +179,7 @@ class Webhook:
 
 
 def signature_headers(identity: str, body: bytes, secret: str, *, at: int) -> dict[str, str]:
-    """Return the id, time and signature headers: HMAC-SHA256 over `<id>.<seconds since 1970>.<body>`."""
+    """Return the headers that sign a webhook: id, time and HMAC-SHA256 over `<id>.<seconds since 1970>.<body>`."""
     headers = {"webhook-id": identity, "webhook-timestamp": str(at)}
     if secret:
         content = f"{identity}.{at}.".encode() + body
@@ -280,7 +280,7 @@ class SentAlerts:
 
 
 def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
-    """Return the timeline event of a delivery or a failure."""
+    """Create the timeline event for a delivery or a failure to deliver."""
     kind = NOT_DELIVERED if delivery.at is None else DELIVERED
     return TrailEvent(
         episode_id=alert.episode_id,
@@ -292,7 +292,7 @@ def delivery_event(alert: Alert, delivery: Delivery, call: Call) -> TrailEvent:
 
 
 def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> AlertDelivery:
-    """Return the configured channels, including broken ones, so that their failures appear in the timeline."""
+    """Build the configured channels. Broken ones are included so that their failures appear in the timeline."""
     return AlertDelivery(
         channels=tuple(_channel(name, channel, environ) for name, channel in settings.alerts.channels.items()),
         ui_url=settings.temporal.ui_url,
@@ -304,14 +304,14 @@ def make_alert_delivery(settings: Settings, environ: Mapping[str, str]) -> Alert
 
 @dataclass(frozen=True)
 class UnusableChannel:
-    """A channel that cannot work on this host with the current settings."""
+    """Channel that cannot work on this host with the current settings."""
 
     name: str
     reason: str
     kinds: frozenset[AlertKind]
 
     async def deliver(self, notice: Notice) -> None:  # noqa: ARG002 - the port's signature
-        """Raise an error with the reason."""
+        """Raise an error that gives the reason why the channel is unusable."""
         raise NotDeliveredError(self.reason, retryable=False)
 
 

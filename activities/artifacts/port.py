@@ -23,7 +23,7 @@ class ArtifactStore(Protocol):
         """Durably store bytes and return their address.
 
         Args:
-            content: the bytes.
+            content: the bytes to store.
             name: description for people who read the history.
             media_type: media type of the content.
             as_file: store the content as a separate file, so that people can open its `path`.
@@ -34,7 +34,7 @@ class ArtifactStore(Protocol):
         ...
 
     def get(self, ref: ArtifactRef) -> bytes:
-        """Return the bytes after verifying their hash.
+        """Return the bytes of an artifact after verifying their hash.
 
         Raises:
             ArtifactMissingError: the store does not contain them.
@@ -47,7 +47,7 @@ class ArtifactStore(Protocol):
         ...
 
     def open_batch(self) -> AbstractContextManager["ArtifactStore"]:
-        """Return a store whose artifacts become durable together at the end of the block, at the cost of one put.
+        """Return a store whose artifacts become durable together when the block ends, at the cost of a single put.
 
         Nothing is stored if the block raises.
 
@@ -68,17 +68,17 @@ def put_model(store: ArtifactStore, model: BaseModel, *, name: str) -> ArtifactR
 
 
 def get_model(store: ArtifactStore, ref: ArtifactRef, kind: type[M]) -> M:
-    """Return a model stored by `put_model`."""
+    """Load a model that `put_model` has stored."""
     return kind.model_validate_json(store.get(ref))
 
 
 def put_text(store: ArtifactStore, content: bytes, *, name: str) -> ArtifactRef | None:
-    """Store a text; return None if it is empty."""
+    """Store a text as an artifact. Return None if the text is empty."""
     return store.put(content, name=name, media_type="text/plain") if content else None
 
 
 def find_model(store: ArtifactStore, ref: ArtifactRef | None, kind: type[M]) -> M | None:
-    """Return a model, or None if there is no reference."""
+    """Load the model that a reference points to. Return None if there is no reference."""
     return None if ref is None else get_model(store, ref, kind)
 
 
@@ -87,7 +87,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def file_stem(key: str) -> str:
-    """Return the file name for a delivery or an episode, which is 16 hex digits of its key's hash."""
+    """Return the file name for a delivery or an episode: the first 16 hex digits of its key's hash."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

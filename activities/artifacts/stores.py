@@ -27,7 +27,7 @@ _IDLE: dict[tuple[int, int], sqlite3.Connection] = {}
 
 @contextmanager
 def borrow_connection(path: Path, connect: Callable[[], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
-    """Lend a pooled connection to one caller at a time. A missing file is created.
+    """Lend a pooled database connection to one caller at a time. A missing file is created.
 
     Connections are pooled because closing the last one moves the whole log into the file, which took a third of a
     worker's CPU time.
@@ -94,7 +94,7 @@ class PackedArtifacts:
         self._path = path
 
     def put(self, contents: Mapping[str, bytes]) -> None:
-        """Store all contents or none, in one transaction.
+        """Store all contents in one transaction, or none of them.
 
         Existing artifacts get a new time and are repaired if damaged.
 
@@ -187,7 +187,7 @@ class PackedArtifacts:
         return connection
 
     def _add_advice(self, error: sqlite3.DatabaseError) -> Exception:
-        """Return the error, with advice if a person can fix it. Other errors, such as a busy file, remain retryable."""
+        """Add advice to a database error that a person can fix. Other errors, such as a busy file, remain retryable."""
         code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _FULL:
             return StorageFullError.of(self._path, error)
@@ -300,7 +300,7 @@ class LocalArtifactStore:
 
     @contextlib.contextmanager
     def _translate_full_disk(self, content: bytes, name: str) -> Iterator[None]:
-        """Translate a full-disk error into one with advice."""
+        """Turn an error about a full disk into one that contains advice."""
         try:
             yield
         except (OSError, StorageFullError) as error:

@@ -169,7 +169,7 @@ class VerificationActivities:
 
 
 def verification_of(store: ArtifactStore, report: CheckReport, before: CheckReport | None = None) -> Verification:
-    """Store a report and return a summary for Temporal that compares it with the previous report."""
+    """Store a check report and return a summary for Temporal that compares the report with the previous one."""
     failed = report.failed
     return Verification(
         tree=report.tree,

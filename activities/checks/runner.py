@@ -37,7 +37,7 @@ class NestedEnvironment(NamedTuple):
 
 
 def nested_environment(root: Path, command: str) -> NestedEnvironment:
-    """Return the environment of the folder in which a command runs, such as `services/api/.venv`."""
+    """Return the environment, such as `services/api/.venv`, of the folder in which a command runs."""
     folder = root / folder_of(command)
     bin_folder = folder / ".venv" / "bin"
     if folder == root or not folder.resolve().is_relative_to(root.resolve()) or not bin_folder.is_dir():
@@ -54,7 +54,7 @@ class ProcessCheckRunner:
         self._settings = settings
         self._grace_s = grace_s
         self._writing: LruCache[tuple[str, tuple[str, ...]], bool] = LruCache(REMEMBERED)
-        """Checks that write to installed packages."""
+        """Checks that are known to write to installed packages."""
 
     def run(
         self,
@@ -106,7 +106,7 @@ class ProcessCheckRunner:
         )
 
     def _run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
-        """Run a check. If it fails because it writes to installed packages, run it with its own copy of them."""
+        """Run a check. If it fails because it writes to installed packages, repeat it with its own copy of them."""
         key, left_s = (str(self.path_inside(spec.root)), spec.argv), spec.wall_limit_s
         again = self._sandbox.run(replace(spec, scratch=True), **callbacks) if self._writing.get(key) else None
         if again is not None:
@@ -136,7 +136,7 @@ class ProcessCheckRunner:
 
 
 def _writes_to_packages(result: SandboxResult, spec: SandboxSpec) -> bool:
-    """Return whether a command failed because it writes to installed packages."""
+    """Return whether a command failed because it tried to write to installed packages."""
     if result.reason is not Reason.EXITED or not result.exit_code or _READ_ONLY not in result.output:
         return False
     paths = (*mounted_environments(spec.root), *(str(path) for _, path in spec.mounts))

@@ -66,7 +66,7 @@ class CachedEnvironments(Value):
 
     @property
     def size(self) -> str:
-        """Return the size as text for people."""
+        """Format the size of the packages for people."""
         return f"{self.size_bytes / 1_000_000:.0f} MB"
 
 
@@ -143,7 +143,7 @@ class SandboxedSetups:
         return SetUpResult(notes=(f"`{setup.command}`: {names} ({cached.size}), {verb} and {how}",))
 
     def _recall(self, scope: EpisodeScope, setup: Setup) -> Setup | None:
-        """Return a person's earlier decision about the same lock files."""
+        """Return the decision that a person made earlier about the same lock files."""
         try:
             content = (state_folder_of(scope) / "setups" / f"{setup.digest}.json").read_bytes()
             return Setup.model_validate_json(content)
@@ -151,7 +151,7 @@ class SandboxedSetups:
             return None
 
     def _can_run(self, scope: EpisodeScope, programs: tuple[str, ...]) -> bool:
-        """Return whether the sandbox limits the network, mounts checkouts at the workspace's path and has programs."""
+        """Return whether the sandbox can run setups: it limits the network, mounts checkouts and has the programs."""
         try:
             name = self._sandbox.name
         except SandboxUnavailableError:
@@ -252,7 +252,7 @@ class SandboxedSetups:
 
 
 def _trust() -> dict[str, str]:
-    """Return the variables that make installers trust the host's certificate authorities instead of their own."""
+    """Return variables that make installers trust the host's certificate authorities instead of their own."""
     bundle = next((path for path in _AUTHORITIES if Path(path).is_file()), None)
     names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "NODE_EXTRA_CA_CERTS")
     return dict.fromkeys(names, bundle) if bundle is not None else {}
@@ -298,19 +298,19 @@ def _read_cached(folder: Path) -> CachedEnvironments | None:
 
 
 def _read_files(tree: WorkingTree, tree_id: str) -> dict[str, str]:
-    """Return the texts of a tree's lock files and manifests."""
+    """Return the texts of the lock files and manifests in a tree."""
     entries = {os.fsdecode(path): entry for path, entry in tree.entries(tree_id).items() if entry.mode != LINK}
     return {path: tree.content(entries[path].id).decode("utf-8", "replace") for path in read_files(entries)[1]}
 
 
 def _digest(contents: Mapping[str, str], tree_id: str) -> str:
-    """Return the digest of lock files and manifests. If there are none, each tree has its own digest."""
+    """Compute the digest of lock files and manifests. A tree without such files gets a digest of its own."""
     text = json.dumps(sorted(contents.items()) or tree_id)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _list_tracked(root: Path, locks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lock files that the user's repository tracks. An agent could have created the others."""
+    """Return the lock files that the user's repository tracks. Untracked ones could have been created by an agent."""
     if not locks:
         return ()
     with user_git(UserRepository(root)) as git:
@@ -357,7 +357,7 @@ def _stats(folder: Path, entries: Mapping[bytes, Entry]) -> dict[bytes, os.stat_
 def _changed_files(
     folder: Path, tree: WorkingTree, entries: Mapping[bytes, Entry], before: Mapping[bytes, os.stat_result]
 ) -> list[str]:
-    """Return the tracked files that differ from the tree. Files with the same content are unchanged."""
+    """Return the tracked files whose content on disk differs from the tree."""
     changed = []
     for path, old in before.items():
         place = folder / os.fsdecode(path)

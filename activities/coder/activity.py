@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 
 
 def keep_progress(state_folder: Path, session: str, progress: CoderProgress) -> None:
-    """Store a session's progress for the delivery that continues it."""
+    """Store a session's progress, so that a later delivery can continue the session."""
     folder = state_folder / session_path(session)
     private_folder(folder)
     write_durably(folder / "progress.json", progress.model_dump_json().encode())
 
 
 def read_progress(state_folder: Path, session: str) -> CoderProgress:
-    """Return a session's stored progress, or an empty one."""
+    """Return the stored progress of a session, or empty progress if none is stored."""
     path = state_folder / session_path(session) / "progress.json"
     # An unreadable file only means reading the journal from its start.
     with contextlib.suppress(OSError, ValidationError):
@@ -93,7 +93,7 @@ class CoderActivities:
     # An exception that the SDK injects into the thread could interrupt the write of a journal entry.
     @activity.defn(no_thread_cancel_exception=True)
     def begin_coding(self, request: CoderRequest) -> Brief:
-        """Return a delivery's session and its progress. This has no side effects."""
+        """Return the session of a delivery and the progress made so far. This has no side effects."""
         resume = self._order(request.scope).resume
         if resume is None or resume.adapter != CODER:
             return Brief(session=session_of(request.scope.key), bounds=self.bounds)
@@ -102,7 +102,7 @@ class CoderActivities:
 
     @activity.defn
     async def take_turn(self, request: TurnRequest) -> Turn:
-        """Ask a model for its next turn. A turn that is already in the journal is not paid for again.
+        """Ask a model for its next turn. A turn that is already in the journal is not requested and paid for again.
 
         Raises:
             PlannerError: the service refuses. Not retryable.
@@ -146,7 +146,7 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def check_work(self, request: CoderRequest) -> CheckWorkResult:
-        """Run the definition of done on the current files and revert changes made by the checks. Idempotent."""
+        """Run the definition of done on the current files, and revert changes that the checks make. Idempotent."""
         store = self.stores(Path(request.scope.workspace))
         checks = get_model(store, request.scope.stored_request, EpisodeRequest).definition_of_done
         with self.workspaces.hold(request.scope) as tree:
@@ -187,13 +187,16 @@ class CoderActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def judge_tests(self, request: JudgeRequest) -> JudgeResult:
-        """Verify that new tests can fail, and delete test files without such a test. Idempotent apart from that."""
+        """Verify that new tests can fail, and delete test files without such a test.
+
+        Apart from the deletion, this is idempotent.
+        """
         with self.workspaces.hold(request.scope) as tree:
             return self.tests.judge(self._context(request.scope, tree), request.coded_tree)
 
     @activity.defn(no_thread_cancel_exception=True)
     def try_check(self, request: TryCheckRequest) -> TryCheckResult:
-        """Add a check's test file to the tree if the check fails by an assertion before any work. Idempotent."""
+        """Add the test file of a check to the tree if the check fails by an assertion before any work. Idempotent."""
         store = self.stores(Path(request.scope.workspace))
         proposed = get_model(store, request.check, ProposedCheck)
         with self.workspaces.hold(request.scope) as tree:

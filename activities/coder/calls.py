@@ -45,7 +45,7 @@ SHOWN_CHARACTERS = 200
 
 
 def schema(**properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the strict schema for a tool's arguments. All are required and no others are allowed."""
+    """Return the strict JSON schema for a tool's arguments, which requires all of them and allows no others."""
     return {
         "type": "object",
         "properties": properties,
@@ -59,12 +59,12 @@ def text(description: str) -> dict[str, Any]:
 
 
 def optional(kind: str, description: str, **more: Any) -> dict[str, Any]:
-    """Return the schema for a nullable value."""
+    """Return the schema for an optional argument, whose value may be null."""
     return {"type": [kind, "null"], "description": description, **more}
 
 
 def fit_arguments(values: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments with all properties in the schema. Missing nullable ones are set to null.
+    """Check a call's arguments against the schema, and set missing optional arguments to null.
 
     Raises:
         ToolError: the arguments do not match the schema.
@@ -101,7 +101,7 @@ class CallRecord(Sparse):
     text: str = ""
     """Text for the model after the file has been changed."""
     result: CallResult | None = None
-    """None if the call was claimed but has not finished."""
+    """Result of the call. None if the call was claimed but has not finished."""
     whole: ArtifactRef | None = None
     """The full text of a result that was shortened for the model."""
 
@@ -117,7 +117,7 @@ class CallJournal:
         """Name of the file while it is being written. It is located next to the file that it replaces."""
 
     def read(self) -> CallRecord | None:
-        """Return the entry, or None if the call has not started.
+        """Return the call's journal entry, or None if the call has not started.
 
         Raises:
             ExecutorError: the entry belongs to another call or is damaged. Not retryable.
@@ -144,18 +144,18 @@ class CallJournal:
         write_durably(self._path, record.model_dump_json().encode())
 
     def withdraw(self) -> None:
-        """Withdraw the claim for a call that certainly had no effect."""
+        """Withdraw the claim for a call that is known to have had no effect."""
         self._path.unlink(missing_ok=True)
 
 
 def digest_call(call: ProposedCall) -> str:
-    """Return a call's identity, which does not depend on the provider's call id."""
+    """Return a digest that identifies a call regardless of the id that the provider gave it."""
     text = f"{call.tool}\0{call.arguments}"
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def find_result(session: Path, digits: str) -> ArtifactRef | None:
-    """Return this session's only result whose digest starts with these digits (12 or more).
+    """Find a result of this session by the first digits (12 or more) of its digest. Ambiguous digits find nothing.
 
     Other contents of the artifact store are not searched.
     """
@@ -182,7 +182,7 @@ PATHS_NAMED = 5
 
 
 def judge_command(command: str, rubric: Rubric, grants: Iterable[Grant]) -> ToolResult | None:
-    """Return the reason or question that blocks a command, or None if the command may run."""
+    """Return the reason or question that prevents a command from running, or None if it may run."""
     # Rules about cost do not apply: the call's time limit bounds it.
     findings = [
         finding
@@ -262,7 +262,7 @@ class ToolExecutor:
         self._review = review
 
     def specs(self, names: Iterable[str]) -> tuple[ToolSpec, ...]:
-        """Return the descriptions of the named tools for the model, in the given order.
+        """Return the descriptions of the named tools that a model gets, in the given order.
 
         Raises:
             SettingsError: one of the names is unknown. Not retryable.
@@ -274,7 +274,7 @@ class ToolExecutor:
         return tuple(self._tools[name].spec for name in tool_names)
 
     def heads(self, calls: Iterable[ProposedCall]) -> tuple[CallHead, ...]:
-        """Return the calls in the form used in the history.
+        """Convert calls to the form in which the history contains them.
 
         Calls to an unknown tool count as reads, since they do nothing.
         """
@@ -286,7 +286,7 @@ class ToolExecutor:
         )
 
     def use(self, turn: int, index: int, call: ProposedCall, context: ToolContext, session: Path) -> CallResult:
-        """Carry out a call or return its recorded result. Blocks. The journal makes it idempotent.
+        """Carry out a tool call, or return its recorded result. Blocks. The journal makes this idempotent.
 
         Args:
             turn: the number of the turn that proposed the call.
@@ -375,7 +375,7 @@ def _claim(journal: CallJournal, change: FileChange) -> CallRecord:
 def _resume(
     journal: CallJournal, record: CallRecord, tool: Tool, arguments: Mapping[str, Any], context: ToolContext
 ) -> ToolResult:
-    """Complete a file change that an earlier attempt did not finish."""
+    """Complete a file change that an earlier attempt began but did not finish."""
     remove_temporary(context.root, record.path, journal.temporary)
     current = digest(read_file(context.root, record.path))
     if current == record.after:

@@ -45,7 +45,7 @@ def check_placeholders(before: bytes, after: bytes) -> None:
 
 
 def line_ends_of(before: bytes | None, text: str) -> str:
-    """Return the text with the CRLF line endings and the byte order mark of the content that it replaces."""
+    """Give a text the CRLF line endings and the byte order mark of the content that it replaces."""
     if before is None:
         return text
     # Only if all lines agree: in a file with mixed line endings the text stays as the model wrote it.
@@ -80,7 +80,7 @@ class FolderEntry(NamedTuple):
     """The path below the root, for use in messages."""
 
     def state(self) -> os.stat_result | None:
-        """Return the path's lstat, or None if it does not exist."""
+        """Return the lstat result for the path, or None if the path does not exist."""
         try:
             return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -88,12 +88,12 @@ class FolderEntry(NamedTuple):
 
 
 def digest(content: bytes | None) -> str:
-    """Return the SHA-256 of a file's content, or "" for None."""
+    """Return the SHA-256 of a file's content, or "" if there is no file."""
     return "" if content is None else hashlib.sha256(content).hexdigest()
 
 
 def relative(root: Path, path: str) -> str:
-    """Return a relative path. An absolute path below the root is also accepted, because commands print such paths."""
+    """Return a path relative to the root. Absolute paths below the root are accepted, because commands print them."""
     worktree = read_worktree(root)
     inside = path.removeprefix(f"{root}/")
     inside = inside.removeprefix(f"{worktree.workspace}/") if worktree is not None else inside
@@ -176,7 +176,7 @@ def write_change(root: Path, change: FileChange, temporary: str) -> None:
 
 
 def remove_temporary(root: Path, path: str, temporary: str) -> None:
-    """Remove the temporary file of a process that has died."""
+    """Remove a temporary file that a dead process left behind."""
     with open_entry(root, path) as location:
         if location is not None:
             _remove(location.folder, temporary)
@@ -217,7 +217,7 @@ def is_binary(content: bytes) -> bool:
 
 
 def format_path(path: str) -> str:
-    """Return a path for messages. It is quoted if it contains unprintable characters or outer spaces."""
+    """Format a path for messages. Paths with unprintable characters or outer spaces are quoted."""
     plain = os.fsencode(path).decode("utf-8", "backslashreplace")
     return plain if plain.isprintable() and plain == plain.strip() else repr(plain)
 
@@ -278,7 +278,7 @@ GLOB_CHARACTERS = 500
 
 
 def find_files(root: Path, path: str | None, glob: str | None) -> list[str]:
-    """Return a tree's files and symlinks that git does not ignore, sorted.
+    """Return the files and symlinks below a folder that git does not ignore, sorted by path.
 
     Args:
         root: the top of the tree.
@@ -336,7 +336,7 @@ def search_files(
     cancelled: Callable[[], bool],
     with_ripgrep: bool = True,
 ) -> str:
-    """Return the matching lines as `path:line:text`.
+    """Search files and return the matching lines as `path:line:text`.
 
     Args:
         root: the top of the tree.
@@ -376,7 +376,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def _lines(outputs: Iterator[bytes], names: Set[bytes]) -> Iterator[str]:
-    """Yield the lines of ripgrep's `path NUL number : text` output, up to the limit."""
+    """Parse the output of ripgrep, `path NUL number : text`, and yield its lines up to the limit."""
     number = 0
     for output in outputs:
         rest = output

@@ -40,7 +40,7 @@ _JSON = json.JSONDecoder(strict=False)
 
 
 def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tuple[Message, str]:
-    """Parse a response.
+    """Parse a model's response and check the tool calls in it.
 
     Args:
         reply: the response.
@@ -90,12 +90,12 @@ def judge(reply: ModelAnswer, tools: Sequence[ToolSpec], *, number: int) -> tupl
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text without lone surrogates, which JSON allows but UTF-8 files do not."""
+    """Replace lone surrogates in a text. JSON allows them, but UTF-8 files do not."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
-    """Return a problem. The response stays as plain text, because services reject conversations with invalid calls."""
+    """Reject a response. It stays as plain text, because services reject conversations with invalid calls."""
     parts = (reply.text, reply.refusal, *(f"{call.tool}({call.arguments})" for call in reply.calls))
     text = shorten("\n".join(part for part in parts if part), QUOTED_CHARACTERS)
     # Otherwise the model may assume that the valid ones of several calls were made.
@@ -105,7 +105,7 @@ def _reject(reply: ModelAnswer, problem: str) -> tuple[Message, str]:
 
 
 def _calls_in(text: str) -> tuple[ProposedCall, ...]:
-    """Return the calls in a response that contains only calls, which small models write in plain text.
+    """Return the calls in a response that is nothing but calls, which small models write as plain text.
 
     A call inside other text is a quotation, whether from a file, a rejected instruction or the model's own thoughts.
     """
@@ -118,7 +118,7 @@ def _calls_in(text: str) -> tuple[ProposedCall, ...]:
 
 
 def _values_in_tags(answer: str) -> list[Any]:
-    """Return the values in a response that consists of one kind of call tag. Otherwise, return nothing."""
+    """Return the values in a response that consists of one kind of call tag, or nothing for other responses."""
     begin, end = next(((begin, end) for begin, end in _TAGS if answer.startswith(begin)), ("", ""))
     values: list[Any] = []
     rest = answer
@@ -137,7 +137,7 @@ def _values_in_tags(answer: str) -> list[Any]:
 
 
 def _json_values(answer: str) -> list[Any]:
-    """Return the response's JSON value, or its items if it is a list. Otherwise, return nothing."""
+    """Return the JSON value that a response consists of, or the items of a list. Return nothing if it is not JSON."""
     try:
         value = _JSON.decode(answer)
     except (ValueError, RecursionError):
@@ -148,7 +148,7 @@ def _json_values(answer: str) -> list[Any]:
 
 
 def _read_call(value: Any) -> ProposedCall | None:
-    """Return the call in a value, or None if it has other fields or types."""
+    """Read a tool call from a JSON value. Return None if the value has other fields or types."""
     if isinstance(value, dict) and value.keys() <= {"id", "type", "function"}:
         value = value.get("function")
     if not isinstance(value, dict) or not value.keys() <= _CALL_KEYS:
@@ -160,7 +160,7 @@ def _read_call(value: Any) -> ProposedCall | None:
 
 
 def _arguments(call: ProposedCall, tools: Mapping[str, ToolSpec]) -> str:
-    """Return a call's arguments as JSON that matches the schema.
+    """Return the arguments of a call as JSON that matches the tool's schema.
 
     Raises:
         ToolError: the arguments do not match or the tool is unknown.
@@ -208,7 +208,7 @@ def _object(call: ProposedCall, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _unwrap(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Decode a value that was written as a string although its schema does not allow strings."""
+    """Decode an argument that was written as a string although the schema does not allow strings."""
     if not isinstance(value, str) or "string" in schema.get("type", "string"):
         return value
     try:

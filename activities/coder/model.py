@@ -129,7 +129,7 @@ def _ended_early(model: str) -> PlannerUnavailableError:
 
 
 def chat_request(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Json:
-    """Return the messages and tools for a streamed Chat Completions request."""
+    """Build the messages and tools of a streamed Chat Completions request."""
     return {
         "tools": [{"type": "function", "function": tool_as_dict(tool)} for tool in tools],
         "messages": [_chat_message(message) for message in join_user_messages(messages)],
@@ -190,7 +190,7 @@ def _items(message: Message) -> list[Json]:
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """Return a message with `change` applied to all its texts, including those in call arguments."""
+    """Apply `change` to all texts of a message, including those in call arguments."""
     # Applied to decoded values: on raw JSON, a placeholder could replace a quote and break it.
     mapped = [
         json.dumps(_mapped_value(json.loads(call.arguments), change), ensure_ascii=False) for call in message.calls
@@ -235,7 +235,7 @@ class OpenAIModel:
         privacy: PromptPrivacy,
         beat: Callable[[], None],
     ) -> ModelAnswer:
-        """Ask once. Cancelling the task closes the connection."""
+        """Send one request and return the response. Cancelling the task closes the connection."""
         service = replace(self.service, models=role.models or self.service.models)
         # Scrubbing a long conversation would block the event loop for too long.
         cleared = await asyncio.to_thread(self._apply_privacy, messages, privacy)
@@ -280,7 +280,10 @@ class OpenAIModel:
         raise PlannerUnavailableError(f"model {model} {problem}")
 
     async def _begin(self, create: Any, body: dict[str, Any]) -> Any:
-        """Send a request. Retry without any parameters that the service rejects by name, which costs nothing."""
+        """Send a request.
+
+        If the service rejects parameters by name, send it again without them, which costs nothing.
+        """
         import openai
 
         refused = self.refused.setdefault(body["model"], set())
@@ -296,7 +299,7 @@ class OpenAIModel:
 
 
 def request_options(service: ModelService, role: Role, session: str) -> dict[str, Any]:
-    """Return a role's limits, sampling parameters and OpenAI-only options."""
+    """Return the limits, sampling parameters and OpenAI-only options of requests for a role."""
     limit = "max_output_tokens" if service.uses_responses else "max_completion_tokens"
     if not service.uses_responses and not service.is_openai:
         # OpenAI's reasoning models reject the old name; self-hosted services may know no other.
@@ -314,5 +317,5 @@ def request_options(service: ModelService, role: Role, session: str) -> dict[str
 
 
 def _find_rejected_name(error: "openai.APIStatusError", names: Sequence[str]) -> str:
-    """Return the parameter that the service rejected, or ""."""
+    """Return the name of the parameter that the service rejected, or ""."""
     return next((name for name in names if error.param == name or re.search(rf"\b{name}\b", error.message)), "")

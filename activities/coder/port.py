@@ -192,7 +192,7 @@ class CoderMemory(Protocol):
     """The memory of one project. Its methods block."""
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Return the best matches, best first. Empty if the memory is unavailable."""
+        """Search the memory and return the best matches first. The result is empty if the memory is unavailable."""
         ...
 
     def remember(self, key: str, text: str) -> None:
@@ -227,7 +227,9 @@ class ToolContext:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool.
+    """Tool that the coder can call.
+
+    It reads, or it prepares a file change or a program start. `ToolExecutor` records the intent before carrying it out.
 
     It reads, or it prepares a file change or a program start. `ToolExecutor` records the intent before carrying it out.
     """

@@ -31,7 +31,7 @@ class CodeReviewer:
     scanner: CodeScanner
 
     def review(self, context: ToolContext) -> ToolResult | None:
-        """Return the finding or question that blocks execution, or None if the code may run."""
+        """Return the finding or question that prevents the code from running, or None if the code may run."""
         review = self._scan(context, context.grants)
         match review.verdict:
             case Verdict.ALLOW:
@@ -42,7 +42,7 @@ class CodeReviewer:
                 return ToolResult(review.message, question=question_of(review))
 
     def bandit_findings(self, context: ToolContext) -> int:
-        """Return the number of new Bandit findings in the change, including those that a person has allowed."""
+        """Count Bandit's new findings in the change, including those that a person has allowed."""
         return sum(finding.layer == Layer.BANDIT.value for finding in self._scan(context, ()).findings)
 
     def _scan(self, context: ToolContext, grants: tuple[Grant, ...]) -> CodeReview:
@@ -78,7 +78,7 @@ class ChangedTests:
     review: Review
 
     def judge(self, context: ToolContext, coded_tree: str) -> JudgeResult:
-        """Return the verdict on the tests. A new file that has no accepted test is deleted."""
+        """Judge the new and changed tests. A new file without an accepted test is deleted."""
         assert context.tree is not None
         tree, after = context.tree, context.tree.snapshot()
         old, new = tree.entries(coded_tree), tree.entries(after)
@@ -122,7 +122,7 @@ class ChangedTests:
         )
 
     def try_check(self, context: ToolContext, proposed: ProposedCheck, runner: CheckRunner) -> tuple[str, str]:
-        """Write a check's test file and run the check on the tree, on which no work has been done yet.
+        """Write the test file of a check, and run the check on the tree before any work has been done.
 
         Returns:
             The new tree and "" if the check counts. Otherwise, the original tree and the reason, addressed to the
@@ -146,7 +146,10 @@ class ChangedTests:
         return (before, f"`{proposed.run}`: {problem}{output}") if problem else (after, "")
 
     def _write_test(self, context: ToolContext, proposed: ProposedCheck) -> str:
-        """Write a new test file. Return the reason why none of its tests shows that something is missing, or ""."""
+        """Write a new test file and try its tests. Return "" if one of them fails because something is missing.
+
+        Otherwise, return the reason why none of the tests shows this.
+        """
         assert context.tree is not None
         tree, path = context.tree, proposed.path
         if not (_TEST_FILE.fullmatch(path) and path.isprintable()):

@@ -40,7 +40,7 @@ PATH = text("Path relative to the project root")
 def tool(
     description: str, *, reads: bool = False, runs: bool = False, **arguments: dict[str, Any]
 ) -> Callable[[Use], Tool]:
-    """Return a decorator that turns a function into a tool with the same name. `arguments` are its schemas."""
+    """Return a decorator that turns a function into a tool with the same name and the argument schemas `arguments`."""
     return lambda use: Tool(ToolSpec(use.__name__, description, schema(**arguments)), use, reads, runs)
 
 
@@ -51,7 +51,7 @@ def tool(
     detail=optional("string", "What the person needs to know to answer", maxLength=TEXT_CHARACTERS),
 )
 def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Return the answer, or the question if it has not been answered yet."""
+    """Return a person's answer to a question, or the question if it has not been answered yet."""
     question = " ".join(arguments["question"].split())
     # Derived from the text, so that the same question finds its answer in a later delivery, too.
     fingerprint = hashlib.sha256(question.encode()).hexdigest()[:FINGERPRINT_DIGITS]
@@ -67,7 +67,7 @@ def ask_person(arguments: Arguments, context: ToolContext) -> ToolResult:
 
 
 def _file_to_change(arguments: Arguments, context: ToolContext) -> tuple[str, bytes | None]:
-    """Return the path argument and that file's content or None."""
+    """Return the path argument and the content of that file, or None if there is no file."""
     path = relative(context.root, arguments["path"])
     check_writable(path)
     return path, read_content(context.root, path)
@@ -111,7 +111,7 @@ EDITED_LINES = 24
     new=text("Replacement text; empty: remove the old text"),
 )
 def edit_file(arguments: Arguments, context: ToolContext) -> FileChange:
-    """Prepare the edit. The result shows the surrounding lines."""
+    """Prepare an edit of a file. The result shows the surrounding lines."""
     path, before = _file_to_change(arguments, context)
     if before is None:
         raise ToolError(f"{format_path(path)} does not exist. Use create_file for a new file")
@@ -186,7 +186,7 @@ RESULTS_LIMIT = 10
     limit=optional("integer", f"Null: {DEFAULT_RESULTS}", minimum=1, maximum=RESULTS_LIMIT),
 )
 def memory_search(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Search the project memory. The best matches come first."""
+    """Search the project memory and return the best matches first."""
     if context.memory is None:
         return ToolResult("this project has no memory. Continue without it")
     matches = context.memory.search(arguments["query"], arguments["limit"] or DEFAULT_RESULTS)
@@ -206,7 +206,7 @@ SHOWN_CHARACTERS = 9_000
     end=optional("integer", "Last line; null: as many lines as fit", minimum=1),
 )
 def read_file(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Return numbered lines from a file or from an earlier result in the session."""
+    """Return numbered lines of a file or of an earlier result in the session."""
     path = str(arguments["path"])
     if path.startswith(RESULT):
         ref = context.find_result(path.removeprefix(RESULT).strip().lower())
@@ -257,7 +257,7 @@ NOTE_CHARACTERS = 2_000
     text={"type": "string", "description": "The fact", "minLength": 1, "maxLength": NOTE_CHARACTERS},
 )
 def remember(arguments: Arguments, context: ToolContext) -> ToolResult:
-    """Store a fact. Idempotent."""
+    """Store a fact in the project memory. Idempotent."""
     if context.memory is None:
         return ToolResult("nothing was saved because this project has no memory. Continue without it")
     context.memory.remember(arguments["key"], arguments["text"])
@@ -293,7 +293,7 @@ _PYTEST = re.compile(r"\s*((?:[\w./-]+ +){0,4}?(?:[\w./-]*/)?pytest)(?![\w/.-])"
 
 
 def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ...]:
-    """Return all tools, sorted by name.
+    """Build all tools that the coder can use, sorted by name.
 
     Args:
         runner: runs commands in the sandbox.
@@ -335,7 +335,7 @@ def make_tools(runner: CheckRunner, rubric: Rubric = Rubric()) -> tuple[Tool, ..
 
 
 def _commands_for(tests: tuple[str, ...], checks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the checks, or for single tests, a check's pytest invocation with those tests.
+    """Return the checks to run or, for single tests, the pytest command of a check with these tests.
 
     Raises:
         ToolError: no check runs pytest, or a test name looks like an option.

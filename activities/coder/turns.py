@@ -39,13 +39,13 @@ MAIN_ARGUMENTS = ("path", "command", "pattern", "query", "question")
 
 
 def digest_text(lines: Sequence[str], left_out: int) -> str:
-    """Return the digest in the form that the model sees."""
+    """Format the digest of earlier turns for the model."""
     omitted = [f"- [{left_out} older lines omitted]"] if left_out else []
     return "\n".join((HEAD, "", *omitted, *lines))
 
 
 def lines_of(before: Sequence[str], turns: Iterable[Sequence[Message]]) -> tuple[tuple[str, ...], int]:
-    """Return the digest extended by more turns, and how many of the oldest lines were dropped."""
+    """Append further turns to the digest. Return its lines and the number of oldest lines that were dropped."""
     lines = [*before, *(line for turn in turns for line in _lines(turn))]
     size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
     left_out = 0
@@ -100,7 +100,7 @@ _ENVIRONMENT = jinja2.Environment(
 
 
 def system_prompt(role: Role) -> str:
-    """Return a role's system prompt, which is constant within a session."""
+    """Return the system prompt for a role, which stays the same within a session."""
     values = {"tools": role.tools, "max_turns": role.max_turns, "answer": role.answer}
     return _ENVIRONMENT.from_string(role.prompt).render(values).strip() + "\n"
 
@@ -143,7 +143,7 @@ class Conversation(NamedTuple):
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """Return the messages to send. The digest is appended to the task so that compaction keeps both."""
+        """Return the messages to send to the model. The digest is appended to the task, so compaction keeps both."""
         if not self.digest:
             return self.opening + self.messages
         *first, task = self.opening
@@ -155,7 +155,7 @@ class Conversation(NamedTuple):
         return self._replace(messages=self.messages + new, new=self.new + new)
 
     def compact(self, keep_tokens: int) -> "Conversation":
-        """Return the conversation with the newest turns in full, and one line for each older turn.
+        """Shorten the conversation: keep the newest turns in full and replace each older turn with one line.
 
         The newest turn is always kept, because the model expects its results.
         """
@@ -181,7 +181,7 @@ class Conversation(NamedTuple):
 
 
 def start_conversation(role: Role, task: str) -> Conversation:
-    """Return the start of a role's conversation about a task."""
+    """Start a role's conversation about a task."""
     return Conversation((Message("system", system_prompt(role)), Message("user", task)))
 
 
@@ -201,7 +201,7 @@ def read_conversation(store: ArtifactStore, node: ArtifactRef) -> Conversation:
 
 
 def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:
-    """Estimate a prompt's tokens as a quarter of its bytes."""
+    """Estimate the number of tokens in a prompt as a quarter of its bytes."""
     total = 0
     for message in messages:
         texts = (message.text, *(text for call in message.calls for text in (call.tool, call.arguments)))
@@ -210,7 +210,7 @@ def count_tokens(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) ->
 
 
 def tool_as_dict(tool: ToolSpec) -> dict[str, Any]:
-    """Return a tool in the function-calling format, with a strict schema."""
+    """Convert a tool to the function-calling format, with a strict schema."""
     return {**tool._asdict(), "parameters": dict(tool.parameters), "strict": True}
 
 
@@ -219,7 +219,7 @@ def _tokens(text: str) -> int:
 
 
 def render_conversation(store: ArtifactStore, node: ArtifactRef) -> bytes:
-    """Return a conversation as readable text.
+    """Format a conversation as readable text.
 
     Raises:
         ArtifactError: a node is missing or damaged.
@@ -236,7 +236,7 @@ _ENTRY = re.compile(r"(?P<kind>turn|call)-(?P<turn>[0-9]{4,})(?:-[0-9]+)?\.json"
 
 
 class StoredTurn(Value):
-    """A turn's journal entry."""
+    """Journal entry for one turn."""
 
     input: str
     """The request's digest."""
@@ -246,7 +246,7 @@ class StoredTurn(Value):
 
 
 def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
-    """Return a turn from the journal, or None.
+    """Read a turn from the journal. Return None if the journal does not contain the turn.
 
     Raises:
         ArtifactCorruptError: the turn cannot be read.
@@ -264,13 +264,13 @@ def find_turn(session_folder: Path, number: int) -> StoredTurn | None:
 
 
 def write_turn(session_folder: Path, stored: StoredTurn) -> None:
-    """Durably write a turn."""
+    """Write a turn durably to the journal."""
     private_folder(session_folder)
     write_durably(_path(session_folder, stored.turn.number), stored.model_dump_json().encode())
 
 
 def discard_turns(session_folder: Path, first: int) -> None:
-    """Delete the turns from `first` on, and their calls. They belong to an abandoned branch of the session."""
+    """Delete the turns from `first` on, with their calls, because they belong to an abandoned branch of the session."""
     entries = [(match, path) for path in session_folder.glob("*.json") if (match := _ENTRY.fullmatch(path.name))]
     # The first turn is deleted last: after a crash in between, the next attempt finds it and deletes the rest.
     for match, path in sorted(entries, key=lambda entry: (-int(entry[0]["turn"]), entry[0]["kind"])):
@@ -328,7 +328,7 @@ class TurnTaker:
 
     @staticmethod
     def read(session_folder: Path, number: int) -> StoredTurn:
-        """Return a turn from the journal.
+        """Read a turn that must be in the journal.
 
         Raises:
             ArtifactMissingError: the turn does not exist.

@@ -127,7 +127,7 @@ class Supervision:
         self._tree.own_process(pid)
 
     def progress(self, progress: Progress) -> None:
-        """Send a heartbeat with the progress, at most once a second."""
+        """Send the agent's progress as a heartbeat, at most once a second."""
         now = time.monotonic()
         # Send a new session immediately: an attempt after a crash resumes it.
         if progress.resume == self._resume and now - self._last_heartbeat < PROGRESS_S:
@@ -137,7 +137,7 @@ class Supervision:
 
 
 def last_resume_token() -> ResumeToken | None:
-    """Return the resume token from the last heartbeat of the previous attempt."""
+    """Return the resume token that the previous attempt sent in its last heartbeat."""
     for detail in activity.info().heartbeat_details:
         try:
             return Progress.model_validate(detail).resume
@@ -149,7 +149,8 @@ def last_resume_token() -> ResumeToken | None:
 _MAY_END = frozenset(
     {ExecutorStatus.COMPLETED, ExecutorStatus.NO_CHANGE, ExecutorStatus.FAILED, ExecutorStatus.REFUSED}
 )
-"""Results of a delivery that an ending file overrides. Limits, questions and setup errors take precedence over it."""
+"""Statuses that a file stating that the work cannot be done overrides. Limits, questions and setup errors take
+precedence over the file."""
 
 
 class ExecutionActivities:
@@ -167,7 +168,7 @@ class ExecutionActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def hand_off(self, request: HandOffRequest) -> Delivery:
-        """Queue a plan in the outbox. Idempotent for each combination of run, iteration and delivery."""
+        """Queue a plan in the outbox. Idempotent for the same run, iteration and delivery."""
         workspace = Path(request.scope.workspace)
         store = self._stores(workspace)
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
@@ -283,9 +284,9 @@ class ExecutionActivities:
 
     @contextlib.contextmanager
     def _record_break_off(self, outbox: Outbox, key: str) -> Iterator[None]:
-        """Record the reason why a claimed delivery ends without a report.
+        """During the block, a delivery is claimed. If it breaks off with an error, record the reason in the outbox.
 
-        If there is no record, the worker was killed.
+        If a claimed delivery has neither a report nor such a reason, its worker was killed.
         """
         self._claimed.add(key)
         try:
@@ -304,7 +305,7 @@ class ExecutionActivities:
 
     @staticmethod
     def _find_delivery(outbox: Outbox, request: ExecuteRequest) -> OutboxEntry | None:
-        """Return the delivery. If a run before a reset queued it, queue it again under this run's key."""
+        """Find a queued delivery. If a run before a reset has queued it, queue it again under this run's key."""
         delivery, run_id = outbox.get(request.key), activity.info().workflow_run_id
         queued_by, _, suffix = request.key.partition("/")
         if delivery is None or queued_by == run_id:
@@ -317,7 +318,7 @@ class ExecutionActivities:
     def _settle(
         self, scope: EpisodeScope, selection: ExecutorSelection, order: WorkOrder, crash: Crash
     ) -> ExecutorOutcome | WorkOrder:
-        """Return the outcome of a delivery that an earlier attempt started, or the order to deliver it again."""
+        """Settle a delivery that an earlier attempt started: return its outcome, or the order to deliver it again."""
         try:
             outcome = selection.executor.reconcile(order, state_folder_of(scope))
             if outcome is None and selection.executor.continues(order, state_folder_of(scope)):

@@ -41,7 +41,7 @@ class ExecutorRegistry:
         return tuple(sorted(self._makers))
 
     def __call__(self, name: str) -> Executor:
-        """Return the executor with this name.
+        """Look up an executor by name.
 
         Raises:
             ExecutorError: there is no such executor. The message lists the known ones and suggests the closest match.
@@ -60,7 +60,7 @@ class ExecutorRegistry:
 
 @dataclass(frozen=True)
 class ExecutorDependencies:
-    """Dependencies shared by a worker's executors."""
+    """Objects that all executors of a worker share."""
 
     settings: Settings
     homes: Path
@@ -76,7 +76,7 @@ class ExecutorDependencies:
 
 
 def executors(dependencies: ExecutorDependencies, more: Mapping[str, Executor] | None = None) -> ExecutorRegistry:
-    """Return a registry of the built-in executors and those in `more`, which take precedence.
+    """Build the registry of a worker's executors: the built-in ones and those that `more` adds or replaces.
 
     Raises:
         SettingsError: the settings name an unknown agent.
@@ -138,7 +138,7 @@ class LazyAgentSandbox:
 
 
 def open_gateway(spec: GatewaySpec) -> AbstractContextManager[Gateway]:
-    """Open a model gateway; see `Gateways`."""
+    """Open a gateway between an agent and its model; see `Gateways`."""
     from activities.model.gateway.server import serve_gateway
 
     return serve_gateway(spec)

@@ -121,7 +121,7 @@ class CommandExecutor(Executor):
         return f"it may reach {', '.join(open_to)}" if open_to else ""
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Run the template or the steps.
+        """Run the command from the template or the steps of the plan.
 
         Raises:
             ExecutorError: the options, the template or the sandbox settings are invalid.
@@ -210,7 +210,7 @@ class CommandExecutor(Executor):
         return replace(spec, idle_limit_s=order.executor.idle_limit_s)
 
     def _hidden_file(self, spec: SandboxSpec) -> Path | None:
-        """Return a file of this host that an argument names and the sandbox does not show."""
+        """Return the file on this host that an argument names but that is not visible in the sandbox."""
         if self.sandbox.name in (_DOCKER, UNSAFE):
             return None
         root = path_inside(self.sandbox.name, spec.root)
@@ -243,7 +243,7 @@ class CommandExecutor(Executor):
 
 
 def is_outside(argument: str, root: Path) -> bool:
-    """Return whether an argument refers to a path outside `root`, which must be resolved.
+    """Return whether an argument refers to a path outside `root`. The root must be a resolved path.
 
     Each path in the argument is checked, for example in `--config=/etc/x` or `-I/usr`, and symlinks are followed. This
     catches a planner's mistakes. The sandbox protects against malice.
@@ -283,7 +283,7 @@ class _Steps:
         return self._outcome(ExecutorOutcome(status=status))
 
     def _run_step(self, step: PlannedStep) -> ExecutorOutcome | None:
-        """Run one step. Returns an outcome if the step ends the pass."""
+        """Run one step of the plan. Return an outcome if the step ends the pass."""
         # The wall limit is that of the delivery, so each step gets only what the earlier ones left.
         left = self._deadline - time.monotonic()
         if left <= 0:

@@ -22,7 +22,7 @@ Options = TypeVar("Options", bound=Document)
 
 
 def read_options(model: type[Options], choice: ExecutorChoice, name: str) -> Options:
-    """Return the parsed options of an executor choice.
+    """Parse the options that an executor choice contains.
 
     Raises:
         ExecutorError: an option is unknown or invalid. The message lists the valid options of `name`.
@@ -48,7 +48,7 @@ def refuse_questions(choice: ExecutorChoice, name: str) -> None:
 
 
 def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
-    """Remove the subfolders that have not changed for too long, and return how many were removed.
+    """Remove subfolders that have not changed for too long, and return how many were removed.
 
     Args:
         folder: the parent folder. It may be missing. Symlinks in it are kept.
@@ -72,7 +72,7 @@ def remove_old(folder: Path, lasts: Callable[[int], timedelta]) -> int:
 
 @contextmanager
 def write_temporary_file(path: Path, text: str) -> Iterator[Path]:
-    """Keep text in a private file until the context exits."""
+    """Write text to a private temporary file that exists until the context exits."""
     # A lone surrogate in a model's text must not make the delivery fail.
     write_atomically(path, text.encode("utf-8", "replace"), durable=True)
     try:
@@ -101,22 +101,22 @@ def early_outcome(result: ProcessResult, choice: ExecutorChoice) -> ExecutorOutc
 
 
 def failed_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Return the outcome of a failed delivery that may succeed if retried."""
+    """Create the outcome of a failed delivery that may succeed if it is retried."""
     return ExecutorOutcome(status=ExecutorStatus.FAILED, error=error, error_kind=kind)
 
 
 def fatal_outcome(error: str, kind: ErrorKind | None = None) -> ExecutorOutcome:
-    """Return the outcome of a delivery that cannot succeed until somebody changes the setup."""
+    """Create the outcome of a delivery that cannot succeed until somebody changes the setup."""
     return ExecutorOutcome(status=ExecutorStatus.FATAL, error=error, error_kind=kind)
 
 
 def cancelled_outcome() -> ExecutorOutcome:
-    """Return the outcome of a delivery whose activity was cancelled."""
+    """Create the outcome of a delivery whose activity was cancelled."""
     return ExecutorOutcome(status=ExecutorStatus.CANCELLED, error="stopped on request")
 
 
 def timeout_outcome(choice: ExecutorChoice) -> ExecutorOutcome:
-    """Return the outcome of a delivery that exceeded its wall limit."""
+    """Create the outcome of a delivery that exceeded its wall limit."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
         error=f"stopped after {choice.wall_limit_s:g} s of work. Raise executor.wall_limit_s or plan smaller steps.",
@@ -125,7 +125,7 @@ def timeout_outcome(choice: ExecutorChoice) -> ExecutorOutcome:
 
 
 def idle_outcome(choice: ExecutorChoice, missing: str) -> ExecutorOutcome:
-    """Return the outcome of a delivery that was silent for too long."""
+    """Create the outcome of a delivery that was silent for too long."""
     return ExecutorOutcome(
         status=ExecutorStatus.TIMED_OUT,
         error=f"stopped after {choice.idle_limit_s:g} s without {missing}. If the executor was "

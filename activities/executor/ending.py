@@ -13,7 +13,7 @@ MOST_BYTES = 4_096
 
 
 def take_ending(tree: WorkingTree, before: str) -> str:
-    """Delete the ending file from the root of a working tree. Return the reason in it, or "" if there is none.
+    """Delete the ending file from a working tree. Return the reason that it gives, or "" if there is no such file.
 
     A file that was already in the tree `before` the delivery was not written by the executor, and is kept.
     """

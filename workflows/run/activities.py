@@ -132,7 +132,7 @@ class Routing:
         """Handle a missing executor worker. Called once per wait."""
 
     def leave_silent_host(self, successor: str) -> bool:
-        """Return whether the workflow moves to the host `successor` because its host has been silent too long."""
+        """Return whether the workflow moves to host `successor`, because its own host has been silent for too long."""
         del successor
         return False
 

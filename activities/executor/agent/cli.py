@@ -143,12 +143,15 @@ class Run:
         )
 
     def ending(self, result: ProcessResult) -> Ending:
-        """Return the exit code and the last output lines for the reader."""
+        """Return how the process ended, with its exit code and last output lines."""
         lines = [*self._status_lines, *self._errors(result).splitlines()]
         return Ending(exit_code=result.exit_code, output_end="\n".join(lines[-_ENDING_LINES:]))
 
     def outcome(self, result: ProcessResult) -> ExecutorOutcome:
-        """Return the outcome. Limits and usage seen by the gateway take precedence over the agent's own report."""
+        """Return the run's outcome.
+
+        The limits and usage that the gateway saw take precedence over the agent's report.
+        """
         counters = None if self._gateway is None else self._gateway.read_counters()
         stopped = None if self._stop is None else stopped_outcome(self._stop, self._choice, self._bounds.limit)
         outcome = stopped or self._outcome_at_exit(result, counters)
@@ -200,7 +203,7 @@ class AgentExecutor(AgentHost, Executor):
         return availability.evolve(usable=False, reason=missing) if availability.usable and missing else availability
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Read a dead attempt's events, which may end with the agent's own outcome."""
+        """Derive the outcome of a dead attempt from its recorded events, if they show how it ended."""
         reader = self.adapter.reader(order)
         resume = order.resume
         try:
@@ -220,7 +223,7 @@ class AgentExecutor(AgentHost, Executor):
         return self.effects_of(self.adapter, order)
 
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Run the order.
+        """Run the agent to carry out an order.
 
         Raises:
             ExecutorError: the key or the login is missing, or an option is invalid.
@@ -259,7 +262,7 @@ class AgentExecutor(AgentHost, Executor):
         home: Path,
         way: tuple[ModelAccess, Gateway | None],
     ) -> ExecutorOutcome | None:
-        """Run the agent once. Returns None if it does not know the session to resume."""
+        """Run the agent once. Return None if it does not know the session to resume."""
         access, gateway = way
         launch = self.adapter.launch(order, home, access, order.resume)
         inside = str(self.tree_inside(order, own_sandbox=launch.own_sandbox))

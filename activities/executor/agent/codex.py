@@ -203,7 +203,7 @@ class CodexReader(EventReader):
         return _end(ExecutorStatus.FAILED, f"the codex turn failed: {error or 'no reason given'}", ErrorKind.PROTOCOL)
 
     def _judge_lines(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome of a run that ended without a final event, based on its status lines."""
+        """Derive the outcome of a run without a final event from its status lines."""
         end = ending.output_end.strip()
         # Once a thread has started, such a phrase may be output of a command.
         if not self._began and any(phrase in end for phrase in _CONFIG):
@@ -289,7 +289,7 @@ class CodexAdapter:
         return availability
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return the command line, environment, secrets and files needed to start the agent.
+        """Determine the command line, environment, secrets and files with which the agent starts.
 
         Raises:
             ExecutorError: an option is invalid, a person would have to be asked, or the login is missing.

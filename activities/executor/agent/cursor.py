@@ -136,7 +136,7 @@ class CursorReader(EventReader):
 
 
 def _find_tool(tool_call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a call's tool name (`shell` for `shellToolCall`), its arguments and its result."""
+    """Return the name (`shell` for `shellToolCall`), the arguments and the result of a tool call."""
     for key in tool_call:
         if key.endswith("ToolCall"):
             return key.removesuffix("ToolCall"), part(tool_call, key)
@@ -150,9 +150,9 @@ def _describe(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Return the usage, with cache reads and writes added to the input.
+    """Return the token usage. Cache reads and writes are added to the input.
 
-    It has not been verified that the input excludes them.
+    It has not been verified that the reported input excludes the cache.
     """
     cached = number(usage, "cacheReadTokens")
     input_tokens, answered = number(usage, "inputTokens"), number(usage, "outputTokens")
@@ -191,7 +191,7 @@ class CursorAdapter:
         return check_program(self._program(), looked_for, _HOW_TO_GET)
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return the command line, environment and prompt for the start.
+        """Determine the command line, environment and prompt with which the agent starts.
 
         The agent reads the prompt from standard input.
 

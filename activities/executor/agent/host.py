@@ -73,12 +73,15 @@ class EventReader(ABC):
 
     @abstractmethod
     def feed(self, line: str) -> list[ExecutorEvent]:
-        """Read one line of standard output. A line that cannot be parsed yields an `unknown` event, never an error."""
+        """Read one line of standard output.
+
+        If the line cannot be parsed, return an `unknown` event instead of raising.
+        """
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Return True once the agent has reported the end of its work, successful or not."""
+        """Return whether the agent has reported the end of its work, successful or not."""
 
     def unknown_session(self, ending: Ending) -> bool:
         """Return whether the agent only reported that the session to resume is unknown.
@@ -90,9 +93,9 @@ class EventReader(ABC):
 
     @abstractmethod
     def read_outcome(self, ending: Ending) -> ExecutorOutcome:
-        """Return the outcome, based on the events and the ending.
+        """Return the run's outcome, based on the agent's events and on how the process ended.
 
-        It is not called after a cancellation or when one of our limits is hit.
+        This is not called after a cancellation or when one of our limits is hit.
         """
 
 
@@ -131,11 +134,11 @@ class AgentAdapter(ModelUser, Protocol):
     """An agent with a command line that prints one JSON event per line."""
 
     def availability(self) -> Availability:
-        """Look for the program; see `Executor.availability`."""
+        """Check whether the agent's program is installed; see `Executor.availability`."""
         ...
 
     def launch(self, order: WorkOrder, home: Path, access: ModelAccess, resume: ResumeToken | None) -> Launch:
-        """Return the parameters for the start.
+        """Determine the parameters with which the agent starts.
 
         `home` is the agent's own home for this episode, and HOME of the process.
 
@@ -145,7 +148,7 @@ class AgentAdapter(ModelUser, Protocol):
         ...
 
     def reader(self, order: WorkOrder) -> EventReader:
-        """Return a reader for one run."""
+        """Create a reader for the events of one run."""
         ...
 
 
@@ -155,7 +158,7 @@ resumed."""
 
 
 def resume_preface() -> str:
-    """Return the text that precedes the task when a session is resumed."""
+    """Return the text that is put in front of the task when a session is resumed."""
     return (resources.files("activities.executor.agent") / "prompts" / "resume.md").read_text(encoding="utf-8")
 
 
@@ -205,7 +208,7 @@ class AgentHost:
     def open_access(
         self, agent: ModelUser, order: WorkOrder, *, own_bound: bool = False
     ) -> Iterator[tuple[ModelAccess, Gateway | None]]:
-        """Open the model access for one delivery. Leaving the context closes the gateway, if there is one.
+        """Open an agent's model access for one delivery. Leaving the context closes the gateway, if there is one.
 
         With `own_bound`, the caller itself limits the number of model calls if there is no gateway.
 
@@ -269,7 +272,9 @@ class AgentHost:
     def build_request(
         self, order: WorkOrder, launch: Launch, home: Path, *, stdin: Path | None = None
     ) -> ProcessRequest:
-        """Return the process request without a sandbox. It includes only those worker variables that the settings name.
+        """Build the process request for running the agent without a sandbox.
+
+        The request includes only those worker variables that the settings name.
 
         Raises:
             ExecutorError: the agent's program does not exist.
@@ -308,7 +313,9 @@ class AgentHost:
     def open_sandbox(
         self, request: ProcessRequest, order: WorkOrder, launch: Launch, *, home: Path, hosts: tuple[str, ...]
     ) -> Iterator[tuple[ProcessRequest, str]]:
-        """Yield the sandboxed process request and the sandbox's name. `hosts` is as in `ModelAccess`.
+        """Build the process request for running the agent in a sandbox. `hosts` is as in `ModelAccess`.
+
+        Yields the request and the sandbox's name.
 
         An agent with its own sandbox is also wrapped if sandboxes can be nested on this host.
 
@@ -345,12 +352,12 @@ class AgentHost:
             yield fenced, f"{self.agent_sandbox.name}+own" if nested else self.agent_sandbox.name
 
     def secrets_of(self, agent: ModelUser, request: ProcessRequest, launch: Launch) -> Iterator[str]:
-        """Yield the values to redact, including the worker's key, which an unsandboxed agent could find."""
+        """Yield the values to redact, including the worker's own key, which an unsandboxed agent could find."""
         yield from (value for name, value in request.secrets.items() if name in launch.secrets or looks_secret(name))
         yield self.key(agent)
 
 
 def _authority(base_url: str) -> tuple[str, ...]:
-    """Return the host and port of a URL from the settings or the gateway. The host may be private."""
+    """Return the host, which may be private, and the port of a URL from the settings or the gateway."""
     host = host_of(base_url)
     return (host.authority,) if host else ()

@@ -28,7 +28,7 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 
 
 def find_program(configured: str, *usual: str) -> str:
-    """Return the absolute path of the first program that exists, or "".
+    """Find the first program that exists and return its absolute path, or "" if none exists.
 
     Args:
         configured: the name or path from the settings. If given, `usual` is not searched.
@@ -56,7 +56,7 @@ def command_path(root: Path, outside: tuple[Path, ...]) -> dict[str, str]:
 
 
 def check_program(program: str, looked_for: str, get_it: str) -> Availability:
-    """Return a program's version, or the reason why the program is unusable."""
+    """Check a program and return its version, or the reason why the program is unusable."""
     if not program:
         return Availability(usable=False, reason=f"the program {looked_for} was not found. {get_it}")
     version = version_of(program)
@@ -104,7 +104,7 @@ def _ask_version(program: str, changed_ns: int) -> str:
 
 
 def agent_home(homes: Path, episode_id: str, agent: str) -> Path:
-    """Create `homes/<16 hex digits of the episode>/<agent>` with mode 0700, mark it as used and return it.
+    """Create and return an agent's home for an episode, `homes/<16 hex digits of the episode>/<agent>`, mode 0700.
 
     All deliveries in an episode share it, because the agent's sessions are stored there. `homes` must not be inside the
     temporary folder, where some agents' sandboxes cannot see their own programs.
@@ -167,7 +167,7 @@ def copy_login(source: Path, target: Path) -> None:
 
 
 def sweep_homes(homes: Path, older_than: timedelta) -> int:
-    """Remove the homes of episodes that had no delivery for this long, and return how many were removed."""
+    """Remove the homes of episodes without a recent delivery, and return how many were removed."""
     return remove_old(homes, lambda _: older_than)
 
 
@@ -187,7 +187,7 @@ QUIET: Mapping[str, Mapping[str, object]] = {
 
 
 def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Mapping[str, object]]]:
-    """Return the model and provider settings: the top level of the file and its tables."""
+    """Build the settings that select the model and its provider: the top level of the settings file and its tables."""
     top: dict[str, object] = {"check_for_update_on_startup": False}
     if access.model:
         top["model"] = access.model
@@ -212,7 +212,7 @@ def model_settings(access: ModelAccess) -> tuple[dict[str, object], dict[str, Ma
 
 
 def toml(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Return a TOML document. Strings and keys are quoted as in JSON, which TOML reads the same way."""
+    """Format a TOML document. Strings and keys are quoted as in JSON, which TOML reads in the same way."""
     parts = []
     for name, table in tables.items():
         lines = [f"{_value(key)} = {_value(value)}" for key, value in table.items()]
@@ -228,7 +228,7 @@ def _value(value: object) -> str:
 
 
 def decode_event(line: str) -> dict[str, Any] | None:
-    """Return the event in a line, or None if the line is not a JSON object."""
+    """Parse the event in a line of output. Return None if the line is not a JSON object."""
     try:
         value = json.loads(line)
     # Deeply nested brackets in a line exceed the parser's recursion limit.
@@ -238,7 +238,7 @@ def decode_event(line: str) -> dict[str, Any] | None:
 
 
 def words(table: Mapping[str, Any], name: str) -> str:
-    """Return a text field, or "" if it is missing or has another type."""
+    """Return the text in a field, or "" if the field is missing or has another type."""
     value = table.get(name)
     return value if isinstance(value, str) else ""
 
@@ -249,38 +249,38 @@ def mapping(value: object) -> dict[str, Any]:
 
 
 def part(table: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return an object field. It is empty if the field is missing or has another type."""
+    """Return the object in a field, or an empty one if the field is missing or has another type."""
     return mapping(table.get(name))
 
 
 def parts(table: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the objects in a list field."""
+    """Return the objects in a field that contains a list."""
     value = table.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def number(table: Mapping[str, Any], name: str) -> int | None:
-    """Return an integer field, or None."""
+    """Return the integer in a field, or None if the field is missing or has another type."""
     value = table.get(name)
     # In Python, True and False are integers.
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Return a message's text blocks, joined with newlines."""
+    """Join the text blocks of a message with newlines."""
     return "\n".join(text for block in parts(message, "content") if (text := words(block, "text")))
 
 
 def event(kind: EventKind, text: str = "", *, session_id: str = "", exit_code: int | None = None) -> ExecutorEvent:
-    """Return an event with truncated text."""
+    """Create an event whose texts are truncated to their maximum length."""
     return ExecutorEvent(kind=kind, text=shorten(text, SUMMARY_CHARACTERS), session_id=session_id, exit_code=exit_code)
 
 
 def denied_lines(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the distinct denials, limited in number and length."""
+    """Return the denied actions without duplicates, limited in number and length."""
     return tuple(dict.fromkeys(shorten(" ".join(line.split()), DENIED_CHARACTERS) for line in lines))[:DENIED_LINES]
 
 
 def local_now() -> datetime:
-    """Return the current time in the host's time zone. Agents report times of day without a zone."""
+    """Return the current time in the host's time zone, because agents report times of day without a zone."""
     return datetime.now(UTC).astimezone()

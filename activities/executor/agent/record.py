@@ -91,7 +91,7 @@ class Redaction:
         return text
 
     def end_of(self, output: bytes, limit: int) -> str:
-        """Return about the last `limit` characters of the output. Its start may be cut off inside a secret."""
+        """Return about the last `limit` characters of the output. They may start in the middle of a secret."""
         whole = output.decode("utf-8", "replace")
         cut = _CUT.match(whole)
         # With the remark in front, the start of the text could not be compared with the rest of a secret.
@@ -108,14 +108,14 @@ class Record:
     """A run's event file. Each line is written immediately so that no line is lost if the worker crashes."""
 
     def __init__(self, path: Path) -> None:
-        """Truncate the file. The events of an earlier attempt have already been read."""
+        """Truncate the file, because the events of an earlier attempt have already been read."""
         private_folder(path.parent)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._left = RECORD_BYTES
         self._full = False
 
     def add(self, line: str, *, needed: bool) -> None:
-        """Append a line. A `needed` line, which shows how the run ended, is kept even beyond the limit."""
+        """Append a line. Lines marked `needed`, which show how the run ended, are kept even beyond the limit."""
         content = f"{line}\n".encode("utf-8", "replace")
         # A talkative agent must not fill the disk; the end of the run still has to be found after a crash.
         if len(content) > self._left and not needed:
@@ -153,12 +153,12 @@ class RunRecord:
         self._transcript.add(f"{arrow} {shorten(self.clean(text), LINE_CHARACTERS)}\n".encode("utf-8", "replace"))
 
     def event(self, event: ExecutorEvent) -> None:
-        """Durably append an event in case this worker dies."""
+        """Append an event durably, in case this worker dies."""
         cleaned = event.evolve(text=self.clean(event.text))
         self._events.add(cleaned.model_dump_json(exclude_defaults=True), needed=event.kind in NEEDED)
 
     def close(self, outcome: ExecutorOutcome, errors: str, *, keep: bool) -> ExecutorOutcome:
-        """Return the outcome with its transcript, both redacted.
+        """Redact the outcome, add the redacted transcript, and return the result.
 
         Args:
             outcome: the delivery's outcome.
@@ -278,7 +278,7 @@ class Bounds:
 
 
 def stopped_outcome(stop: Stop, choice: ExecutorChoice, limit: LimitHit | None) -> ExecutorOutcome | None:
-    """Return the outcome of a stopped delivery, or None if the agent's own report decides."""
+    """Return the outcome of a stopped delivery, or None if the agent's own report determines the outcome."""
     match stop:
         case Stop.CANCELLED:
             return cancelled_outcome()

@@ -37,7 +37,10 @@ class AgentS:
 
     @property
     def python(self) -> str:
-        """The path of its Python. It is not resolved, because it is a symlink in a virtual environment."""
+        """Return the path of Agent S's Python.
+
+        A symlink is not resolved, because it belongs to the virtual environment.
+        """
         return str(Path(self.settings.python).expanduser())
 
     def problem(self) -> str:

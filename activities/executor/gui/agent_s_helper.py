@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def locate(request: dict[str, Any]) -> dict[str, int]:
-    """Return the point in the screenshot's pixels."""
+    """Ask the model for a point and return it in pixels of the screenshot."""
     from gui_agents.s3.agents.grounding import OSWorldACI  # pyright: ignore[reportMissingImports]
 
     size = {"width": request["width"], "height": request["height"]}
@@ -50,7 +50,7 @@ class Once:
         self._asked, self._used = request, False
 
     def __call__(self, messages: list[dict[str, Any]], **_options: Any) -> str:
-        """Return the response. Any error exits the process, because the package would retry otherwise."""
+        """Ask once and return the response. Any error exits the process, because the package would otherwise retry."""
         from openai import OpenAI
 
         if self._used:

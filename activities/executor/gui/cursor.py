@@ -34,7 +34,7 @@ class TranscriptMessage(NamedTuple):
 
 
 def find_conversation(root: Path, handoff_id: str) -> Path | None:
-    """Return the recent transcript in which a user prompt starts this hand-off, or None."""
+    """Find the recent transcript in which a user prompt starts this hand-off. Return None if there is none."""
     newest = time.time() - RECENT_S
     for path in root.glob(PATTERN) if root.is_dir() else ():
         try:
@@ -46,7 +46,7 @@ def find_conversation(root: Path, handoff_id: str) -> Path | None:
 
 
 def answer_to(path: Path, handoff_id: str) -> str:
-    """Return the agent's last message since a hand-off, or "" if there is none or a tool was used last."""
+    """Return the agent's last message since a hand-off. Return "" if there is none or the agent used a tool last."""
     answer, has_begun = "", False
     for message in read_messages(path):
         if message.role == "user" and has_begun:
@@ -58,7 +58,7 @@ def answer_to(path: Path, handoff_id: str) -> str:
 
 
 def read_messages(path: Path) -> Iterator[TranscriptMessage]:
-    """Yield the messages at the end of a transcript. Other lines are skipped."""
+    """Yield the messages at the end of a transcript, skipping other lines."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -185,7 +185,7 @@ class CursorEvents:
                 return
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer. Return whether the hook had already taken it."""
+        """Withdraw an offer. Return whether the hook had already taken the message."""
         folder = self._folder / "next"
         for path in _files(folder):
             if (_read(path) or {}).get("handoff_id") == handoff_id:
@@ -194,7 +194,7 @@ class CursorEvents:
         return (folder / f"{file_stem(handoff_id)}.taken").exists()
 
     def events_since(self, receipt: Receipt) -> tuple[AgentEvent, ...]:
-        """Return a conversation's events since a hand-off."""
+        """Return the events of a conversation since a hand-off."""
         events = [
             AgentEvent.model_validate(event_fields)
             for path in _files(self._events(receipt))
@@ -204,7 +204,7 @@ class CursorEvents:
         return tuple(events[starts[0] + 1 :]) if starts else ()
 
     def note_limit(self, receipt: Receipt) -> None:
-        """Record that a limit ended the agent's turn. No hook reports this."""
+        """Record that a limit ended the agent's turn, because no hook reports this."""
         content = json.dumps({"event": LIMIT, "conversation": receipt.conversation}).encode()
         if receipt.conversation:
             replace_file(private_folder(self._events(receipt)) / f"{time.time_ns():020d}-0.json", content)
@@ -227,7 +227,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def mtime_of(path: Path) -> int:
-    """Return a file's mtime in ns, or 0 if the file cannot be read."""
+    """Return a file's modification time in nanoseconds, or 0 if the file cannot be read."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -242,7 +242,7 @@ INSTALL = "tightloop hooks install"
 
 
 def hooks_file() -> Path:
-    """Return the user's own hooks file, which applies to all projects but belongs to none of them."""
+    """Return the path of the user's own hooks file, which applies to all projects."""
     return home_folder() / ".cursor" / "hooks.json"
 
 
@@ -271,7 +271,7 @@ def hooks_problem() -> str:
 
 
 def render_hooks(*, remove: bool = False) -> str:
-    """Return the file's new content as JSON. Other entries are preserved.
+    """Return the hooks file's new content as JSON. Entries of others are preserved.
 
     Raises:
         SettingsError: the file does not contain the JSON that Cursor documents.
@@ -291,7 +291,7 @@ def render_hooks(*, remove: bool = False) -> str:
 
 
 def install(*, remove: bool = False) -> Path | None:
-    """Write the hooks file and our script. Return the backup of the previous file, if there was one.
+    """Install our hook in the hooks file, with its script. Return the backup of the previous file, if there was one.
 
     Raises:
         SettingsError: the file cannot be read or written.

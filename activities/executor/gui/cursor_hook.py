@@ -34,7 +34,7 @@ UNCHECKED = "tightloop: this plan could not be checked, so it was not run. Check
 
 
 def stem(name: str) -> str:
-    """Return the file name for an id."""
+    """Return the file name that is used for an id."""
     return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -72,7 +72,7 @@ def is_folder(root: Any, expected: dict[str, Any]) -> bool:
 
 
 def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
-    """Return the reason why a hand-off must not run in the event's window, or "" if it may."""
+    """Return the reason why a hand-off must not run in the window of the event, or "" if it may run there."""
     try:
         expected = json.loads((folder / "expected" / f"{stem(identity)}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -93,7 +93,7 @@ def misplacement(folder: Path, identity: str, event: dict[str, Any]) -> str:
 
 
 def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
-    """Record one event and return the response to Cursor."""
+    """Record one event and return the response that Cursor expects."""
     kind, conversation = str(event.get("hook_event_name", "")), str(event.get("conversation_id", ""))
     events = folder / "events" / stem(conversation)
     record = {"event": kind, "conversation": conversation, "generation": str(event.get("generation_id", ""))}
@@ -121,7 +121,7 @@ def handle(folder: Path, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
-    """Return the agent's next prompt if it was offered a moment ago for this window's folder."""
+    """Return the agent's next prompt if it was offered for this window's folder a moment ago."""
     offer = folder / "next" / f"{name}.json"
     try:
         decoded = json.loads(offer.read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def follow_up(folder: Path, name: str, event: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Respond to one event on standard input."""
+    """Read one event from standard input and respond to it."""
     os.umask(0o077)
     answer: dict[str, Any] = {"continue": True}
     text = ""

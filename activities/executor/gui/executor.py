@@ -91,7 +91,10 @@ class OutcomeWaiter:
     sleep: Callable[[float], None] = time.sleep
 
     def wait(self) -> ExecutorOutcome:
-        """Return the outcome of the work. The agent continues in its window whatever happens to this process."""
+        """Wait until the work ends and return its outcome.
+
+        If this process dies, the agent still continues in its window.
+        """
         started_at = changed = checked_at = self.now()
         last: tuple[int, int] | None = None
         while True:
@@ -128,7 +131,7 @@ class OutcomeWaiter:
             self.sleep(POLL_S)
 
     def _outcome_by_events(self, events: tuple[AgentEvent, ...]) -> ExecutorOutcome | None:
-        """Return the outcome based on the hooks' events, or None while the agent is working."""
+        """Derive the outcome from the hooks' events. Return None while the agent is working."""
         ours: list[AgentEvent] = []
         for event in events:
             # Another user's prompt in the same conversation: everything after it is unrelated.
@@ -152,13 +155,13 @@ class OutcomeWaiter:
         return failed_outcome(f"{what}{f': {summary}' if summary else ''}").evolve(transcript=transcript)
 
     def _transcript(self) -> str:
-        """Return the agent's last message if only its transcript reports it, or ""."""
+        """Return the agent's last message from its transcript if no hook reported it, or ""."""
         if self.receipt.source != "transcript":
             return ""
         return answer_to(Path(self.receipt.transcript), self.receipt.handoff_id).strip()
 
     def _limit_on_screen(self, answers: Sequence[str]) -> LimitHit | None:
-        """Return the limit if the window shows its notice below the hand-off and the agent's answers.
+        """Return a limit if the window shows its notice below the hand-off and the agent's answers.
 
         The confidence is low, because repository text printed by a tool can look the same.
         """
@@ -210,7 +213,7 @@ _IGNORE = ".gitignore"
 
 
 def write_plan(root: Path, name: str, content: str) -> str:
-    """Write a plan, replacing earlier ones, and return its path relative to the tree. Idempotent.
+    """Write a plan into the working tree in place of earlier plans, and return its relative path. Idempotent.
 
     Raises:
         ExecutorError: the folder is a symlink that leads elsewhere, or it cannot be written.
@@ -233,7 +236,7 @@ def write_plan(root: Path, name: str, content: str) -> str:
 
 
 def remove_plan(root: Path, name: str) -> None:
-    """Delete a plan. The folders are also deleted after the last plan."""
+    """Delete a plan from the working tree, and its folders if no other plan is left."""
     folder = root.joinpath(*FOLDER)
     with suppress(OSError):
         (folder / name).unlink(missing_ok=True)
@@ -374,7 +377,7 @@ class CursorGuiExecutor(Executor):
                 return fatal_outcome(f"the plan was not handed over: {result.reason}", ErrorKind.CONFIG)
 
     def _hand_over(self, hand_off: HandOff, message: Message, control: Control) -> HandOffResult:
-        """Retry until the plan is handed over or retrying is useless."""
+        """Try to hand over the plan until this succeeds or another try is useless."""
         end = time.monotonic() + self.refused_s
         while True:
             result = hand_off.deliver(message)
@@ -397,7 +400,7 @@ class CursorGuiExecutor(Executor):
         return handoff_id(order.key, order.episode_id, order.iteration)
 
     def _receipt_problems(self) -> tuple[str, ...]:
-        """Return the reasons why no hook or transcript would report the agent's work. Empty if one does."""
+        """Return the reasons why neither a hook nor a transcript would report the agent's work, if that is the case."""
         if self.settings.allow_unknown_roots and Path(self.settings.transcripts).expanduser().is_dir():
             return ()
         problem = hooks_problem()

@@ -83,7 +83,7 @@ class AcpAgent:
     key_variable: str = ""
 
     def launch(self, start: Start) -> Launch:
-        """Return the command line, environment, secrets and files needed to start the agent.
+        """Determine the command line, environment, secrets and files with which the agent starts.
 
         Raises:
             ExecutorError: the agent needs a model and none is configured.

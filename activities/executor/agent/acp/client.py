@@ -103,7 +103,7 @@ class PipeTransport:
                 raise
 
     async def receive(self) -> Message | None:
-        """Return the next unhandled message, or None at the end of the stream."""
+        """Wait for the next message that has not been handled yet. Return None at the end of the stream."""
         while True:
             while self._waiting:
                 text = self._waiting.popleft().strip()
@@ -120,7 +120,7 @@ class PipeTransport:
             self._waiting.extend(self._lines.feed(chunk))
 
     async def close(self) -> None:
-        """Close both pipes. Unwritten data is dropped."""
+        """Close both pipes and drop data that has not been written yet."""
         self._source.close()
         if not self._writer.transport.is_closing():
             self._writer.transport.abort()
@@ -151,7 +151,7 @@ class AcpClient:
     def __init__(
         self, listener: "Delivery", *, sign_in: tuple[str, ...] = (), session_meta: Mapping[str, Any] | None = None
     ) -> None:
-        """Set the listener, the sign-in methods that need no person (best first) and the sessions' `_meta`."""
+        """Set the listener, the sign-in methods that need no person (best first) and the `_meta` of sessions."""
         self.session_id = ""
         self.resumed = False
         self.version = ""
@@ -187,7 +187,7 @@ class AcpClient:
         self.version = str(part(self._offer, "agentInfo").get("version", ""))
 
     async def open_session(self, cwd: str, *, resume: str, mode: str) -> None:
-        """Continue the session `resume` if possible, or start one, and switch it to `mode` if supported.
+        """Continue the session `resume` if possible, or start a new one. Switch to `mode` if the agent supports it.
 
         Raises:
             SignInError: a person has to sign in. AcpError, ConnectionError, RequestError: as in `connect`.
@@ -228,7 +228,7 @@ class AcpClient:
                 self._listener.event(event)
 
     async def cancel(self) -> bool:
-        """Ask the agent to end the turn. Returns whether there is a turn to wait for."""
+        """Ask the agent to end the turn. Return whether there is a turn whose end must be awaited."""
         if self._connection is None or not self._prompting:
             return False
         try:
@@ -242,12 +242,12 @@ class AcpClient:
         return True
 
     async def close(self) -> None:
-        """Disconnect, which closes the agent's input."""
+        """Disconnect from the agent, which closes the agent's input."""
         if self._connection is not None:
             await self._connection.close()
 
     def _handle_update(self, message: Message) -> bool:
-        """Handle session updates in order of arrival."""
+        """Handle the agent's session updates in their order of arrival."""
         if message.get("method") != CLIENT_METHODS["session_update"]:
             return False
         params = part(message, "params")
@@ -258,7 +258,7 @@ class AcpClient:
         return True
 
     async def _resume(self, cwd: str, session_id: str) -> Mapping[str, Any] | None:
-        """Return the continued session, or None if the agent does not support that or has lost the session."""
+        """Continue a session. Return None if the agent does not support this or has lost the session."""
         offered = part(self._offer, "agentCapabilities")
         resumes = part(offered, "sessionCapabilities").get("resume") is not None
         # Resuming is preferred, because loading replays the whole session as updates.
@@ -378,7 +378,7 @@ class Delivery:
         self._process: AgentProcess | None = None
 
     async def run(self, pipes: tuple[int, int], process: "AgentProcess", *, resume: str, mode: str) -> TurnResult:
-        """Run until the turn is over or must be ended. This does not end the agent's process."""
+        """Supervise the agent until its turn is over or must be ended. The agent's process is not ended here."""
         self._process = process
         # Two tasks, so that the limits also hold while the agent does not answer.
         talk = asyncio.create_task(self._run_turn(pipes, resume, mode))
@@ -401,11 +401,11 @@ class Delivery:
 
     @property
     def gateway_counters(self) -> GatewayCounters:
-        """Return the gateway's current counters. They are zero without a gateway."""
+        """Return the gateway's current counters, which are zero without a gateway."""
         return GatewayCounters() if self._gateway is None else self._gateway.read_counters()
 
     def line(self, arrow: str, text: str) -> None:
-        """Record a line. Every line from the agent is a sign of life."""
+        """Record a line of the conversation. Every line from the agent counts as a sign of life."""
         if arrow != ">":
             self.bounds.note_life()
         self._record.line(arrow, text)
@@ -427,7 +427,10 @@ class Delivery:
             self._control.progress(Progress(events=self.bounds.events, last=self._last, resume=token, pid=pid))
 
     def decide(self, request: PermissionRequest) -> Verdict:
-        """Decide based on earlier answers, the mode and the rule. If a person must be asked, the turn ends."""
+        """Decide on a permission request by earlier answers, the mode and the rule.
+
+        If a person is needed, end the turn.
+        """
         if self._stop is not None:
             return Verdict.ASK
         rule = decide(request, mode=self._choice.mode, rule=self._choice.permissions, grants=self._order.grants)
@@ -485,7 +488,7 @@ class AgentProcess:
         self._cpu_s = self._time_s = 0.0
 
     def busy(self) -> bool:
-        """Return whether its process tree has used CPU since the last call.
+        """Return whether the agent's process tree has used CPU time since the last call.
 
         Some agents are silent while a tool runs.
         """

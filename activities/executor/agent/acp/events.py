@@ -104,7 +104,7 @@ class Turn:
                 return [*events, ExecutorEvent(kind=EventKind.UNKNOWN, text=shorten(kind, TEXT_CHARACTERS))]
 
     def flush(self) -> list[ExecutorEvent]:
-        """Return the pending message as one event, if there is one. Messages arrive in chunks."""
+        """Return the message that has accumulated from chunks as one event, if there is one."""
         if not self._in_message:
             return []
         self._in_message = False
@@ -138,7 +138,7 @@ class Turn:
 
 
 def usage_of(result: Mapping[str, Any]) -> Usage:
-    """Return the token usage reported in the response to a prompt. It is unknown if none was reported."""
+    """Return the token usage that a response to a prompt reports. It is unknown if the response reports none."""
     usage = part(result, "usage")
     gemini = part(part(part(result, "_meta"), "quota"), "token_count")
     input_tokens = _count(usage.get("inputTokens", gemini.get("input_tokens")))
@@ -152,7 +152,7 @@ def usage_of(result: Mapping[str, Any]) -> Usage:
 
 
 def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
-    """Return the permission request contained in `session/request_permission`."""
+    """Parse the permission request in `session/request_permission`."""
     call = part(params, "toolCall")
     raw_input = part(call, "rawInput")
     # Agents do not agree on the field, nor on text or list.
@@ -173,7 +173,7 @@ def permission_of(params: Mapping[str, Any]) -> PermissionRequest:
 
 
 def option_for(rule: Verdict, options: object) -> str:
-    """Return the id of the option for `rule`, chosen by kind, or "" if there is none.
+    """Choose the option that corresponds to `rule` by its kind. Return its id, or "" if there is none.
 
     A one-time grant is preferred so that the next request is decided again.
     """
@@ -227,7 +227,7 @@ _BUDGETS = {"number of turns": "max_turns (or max_model_calls)", "budget": "max_
 def turn_outcome(
     reason: str, turn: Turn, denied: tuple[str, ...], *, now: datetime, reads_text: bool
 ) -> ExecutorOutcome:
-    """Return the outcome of a turn that the agent ended itself.
+    """Return the outcome of a turn that the agent itself ended.
 
     Args:
         reason: the protocol's `stopReason`.

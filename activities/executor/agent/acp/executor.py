@@ -148,7 +148,7 @@ class AcpRun:
             return talk, session.end(polite if talk.stop is None else _REASONS.get(talk.stop, Reason.CANCELLED))
 
     def _resume(self) -> ResumeToken | None:
-        """Return the order's token if it belongs to this agent on this host."""
+        """Return the session to resume if the order's token belongs to this agent on this host."""
         token = self.order.resume
         ours = token is not None and token.adapter == self.agent.name and token.host in ("", host_identity().name)
         return token if ours else None
@@ -237,7 +237,7 @@ class AcpExecutor(AgentHost, Executor):
         return Availability(version=version_of(program) if self.agent.tells_version else "")
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Return the outcome or the session that a dead attempt recorded."""
+        """Return the outcome or the session that a dead attempt has recorded."""
         if outcome := read_stored_outcome(state_folder, order.key):
             return outcome
         session_id = read_stored_session(state_folder, order.key)
@@ -298,7 +298,7 @@ class AcpExecutor(AgentHost, Executor):
             return outcome.evolve(model=access.model)
 
     def _with_login(self, launch: Launch, home: Path) -> Launch:
-        """Provide the agent's own login if the settings ask for it, either from a worker variable or from its files."""
+        """Provide the agent's own login, from a worker variable or from files, if the settings ask for it."""
         if not self.settings.login:
             return launch
         if token := os.environ.get(self.agent.login_env):

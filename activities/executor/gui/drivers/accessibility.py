@@ -62,7 +62,7 @@ class Accessibility:
             ) from None
 
     def ask(self, what: str, pid: int) -> Any:
-        """Return the answer to a question about a process's windows.
+        """Ask the helper about the windows of a process and return its answer.
 
         Raises:
             DriverError: the helper did not answer in time.

@@ -25,7 +25,7 @@ LAST: dict[int, tuple[Any, Any]] = {}
 
 
 def applications(pid: int) -> Iterator[Any]:
-    """Yield a process's application trees."""
+    """Yield the accessibility trees of a process."""
     desktop = Atspi.get_desktop(0)
     for number in range(desktop.get_child_count()):
         application = desktop.get_child_at_index(number)
@@ -51,7 +51,7 @@ def walk(root: Any) -> Iterator[Any]:
 
 
 def has(node: Any, state: Any) -> bool:
-    """Return whether a node has a state."""
+    """Return whether a node is in a state."""
     try:
         return bool(node.get_state_set().contains(state))
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
@@ -59,7 +59,7 @@ def has(node: Any, state: Any) -> bool:
 
 
 def content(node: Any, depth: int = 0) -> str | None:
-    """Return a node's text. Embedded objects are replaced with their children's text, one line each."""
+    """Return the text of a node. Embedded objects are replaced with the text of their children, one line each."""
     iface = node.get_text_iface()
     text = Atspi.Text.get_text(iface, 0, -1) if iface is not None else None
     if text is None or OBJECT not in text or depth > 8:
@@ -76,7 +76,7 @@ def frames(pid: int) -> list[Any]:
 
 
 def describe_focus(pid: int) -> dict[str, Any] | None:
-    """Return the focused element's role, label and text, or None."""
+    """Return the role, label and text of the element that has the focus, or None."""
     frame, node = LAST.get(pid, (None, None))
     # Usually the focus has not moved: this takes two requests instead of hundreds.
     if node is None or not (is_now(frame, Atspi.StateType.ACTIVE) and is_now(node, Atspi.StateType.FOCUSED)):
@@ -94,7 +94,7 @@ def describe_focus(pid: int) -> dict[str, Any] | None:
 
 
 def is_now(node: Any, state: Any) -> bool:
-    """Return whether a node has a state, without using the cache."""
+    """Return whether a node is in a state, bypassing the cache."""
     try:
         node.clear_cache()
     except Exception:  # noqa: BLE001 - nodes vanish while they are looked at
@@ -118,7 +118,7 @@ def find_focus(pid: int) -> tuple[Any, Any]:
 
 
 def texts(pid: int) -> list[str]:
-    """Return the texts shown in the active window."""
+    """Return the texts that the active window shows."""
     lines: list[str] = []
     for frame in frames(pid):
         for node in walk(frame):
@@ -130,13 +130,13 @@ def texts(pid: int) -> list[str]:
 
 
 def say(line: str) -> None:
-    """Write one line."""
+    """Write one line to standard output."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Answer questions until the input ends."""
+    """Answer questions from standard input until it ends."""
     Atspi.init()
     commands: dict[str, Callable[[int], Any]] = {"focused": describe_focus, "texts": texts}
     say(json.dumps({"ready": True}))

@@ -72,7 +72,7 @@ class AppleScriptDriver:
         return element_of(fields) if fields else None
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return nothing, because reading a whole window this way takes minutes."""
+        """Return no texts, because reading a whole window through AppleScript takes minutes."""
         del window
         return ()
 
@@ -104,7 +104,7 @@ class AppleScriptDriver:
         """Do nothing. System Events releases keys itself, even if this process dies."""
 
     def frame(self, window: Window) -> Frame:
-        """Raise an error. The frame is only needed for clicks."""
+        """Raise an error, because the frame is only needed for clicks."""
         raise DriverError(f"the applescript driver cannot locate {window.title!r}")
 
     def picture(self, frame: Frame) -> bytes:
@@ -114,7 +114,7 @@ class AppleScriptDriver:
         raise DriverError(f"the applescript driver cannot click at ({x}, {y})")
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because nothing is kept open."""
 
     def _json(self, name: str, *arguments: str) -> Any:
         text = self._run(name, *arguments)
@@ -124,7 +124,7 @@ class AppleScriptDriver:
             raise DriverError(f"osascript returned {text[:120]!r} for {name}, which is not JSON") from None
 
     def _run(self, name: str, *arguments: str) -> str:
-        """Run one of our scripts with the values as its arguments (`on run argv`, `run(argv)`)."""
+        """Run one of our scripts and pass it the values as arguments (`on run argv`, `run(argv)`)."""
         # Only AppleScript can send keys with System Events; the others are JavaScript, which can return JSON.
         suffix, language = ("applescript", "AppleScript") if name == "press" else ("js", "JavaScript")
         script = resources.files("activities.executor.gui.drivers") / "scripts" / f"{name}.{suffix}"
@@ -141,7 +141,7 @@ class AppleScriptDriver:
 def problems(
     *, locked: bool, secure_input: int, trusted: bool, may_post: bool, may_take_pictures: bool = True
 ) -> tuple[str, ...]:
-    """Return the missing permissions and other obstacles, each with its purpose and how to fix it."""
+    """Return missing permissions and other obstacles, each with its purpose and how to fix it."""
     privacy = "Allow it in System Settings > Privacy & Security"
     obstacles = []
     if not trusted:
@@ -178,7 +178,7 @@ def keyboard_problems(*, locked: bool, secure_input: int) -> tuple[str, ...]:
 
 
 def element_of(fields: dict[str, Any]) -> Element:
-    """Return an element built from accessibility API attributes."""
+    """Build an element from the attributes that the accessibility API reports."""
     role, text = str(fields.get("role", "")), fields.get("value")
     label = str(fields.get("description") or fields.get("title") or fields.get("placeholder") or "")
     is_text = role in ("AXTextArea", "AXTextField")
@@ -231,7 +231,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _native(call: _Call) -> _Call:
-    """Convert pyobjc's errors to `DriverError`."""
+    """Turn errors from pyobjc into `DriverError`."""
 
     @functools.wraps(call)
     def wrapper(self: "MacDriver", *args: Any, **kwargs: Any) -> Any:
@@ -404,7 +404,7 @@ class MacDriver:
         click(x, y)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because nothing is kept open."""
 
     @_native
     def _require_keyboard(self) -> None:
@@ -414,7 +414,7 @@ class MacDriver:
             raise NotPressedError("; ".join(reasons))
 
     def _keyboard_state(self) -> tuple[bool, int]:
-        """Return whether the screen is locked, and the pid that has secure input enabled (0 if none)."""
+        """Return whether the screen is locked, and the pid of the process that enabled secure input (0 if none has)."""
         session = self._quartz.CGSessionCopyCurrentDictionary()
         if session is None:
             raise DriverError(
@@ -482,7 +482,7 @@ class MacDriver:
         raise DriverError(f"cannot read {attribute}: {_ERRORS.get(code, f'accessibility API error {code}')}")
 
     def _value(self, element: Any, attribute: str, kind: int) -> Any:
-        """Return a point or a size, which the API wraps in an opaque value."""
+        """Extract a point or a size from the opaque value in which the API wraps it."""
         value = self._read(element, attribute)
         is_valid, result = self._ax.AXValueGetValue(value, kind, None) if value is not None else (False, None)
         if not is_valid:

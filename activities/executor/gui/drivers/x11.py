@@ -22,7 +22,7 @@ def _folder() -> Path:
 
 
 def key_journals() -> tuple[Path, ...]:
-    """Return the journals of all displays on which keys may be pressed."""
+    """Return the key journals of all displays on which keys may be pressed."""
     return tuple(_folder().glob("*.json"))
 
 
@@ -34,7 +34,10 @@ class KeyJournal:
 
     @contextmanager
     def pressing(self, keys: Sequence[int | str]) -> Iterator[None]:
-        """Record the keys until they are released. Any error in between, except `NotPressedError`, keeps the record."""
+        """Record keys as pressed until they are released.
+
+        Errors other than `NotPressedError` leave the record in place.
+        """
         private_folder(self._path.parent)
         # Without fsync: key state does not survive a power loss anyway.
         replace_file(self._path, json.dumps(list(keys)).encode())
@@ -46,7 +49,7 @@ class KeyJournal:
         self.clear()
 
     def list_pressed_keys(self) -> list[int | str]:
-        """Return the recorded keys that a process left pressed, in the order in which they were pressed."""
+        """Return the recorded keys that a process left pressed, in the order in which it pressed them."""
         with suppress(OSError, ValueError):
             keys = json.loads(self._path.read_bytes())
             return [key for key in keys if isinstance(key, int | str)] if isinstance(keys, list) else []
@@ -74,7 +77,7 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def _x11(call: _Call) -> _Call:
-    """Convert the X library's errors to `DriverError`. The next call reconnects."""
+    """Disconnect from the X server if a call fails, and raise a `DriverError`. The next call connects again."""
 
     @functools.wraps(call)
     def wrapper(self: "X11Driver", *args: Any, **kwargs: Any) -> Any:
@@ -219,7 +222,7 @@ class X11Driver:
         return completed.stdout.decode("utf-8", "replace") if completed.returncode == 0 else None
 
     def set_clipboard(self, text: str) -> None:
-        """Put text on the clipboard. xclip serves it until the clipboard changes."""
+        """Put text on the clipboard. The xclip program offers the text until the clipboard changes."""
         # No inherited pipe: xclip stays in the background, and a reader would wait for its end.
         if self._xclip("-in", stdin=text.encode()).returncode != 0:
             raise DriverError(f"xclip could not copy the text to the clipboard of display {self._name}")
@@ -292,7 +295,7 @@ class X11Driver:
         self._tree.close()
 
     def disconnect(self) -> None:
-        """Close the connection. The next call reconnects."""
+        """Close the connection to the X server. The next call connects again."""
         display, self._display = self._display, None
         if display is not None:
             # The server may have exited.
@@ -358,7 +361,7 @@ _NAMES = {"mod": "command", "cmd": "command"}
 
 
 def keyboard() -> Any:
-    """Return pyautogui, already configured.
+    """Load pyautogui, configure it and return it.
 
     Raises:
         DriverError: pyautogui cannot be used here.
@@ -376,12 +379,12 @@ def keyboard() -> Any:
 
 
 def names_of(chord: str) -> list[str]:
-    """Return pyautogui's names for a chord's keys."""
+    """Translate the keys of a chord to pyautogui's names."""
     return [_NAMES.get(name, name) for name in chord.split("+")]
 
 
 def press(chord: str) -> None:
-    """Press a chord's keys together.
+    """Press the keys of a chord together.
 
     Raises:
         DriverError: the pointer is in a corner of the screen, which stops pyautogui, or the keys cannot be sent.
