@@ -21,7 +21,7 @@ class PersonExecutor(Executor):
     """Asks a person to carry out the plan and returns at once. The workflow waits, so no thread is blocked."""
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return nothing, because writing the plan and asking about it can be repeated."""
+        """Return "", because writing the plan and asking about it can safely be repeated."""
         del order
         return ""
 

@@ -53,7 +53,7 @@ class Executor(ABC):
         return Availability()
 
     def reconcile(self, order: WorkOrder, state_folder: Path) -> ExecutorOutcome | None:
-        """Return the outcome of a dead attempt's delivery from its files, or None if they do not show it.
+        """Return the outcome that a dead attempt's files show for its delivery, or None if they do not show it.
 
         This is called after all processes of that attempt have ended and before anything is delivered again.
         """
@@ -70,7 +70,7 @@ class Executor(ABC):
         return False
 
     def effects_outside(self, order: WorkOrder) -> str:
-        """Return the order's possible effects outside the working tree and the executor's home, or "".
+        """Describe the order's possible effects outside the working tree and the executor's home, or return "".
 
         The text is a phrase for a person to read. After a crash, only executors that declare no such effects are run
         again without asking. Spending model tokens twice does not count as an effect.
@@ -80,7 +80,7 @@ class Executor(ABC):
 
     @abstractmethod
     def execute(self, order: WorkOrder, control: Control, state_folder: Path) -> ExecutorOutcome:
-        """Work until the order is done, limited, failed or cancelled. No child process may outlive the call.
+        """Carry out the order until it is done, limited, failed or cancelled. No child process may outlive the call.
 
         Args:
             order: the work to do.
@@ -100,7 +100,7 @@ class DelegatingExecutor(Executor):
 
     @abstractmethod
     def conclude(self, result: CoderResult, store: ArtifactStore, state_folder: Path) -> ExecutorOutcome:
-        """Return the outcome of a delivery that the workflow carried out. Idempotent."""
+        """Return the outcome of a delivery that a workflow has carried out. Idempotent."""
 
 
 Executors = Callable[[str], Executor]
@@ -143,7 +143,7 @@ class Outbox(Protocol):
         """Queue a delivery. Idempotent by key: the first order is kept."""
 
     def get(self, key: str) -> OutboxEntry | None:
-        """Return a delivery, or None if it was never queued."""
+        """Return the outbox entry of a delivery, or None if the delivery was never queued."""
 
     def claim(self, key: str, base_tree: str) -> None:
         """Durably record that the delivery starts, and the tree from which it starts. Call this before acting.
@@ -153,10 +153,10 @@ class Outbox(Protocol):
         """
 
     def break_off(self, key: str, reason: str) -> None:
-        """Durably record the reason why the last claiming attempt ends without a report."""
+        """Record durably why the last attempt that claimed a delivery ends without a report."""
 
     def report(self, key: str, report: ExecutorReport) -> None:
-        """Durably record the report. Idempotent for an equal report; the first one is kept.
+        """Record the report of a delivery durably. Reporting an equal report again has no effect.
 
         Raises:
             DeliveryError: the key was never queued, or has a different report.
@@ -203,7 +203,7 @@ class ExecutorSelection:
     """The reasons why preferred executors are unusable, one sentence each."""
 
     def adapt_order(self, order: WorkOrder) -> WorkOrder:
-        """Return the order without other executors' session, model and options."""
+        """Return the order without the session, model and options of other executors."""
         choice, resume = order.executor, order.resume
         other_names = {choice.name, *choice.fallback} - {self.name}
         # To another executor, model names and options mean nothing or something else.
@@ -215,7 +215,7 @@ class ExecutorSelection:
 
 
 def choose(executors: Executors, choice: ExecutorChoice) -> ExecutorSelection:
-    """Return the first executor that is usable on this host."""
+    """Choose the first executor in the order of preference that is usable on this host."""
     passed_over: list[str] = []
     for name in (choice.name, *choice.fallback):
         try:

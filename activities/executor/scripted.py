@@ -89,13 +89,13 @@ class ScriptedExecutor(Executor):
 
 
 def try_of(key: str) -> int:
-    """Return the number of the attempt, starting at 1. It is the last part of `<run>/<iteration>/<try>`."""
+    """Return the number of the attempt, starting at 1, which is the last part of `<run>/<iteration>/<try>`."""
     last = key.rpartition("/")[2]
     return int(last) if last.isdecimal() else 1
 
 
 def read_script(order: WorkOrder) -> Script:
-    """Return an order's script.
+    """Read the script that an order contains or names.
 
     Raises:
         ExecutorError: the script is missing or invalid. The message contains the position of the error.
@@ -125,7 +125,7 @@ def insert_iteration(text: str, order: WorkOrder) -> str:
 
 
 def inside(order: WorkOrder, path: str, *, follow: bool = True) -> Path:
-    """Return the location of a script path in the working tree.
+    """Return the location of a path from the script in the working tree.
 
     Args:
         order: names the working tree.
@@ -179,7 +179,7 @@ class _Performance:
         )
 
     def _act(self, state_folder: Path) -> ExecutorOutcome | None:
-        """Run the step. Return an outcome if the step ends before its scripted outcome."""
+        """Carry out the actions of the step. Return an outcome if the step ends before its scripted outcome."""
         if self._step.crash == "before":
             _crash_once(self._order.key, state_folder)
         try:
@@ -244,7 +244,7 @@ class _Performance:
         return early_outcome(result, self._order.executor)
 
     def _wait(self, seconds: float | None) -> ExecutorOutcome | None:
-        """Wait for some seconds or forever. Return an outcome if cancelled or over the wall limit before that."""
+        """Wait for some seconds or forever. Return an outcome if the wait is cancelled or exceeds the wall limit."""
         until = None if seconds is None else time.monotonic() + seconds
         while until is None or time.monotonic() < until:
             if self._control.is_cancelled():

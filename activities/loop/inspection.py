@@ -78,11 +78,11 @@ def _read_report(tree: WorkingTree, gate: Check) -> str:
 
 
 History = Callable[[Path], tuple[str, ...]]
-"""Returns a repository's latest commits as `<id> <subject>`, newest first. Blocking; never raises."""
+"""Function that returns a repository's latest commits as `<id> <subject>`, newest first. It blocks and never raises."""
 
 
 class Packets(Protocol):
-    """The packets of a project."""
+    """Store for the packets of a project."""
 
     def keep(self, packet: Packet) -> None:
         """Store a packet under its id. Idempotent."""
@@ -144,7 +144,7 @@ class InspectionActivities:
     """Returns the gates defined for a workspace in the settings."""
 
     def inspect(self, request: InspectRequest, store: ArtifactStore) -> tuple[Packet, ChosenChecks]:
-        """Store and return the project's packet and gates. The workspace must be claimed.
+        """Inspect a project and return its packet, which is stored, and its gates. The workspace must be claimed.
 
         Raises:
             InvalidRequestError: the packet or the episode does not belong to this project, or the episode has not
@@ -178,7 +178,7 @@ class InspectionActivities:
         before: tuple[Check, ...],
         base: str,
     ) -> tuple[Check, ...]:
-        """Return the first non-empty tuple of `named`, or else the gates found in a snapshot's files.
+        """Return the gates that people chose or, if there are none, the gates found in a snapshot's files.
 
         Args:
             tree: working tree whose store contains the snapshot.
@@ -199,7 +199,7 @@ class InspectionActivities:
         return (*before, *(gate for gate in choose_checks(tried, "").checks if gate.run not in {g.run for g in before}))
 
     def finder(self, store: ArtifactStore) -> CheckFinder:
-        """Return the finder of the project's own checks."""
+        """Return the object that finds the project's own checks."""
         return CheckFinder(self.runner, self.checkouts, store)
 
     def _find_packet(self, request: InspectRequest) -> Packet | None:
@@ -213,7 +213,7 @@ class InspectionActivities:
         return packet if request.goal in ("", packet.goal) else sealed_packet(packet.evolve(goal=request.goal))
 
     def _source(self, store: ArtifactStore, request: InspectRequest) -> _Source:
-        """Return the facts about the requested episode."""
+        """Collect the facts about the requested episode on which its packet is based."""
         name = request.episode
         if not name:
             return _Source()
@@ -268,7 +268,7 @@ class InspectionActivities:
     def _run(
         self, tree: WorkingTree, snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
-        """Return the states of the gates, and the output tails of those that do not pass."""
+        """Run the gates. Return their states, and the output tails of those that do not pass."""
         try:
             results = dict(self._results(tree, snapshot, gates, store))
         finally:
@@ -282,7 +282,7 @@ class InspectionActivities:
     def _results(
         self, tree: WorkingTree, snapshot: str, gates: tuple[Check, ...], store: ArtifactStore
     ) -> Iterator[tuple[str, CheckResult]]:
-        """Yield check results until the total time is used up."""
+        """Run checks and yield their results until the total time is used up."""
         until = time.monotonic() + ALL_CHECKS_S
         for number, gate in enumerate(gates, start=1):
             left = until - time.monotonic()
@@ -298,7 +298,7 @@ class InspectionActivities:
 def _of_trials(
     tried: tuple[TriedCheck, ...], gates: tuple[Check, ...]
 ) -> tuple[tuple[CheckState, ...], tuple[str, ...]]:
-    """Return the states of gates according to their trial runs, and the output tails of those that do not pass."""
+    """Return the states of gates according to their trial runs, and the output tails of gates that do not pass."""
     trials = {trial.check.run: trial for trial in tried}
     runs = [(gate, trials[gate.run]) for gate in gates]
     states = []

@@ -13,7 +13,7 @@ from tightloop.loop.model import HISTORY_LIMIT, PACKET_ID, Packet, packet_id_of
 
 
 def last_commits(root: Path) -> tuple[str, ...]:
-    """Return the latest commits, newest first. The result is empty if there are none or git fails."""
+    """Return the latest commits of a repository, newest first. If git fails, return none."""
     try:
         with user_git(UserRepository(root)) as git:
             result = git.attempt("log", f"--max-count={HISTORY_LIMIT}", "--no-decorate", "--format=%h %s")
@@ -53,5 +53,5 @@ class PacketFiles:
 
 
 def open_packets(workspace: Path) -> PacketFiles:
-    """Return the packets of a workspace's project."""
+    """Open the store for the packets of a workspace's project."""
     return PacketFiles(state_folder(workspace) / "packets")

@@ -40,7 +40,7 @@ class ProjectRunner:
     """Returns a workspace's prompt privacy."""
 
     def preview(self, work: Work) -> str:
-        """Return the stage's name."""
+        """Return the name of the stage that would run."""
         return work.action(ProjectAction).stage.replace("_", " ")
 
     def run(self, work: Work) -> RunnerResult:
@@ -171,7 +171,7 @@ def _checks(values: Any) -> tuple[Check, ...]:
 
 
 def grown_plan(stores: ArtifactStores, request: RevisePlanRequest, plan: Plan) -> tuple[Plan, tuple[LoopTask, ...]]:
-    """Return a project's plan with the tasks that a step found, or with a task that resolves the step's conflict.
+    """Extend a project's plan with the tasks that a step found, or with a task that resolves the step's conflict.
 
     Raises:
         InvalidRequestError: resolving the conflict led to new conflicts too many times.

@@ -43,7 +43,7 @@ class TaskPlanner(Protocol):
     """Derives tasks from a packet."""
 
     async def plan(self, briefing: TaskBriefing) -> TaskAnswer:
-        """Return tasks without cycles, or the reason why there are none.
+        """Split a goal into tasks without cyclic dependencies. If this is not possible, return the reason.
 
         Raises:
             PlannerError: the model service rejects the request; not retryable.
@@ -80,7 +80,7 @@ class RuleTaskPlanner:
 
 
 def task_planners(service: ModelService) -> TaskPlanners:
-    """Return the planner factory. `auto` uses the model if one is configured, and the rules otherwise."""
+    """Return the factory of task planners. `auto` uses a model if one is configured, and rules otherwise."""
 
     def choose(kind: str, model: str) -> TaskPlanner:
         if not service.must_plan(kind):
@@ -163,7 +163,7 @@ class ModelTaskPlanner:
 
 
 def apply_privacy(briefing: TaskBriefing) -> TaskBriefing:
-    """Return the briefing reduced to its prompt privacy."""
+    """Reduce a briefing to what its prompt privacy allows."""
     if briefing.prompt_privacy is PromptPrivacy.FULL:
         return briefing
     packet = briefing.packet

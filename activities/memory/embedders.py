@@ -13,7 +13,7 @@ from tightloop.settings import MemorySettings
 
 
 def choose_embedder(settings: MemorySettings, service: ModelService) -> Embedder:
-    """Return the configured embedder. A local model is loaded from its folder.
+    """Create the configured embedder. A local model is loaded from its folder.
 
     Raises:
         SettingsError: the service has no key, or the folder contains no model.
@@ -47,7 +47,7 @@ class OpenAIEmbedder:
         self._service, self.name, self.dimension, self._timeout_s = service, model, dimension, timeout_s
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a vector for each text. Call this from a thread without an event loop. Every call costs money.
+        """Request a vector for each text, which costs money. Call this from a thread without an event loop.
 
         Raises:
             ServiceUnavailableError: the service rejects the request, times out, or returns vectors of the wrong shape.

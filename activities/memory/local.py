@@ -64,7 +64,7 @@ class LocalEmbedder:
         self.name = f"{folder.resolve().name}-{hashlib.sha256(trained.tobytes()).hexdigest()[:SHA_CHARACTERS]}"
 
     def embed(self, texts: Sequence[str]) -> "list[array[float]]":
-        """Return a float32 vector for each text. A short text takes 20 ms of CPU time."""
+        """Compute a float32 vector for each text. A short text takes 20 ms of CPU time."""
         return [self._vector(self._tokens.encode(text).ids) for text in texts]
 
     def _vector(self, ids: list[int]) -> "array[float]":
@@ -116,12 +116,12 @@ def _shape(config: Mapping[str, Any]) -> _Shape:
 
 
 def _gelu(value: Matrix) -> Matrix:
-    """Return the exact GELU (Hendrycks and Gimpel 2016), with which BERT was trained."""
+    """Compute the exact GELU function (Hendrycks and Gimpel 2016), with which BERT was trained."""
     return (value * np.float32(0.5) * (1 + _erf(value / np.sqrt(np.float32(2))))).astype(np.float32)
 
 
 def _erf(value: Matrix) -> Matrix:
-    """Return the error function, which NumPy lacks, accurate to 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
+    """Compute the error function, which NumPy lacks, to within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     size = np.abs(value)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))

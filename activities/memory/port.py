@@ -58,7 +58,7 @@ class BestEffortMemory:
         return self._open is not None
 
     def recall(self, query: Query) -> tuple[Recollection, ...]:
-        """Return similar failures and their solutions."""
+        """Return similar failures from the past and their solutions."""
         return self._with(lambda memory: memory.recall(self._project, query), ())
 
     def search(self, text: str, *, kind: Kind, limit: int = 5) -> tuple[Entry, ...]:
@@ -70,15 +70,15 @@ class BestEffortMemory:
         self._with(lambda memory: memory.remember(self._project, fact), None)
 
     def record_failures(self, failures: Sequence[SeenFailure]) -> None:
-        """Store failures when they occur."""
+        """Store failures at the time when they occur."""
         self._with(lambda memory: memory.record_failures(self._project, failures), None)
 
     def record_solution(self, pattern: Pattern, outcomes: Sequence[Outcome]) -> None:
-        """Store a pattern that fixed failing checks."""
+        """Store a pattern that fixed checks which had failed."""
         self._with(lambda memory: memory.record_solution(self._project, pattern, outcomes), None)
 
     def record_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the outcomes of reapplied patterns."""
+        """Record whether reapplied patterns helped."""
         self._with(lambda memory: memory.record_outcomes(self._project, outcomes), None)
 
     def _with(self, use: "Callable[[MemoryStore], T]", otherwise: T) -> T:
@@ -123,7 +123,7 @@ class BestEffortMemories:
         """End of the pause on the monotonic clock, and the reason for the pause."""
 
     def __call__(self, workspace: Path) -> BestEffortMemory:
-        """Return the memory of a workspace's project."""
+        """Open the memory of a workspace's project."""
         until, why = self._pause
         return BestEffortMemory(
             self._project(workspace),
@@ -139,7 +139,7 @@ class BestEffortMemories:
 
 
 def recall_solutions(memory: BestEffortMemory, report: CheckReport | None) -> tuple[Recollection, ...] | None:
-    """Return earlier solutions, most reliable first, or None if nothing was queried. Blocking."""
+    """Return earlier solutions, most reliable first. Return None if the memory was not queried. Blocking."""
     check_queries = queries(report, memory.max_recollections) if memory.is_enabled else ()
     if not check_queries:
         return None
@@ -160,7 +160,7 @@ class TextMemory:
         self._memory, self._source = memory, source
 
     def search(self, query: str, limit: int) -> list[str]:
-        """Return failures with their solutions, followed by facts. Each group is sorted with the best match first."""
+        """Return failures with their solutions, then facts. Within each group, the best matches come first."""
         recall_query = Query(text=query, limit=limit, in_words=True)
         failures = [_describe_recollection(recollection) for recollection in self._memory.recall(recall_query)]
         facts = [_fact(entry) for entry in self._memory.search(query, kind=Kind.FACT, limit=limit)]

@@ -90,7 +90,7 @@ class Asker:
         """SHA-256 of the prompt files that ask for corrections, which identifies their version."""
 
     async def ask(self, question: Question, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-        """Ask until `read` accepts a response. It rejects one by raising `UnusableAnswerError` or `ValidationError`.
+        """Ask until `read` accepts a response. To reject it, `read` raises `UnusableAnswerError` or `ValidationError`.
 
         Raises:
             PlannerError: the service refuses. Not retryable.
@@ -146,7 +146,7 @@ class PromptedAsker:
     """An asker that loads its prompt, `briefing.md`, `answer.json` (the schema) and `example.json` from a folder."""
 
     def __init__(self, service: ModelService, folder: Path, name: str) -> None:
-        """Load the files. `name` is the schema's name. No connection is opened before the first question."""
+        """Load the prompt files. `name` is the schema's name. No connection is opened before the first question."""
         self._asker = Asker(service)
         self._prompts = Prompts(folder, context_characters=service.context_characters)
         self._schema = AnswerSchema(name, json.loads((folder / "answer.json").read_text(encoding="utf-8")))
@@ -157,7 +157,7 @@ class PromptedAsker:
         """The example response in the prompt. A model may copy it, which callers reject."""
 
     def share(self, percent: float) -> int:
-        """Return the number of characters that correspond to this percentage of the whole prompt."""
+        """Return the number of characters that correspond to a percentage of the whole prompt."""
         return self._prompts.share(percent)
 
     async def ask(
@@ -175,7 +175,7 @@ class PromptedAsker:
 
 
 def _judge(answer: ModelAnswer, schema: AnswerSchema, read: Callable[[dict[str, Any]], T]) -> Exchange[T]:
-    """Return a response's value or its problems."""
+    """Return the value that a response contains, or the response's problems."""
     # With a schema, 3 of 100 answers of a small model did not parse, and all three were cut off.
     if answer.truncated:
         return Exchange(problems=("the answer was cut off at the output limit",), truncated=True)

@@ -59,11 +59,11 @@ class ModelService:
         return bool(self.api_key) or not self.is_openai
 
     def plans(self, planner: str) -> bool:
-        """Return whether this kind of planner uses the model."""
+        """Return whether planners of this kind use the model."""
         return self.configured and self._kind(planner) in ("auto", "openai")
 
     def must_plan(self, planner: str) -> bool:
-        """Return whether this kind of planner uses the model. Reject a kind that cannot be used.
+        """Return whether planners of this kind use the model, and reject a kind that cannot be used.
 
         Raises:
             PlannerError: the kind is unknown or its key is missing.
@@ -92,7 +92,7 @@ class ModelService:
 
 
 def open_client(service: ModelService, *, silence_s: float | None = None) -> "openai.AsyncOpenAI":
-    """Return a client, which must be used as a context manager.
+    """Open a client for a service. Use the client as a context manager.
 
     Args:
         service: the service to connect to.
@@ -134,7 +134,7 @@ class FirstAvailable:
     async def ask(
         self, call: Callable[[str], Awaitable[ModelAnswer]], *, conversation: str = "", agent: str = ""
     ) -> ModelAnswer:
-        """Return the result of `call` for the first model that is not missing.
+        """Make a call with the first model that is available, and return its result.
 
         Args:
             call: asks a model.
@@ -179,7 +179,7 @@ class FirstAvailable:
 
 
 def read_usage(reported: dict[str, Any], came_in: str, went_out: str) -> Usage:
-    """Return the usage reported by a service.
+    """Read the token usage that a service reported.
 
     Args:
         reported: the response's `usage` object. Empty if there is none.
@@ -269,7 +269,9 @@ async def request_answer(
 
 
 def _payload(body: str) -> dict[str, Any]:
-    """Parse the envelope.
+    """Parse the body of a service's response.
+
+    A program writes the body, so anything but JSON is a transport error rather than a model response.
 
     A program writes it, so anything but JSON is a transport error rather than a model response.
     """
@@ -286,7 +288,7 @@ def _payload(body: str) -> dict[str, Any]:
 
 
 def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
-    """Parse a complete response from the Responses API.
+    """Parse a complete, unstreamed response from the Responses API.
 
     Raises:
         PlannerUnavailableError: the response reports that the service failed.
@@ -312,7 +314,7 @@ def read_response(payload: dict[str, Any], model: str) -> ModelAnswer:
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """Return a JSON object as it is, or an empty dict for any other value."""
+    """Return a JSON object unchanged, or an empty dict for any other value."""
     return value if isinstance(value, dict) else {}
 
 
@@ -322,7 +324,7 @@ def as_dicts(value: object) -> list[dict[str, Any]]:
 
 
 def certificates() -> SSLContext:
-    """Return the TLS context, which trusts the system's authorities or those in `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
+    """Create the TLS context. It trusts the system's authorities or those in `SSL_CERT_FILE` and `SSL_CERT_DIR`."""
     return _load_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 

@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def model_missing(error: openai.APIStatusError) -> bool:
-    """Return whether the error says that this key cannot use this model. Another model may work."""
+    """Return whether an error means that this key cannot use this model, so that another model may work."""
     if error.code == "model_not_found" or error.status_code == 404:
         return True
     if error.status_code not in (400, 403) or error.code == "context_length_exceeded":
@@ -37,7 +37,7 @@ def model_missing(error: openai.APIStatusError) -> bool:
 
 
 def too_large(error: AnswerError, model: str) -> PlannerError:
-    """Return the error for a response that exceeded the size limit."""
+    """Create the error for a response that exceeds the size limit."""
     return PlannerError(f"model {model}: {error}. Check the base URL, and make sure that no proxy interferes")
 
 
@@ -86,12 +86,12 @@ LARGEST_ANSWER_BYTES = 16 * 2**20
 
 
 def bounded_client() -> httpx2.AsyncClient:
-    """Return a client with the SDK's defaults that raises `AnswerError` while reading an oversized response."""
+    """Create an HTTP client with the SDK's defaults. It raises `AnswerError` while reading an oversized response."""
     return openai.DefaultAsyncHttpxClient(event_hooks={"response": [_bound]})
 
 
 async def _bound(response: httpx2.Response) -> None:
-    """Wrap a body that has not been read yet."""
+    """Limit the size of a response body that has not been read yet."""
     # The header is removed, so that httpx2 does not decompress the body again.
     unpacker = Unpacker(response.headers.pop("content-encoding", ""), LARGEST_ANSWER_BYTES)
     assert isinstance(response.stream, httpx2.AsyncByteStream)

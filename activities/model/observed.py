@@ -56,7 +56,7 @@ class Operation:
     attributes: dict[str, Value] = field(default_factory=dict)
 
     def note(self, attributes: Mapping[str, Value | None]) -> None:
-        """Add attributes. None and empty values are ignored."""
+        """Add attributes to the observed call, ignoring None and empty values."""
         self.attributes |= {name: value for name, value in attributes.items() if value not in (None, "", ())}
 
     def record_answer(self, answer: ModelAnswer) -> None:
@@ -74,7 +74,7 @@ class Observer(Protocol):
     """Observes calls."""
 
     def observe(self, operation: Operation) -> AbstractContextManager[None]:
-        """Observe a call until the block ends."""
+        """Observe a call from the start to the end of the block."""
         ...
 
 
@@ -98,7 +98,7 @@ _progress: ContextVar[Work] = ContextVar("progress", default=_NOTHING)
 
 
 def begin(what: str, limit: timedelta) -> Work:
-    """Start the progress report, including the time that earlier attempts used."""
+    """Start reporting progress, including the time that earlier attempts have used."""
     earlier = Work()
     # Details of an older release may not fit the model; the report then starts from zero.
     for detail in activity.info().heartbeat_details:
@@ -117,7 +117,7 @@ def begin(what: str, limit: timedelta) -> Work:
 
 
 def report_step(step: str, problems: Sequence[str] = ()) -> None:
-    """Report the next step and the previous one's problems. Does nothing before `begin` is called."""
+    """Report the next step and the problems of the previous one. Do nothing before `begin` is called."""
     work = _progress.get()
     if work.what:
         what = f"{work.what.partition(':')[0]}: {step}"
@@ -126,12 +126,12 @@ def report_step(step: str, problems: Sequence[str] = ()) -> None:
 
 
 def describe_problem() -> str:
-    """Return the reason why there is no answer yet."""
+    """Explain why there is no answer yet."""
     return work_problems(_progress.get())
 
 
 def record_failure(spent: timedelta, problem: str) -> None:
-    """Record the total time so far and the failure in the heartbeat, for the next attempt."""
+    """Pass the failure and the total time so far to the next attempt, in the heartbeat."""
     text = shorten(scrub(problem), PROBLEM_CHARACTERS)
     _send(_progress.get().evolve(spent_s=spent.total_seconds(), problem=text))
 

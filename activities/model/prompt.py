@@ -51,7 +51,7 @@ class Prompts:
         """SHA-256 of the prompt files, which identifies their version."""
 
     def render(self, name: str, **values: object) -> str:
-        """Return a prompt. A missing value raises an error."""
+        """Fill in a template and return the prompt. A missing value raises an error."""
         return self._environment.get_template(name).render(**values).strip() + "\n"
 
     def share(self, percent: float) -> int:
@@ -67,7 +67,7 @@ class Prompts:
         return text if len(text) <= limit else "[...] " + text[len(text) - max(limit - 6, 0) :]
 
     def _items(self, items: Sequence[str], percent: float) -> str:
-        """Return a Markdown list of the newest items that fit, and the number of omitted items."""
+        """Format the newest items that fit as a Markdown list, with the number of omitted items."""
         limit = self.share(percent)
         lines: list[str] = []
         used = 0
@@ -92,7 +92,7 @@ B = TypeVar("B", Briefing, ReflectionBriefing)
 
 
 def apply_privacy(briefing: B) -> B:
-    """Return the briefing, reduced to the level of its prompt privacy.
+    """Reduce a briefing to what its prompt privacy allows.
 
     A summary keeps the goal, the definition of done, operator notes, the names and counts of checks, the names of
     changed files, the titles and outcomes of iterations, and reflections that were themselves based on a summary.
@@ -103,7 +103,7 @@ def apply_privacy(briefing: B) -> B:
 
 
 def redact_text(text: str, prompt_privacy: PromptPrivacy | None, *, strictest: PromptPrivacy) -> str:
-    """Return a part of a prompt, redacted to the given privacy level (None if unknown).
+    """Redact a part of a prompt to the given privacy level, which is None if unknown.
 
     Raises:
         PlannerError: a project here is at `summary`, and the text's level is unknown.

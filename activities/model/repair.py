@@ -64,23 +64,23 @@ def read_lenient(text: str, start: int, keys: Sequence[str]) -> Lenient:
 
 
 def begins_object(text: str, brace: int) -> bool:
-    """Return whether a key and its colon follow the brace."""
+    """Return whether an opening brace is followed by a key and a colon."""
     return _KEY.match(text, _past(_BLANK, text, brace + 1)) is not None
 
 
 def cut_key(text: str, brace: int) -> str | None:
-    """Return the partial key if the text ends with one right after the brace, or None if the text continues."""
+    """Return the partial key if the text ends in the first key after the brace, or None if the text continues."""
     match = _CUT_KEY.match(text, _past(_BLANK, text, brace + 1))
     return match["name"] if match else None
 
 
 def fold_key(key: str) -> str:
-    """Return a case-folded key without separators, so that `Action Items` and `actionItems` match `action_items`."""
+    """Fold the case of a key and remove separators, so that `Action Items` and `actionItems` match `action_items`."""
     return "".join(letter for letter in key.casefold() if letter.isalnum())
 
 
 def unescape_text(text: str) -> str:
-    """Decode JSON and Python escapes. Unknown ones keep their backslash."""
+    """Decode JSON and Python escapes. Unknown escapes keep their backslash."""
 
     def character(match: re.Match[str]) -> str:
         code = match[1]
@@ -109,7 +109,7 @@ class _Reader:
     opened: list[int] = field(default_factory=list)
 
     def members(self, depth: int) -> dict[str, Any]:
-        """Read up to the closing brace."""
+        """Read the members of the object up to its closing brace."""
         result: dict[str, Any] = {}
         while not self._ends(depth):
             if self.text[self.at] == "}":
@@ -228,7 +228,7 @@ class _Reader:
         return unescape_text(self.text[start:end])
 
     def _closes(self, at: int, *, in_list: bool) -> bool | None:
-        """Return whether a string ends before `at`. None means that it may, if no better end follows."""
+        """Return whether a string ends before `at`. None means that it ends there only if no better end follows."""
         text = self.text
         after = _past(_BLANK, text, at)
         character = text[after : after + 1]
@@ -247,7 +247,7 @@ class _Reader:
         return key is not None and key["quoted"] is not None
 
     def _begins(self, at: int, *, in_list: bool) -> bool:
-        """Return whether another member or item starts at `at`, or the list or object ends there."""
+        """Return whether another member or item starts at `at`, or the enclosing list or object ends there."""
         text = self.text
         character = text[at : at + 1]
         if not character or character in "]})":
@@ -339,7 +339,7 @@ def read_object(text: str, keys: Sequence[str]) -> Reading:
 
 
 def _fits(value: dict[str, Any], keys: Sequence[str]) -> bool:
-    """Return whether the object has all the keys and does not just repeat the schema or its example."""
+    """Return whether the object has all the keys and is more than a copy of the schema or its example."""
     folded_items = {fold_key(key): item for key, item in value.items()}
     folded_keys = [fold_key(key) for key in keys]
     return set(folded_keys) <= set(folded_items) and not all(_is_echo(folded_items[key]) for key in folded_keys)
@@ -359,7 +359,7 @@ def _with_key_names(value: dict[str, Any], keys: Sequence[str]) -> dict[str, Any
 
 
 def _load_object(text: str) -> dict[str, Any] | None:
-    """Parse a complete text. Some models encode the object as a JSON string."""
+    """Parse a complete text as an object. Some models encode the object as a JSON string."""
     try:
         value = json.loads(text)
         if isinstance(value, str):
@@ -370,7 +370,7 @@ def _load_object(text: str) -> dict[str, Any] | None:
 
 
 def _views(text: str, keys: Sequence[str]) -> Iterator[str]:
-    """Yield possible interpretations of the text, most likely first."""
+    """Yield possible interpretations of a response's text, most likely first."""
     # The thoughts may contain the end tag as well.
     ends = [match.end() for match in _THOUGHTS_END.finditer(text)][-_TRIES:]
     bare = next((text[end:] for end in reversed(ends) if any(_starts(text[end:]))), text)
@@ -396,7 +396,7 @@ def _starts(text: str) -> Iterator[int]:
 
 
 def _last(text: str, keys: Sequence[str]) -> Reading | None:
-    """Return the last object that has the keys and is not nested in another such object."""
+    """Return the last object that has the keys and is not nested in another object with the keys."""
     candidates, inside = _candidates(text, keys)
     # Models write drafts before the answer, so the last object counts.
     whole = [c for c in candidates if c.start not in inside and not c.cut and _fits(c.value, keys)]

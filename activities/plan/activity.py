@@ -99,7 +99,7 @@ class CompensationFact(Value):
 
 
 class Compensator:
-    """Compensates steps. Idempotent, as a second call for the same attempt returns the recorded result."""
+    """Compensates steps. Idempotent: a second call for the same attempt returns the recorded result."""
 
     def __init__(self, ports: AttemptPorts, run_command: RunCommand) -> None:
         self._ports = ports
@@ -222,7 +222,7 @@ class Compensator:
         return result.evolve(drift=undone), run_result
 
     def _run_compensation_step(self, work: Work, run_step: RunStep) -> CompensationResult | None:
-        """Run the compensation step, if any, and store its record as `undo-<step>`."""
+        """Run the step that compensates another step, if there is one, and store its record as `undo-<step>`."""
         request, name = work.request, (work.step.compensate or Compensation()).step
         if not name:
             return None
@@ -261,7 +261,7 @@ TAIL_CHARACTERS = 240
 
 
 def run_definition_of_done(ports: AttemptPorts, runner: CheckRunner, request: VerifyPlanRequest) -> PlanVerification:
-    """Run every check on exactly the expected tree. Idempotent, as the tree is restored afterwards.
+    """Run every check on exactly the expected tree. Idempotent, because the tree is restored afterwards.
 
     Raises:
         CancelledError: the activity was cancelled.
@@ -372,12 +372,12 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def leave_workspace(self, request: LoadPlanRequest) -> None:
-        """Release the claim while the plan is only waiting for a person, so that another run can use the workspace."""
+        """Release the claim while the plan only waits for a person, so that another run can use the workspace."""
         self._ports.workspaces.release(request.scope)
 
     @activity.defn(no_thread_cancel_exception=True)
     def enter_workspace(self, request: LoadPlanRequest) -> str:
-        """Claim the workspace again, save a snapshot of its current files and return the snapshot's tree.
+        """Claim the workspace again, and return the tree of a snapshot of its current files.
 
         Raises:
             WorkspaceBusyError: an episode or another plan is using it. Not retryable.
@@ -391,7 +391,7 @@ class PlanActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def load_plan(self, request: LoadPlanRequest) -> OpenedPlan:
-        """Return a stored revision's graph."""
+        """Return the graph of a stored revision."""
         return self._opener.load(request)
 
     @activity.defn(no_thread_cancel_exception=True)
@@ -534,7 +534,7 @@ class PlanActivities:
 
 
 def _result_parts(request: ClosePlanRequest, plan: Plan, records: FileRecords) -> tuple[ResultPart, ...]:
-    """Return a plan's changes as a whole, or in the order in which its steps changed the tree."""
+    """Return the changes of a plan, as a whole or in the order in which its steps changed the tree."""
     scope, message = request.scope, closing_message(request.title or plan.title, request.snapshot, request.reason)
     if request.result != "commits":
         return (ResultPart(scope.base_tree, request.expected_tree, message),)

@@ -51,7 +51,7 @@ ID_CHARACTERS = 60
 
 
 def build_inner_plan(work: Work, steps: tuple[Step, ...], *, name: str, inputs: Mapping[str, Any]) -> Plan:
-    """Return a plan of nested steps that inherits the outer plan's policy, budget, seed and beliefs."""
+    """Build a plan from nested steps. It inherits the outer plan's policy, budget, seed and beliefs."""
     # By Bayes' rule no evidence changes a prior of 0 or 1.
     believed = {belief.hypothesis: min(max(belief.confidence, 0.01), 0.99) for belief in work.request.beliefs}
     return Plan(
@@ -100,7 +100,7 @@ def read_plan_file(work: Work, file: str, inputs: Mapping[str, Any]) -> Plan:
 
 
 def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree: bool) -> PlanRequest:
-    """Return the request that starts a child plan.
+    """Build the request that starts a child plan.
 
     Raises:
         InvalidRequestError: the plan or its inputs exceed the maximum message size.
@@ -126,12 +126,12 @@ def build_request(work: Work, plan: Plan, inputs: Mapping[str, Any], *, worktree
 
 
 def read_plan_inputs(work: Work) -> dict[str, Any]:
-    """Return the outer plan's resolved inputs."""
+    """Return the resolved inputs of the outer plan."""
     return {name: work.lookup(f"plan.{name}") for name in work.plan.inputs}
 
 
 def read_child_results(work: Work, child: str) -> tuple[dict[str, Any], tuple[EvidenceNote, ...]]:
-    """Return the outputs of each completed step in a child plan, and the evidence notes of its steps."""
+    """Return the outputs of each completed step of a child plan, and the evidence notes of its steps."""
     records = work.records
     steps = dict.fromkeys(record.step for record in records.all(child))
     latest_records = {step: record for step in steps if (record := records.latest(child, step)) is not None}
@@ -189,7 +189,7 @@ class Worktrees:
 
 
 def child_scope(scope: PlanScope, child: str) -> PlanScope:
-    """Return the scope of a child plan that has its own worktree."""
+    """Return the scope of a child plan that works in its own worktree."""
     return PlanScope(episode_id=child, workspace=scope.workspace, worktree=True)
 
 
@@ -545,7 +545,7 @@ class StepChildren:
 
 
 def _checks(work: Work, action: EpisodeAction) -> tuple[Check, ...]:
-    """Return an episode's checks with references resolved."""
+    """Return the checks of an episode with resolved references."""
     return tuple(check.evolve(run=shell_command(check.run, work.lookup).script) for check in action.definition_of_done)
 
 
@@ -571,12 +571,12 @@ def _subplan(work: Work) -> PlanRequest:
 
 
 def _only_reads(step: Step) -> bool:
-    """Return whether the step is a read-only subplan, which may run in parallel with others that read the tree."""
+    """Return whether the step is a read-only subplan, which may run in parallel with other steps that read the tree."""
     return step.capability is Capability.SUBPLAN and step.tree_access is Access.READS
 
 
 def _wall_time(budget: Budget, step: Step) -> timedelta | None:
-    """Return an episode's time limit: its budget or, if shorter, the step's `timeout_s` if the author set it."""
+    """Return the time limit for an episode: its budget or, if shorter, the `timeout_s` that the author set."""
     # The default suits commands; an agent that nobody limits may work much longer.
     if step.timeout_s == Step.model_fields["timeout_s"].default:
         return budget.max_wall_time

@@ -52,7 +52,7 @@ def resolve_path(root: Path, path: str) -> Path:
 
 
 def read_text(root: Path, path: str) -> str | None:
-    """Return a regular file's text. Raises the same errors as `read_file`, and also rejects invalid UTF-8."""
+    """Read a regular file as text. Raises the same errors as `read_file`, and also rejects invalid UTF-8."""
     content = read_file(root, path)
     try:
         return None if content is None else content.decode()
@@ -61,7 +61,7 @@ def read_text(root: Path, path: str) -> str | None:
 
 
 def read_file(root: Path, path: str) -> bytes | None:
-    """Return a regular file's bytes, or None if it is missing.
+    """Read a regular file. Return None if it does not exist.
 
     Raises:
         InvalidRequestError: the path is rejected, not a regular file, or larger than `READ_BYTES`.
@@ -114,7 +114,7 @@ class Command:
 
 
 def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
-    """Return a command in which variables replace the references.
+    """Build a shell command in which variables replace the references.
 
     Each value becomes one word, except that an unquoted list of plain values becomes several. In arithmetic, a value
     must be a number and is inlined.
@@ -152,7 +152,7 @@ def shell_command(text: str, lookup: Callable[[str], Any]) -> Command:
 
 
 def variable(name: str, value: Any) -> str:
-    """Return a value as text for an environment variable.
+    """Format a value as text for an environment variable.
 
     Raises:
         InvalidRequestError: the value is too large or contains a zero byte. The message names the variable.
@@ -174,7 +174,7 @@ def _store_variable(text: str, reference: str, variables: dict[str, str]) -> str
 
 
 def _expansion(name: str, quoting: QuotingContext) -> str:
-    """Return the expansion that produces exactly one word in this position."""
+    """Return the shell expansion that yields exactly one word in this position."""
     if quoting is QuotingContext.SINGLE_QUOTED:
         # Closes the quotes, inserts the variable in double quotes and opens them again.
         return f"'\"${{{name}}}\"'"
@@ -182,7 +182,7 @@ def _expansion(name: str, quoting: QuotingContext) -> str:
 
 
 def _written(text: str, quoting: QuotingContext) -> str:
-    """Return the value's literal text, quoted for this position."""
+    """Return a value as literal text, quoted for this position in the command."""
     match quoting:
         case QuotingContext.UNQUOTED:
             return shlex.quote(text)

@@ -56,7 +56,7 @@ class RerunBase(Value):
 
 
 def save_rerun_base(records: FileRecords, scope: PlanScope, tree: str) -> None:
-    """Record a run's final tree, unless somebody else edited files, because a re-run must not revert those edits."""
+    """Record the final tree of a run unless somebody else edited files, because a re-run must not revert edits."""
     alone = is_made_by_steps(scope.base_tree, records.find_run_records(scope.episode_id), tree)
     left = RerunBase(base_tree=scope.base_tree, tree=tree) if alone else RerunBase(base_tree="", tree="")
     records.write_fact(scope.episode_id, RERUN_BASE, left)
@@ -96,7 +96,7 @@ class PlanOpener:
         self._writer = writer
 
     def open(self, request: OpenPlanRequest) -> OpenedPlan:
-        """Claim the workspace, parse, validate and store the plan, and keep its initial tree.
+        """Claim the workspace; parse, validate and store the plan; and keep its initial tree.
 
         Raises the same errors as `open_plan`.
         """
@@ -141,7 +141,7 @@ class PlanOpener:
         return OpenedPlan(plan=plan, graph=loaded.graph, planner=self._writer is not None and self._writer.available)
 
     def revise(self, request: RevisePlanRequest) -> RevisedPlan:
-        """Return the next revision, or a reason to reject the text.
+        """Create the next revision of a plan. If its text is invalid, return the reason.
 
         Idempotent if a text is given; otherwise a retry asks the planner again.
         """
@@ -269,7 +269,7 @@ class PlanOpener:
         return store.put(written.transcript, name="planning", media_type="text/markdown")
 
     def _base(self, scope: PlanScope, tree: WorkingTree) -> tuple[str, tuple[str, ...]]:
-        """Return the run's initial tree, with notes about it for the operator.
+        """Return the initial tree of the run, with notes about it for the operator.
 
         If the files are exactly as the last run left them, they are reset to the initial state of that run. Every
         completed step is then found by its hash and none is applied twice. Files that somebody has changed since are
@@ -296,7 +296,7 @@ class PlanOpener:
         return left.base_tree, (f"re-run: {note}",)
 
     def _text(self, scope: PlanScope, plan_request: PlanRequest) -> tuple[WrittenPlan, str]:
-        """Return the plan's text and file name."""
+        """Return the text of the plan and its file name."""
         if plan_request.source:
             return WrittenPlan(
                 text=plan_request.source, prompts_sha256=self._prompts_of(scope, plan_request.source)
@@ -340,7 +340,7 @@ def _author(written: WrittenPlan) -> str:
 
 
 def check_plan(source: str, name: str, capabilities: frozenset[str]) -> tuple[ReadPlan, tuple[str, ...]]:
-    """Parse and validate a plan, and return it with any warnings.
+    """Parse and validate a plan. Return the plan with any warnings.
 
     Raises:
         PlanError: the plan is invalid.

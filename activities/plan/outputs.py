@@ -21,7 +21,7 @@ DEPTH_LIMIT = 100
 
 
 def collect_outputs(step: Step, results: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Return the action's results merged with the declared outputs. Declared outputs take precedence.
+    """Merge the action's results with the outputs that the step declares. Declared outputs take precedence.
 
     Raises:
         InvalidRequestError: an output is missing or malformed. The message names it.
@@ -118,7 +118,7 @@ class References:
     _cache: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def __call__(self, name: str) -> Any:
-        """Return a reference's value. The reference is given without `${` and `}`.
+        """Return the value of a reference, which is given without `${` and `}`.
 
         Raises:
             ReferenceMissingError: the reference has no value. The message gives the reason.
@@ -131,7 +131,7 @@ class References:
         return follow(self._read_reserved_name(head, name), path, name=name)
 
     def used(self, value: Any) -> dict[str, Any]:
-        """Return the values of all references in a text, list or mapping, with None for unresolved ones."""
+        """Return the values of all references in a text, list or mapping. A reference without a value gets None."""
         values: dict[str, Any] = {}
         for name in find_references(value):
             try:
@@ -158,7 +158,7 @@ class References:
         return values[head]
 
     def _fitting(self, name: str) -> list[str]:
-        """Return the step ids with which a reference may start, without scanning all steps."""
+        """Return the step ids with which a reference may begin, without scanning all steps."""
         parts = name.split(".")
         # Step ids may contain dots, so every prefix of the reference may be an id.
         heads = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
@@ -180,7 +180,7 @@ class References:
         return resolve(items[index], self) if isinstance(template.for_each, tuple) else items[index]
 
     def _items(self, template: Step) -> list[Any] | tuple[Any, ...]:
-        """Return a template's items. Items written in the plan still contain references."""
+        """Return the items of a template. Items that are written in the plan still contain references."""
         items = resolve(template.for_each, self) if isinstance(template.for_each, str) else template.for_each
         if not isinstance(items, list | tuple):
             raise ReferenceMissingError(f"for_each of {template.id} must be a list, not {type(items).__name__}")
@@ -200,7 +200,7 @@ class References:
         return outputs
 
     def _find_outputs(self, step: str) -> Mapping[str, Any] | None:
-        """Return the outputs of a step or of the alternate that replaced it."""
+        """Return the outputs of a step, or of the alternate step that replaced it."""
         if step in self._cache:
             return self._cache[step]
         name: str | None = step
@@ -226,7 +226,7 @@ class References:
 
 
 def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
-    """Return the base tree for a comparison: the tree after step `since`, or the plan's initial tree. "" if unknown."""
+    """Return the tree to compare with: the tree after step `since`, or the plan's initial tree. "" if it is unknown."""
     if not since:
         return scope.base_tree
     record = records.latest(scope.episode_id, since)
@@ -234,7 +234,7 @@ def find_base_tree(scope: PlanScope, since: str, records: FileRecords) -> str:
 
 
 def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
-    """Return outputs in record form.
+    """Convert outputs to the form in which records contain them.
 
     Large values become `{"artifact": {...}}`, as do values that already have that form.
     """
@@ -248,7 +248,7 @@ def pack(outputs: Mapping[str, Any], store: ArtifactStore) -> dict[str, Any]:
 
 
 def unpack(value: Any, store: ArtifactStore) -> Any:
-    """Return an output, loaded from the store if `pack` moved it there.
+    """Return an output, which is loaded from the store if `pack` has moved it there.
 
     Raises:
         ArtifactMissingError: the store does not contain it.

@@ -122,7 +122,7 @@ class ModelPlanWriter:
         return self._ask_model(prompt, prompt_privacy, read, REVISION_SCHEMA)
 
     def _render_plan(self, plan: Plan, prompt_privacy: PromptPrivacy, statuses: Mapping[str, str]) -> str:
-        """Return the plan's text, or an outline with the failed steps if it is too long or must not be sent."""
+        """Return the plan's text. If it is too long or must not be sent, return an outline with the failed steps."""
         # Without policy and budget, which the model must not write.
         whole = write_plan(plan.evolve(policy=Policy(), budget=PlanBudget()))
         if (
@@ -161,7 +161,7 @@ class ModelPlanWriter:
         }
 
     def _read(self, value: dict[str, Any], old: Plan | None, fixed: tuple[str, ...] = ()) -> tuple[Plan, str]:
-        """Parse the plan in a response. The `fixed` steps of the previous revision `old` are always kept.
+        """Parse the plan in a response. Steps of the previous revision `old` that are `fixed` are always kept.
 
         Raises:
             UnusableAnswerError: the plan is invalid. The error contains the problems with line and column.
@@ -209,7 +209,7 @@ class ModelPlanWriter:
 
 
 def _with_kept(plan: Plan, old: Plan, keep: tuple[str, ...]) -> Plan:
-    """Return the plan, adding the old plan's steps in `keep` that it does not define itself.
+    """Add the steps of the old plan that `keep` names and that the new plan does not define itself.
 
     Raises:
         UnusableAnswerError: `keep` contains an unknown step.

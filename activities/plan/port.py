@@ -92,20 +92,20 @@ class Work:
         return shell_command(self.action(ShellAction).run, self.lookup)
 
     def resolve(self, value: Any) -> Any:
-        """Replace references in a text, list or mapping.
+        """Replace the references in a text, list or mapping with their values.
 
         A text that consists of a single reference becomes its value.
         """
         return resolve(value, self.lookup)
 
     def record_process(self, pid: int) -> None:
-        """Record the pid of a process started by the step."""
+        """Record the pid of a process that the step has started."""
         # The next holder of the tree ends recorded processes that outlived their worker.
         if self.tree is not None:
             self.tree.own_process(pid)
 
     def action(self, kind: type[A]) -> A:
-        """Return the step's action as the model for its capability."""
+        """Return the step's action as an instance of the model for its capability."""
         action = getattr(self.step, self.step.capability.value)
         assert isinstance(action, kind)
         return action
@@ -143,7 +143,7 @@ class Runner(Protocol):
     """Runs the steps that use one capability. Calls block and are made in an activity's thread."""
 
     def preview(self, work: Work) -> str:
-        """Describe in words or as a diff what `run` would do. Has no side effects and asks no questions."""
+        """Describe in words or as a diff what `run` would do, without side effects or questions."""
         ...
 
     def run(self, work: Work) -> RunnerResult:
@@ -170,11 +170,11 @@ class Trees(Protocol):
     """Compares and combines trees without touching files. `store` is the `store_folder` of their scope."""
 
     def changed_paths(self, store: Path, before: str, after: str) -> tuple[str, ...]:
-        """Return the paths that differ, sorted. Bytes that are not valid UTF-8 are escaped."""
+        """Return the paths that differ between two trees, sorted. Bytes that are not valid UTF-8 are escaped."""
         ...
 
     def patch(self, store: Path, before: str, after: str) -> bytes:
-        """Return the unified diff, truncated to 2 MiB."""
+        """Return the unified diff of two trees, truncated to 2 MiB."""
         ...
 
     def undo(self, store: Path, before: str, after: str, current: str) -> UndoResult:
@@ -193,7 +193,7 @@ class Children(Protocol):
     """Prepares and evaluates the child workflows for `episode`, `subplan` and `branch` steps."""
 
     def prepare(self, work: Work) -> StepRun:
-        """Return the children to start. `work.tree` is None because the children lock the tree themselves."""
+        """Prepare the children to start. `work.tree` is None, because the children lock the tree themselves."""
         ...
 
     def preview(self, work: Work) -> str:
@@ -201,11 +201,11 @@ class Children(Protocol):
         ...
 
     def settle(self, work: Work, request: SettleRequest) -> RunnerResult:
-        """Read the children's results. For a branch, apply the best alternative to `work.tree`."""
+        """Evaluate the results of the children. For a branch, apply the best alternative to `work.tree`."""
         ...
 
     def remove_leftovers(self, scope: PlanScope) -> None:
-        """After the plan has ended, remove leftovers of children that were never settled. Idempotent."""
+        """Remove leftovers of children that were never settled, after the plan has ended. Idempotent."""
         ...
 
 

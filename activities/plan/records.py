@@ -68,7 +68,7 @@ class LoadedPlan:
         return packed
 
     def step(self, step: str, template: str = "") -> Step:
-        """Return a step. A step generated from a template gets its own id.
+        """Return a step of the plan. A step generated from a template gets its own id.
 
         Raises:
             InvalidRequestError: the plan does not contain the step.
@@ -90,7 +90,7 @@ class PlanCache:
         self._lock = threading.Lock()
 
     def find_cached_plan(self, scope: PlanScope) -> LoadedPlan | None:
-        """Return a scope's cached plan, or None if it is not cached. Never blocks."""
+        """Return the plan of a scope if it is in the cache, or None. Never blocks."""
         # Called on the event loop, which must not wait while a thread parses a large plan.
         if scope.plan is None or not self._lock.acquire(blocking=False):
             return None
@@ -100,7 +100,7 @@ class PlanCache:
             self._lock.release()
 
     def put(self, workspace: str, stored: StoredPlan) -> tuple[ArtifactRef, LoadedPlan]:
-        """Store a revision, and cache it in the form in which it will be read.
+        """Store a revision, and cache the plan in the form in which it will be read.
 
         Raises:
             InvalidRequestError: its graph is too large for the workflow history. Nothing is stored.
@@ -116,7 +116,7 @@ class PlanCache:
         return ref, loaded
 
     def load(self, scope: PlanScope) -> LoadedPlan:
-        """Return a scope's plan.
+        """Load the plan of a scope.
 
         Raises:
             ArtifactMissingError: the scope has no plan, or the store does not contain it.
@@ -145,7 +145,7 @@ _SETTLED = frozenset({StepStatus.SKIPPED.value, StepStatus.COMPENSATED.value, St
 
 
 def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord], workspace: Path) -> str:
-    """Return the hand-off note as Markdown, with outcome, completed and open steps, decisions and file locations."""
+    """Render the hand-off note in Markdown, with outcome, completed and open steps, decisions and file locations."""
     titles = {step.id: step.title or step.id for step in plan.steps}
     completed = [record for record in records if record.result.status is StepStatus.COMPLETED and not record.undone]
     places = ["records of all attempts: the folder `steps` next to this note"]
@@ -172,7 +172,7 @@ def render_hand_off(archive: PlanArchive, plan: Plan, records: Sequence[StepReco
 
 
 def render_postmortem(archive: PlanArchive, plan: Plan, records: Sequence[StepRecord]) -> str | None:
-    """Return Markdown about failures and their consequences, or None if nothing failed."""
+    """Render a report on failures and their consequences in Markdown. Return None if nothing failed."""
     failed = [record for record in records if record.result.status is StepStatus.FAILED]
     taken_back = [record for record in records if record.undone]
     if not failed and archive.outcome is PlanOutcome.COMPLETED:
@@ -205,7 +205,7 @@ def _steps(archive: PlanArchive, titles: dict[str, str], *, settled: bool) -> li
 
 
 def section(title: str, lines: Iterable[str], limit: int = LINES_SHOWN) -> str:
-    """Return a heading with a bullet list, or "" if the list is empty. Long lists are truncated to `limit` items."""
+    """Render a heading with a bullet list, or "" if the list is empty. At most `limit` items are listed."""
     items = list(lines)
     if not items:
         return ""
@@ -228,7 +228,7 @@ def _failure(record: StepRecord, titles: dict[str, str]) -> str:
 
 
 def describe_answer(step: str, answer: Answer) -> str:
-    """Return one line with the step, the chosen option, the person who chose it and their text."""
+    """Describe an answer in one line: the step, the chosen option, the person who chose it and their text."""
     return f"{step}: {answer.option} by {answer.by}. {answer.text}".rstrip()
 
 
@@ -253,7 +253,7 @@ class RevisionFact(Value):
 
 
 def revision_fact_name(number: int) -> str:
-    """Return the name of the fact for a revision."""
+    """Return the name of the fact that locates a revision."""
     return f"revision-{number:04d}"
 
 
@@ -287,14 +287,17 @@ class FileRecords:
         return _read(self._path(plan_id, step, attempt))
 
     def latest(self, plan_id: str, step: str) -> StepRecord | None:
-        """Return this run's latest completed attempt that was not compensated. References are resolved from it."""
+        """Return the latest completed attempt of a step in this run that was not compensated.
+
+        References are resolved from this attempt.
+        """
         since = self._run_start(plan_id)
         # Only this run: a step that reuses an earlier result records it again, so nothing is missed.
         completed = [record for record in self._completed_records(plan_id, step, _CURRENT) if not record.undone]
         return max((record for record in completed if _end(record)[0] >= since), key=_end, default=None)
 
     def find_equal_result(self, plan_id: str, step: str, inputs_sha256: str) -> StepRecord | None:
-        """Return the latest completed attempt with these inputs in any run, or None if it was compensated."""
+        """Find the latest completed attempt with these inputs in any run. Return None if it was compensated."""
         completed = self._completed_records(plan_id, step, _ANY)
         # The newest decides alone: once it was compensated, an older equal result must not return.
         newest = max((record for record in completed if record.inputs_sha256 == inputs_sha256), key=_end, default=None)
@@ -329,7 +332,7 @@ class FileRecords:
         _write(self._fact(plan_id, name), model.model_dump_json().encode())
 
     def read_fact(self, plan_id: str, name: str, kind: type[M]) -> M | None:
-        """Return the fact last stored under a name, or None if there is none."""
+        """Return the fact that was last stored under a name, or None."""
         path = self._fact(plan_id, name)
         try:
             return kind.model_validate_json(path.read_bytes())
@@ -366,7 +369,7 @@ class FileRecords:
 
 
 def open_file_records(workspace: Path) -> FileRecords:
-    """Return the step records of the workspace's project."""
+    """Open the step records of a workspace's project."""
     return FileRecords(state_folder(workspace) / "plans")
 
 
@@ -483,7 +486,7 @@ def store_account(
 
 
 def _checks(request: ClosePlanRequest, records: FileRecords, store: ArtifactStore) -> ArtifactRef | None:
-    """Return the report on the plan's final tree. A report on another tree belongs to an earlier run."""
+    """Return the report on the plan's final tree. Reports on other trees belong to earlier runs."""
     fact = records.read_fact(request.scope.episode_id, CHECKS_FACT, ChecksFact)
     if fact is None or get_model(store, fact.report, CheckReport).tree != request.expected_tree:
         return None

@@ -74,7 +74,7 @@ class Driver(Protocol):
     name: str
 
     def preflight(self) -> Health:
-        """Return whether the desktop is ready: permissions, display, screen lock and secure input."""
+        """Check whether the desktop is ready: permissions, display, screen lock and secure input."""
         ...
 
     def windows(self) -> tuple[Window, ...]:
@@ -82,7 +82,7 @@ class Driver(Protocol):
         ...
 
     def activate(self, window: Window) -> None:
-        """Request that a window come to the front. Poll `active` for the result."""
+        """Ask for a window to come to the front. Poll `active` to see the result."""
         ...
 
     def active(self) -> Window | None:
@@ -90,11 +90,11 @@ class Driver(Protocol):
         ...
 
     def focused_element(self) -> Element | None:
-        """Return the active window's focused element, or None if there is none or it is unknown."""
+        """Return the element that has the focus in the active window. Return None if there is none or it is unknown."""
         ...
 
     def clipboard(self) -> str | None:
-        """Return the clipboard's text, or None if it has no text."""
+        """Return the text on the clipboard, or None if the clipboard contains no text."""
         ...
 
     def set_clipboard(self, text: str) -> None:
@@ -106,7 +106,7 @@ class Driver(Protocol):
 
         Args:
             chord: key names joined with `+`.
-            window: the window that must have the keyboard at that moment. None allows any.
+            window: the window that must have the keyboard at that moment. None allows any window.
 
         Raises:
             NotPressedError: the screen is locked, another program has grabbed the keyboard, or another window has it.
@@ -114,11 +114,11 @@ class Driver(Protocol):
         ...
 
     def release_keys(self) -> None:
-        """Release only those keys that a dead process of ours left pressed."""
+        """Release the keys that a dead process of ours left pressed, and no other keys."""
         ...
 
     def frame(self, window: Window) -> Frame:
-        """Return a window's position."""
+        """Return the position of a window on the screen."""
         ...
 
     def picture(self, frame: Frame) -> bytes:
@@ -130,7 +130,7 @@ class Driver(Protocol):
         ...
 
     def texts(self, window: Window) -> tuple[str, ...]:
-        """Return a window's visible texts from its accessibility tree, in order.
+        """Return the visible texts of a window from its accessibility tree, in order.
 
         The list is bounded and may be empty.
         """
@@ -149,7 +149,7 @@ class Locator(Protocol):
         ...
 
     def locate(self, png: bytes, frame: Frame) -> tuple[int, int]:
-        """Return a point in the frame. This asks a model once and takes seconds at most.
+        """Ask a model once for the point of the chat box in a frame. This takes seconds at most.
 
         Raises:
             DriverError: there is no answer, or the answer is not a point in the frame.
@@ -158,15 +158,15 @@ class Locator(Protocol):
 
 
 class Receipts(Protocol):
-    """Reports about hand-offs from the agent's side."""
+    """What the agent's side reports about hand-offs."""
 
     @property
     def guarded(self) -> bool:
-        """Return whether the agent's side rejects a repeated hand-off."""
+        """Return whether the agent's side rejects a hand-off that is repeated."""
         ...
 
     def expect(self, message: Message, root: str) -> None:
-        """Record a message's folder before anything is pasted. This clears an earlier refusal.
+        """Record the folder for which a message is meant, before the message is pasted. This clears an earlier refusal.
 
         Raises:
             ExecutorError: the folder does not exist.
@@ -174,11 +174,11 @@ class Receipts(Protocol):
         ...
 
     def find(self, handoff_id: str) -> Receipt | None:
-        """Return a hand-off's receipt, or None."""
+        """Return the receipt for a hand-off, or None if there is none."""
         ...
 
     def refusal(self, handoff_id: str) -> str:
-        """Return the reason why the hook rejected a hand-off in its window, or ""."""
+        """Return the reason why the hook rejected a hand-off in its window, or "" if it did not."""
         ...
 
     def busy(self) -> bool:
@@ -186,11 +186,11 @@ class Receipts(Protocol):
         ...
 
     def offer(self, message: Message) -> None:
-        """Offer a message. The agent's side takes it at the end of its turn if it works on the same episode."""
+        """Offer a message, which the agent's side takes at the end of its turn if it works on the same episode."""
         ...
 
     def withdraw_offer(self, handoff_id: str) -> bool:
-        """Withdraw an offer. Return whether it had already been taken."""
+        """Withdraw an offer. Return whether the message had already been taken."""
         ...
 
 
@@ -207,11 +207,11 @@ class Ledger(Protocol):
     """Durable record of this host's hand-offs. It survives a power loss."""
 
     def get(self, handoff_id: str) -> Entry | None:
-        """Return a hand-off's last entry, or None."""
+        """Return the last ledger entry of a hand-off, or None."""
         ...
 
     def record(self, message: Message, state: HandOffState, receipt: Receipt | None = None) -> Entry:
-        """Durably record a hand-off's state before anything else happens."""
+        """Record the state of a hand-off durably before anything else happens."""
         ...
 
     def texts(self) -> Iterator[str]:
@@ -225,7 +225,7 @@ LEFTOVERS = 20
 
 
 def gui_folder() -> Path:
-    """Return the folder shared by all of this host's hand-offs."""
+    """Return the folder that all hand-offs on this host share."""
     return state_home() / "gui"
 
 
@@ -236,7 +236,7 @@ class FileLedger:
         self._folder, self._kept = folder, limit
 
     def get(self, handoff_id: str) -> Entry | None:
-        """Return a hand-off, or None.
+        """Return the last ledger entry of a hand-off, or None.
 
         Raises:
             ExecutorError: the entry cannot be read, so it is unknown whether Enter was pressed.

@@ -66,7 +66,7 @@ _UNDECIDED = {
 
 
 class HandOffRefusedError(Exception):
-    """The hand-off ends here, before Enter is pressed."""
+    """Raised if a hand-off must end before Enter is pressed."""
 
     def __init__(self, reason: str, *, retryable: bool = False) -> None:
         super().__init__(reason)
@@ -158,7 +158,7 @@ class HandOff:
     # -- the window and the box -----------------------------------------------------------------------
 
     def _find(self) -> Window:
-        """Return the window. It is searched each time because titles change with the file shown."""
+        """Find the editor window. This searches every time, because the title changes with the file shown."""
         windows = self.driver.windows()
         matches = [window for window in windows if self.target.matches(window.app, window.title)]
         if len(matches) == 1:
@@ -173,7 +173,7 @@ class HandOff:
         raise HandOffRefusedError(f"{description} is not open. Open the project folder in the editor", retryable=True)
 
     def _focus_box(self) -> tuple[Window, Element]:
-        """Focus the chat box and return it with its window. No key is pressed in any other window."""
+        """Focus the chat box and return the box with its window. No key is pressed in any other window."""
         window = self._find()
         if not self._is_active(window):
             self.driver.activate(window)
@@ -200,7 +200,7 @@ class HandOff:
         )
 
     def _click_box(self, window: Window) -> Element | None:
-        """Click where the locator sees the chat box. Return the box if it got the focus."""
+        """Click where the locator sees the chat box. Return the box if the click gave it the focus."""
         # Once per hand-off, because each look costs a model call.
         if self.locator is None or self._located or not self._is_active(window):
             return None
@@ -219,7 +219,7 @@ class HandOff:
         return self._box()
 
     def _box(self) -> Element | None:
-        """Return the chat box if it has the focus."""
+        """Return the chat box if it has the focus, or None."""
         element = self.driver.focused_element()
         is_box = element is not None and self.target.is_box(element.role, element.label, editable=element.editable)
         return element if is_box else None
@@ -229,7 +229,7 @@ class HandOff:
         return active is not None and active.id == window.id
 
     def _read_box(self, window: Window, message: Message) -> BoxState | None:
-        """Return the box's state, or None if it does not have the focus."""
+        """Read the state of the chat box. Return None if the box does not have the focus."""
         if not self._is_active(window) or (element := self._box()) is None:
             return None
         if element.text is None:
@@ -242,7 +242,7 @@ class HandOff:
     # -- before Enter ---------------------------------------------------------------------------------
 
     def _enter_text(self, message: Message, *, pending: bool) -> None:
-        """Get exactly this text into the box. If `pending`, an earlier paste may still arrive.
+        """Make the chat box contain exactly this text. If `pending`, an earlier paste may still arrive.
 
         Raises:
             HandOffRefusedError: this did not work, or the box contains a person's draft.
@@ -274,7 +274,7 @@ class HandOff:
         return self._read_box(window, message) is BoxState.OURS
 
     def _correct(self, state: BoxState | None, window: Window, message: Message, *, pasted: bool) -> bool:
-        """Take one step towards the desired content. Return whether our paste may be in the box now."""
+        """Take one step towards the desired content. Return whether the box may now contain our paste."""
         match state:
             case BoxState.EMPTY:
                 # A late paste must not collide with another one.
@@ -299,7 +299,7 @@ class HandOff:
                 return pasted
 
     def _paste(self, window: Window, message: Message) -> bool:
-        """Paste and wait for the text. Return whether the keys were pressed."""
+        """Paste the text and wait until it appears. Return whether the keys were pressed."""
         self.driver.set_clipboard(message.text)
         # The new clipboard owner may need a moment to answer.
         if not self._until(lambda: self.driver.clipboard() == message.text, FOCUS_S):
@@ -315,7 +315,7 @@ class HandOff:
         return True
 
     def _clear(self, window: Window, message: Message) -> None:
-        """Delete our own text. Call this only if that is the box's entire content."""
+        """Delete our own text from the box. Call this only if the box contains nothing else."""
         # A slow box still shows the submitted text, and clears itself.
         if self._until(lambda: self._read_box(window, message) not in _REMOVABLE, PASTE_S):
             return
@@ -337,7 +337,7 @@ class HandOff:
     # -- from Enter on --------------------------------------------------------------------------------
 
     def _submit(self, message: Message, *, enters: int) -> HandOffResult:
-        """Press Enter until the agent has the text. Nothing is pasted. `enters` is 1 if the number is unknown."""
+        """Press Enter until the agent has the text, without pasting. Use 1 for `enters` if the number is unknown."""
         box = BoxState.OURS if enters == 0 else None
         since = checked_at = self.now()
         while True:
@@ -375,7 +375,7 @@ class HandOff:
                 checked_at = self.now()
 
     def _take_back(self, message: Message, refusal: str) -> HandOffResult:
-        """Delete the text that the hook rejected if it is still in the box. It may be handed over again."""
+        """Delete the text that the hook rejected if the box still contains it, so that it can be handed over again."""
         with suppress(HandOffRefusedError, DriverError):
             window, _element = self._focus_box()
             if self._read_box(window, message) is BoxState.OURS:
@@ -385,7 +385,7 @@ class HandOff:
         return HandOffResult(end=HandOffEnd.WRONG_WINDOW, reason=refusal)
 
     def _press_enter(self, message: Message) -> bool:
-        """Press Enter if the focused box still contains the text. Return whether it may have been pressed."""
+        """Press Enter if the focused box still contains the text. Return whether Enter may have been pressed."""
         try:
             window, _element = self._focus_box()
             if self._read_box(window, message) is not BoxState.OURS or not self._press(window, "right"):

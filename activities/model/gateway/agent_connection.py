@@ -25,7 +25,7 @@ class AgentGoneError(Exception):
 
 
 class TooLargeError(Exception):
-    """A request body exceeds its limit, or all bodies together exceed theirs."""
+    """A request body exceeds its own limit, or all bodies together exceed the common limit."""
 
 
 class ByteBudget:
@@ -35,7 +35,7 @@ class ByteBudget:
         self._left = ALL_REQUESTS_BYTES
 
     def reserve(self, size: int) -> None:
-        """Reserve bytes. A negative size returns them.
+        """Reserve bytes for a request. A negative size returns bytes to the budget.
 
         Raises:
             TooLargeError: fewer bytes are left.
@@ -58,7 +58,7 @@ class AgentConnection:
         self._has_asked = False
 
     async def request(self) -> Request | None:
-        """Return the next request, or None after the last one.
+        """Read the next request. Return None after the last one.
 
         Raises:
             AgentGoneError: the input is not HTTP, or it ended in the middle of a request.
@@ -116,7 +116,7 @@ class AgentConnection:
         await self._send(h11.Response(status_code=status, headers=raw))
 
     async def write(self, data: bytes) -> None:
-        """Send a chunk of the body immediately."""
+        """Send a chunk of the response body immediately."""
         if data and not self._silent:
             await self._send(h11.Data(data=data))
 
@@ -124,21 +124,21 @@ class AgentConnection:
         await self._send(h11.EndOfMessage())
 
     async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """Send a complete response from the gateway itself."""
+        """Send a complete response that the gateway itself creates."""
         fixed = (("content-type", "application/json"), ("content-length", str(len(body))))
         await self.begin(status, (*fixed, *headers))
         await self.write(body)
         await self.finish()
 
     async def linger(self) -> None:
-        """Read more input for a moment. A reset would discard the response before the agent reads it."""
+        """Read input for a moment longer, because a reset would discard the response before the agent reads it."""
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(LINGER_S):
                 while await self._reader.read(_READ_BYTES):
                     pass
 
     def abort(self) -> None:
-        """Cut the connection so that a partial response can be recognised as incomplete."""
+        """Cut the connection, so that the agent recognises a partial response as incomplete."""
         self._writer.transport.abort()
 
     async def close(self) -> None:

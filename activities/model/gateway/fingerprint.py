@@ -26,7 +26,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class NoAnswerError(Exception):
-    """No response came. `status` is the gateway's own. `was_sent` is False if the provider was never contacted."""
+    """The provider did not respond. `status` is set by the gateway. `was_sent` is False if no request was sent."""
 
     def __init__(self, status: int, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class Source(Protocol):
     """A source of responses: either the provider or a recording."""
 
     def answer(self, call: Call) -> AbstractAsyncContextManager[Answer]:
-        """Respond to a call. Leaving the context aborts it.
+        """Respond to a call. Leaving the context aborts the call.
 
         Raises:
             NoAnswerError: the provider did not respond.
@@ -91,7 +91,7 @@ _PATTERNS = tuple((re.compile(rule["text"], re.IGNORECASE), rule["mark"]) for ru
 
 
 def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
-    """Return a call's hex SHA-256, based on wire format, method, path, query and normalised body.
+    """Compute the hex SHA-256 that identifies a call by wire format, method, path, query and normalised body.
 
     `volatile` lists the paths that differ between runs, in a fixed order.
     """
@@ -108,7 +108,7 @@ def fingerprint(wire: Wire, call: Call, volatile: Sequence[str]) -> str:
 
 
 def normalise(value: Any, volatile: Sequence[str]) -> Any:
-    """Return decoded JSON in which ids, dates, durations, counts and the given paths are replaced with placeholders."""
+    """Replace ids, dates, durations, counts and the given paths in decoded JSON with placeholders."""
     if isinstance(value, dict):
         return {_plain(key, volatile): normalise(item, volatile) for key, item in value.items()}
     if isinstance(value, list):
@@ -117,7 +117,7 @@ def normalise(value: Any, volatile: Sequence[str]) -> Any:
 
 
 def marks(volatile: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each path with its placeholder. The longest come first because one path may contain another."""
+    """Return each path with its placeholder. Longer paths come first, because a path may contain another one."""
     pairs = [(path.rstrip("/"), f"<volatile-{number}>") for number, path in enumerate(volatile)]
     return sorted((pair for pair in pairs if pair[0]), key=lambda pair: -len(pair[0]))
 
@@ -224,7 +224,7 @@ class Player:
     """
 
     def __init__(self, spec: GatewaySpec, path: Path) -> None:
-        """Load the recording.
+        """Load the recording file.
 
         Raises:
             ExecutorError: the recording is missing or incomplete.

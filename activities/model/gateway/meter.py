@@ -60,7 +60,7 @@ class AnswerReader:
             self._readable = self.streamed
 
     def end(self) -> None:
-        """Parse the remaining data after the last chunk."""
+        """Parse the data that remains after the last chunk."""
         if self.streamed:
             # The last event of a stream may lack its empty line.
             self._held += b"\n"
@@ -73,7 +73,7 @@ class AnswerReader:
         return Usage(**self._counts)
 
     def tokens(self, request_bytes: int) -> int:
-        """Return the input and output tokens. Unreported counts are estimated on the high side.
+        """Return the numbers of input and output tokens. Numbers that were not reported are estimated on the high side.
 
         The result is meant only for the budget. The estimate is one token per `BYTES_PER_TOKEN` of the request and of a
         body, or one per event.
@@ -131,7 +131,7 @@ class AnswerReader:
 
 
 def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the error in an event or a body as an object with `error`, or None."""
+    """Find the error in an event or a body. Return it as an object with `error`, or None."""
     inner = event.get("response")
     holder = inner if isinstance(inner, dict) and inner.get("error") else event
     if event.get("type") == "error" and not event.get("error"):
@@ -140,7 +140,7 @@ def error_in(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
-    """Return the token counts in an event or a body of any wire format, as the fields of `Usage`.
+    """Read the token counts from an event or a body of any wire format, as the fields of `Usage`.
 
     Anthropic's input count excludes tokens read from and written to the cache. The other formats include them.
     """
@@ -155,7 +155,7 @@ def token_counts(event: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _counts(google: Any, usage: Any) -> tuple[int | None, int | None, int | None] | None:
-    """Return the input, cached and output tokens for any wire format, or None if there is no usage."""
+    """Read the input, cached and output tokens in any wire format. Return None if no usage is reported."""
     if isinstance(google, dict):
         return (
             _sum(google, "promptTokenCount", "toolUsePromptTokenCount"),
@@ -225,12 +225,12 @@ class Meter:
             return number
 
     def describe_spent_budget(self) -> str:
-        """Return a sentence about the exhausted budget, or ""."""
+        """Return a sentence about the budget that is exhausted, or ""."""
         with self._lock:
             return self._describe_spent_budget()
 
     def headers(self, status: int, headers: Mapping[str, str]) -> None:
-        """Record the start of a response. A limit in it is visible from now on, before the agent sees it."""
+        """Record the start of a response. A limit in its headers is visible before the agent sees it."""
         with self._lock:
             self._count(status)
             self._note(moved=time.monotonic())
@@ -238,7 +238,7 @@ class Meter:
                 self._note_limit(LimitSignal(status_code=status, headers=headers))
 
     def note_error(self, status: int, headers: Mapping[str, str], body: Any) -> None:
-        """Record an error's body, which is more specific than its headers."""
+        """Record the body of an error, which is more specific than the headers."""
         with self._lock:
             self._note_limit(LimitSignal(status_code=status, headers=headers, body=body))
 
@@ -249,7 +249,7 @@ class Meter:
     def record_answer(
         self, number: int, reader: AnswerReader, headers: Mapping[str, str], *, ended: bool = False
     ) -> None:
-        """Record the response so far, before the agent receives that part and may act on it."""
+        """Record the part of the response received so far, before the agent receives that part and may act on it."""
         usage = reader.usage()
         with self._lock:
             self._note(moved=time.monotonic())
@@ -264,7 +264,7 @@ class Meter:
                 self._note(limit=None)
 
     def end(self, number: int, tokens: int) -> None:
-        """Record that a call has ended, successfully or not, and its cost in budget tokens."""
+        """Record the end of a call, successful or not, and the number of tokens that it takes from the budget."""
         with self._lock:
             self._tokens += tokens
             self._finished = add_usage(self._finished, self._running.pop(number))
@@ -298,7 +298,7 @@ class Meter:
 
 
 def add_usage(total: Usage, more: Usage) -> Usage:
-    """Return the sum. A field that neither side reported stays None."""
+    """Add up two usages. A field that neither of them reports stays None."""
     first, second = (usage.model_dump(exclude_none=True) for usage in (total, more))
     return Usage(**{name: first.get(name, 0) + second.get(name, 0) for name in first | second})
 
@@ -315,13 +315,13 @@ _IN_PATH = re.compile(r"/models/([^/:?]+)")
 
 
 def observed_call(wire: Wire, call: Call) -> AbstractContextManager[Operation]:
-    """Observe a model call until the block ends."""
+    """Observe a model call for telemetry until the block ends."""
     model = _model(call) if OBSERVER.get() is not None else UNKNOWN
     return operation(telemetry.CHAT, model, {telemetry.PROVIDER: PROVIDERS[wire], telemetry.REQUEST_MODEL: model})
 
 
 def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> None:
-    """Record the response metadata, and the status if the call failed."""
+    """Note the response metadata for telemetry, and the status if the call failed."""
     if reader is not None:
         span.record_answer(
             ModelAnswer(
@@ -336,7 +336,7 @@ def note_answer(span: Operation, status: int, reader: AnswerReader | None) -> No
 
 
 def _model(call: Call) -> str:
-    """Return the requested model. It is in the body, or in the path for Gemini."""
+    """Return the requested model, which is named in the body or, for Gemini, in the path."""
     if match := _IN_PATH.search(call.target):
         return match[1]
     try:

@@ -46,7 +46,7 @@ class KeyMask:
         self._key = re.compile(b"|".join(map(re.escape, self._forms))) if self._forms else None
 
     def headers(self, headers: Headers) -> Headers:
-        """Return the response headers for the agent, without those that describe the compression.
+        """Return the response headers for the agent, without the headers that describe the compression.
 
         Raises:
             NoAnswerError: the declared size is too large or the encoding is unknown.
@@ -138,7 +138,7 @@ class Provider:
     """A gateway's provider. It belongs to the event loop that uses it."""
 
     def __init__(self, spec: GatewaySpec, *, at_once: int) -> None:
-        """Prepare at most `at_once` connections. No connection is opened yet."""
+        """Allow at most `at_once` connections, without opening one yet."""
         self._base = httpx2.URL(spec.upstream.rstrip("/"))
         self._key_mask = KeyMask(spec.key)
         self._key = key_header(spec.wire, spec.key) if spec.key else None
@@ -223,7 +223,7 @@ class ProxiedCall:
         self._span: Operation | None = None
 
     async def forward(self, source: Source, turns: asyncio.Semaphore, span: Operation | None = None) -> None:
-        """Forward the call. If there is no response, send an error that explains why.
+        """Forward the call to the source. If no response comes, send the agent an error that explains why.
 
         Args:
             source: the source of the response.
@@ -252,7 +252,7 @@ class ProxiedCall:
             self._end()
 
     def _end(self) -> None:
-        """Stop metering this call, before the agent receives the end of the response."""
+        """Stop metering this call before the agent receives the end of the response."""
         if self._number:
             self._meter.end(self._number, self._tokens)
             self._number = 0
@@ -300,7 +300,7 @@ class ProxiedCall:
             self._meter.record_answer(self._number, reader, named, ended=ended)
 
     async def _forward_error(self, answer: Answer, named: Mapping[str, str]) -> None:
-        """Parse an error before passing it on."""
+        """Parse an error response, and then pass it on to the agent."""
         body = bytearray()
         has_begun = False
         try:

@@ -42,7 +42,7 @@ SHUT_S = 0.4
 
 @contextmanager
 def serve_gateway(spec: GatewaySpec) -> Iterator[Gateway]:
-    """Open a gateway; see `Gateways`.
+    """Open a gateway between an agent and its model; see `Gateways`.
 
     Raises:
         ExecutorError: the upstream, the key or the recording cannot be used.
@@ -165,7 +165,7 @@ class GatewayServer:
 
 
 def _prefix(spec: GatewaySpec) -> str:
-    """Return the upstream's path without a trailing slash.
+    """Return the path of the upstream URL without a trailing slash.
 
     Raises:
         ExecutorError: the upstream or the key cannot be used.

@@ -86,7 +86,7 @@ class Gateway(Protocol):
         ...
 
     def read_counters(self) -> GatewayCounters:
-        """Return the counters. This may be called from any thread."""
+        """Return a copy of the current counters. This may be called from any thread."""
         ...
 
 
@@ -145,7 +145,7 @@ class Route:
 
 
 def find_route(wire: Wire, method: str, target: str, prefix: str) -> Route | None:
-    """Return a request's target, or None if agents do not need it.
+    """Find the target of a request. Return None for requests that agents do not need.
 
     `target` is the path and query as sent. `prefix` is the base URL's path without a trailing slash.
     """
@@ -173,7 +173,7 @@ def credentials(headers: Mapping[str, str], target: str) -> Iterator[str]:
 
 
 def key_header(wire: Wire, key: str) -> tuple[str, str]:
-    """Return the header in which the provider expects its key."""
+    """Return the header that passes the key to the provider."""
     match wire:
         case Wire.MESSAGES:
             return "x-api-key", key
@@ -184,7 +184,7 @@ def key_header(wire: Wire, key: str) -> tuple[str, str]:
 
 
 def refusal(wire: Wire, status: int, message: str) -> bytes:
-    """Return an error body in the wire format.
+    """Build an error body in the wire format.
 
     If the budget is spent (429), it uses the error type that makes agents stop at once, if the format has one.
     """

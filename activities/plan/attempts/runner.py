@@ -42,20 +42,20 @@ from tightloop.value.scrub import scrub
 
 
 def make_failure(reason: str, failure_class: FailureClass = FailureClass.LOGIC) -> StepFailure:
-    """Return a failure with a scrubbed reason that is short enough for the workflow history."""
+    """Create a failure whose reason is scrubbed and short enough for the workflow history."""
     # Scrub before truncating: a truncated secret no longer matches any pattern.
     return StepFailure(failure_class=failure_class, reason=abridge(scrub(reason), REASON_CHARACTERS))
 
 
 def fail_step(reason: str, failure_class: FailureClass = FailureClass.LOGIC, **found: Any) -> RunnerResult:
-    """Return a failed result. `found` sets further fields such as outputs."""
+    """Create the result of a failed step. `found` sets further fields such as outputs."""
     return RunnerResult(failure=make_failure(reason, failure_class), **found)
 
 
 def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> str:
-    """Return a sentence about the first unmet expression, starting with `what`, or "" if all are met.
+    """Describe the first expression that is not met in a sentence that starts with `what`. Return "" if all are met.
 
-    Prose is skipped.
+    Expressions that are prose are skipped.
     """
     for rule in rules:
         # Nobody can evaluate prose; the step's summary counts these conditions as unchecked.
@@ -71,7 +71,7 @@ def find_unmet(rules: Iterable[str | Prose], lookup: References, what: str) -> s
 
 
 def classify_failure(step: Step, failure: StepFailure | None, lookup: References) -> StepFailure | None:
-    """Return the failure with the first matching failure mode applied, or unchanged if none matches."""
+    """Apply the first matching failure mode to a failure. Return the failure unchanged if no mode matches."""
     mode = next((mode for mode in step.failure_modes if _is_matching(mode, failure, lookup)), None)
     if mode is None:
         return failure
@@ -95,7 +95,7 @@ def _is_matching(mode: FailureMode, failure: StepFailure | None, lookup: Referen
 
 
 def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset[str]:
-    """Return the paths that the step is known to write: edited files, or a shell command's definite outputs."""
+    """Return the paths that a step is known to write: the files it edits, or a shell command's definite outputs."""
     if step.edit is not None:
         return frozenset(map(str, outputs.get("paths", ())))
     if step.shell is not None:
@@ -106,7 +106,7 @@ def own_paths(step: Step, outputs: Mapping[str, Any], command: str) -> frozenset
 def drop_own_drift(
     drift: Drift | None, after: str, changed: Collection[str], own_files: frozenset[str]
 ) -> Drift | None:
-    """Return the drift to report, or None if the step caused all of it.
+    """Return the drift that must be reported, or None if the step itself caused all of it.
 
     Args:
         drift: changes that were undone.
@@ -184,13 +184,13 @@ def _enforce_ruling(
 
 
 def check_command(work: Work) -> str:
-    """Return the reason why the policy denies a compensation command, or "" if it does not. Never asks for approval."""
+    """Return the reason why the policy denies a compensation command, or "". This never asks for approval."""
     ruling = judge(work.plan.policy, work.step, find_effects(work.step, {"run": work.command.inlined_text}))
     return ruling.reason if ruling.verdict is Verdict.DENY else ""
 
 
 def check_deletions(work: Work, differ: Differ, base: str, before: str, after: str) -> RunnerResult | None:
-    """Return a denial or a question if the step deleted too much, and None otherwise.
+    """Return a denial or a question if the step deleted too much, or None if it did not.
 
     Args:
         work: the attempt. The files on disk match the tree `after`.
@@ -211,7 +211,7 @@ def check_deletions(work: Work, differ: Differ, base: str, before: str, after: s
 
 
 def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
-    """Return the deleted files and the net number of deleted lines across all files."""
+    """Return the deleted files, and the net number of lines deleted across all files."""
     # Regenerating a lock file loses thousands of lines and is no loss.
     files = [file for file in diff.files if not GENERATED.search(file.path)]
     # lexists: a link whose target is missing still exists.
@@ -221,7 +221,7 @@ def _find_deletions(root: Path, diff: TreeDiff) -> tuple[tuple[str, ...], int]:
 
 
 def check_changes(plan: Plan, paths: tuple[str, ...]) -> str:
-    """Return the reason why the policy forbids changing these paths, or "" if it does not."""
+    """Return the reason why the policy forbids changing these paths, or "" if it allows the changes."""
     ruling = judge_changes(plan.policy, paths)
     return "" if ruling.verdict is Verdict.ALLOW else ruling.reason
 
@@ -351,7 +351,7 @@ class AttemptRunner:
             return write_record(work, fail_step(error.message))
 
     def carry_out(self, work: Work, act: Act, *, left: str | None = None) -> StepResult:
-        """Run an attempt that `prepare` returned.
+        """Run an attempt that `prepare` has returned.
 
         `left` is the tree that child workflows produced. If it is set, other people's changes do not cause a question
         here. They stay, and the next step that writes asks about them.
@@ -400,7 +400,7 @@ class AttemptRunner:
         return work if stopped is None else write_record(work, stopped)
 
     def _reuse_result(self, work: Work) -> StepResult | None:
-        """Restore the tree of an earlier run with the same inputs and return that run's result."""
+        """Reuse an earlier run's result for the same inputs: restore its tree and return the result."""
         request, step = work.request, work.step
         if not is_cacheable(step):
             return None
@@ -436,7 +436,7 @@ class AttemptRunner:
     def _settle_tree(
         self, work: Work, run_result: RunnerResult, tree: WorkingTree, after: str, *, has_other_changes: bool = False
     ) -> StepResult:
-        """Keep the step's changes, or undo them if the step failed or a person must first approve its deletions.
+        """Keep a step's changes, or undo them if the step failed or a person must first approve its deletions.
 
         With `has_other_changes`, the disk may contain other people's changes on top of the step's tree `after`.
         """
@@ -472,7 +472,7 @@ class AttemptRunner:
 
 
 def _record_reuse(work: Work, old: StepRecord, drift: Drift | None) -> StepResult:
-    """Record an earlier run's result for this attempt."""
+    """Record that this attempt reuses the result of an earlier run."""
     # The earlier run paid for it; the budget must not be charged again.
     result = old.result.evolve(reused=True, drift=drift, usage=None, unpriced_calls=0, api_calls=0)
     now = datetime.now(UTC)
@@ -482,7 +482,7 @@ def _record_reuse(work: Work, old: StepRecord, drift: Drift | None) -> StepResul
 
 
 def _find_earlier_result(work: Work) -> StepResult | None:
-    """Return the recorded result if this attempt has already run."""
+    """Return the recorded result if this attempt has already been run."""
     request = work.request
     record = work.records.find_attempt(request.scope.episode_id, work.step.id, request.attempt)
     if record is None or record.undone or request.dry_run or record.inputs_sha256 == DRY_RUN:
@@ -493,7 +493,7 @@ def _find_earlier_result(work: Work) -> StepResult | None:
 
 
 def _act(work: Work, act: Act) -> RunnerResult:
-    """Run the action, check the step's contract and return the result with the step's outputs."""
+    """Run the step's action, check the step's contract and return the result with the outputs."""
     try:
         run_result = act(work)
     except _STEP_ERRORS as error:

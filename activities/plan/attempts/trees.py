@@ -79,7 +79,7 @@ class GitTrees:
 
 
 def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Entry | None]) -> list[bytes]:
-    """Return the paths that would be both a file and a folder."""
+    """Return the paths that would have to be both a file and a folder."""
     removed = {path for path, entry in replacements.items() if entry is None}
     left = (present.keys() | replacements.keys()) - removed
     added = [path for path in replacements if path not in removed and path not in present]
@@ -89,7 +89,7 @@ def _collisions(present: Mapping[bytes, Entry], replacements: Mapping[bytes, Ent
 
 
 def _inverse(store: TreeStore, change: TreeChange, now: Entry | None) -> Entry | None:
-    """Return the reverted entry for a file that has changed again since the step, or None if there is a conflict."""
+    """Return the entry that reverts a step in a file that has changed again since, or None if there is a conflict."""
     before, after = change.before, change.after
     if now is None or before is None or after is None:
         return None
@@ -127,12 +127,12 @@ LISTING_TIME = timedelta(seconds=20)
 
 
 def protect_lists(policy: Policy) -> tuple[tuple[str, ...], ...]:
-    """Return the `protect` patterns of a policy and all its enclosing policies."""
+    """Return the `protect` patterns of a policy and of all policies that enclose it."""
     return tuple(enclosing.protect for enclosing in enclosing_policies(policy))
 
 
 def find_protected_paths(root: Path, rules: Sequence[Sequence[str]], *, covered: bool = False) -> frozenset[Path]:
-    """Return existing ignored files and folders that no step may change.
+    """Find the existing ignored files and folders that no step may change.
 
     Ignored folders that are not protected themselves, such as `node_modules`, are not searched because they may be
     huge.

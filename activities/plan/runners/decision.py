@@ -27,7 +27,7 @@ class DecisionRunner:
         self._model = model
 
     def preview(self, work: Work) -> str:
-        """Return the decision's rows, one per line."""
+        """List the rows of the decision, one per line."""
         action = work.action(DecisionAction)
         rows = [f"if {rule.when}: {', '.join(rule.to) or 'nothing'}" for rule in action.rules]
         rows += [f"if {name} is best supported: {', '.join(to)}" for name, to in action.hypotheses.items()]
@@ -88,7 +88,7 @@ def _describe_decision(work: Work) -> str:
 
 
 def _as_options(work: Work, action: DecisionAction) -> tuple[Option, ...]:
-    """Return the hypotheses as options for a person, with the plan's confidence in each one."""
+    """Turn hypotheses into options for a person, each with the plan's confidence."""
     beliefs = {belief.hypothesis: belief for belief in work.request.beliefs}
     statements = {hypothesis.id: hypothesis.statement for hypothesis in work.plan.hypotheses}
 

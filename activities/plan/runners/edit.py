@@ -118,7 +118,7 @@ class Draft:
         return {path: content for path, content in self.after.items() if content != self.before[path]}
 
     def diff(self) -> str:
-        """Return the changes as a unified diff."""
+        """Return the changes to all files as a unified diff."""
         return "\n".join(_diff(path, self.before[path], content) for path, content in self.changes.items())
 
     def write(self) -> None:
@@ -141,7 +141,7 @@ class EditRunner:
     """Runs edit steps."""
 
     def preview(self, work: Work) -> str:
-        """Return the complete change as a unified diff."""
+        """Show the complete change as a unified diff."""
         draft, patch = _draft_changes(work)
         if patch is not None and not draft.changes:
             patch.check()
@@ -149,7 +149,7 @@ class EditRunner:
         return "\n".join(filter(None, parts)) or "no changes: the files are already up to date"
 
     def run(self, work: Work) -> RunnerResult:
-        """Apply the edits. It is not a failure if edits are already in place."""
+        """Apply the edits. Edits that are already in place are not a failure."""
         if work.tree is None:
             return fail_step("an edit changes the tree: remove 'access', or set it to 'writes'")
         draft, patch = _draft_changes(work)
@@ -214,7 +214,7 @@ def _apply(draft: Draft, edit: FileEdit) -> None:
 
 
 def _replace_match(old: bytes, edit: FileEdit) -> bytes:
-    """Return the content with the only match replaced, or unchanged if it has already been replaced.
+    """Replace the only match in the content. Return the content unchanged if this was already done.
 
     Raises:
         InvalidRequestError: the text does not occur or occurs more than once.
@@ -244,7 +244,7 @@ def _replace_match(old: bytes, edit: FileEdit) -> bytes:
 
 
 def _places(text: bytes, part: bytes) -> list[int]:
-    """Return the offsets of all occurrences, including overlapping ones."""
+    """Return the offsets of all occurrences of a text, including overlapping ones."""
     offsets, at = [], text.find(part)
     while at >= 0:
         offsets.append(at)

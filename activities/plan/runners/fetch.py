@@ -58,7 +58,7 @@ class WebCache:
         self._folder = state_folder / "cache"
 
     def find(self, url: str) -> CachedDocument | None:
-        """Return a URL's metadata if its content is present and intact."""
+        """Return the metadata of a URL's document if its content is present and intact."""
         document = _read(self._entry(url))
         return document if document is not None and self.content(document) is not None else None
 
@@ -120,7 +120,7 @@ class Readable(NamedTuple):
 
 
 def readable(content: bytes, media_type: str) -> Readable:
-    """Return a document's title and text. Never raises. `media_type` may include a `charset`."""
+    """Extract the title and text of a document. Never raises. `media_type` may include a `charset`."""
     bare = media_type.partition(";")[0].strip().lower()
     markup = "html" in bare or (not bare and content.lstrip()[:1] == b"<")
     if not markup and not _TEXTUAL.match(bare or "text/plain"):
@@ -153,7 +153,7 @@ def _first_line(text: str) -> str:
 
 
 def _words(text: str) -> tuple[str, str]:
-    """Return the title and text of an HTML page.
+    """Extract the title and text of an HTML page.
 
     Uses a custom scanner, because the standard library's parser takes quadratic time on malformed pages.
     """
@@ -210,7 +210,7 @@ OFFICIAL = ("docs.", "developer.", "developers.", "spec.", "standards.", "man.",
 
 
 def words(text: str) -> list[str]:
-    """Return the lower-case words in prose or code. `maxRetries` yields three words: the whole and its two parts."""
+    """Split prose or code into lower-case words. `maxRetries` yields three words: the whole and its two parts."""
     terms: list[str] = []
     for token in _WORD.findall(text):
         if len(token) > WORD_CHARACTERS:
@@ -238,7 +238,7 @@ class Scorer:
         }
 
     def score(self, text: Counter[str]) -> float:
-        """Return a text's relevance, which is 0 if no words match."""
+        """Compute how relevant a text is to the query. The score is 0 if no words match."""
         long = K1 * (1 - B + B * sum(text.values()) / (self._average or 1.0))
         return sum(
             weight * text[term] * (K1 + 1) / (text[term] + long)
@@ -256,7 +256,7 @@ class Source(NamedTuple):
 
 
 def source_score(source: Source, query: str) -> float:
-    """Return a source's quality, from 0 to about 2.5, based on its coverage of the query and its origin.
+    """Rate a source from 0 to about 2.5, based on how well it covers the query and where it comes from.
 
     The score is the sum of the query's coverage by the text (up to 1) and by the title (up to 0.5), plus 0.6 for a
     standards host, 0.4 for a documentation host and 0.1 for https. The score of a document without text depends only on

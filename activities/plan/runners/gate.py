@@ -51,7 +51,7 @@ class Outcome:
 
 
 def judge_command(work: Work, title: str, command: str, runner: CheckRunner) -> Outcome:
-    """Run a command in the sandbox if the policy allows it. The check passes if the exit code is 0."""
+    """Run a command in the sandbox if the policy allows it, and judge it by its exit code. 0 means that it passed."""
     resolved = shell_command(command, work.lookup)
     # Judged as a shell step of its own, or commands in gates would escape the policy.
     step = Step(
@@ -84,7 +84,7 @@ def _tail(output: str) -> str:
 
 
 def judge_invariant(work: Work, title: str, text: str) -> Outcome:
-    """Evaluate an expression.
+    """Evaluate an expression that must hold.
 
     Raises:
         InvalidRequestError: the expression cannot be evaluated.
@@ -200,7 +200,7 @@ class GateRunner:
         self._differ = differ
 
     def preview(self, work: Work) -> str:
-        """List the checks and the required approval."""
+        """List the checks of the gate and the approval that it requires."""
         action = work.action(GateAction)
         lines = [f"check {_title(work, check)}" for check in action.checks]
         if action.approval is not None or any(check.prose for check in action.checks):
@@ -326,7 +326,7 @@ def _title(work: Work, check: GateCheck) -> str:
 
 
 def _resolve_command(work: Work, command: str) -> str:
-    """Return the command as it will run, or as it is written if it cannot be resolved."""
+    """Return a command as it will run, or as it is written if its references cannot be resolved."""
     try:
         return shell_command(command, work.lookup).inlined_text if command else ""
     except InvalidRequestError:

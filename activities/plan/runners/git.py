@@ -27,7 +27,7 @@ STEPS_SHOWN = 100
 def pull_request_text(
     title: str, plan: Plan, records: Sequence[StepRecord], paths: tuple[str, ...], plan_id: str
 ) -> str:
-    """Return Markdown with the level of proof, rationale, step results, decisions, risks and files.
+    """Write the pull request text in Markdown: level of proof, rationale, step results, decisions, risks and files.
 
     A step writes it while the plan runs, so nothing is proven yet.
     """
@@ -81,7 +81,7 @@ class GitRunner:
         return "\n".join(parts) or "nothing"
 
     def run(self, work: Work) -> RunnerResult:
-        """Run the git step. It is not a failure if the branch exists or there is nothing to commit."""
+        """Run the git step. An existing branch or nothing to commit is not a failure."""
         action = _action(work)
         outputs: dict[str, Any] = {}
         with user_git(UserRepository(work.root)) as git:
@@ -135,7 +135,7 @@ def _action(work: Work) -> GitAction:
 
 
 def _paths(paths: Any) -> Iterator[str]:
-    """Yield paths. A resolved reference may be a list of paths."""
+    """Yield the paths in a list, in which a resolved reference may itself be a list of paths."""
     for path in paths:
         if isinstance(path, list | tuple):
             yield from _paths(path)
@@ -160,7 +160,7 @@ def _switch(git: Git, branch: str) -> StepFailure | None:
 
 
 def _commit(git: Git, action: GitAction, step: str) -> bool | StepFailure:
-    """Commit, and return True if the step's commit exists or False if there was nothing to commit."""
+    """Commit the files. Return True if the step's commit exists, or False if there was nothing to commit."""
     if bad := [path for path in action.paths if path.startswith("/") or ".." in Path(path).parts]:
         return make_failure(f"{bad[0]!r} is not a relative path inside the tree")
     paths = ("--", *action.paths) if action.paths else ()

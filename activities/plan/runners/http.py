@@ -37,7 +37,7 @@ class HttpRunner:
         self._documents = FetchRunner()
 
     def preview(self, work: Work) -> str:
-        """Return the request line without the secrets' values."""
+        """Return the request line, without the values of secrets."""
         action = work.action(HttpAction)
         if action.urls:
             return self._documents.preview(work)
@@ -45,7 +45,7 @@ class HttpRunner:
         return f"{action.method.upper()} {work.resolve(action.url)}" + (f" with {names}" if names else "")
 
     def run(self, work: Work) -> RunnerResult:
-        """Send the request. Not idempotent, as a retried activity sends it again."""
+        """Send the request. Not idempotent, because a retried activity sends it again."""
         action = work.action(HttpAction)
         if action.urls:
             return self._documents.run(work)

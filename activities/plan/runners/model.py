@@ -32,7 +32,7 @@ PROBLEM_CHARACTERS = 300
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return the problem with the schema itself, or "" if it is valid."""
+    """Return the problem that makes a schema invalid, or "" if it is valid."""
     try:
         _Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
@@ -43,7 +43,7 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 
 
 def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a value's schema violations as sentences, at most `PROBLEMS_LIMIT`. Empty if the value is valid."""
+    """Describe how a value violates the schema, in at most `PROBLEMS_LIMIT` sentences. Empty if the value is valid."""
     if problem := schema_problem(schema):
         return (problem,)
     try:
@@ -59,7 +59,7 @@ def find_violations(value: Any, schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema for strict mode, in which every property is required and no others are allowed."""
+    """Convert a schema for strict mode, in which every property is required and no others are allowed."""
     result: dict[str, Any] = {name: _strict(name, part) for name, part in schema.items()}
     if isinstance(schema.get("properties"), Mapping):
         result |= {"required": list(schema["properties"]), "additionalProperties": False}
@@ -129,7 +129,7 @@ class PlanModel:
         return self._prompts.render(name, **values)
 
     def prompt(self, work: Work, text: str) -> str:
-        """Return a prompt in which the references that the workspace's prompt privacy allows are resolved.
+        """Resolve the references in a prompt that the workspace's prompt privacy allows.
 
         At the `summary` level, only numbers, booleans and values written by the plan's author are included.
         """
@@ -200,7 +200,7 @@ class PlanModel:
         return schema_problem(request.schema)
 
     def _chosen(self, work: Work, request: ModelQuestion) -> ModelService:
-        """Return the service with the step's model, token limit and time limit."""
+        """Return the model service with the step's model, token limit and time limit."""
         bounds = (self._service.max_output_tokens, request.max_output_tokens, work.step.budget.max_tokens)
         return replace(
             self._service,

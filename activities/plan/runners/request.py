@@ -27,10 +27,10 @@ CANCEL_POLL_S = 0.5
 
 
 async def run_until(call: Coroutine[Any, Any, T], cancelled: Callable[[], bool], limit_s: float = math.inf) -> T:
-    """Await a call, polling `cancelled`, and cancel it on timeout.
+    """Await a call while polling `cancelled`. Cancel the call when the time is up.
 
     Raises:
-        TimeoutError: it was cancelled, or did not end within `limit_s`.
+        TimeoutError: the call was cancelled, or did not end within `limit_s`.
     """
     going = asyncio.ensure_future(call)
     deadline = time.monotonic() + limit_s
@@ -158,7 +158,7 @@ async def _follow(request: WebRequest) -> WebAnswer:
 
 
 def _redirect(call: WebRequest, target: str, status: int) -> WebRequest:
-    """Return the redirected request (RFC 9110, section 15.4). Secrets stay within their origin."""
+    """Build the request that follows a redirect (RFC 9110, section 15.4). Secrets stay within their origin."""
     if status in (301, 302, 303) and call.method not in ("GET", "HEAD"):
         call = replace(call, method="GET", content=None)
     if _origin(target) != _origin(call.url):
@@ -281,5 +281,5 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 def _strip_query(url: str) -> str:
-    """Return a URL for use in messages, without its query, which may contain secrets."""
+    """Remove the query, which may contain secrets, from a URL for use in messages."""
     return shorten(url.partition("?")[0], 200)

@@ -100,7 +100,7 @@ def _files(root: Path, patterns: Iterable[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def _text(path: Path) -> bytes | None:
-    """Return a text file's content, or None if it is large, binary, or a symlink (which may lead out of the tree)."""
+    """Read a text file. Return None if it is large, binary, or a symlink, which may lead out of the tree."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > FILE_BYTES:
             return None
@@ -120,7 +120,7 @@ def _split(source: str, text: str, *, cached: bool, title: str = "") -> Iterator
 
 
 def _hit(score: float, passage: _Passage, terms: set[str]) -> dict[str, Any]:
-    """Return a hit located at the passage's line that contains the most query words."""
+    """Create a hit at the line of the passage that contains the most query words."""
     fitting = [len(terms & set(words(line))) for line in passage.lines]
     best = fitting.index(max(fitting))
     line = passage.line + best
