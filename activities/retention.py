@@ -29,7 +29,7 @@ class CollectionTotals(Value):
     """Used share of the tighter disk limit after the collection. 0 if there are no limits."""
 
     def __add__(self, other: "CollectionTotals") -> "CollectionTotals":
-        """Return the sum of both. The share comes from the later one."""
+        """Add up two totals. The used share is the one of the later total."""
         # Every collection counts marked and busy ones again, so a sum would count them several times.
         counts = {
             name: value + getattr(other, name) for name, value in self if name not in ("used_share", "marked", "busy")
@@ -46,7 +46,7 @@ class RetentionActivities:
 
     @activity.defn
     async def collect_leftovers(self) -> CollectionTotals:
-        """Free data that open or kept workflows do not need. Idempotent. All parameters come from the host's settings.
+        """Free data that no open or kept workflow needs. Idempotent. The host's settings determine what is freed.
 
         Raises:
             ServiceUnavailableError: Temporal is unreachable. Nothing was freed. Retryable.

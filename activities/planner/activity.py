@@ -101,7 +101,7 @@ async def enforced_plan(planner: Planner, briefing: Briefing) -> PlannerAnswer:
 
 
 def _asked_for(answer: PlannerAnswer, briefing: Briefing) -> PlannerAnswer:
-    """Replace a claim that there is nothing left to do with the work that a person requested."""
+    """Replace a plan's claim that nothing is left to do with the work that a person requested."""
     if answer.verdict is not PlanVerdict.CLAIMS_DONE or not briefing.asked_for:
         return answer
     if not briefing.takes_whole_plans:
@@ -142,7 +142,7 @@ T = TypeVar("T")
 
 
 async def ask_with_timeout(ask: Callable[[], Awaitable[T]], limit: timedelta, planner: str) -> T:
-    """Return the result of `ask`, within the time left by earlier attempts.
+    """Run `ask` within the time that earlier attempts have left, and return its result.
 
     Raises:
         PlannerError: the time is up. The message includes the problem with the last response. Not retryable.
@@ -234,7 +234,7 @@ class PlanningActivities:
 
     @activity.defn
     async def draft_scenarios(self, request: DraftRequest) -> DraftedScenarios:
-        """Ask a model for hidden scenarios. Not idempotent, as a retry asks the model again, at a cost.
+        """Have a model draft hidden scenarios. Not idempotent, because a retry asks the model again, at a cost.
 
         A rejected request or a model that is too slow is not a failure; the episode simply has no drafts.
 
@@ -266,7 +266,9 @@ class PlanningActivities:
 
     @activity.defn
     async def write_check(self, request: WriteCheckRequest) -> WrittenCheck:
-        """Ask for a check that fails before any work. Not idempotent, as a retry asks the model again, at a cost.
+        """Have a model write a check that fails before any work.
+
+        Not idempotent, because a retry asks the model again, at a cost.
 
         Raises:
             PlannerError: the model service rejects the request, or the time is up; not retryable.
@@ -295,7 +297,7 @@ class PlanningActivities:
 
     @activity.defn
     async def next_plan(self, request: NextPlanRequest) -> PlanningOutcome:
-        """Ask for the next plan. Not idempotent, as a retry asks the model again, at a cost.
+        """Ask the planner for the next plan. Not idempotent, because a retry asks the model again, at a cost.
 
         Raises:
             PlannerError: the model service rejects the request, or the time for this plan is up; not retryable.

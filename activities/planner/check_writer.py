@@ -55,7 +55,7 @@ class CheckWriter:
         self._asker = PromptedAsker(service, PROMPTS, "check")
 
     async def write(self, briefing: Briefing, root: Path) -> CheckAnswer:
-        """Return a check that has not been tried yet.
+        """Have the model write a check. The check has not been tried yet.
 
         The prompt shows the files below `root` that are most similar to the goal.
 
@@ -105,13 +105,13 @@ CheckWriters = Callable[[str], CheckWriter | None]
 
 
 def check_writers(service: ModelService) -> CheckWriters:
-    """Return the factory of check writers."""
+    """Return the factory of check writers, which looks them up by the kind of planner."""
     by_model = cache(lambda: CheckWriter(service))
     return lambda planner: by_model() if service.plans(planner) else None
 
 
 def with_files(briefing: Briefing, root: Path) -> Briefing:
-    """Return the briefing with the names of the files below `root`, and excerpts of those most similar to the goal.
+    """Extend a briefing with the names of the files below `root`, and excerpts of those most similar to the goal.
 
     If the folder cannot be accessed, the briefing stays unchanged.
     """
@@ -130,7 +130,7 @@ def with_files(briefing: Briefing, root: Path) -> Briefing:
 
 
 def _read_source(root: Path, name: str) -> str:
-    """Return the text of a small regular file below `root`, or ""."""
+    """Read a small regular file below `root`. Return "" for any other file."""
     path = root / name
     try:
         # A link may lead to files outside of the project, which no prompt may quote.

@@ -218,7 +218,7 @@ class HeuristicPlanner:
 
 
 def _failing(report: CheckReport) -> str:
-    """Return the number of failing checks and the names of the first ones."""
+    """Return how many checks fail, and the names of the first few."""
     names = ", ".join(f"'{result.name}'" for result in report.failed[:3])
     return f"{failing_text(len(report.failed), len(report.results))}: {names}"
 
@@ -228,7 +228,7 @@ def _gave_up(reason: str) -> PlannerAnswer:
 
 
 def _with_notes(answer: PlannerAnswer, notes: tuple[str, ...]) -> PlannerAnswer:
-    """Add the messages of people to the plan, because rules cannot follow them."""
+    """Add people's messages to the plan, because the rules themselves cannot follow them."""
     if answer.message is None or not notes:
         return answer
     context = "\n\n".join((*notes, answer.message.context))
@@ -250,7 +250,7 @@ def _claims_done(count: int) -> PlannerAnswer:
 
 
 def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
-    """Pass on the goal and the failures, and let the agent find its own steps."""
+    """Plan to hand over the goal and the failures, so that the agent finds the steps itself."""
     failed = report.failed
     helped = [
         (recollection, recollection.pattern)
@@ -278,7 +278,7 @@ def _handed_over(briefing: Briefing, report: CheckReport) -> PlannerAnswer:
 def _repeat_solutions(
     report: CheckReport, recollections: Sequence[Recollection], fixes: tuple[Fix, ...]
 ) -> PlannerAnswer:
-    """Repeat the commands that worked before, each of them once."""
+    """Plan to repeat the commands that solved the failures before, each command once."""
     patterns = [recollection.pattern for recollection in recollections if recollection.pattern is not None]
     steps = {run: title for pattern in patterns for title, run in zip(pattern.titles, pattern.commands, strict=True)}
     message = PlanMessage(
@@ -328,7 +328,7 @@ def _plan_first_fix(report: CheckReport, fixes: tuple[Fix, ...]) -> PlannerAnswe
 
 
 def planners(service: ModelService, ruff: "ProjectRuff") -> Planners:
-    """Return the planner factory. `auto` uses the model if one is configured, and the rules otherwise."""
+    """Return the factory of planners. `auto` uses a model if one is configured, and rules otherwise."""
     by_model = cache(lambda: OpenAIPlanner(service))
     return lambda kind: by_model() if service.must_plan(kind) else HeuristicPlanner(ruff)
 

@@ -66,7 +66,7 @@ class ReflectionActivities:
 
     @activity.defn
     async def reflect(self, request: ReflectRequest) -> ReflectionOutcome:
-        """Reflect on an iteration. Always succeeds, as rules are used if the model does not respond."""
+        """Reflect on an iteration. Never fails, because rules are used if the model does not respond."""
         store = self.stores(Path(request.scope.workspace))
         planner, briefing = await asyncio.to_thread(self._brief, store, request)
         answer = await self.reflectors(planner).reflect(briefing)
@@ -129,7 +129,7 @@ class ReflectionActivities:
 
 
 def _plan_change(store: ArtifactStore, request: ReflectRequest) -> str:
-    """Return the diff between the previous plan and the iteration's plan, or an empty one if unknown."""
+    """Return the difference between the previous plan and the iteration's plan. Empty if a plan is unknown."""
     # After a restore the newest checkpoint belongs to another iteration.
     if request.cause is ReflectCause.RESTORED:
         return ""

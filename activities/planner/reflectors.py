@@ -32,7 +32,7 @@ def _join_texts(value: object) -> object:
 
 
 def _parse_list(value: object) -> object:
-    """Accept one text, numbered keys or objects with one text each, which models write instead of a list."""
+    """Accept a single text, numbered keys, or objects with one text each, which models write instead of a list."""
     if isinstance(value, str):
         return list(parse_items(value))
     if isinstance(value, dict) and all(str(key).isdecimal() for key in value):
@@ -55,7 +55,7 @@ class _Answer(Value):
 
 
 def read_reflection(value: dict[str, Any]) -> Reflection:
-    """Return the reflection that an object contains.
+    """Read a reflection from the object that a model returned.
 
     Raises:
         UnusableAnswerError: the diagnosis or the action items are missing. Dots used as placeholders do not count.
@@ -101,7 +101,7 @@ class RuleReflector:
 
 
 def rule_reflection(briefing: ReflectionBriefing) -> Reflection:
-    """Return the cause and the failures as the diagnosis, with action items derived from them."""
+    """Build a reflection from rules: the cause and the failures, with action items derived from them."""
     actions: list[str] = []
     if briefing.cause is ReflectCause.RESTORED:
         happened = "The work was reset to an earlier checkpoint"
@@ -159,7 +159,7 @@ class OpenAIReflector:
         self._asker = PromptedAsker(service, PROMPTS, "reflection")
 
     async def reflect(self, briefing: ReflectionBriefing) -> ReflectorAnswer:
-        """Return a diagnosis and at least one action item.
+        """Ask the model for a diagnosis and at least one action item.
 
         If rules were used instead of the model, `note` gives the reason.
         """
@@ -192,7 +192,7 @@ class OpenAIReflector:
     def _by_rules(
         self, briefing: ReflectionBriefing, exchange: Exchange[Reflection] | None, note: str
     ) -> ReflectorAnswer:
-        """Reflect using rules instead of a model. Without an exchange, no model call was paid for."""
+        """Reflect with rules instead of a model. Without an exchange, there was no model call to pay for."""
         return ReflectorAnswer(
             reflection=rule_reflection(briefing),
             source="rules",
@@ -205,6 +205,6 @@ class OpenAIReflector:
 
 
 def reflectors(service: ModelService) -> Reflectors:
-    """Return the reflector factory. A model reflects if a model plans; otherwise rules are used."""
+    """Return the factory of reflectors. A model reflects if a model plans. Otherwise, rules are used."""
     by_model = cache(lambda: OpenAIReflector(service))
     return lambda planner: by_model() if service.plans(planner) else RuleReflector()

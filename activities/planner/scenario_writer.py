@@ -70,7 +70,7 @@ class ScenarioWriter:
         self._predictions = PromptedAsker(service, PROMPTS / "predict", "predictions")
 
     async def write(self, briefing: Briefing, root: Path, limit: int) -> DraftAnswer:
-        """Return at most `limit` scenarios for which both answers agree on the expected output.
+        """Draft at most `limit` scenarios for which both of the model's answers agree on the expected output.
 
         The second question contains the programs, but not the output that the first answer expects.
 
@@ -137,7 +137,7 @@ ScenarioWriters = Callable[[str], ScenarioWriter | None]
 
 
 def scenario_writers(service: ModelService) -> ScenarioWriters:
-    """Return the factory of scenario writers."""
+    """Return the factory of scenario writers, which looks them up by the kind of planner."""
     by_model = cache(lambda: ScenarioWriter(service))
     return lambda planner: by_model() if service.plans(planner) else None
 

@@ -84,7 +84,7 @@ def run_process(
 
 
 def search_path(root: Path) -> dict[str, str]:
-    """Return `PATH` for commands in a tree, with `VIRTUAL_ENV` and `RUSTUP_HOME`.
+    """Return `PATH`, `VIRTUAL_ENV` and `RUSTUP_HOME` for commands that run in a tree.
 
     The tree's own .venv comes first, then the worker's Python, then the host's `PATH`. Executors and checks share it so
     that a check uses the same formatter as the executor. Use it only for look-ups inside a sandbox. Outside, programs

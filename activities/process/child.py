@@ -81,14 +81,14 @@ class Child:
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def exit_code(self) -> int | None:
-        """Return a program's exit code if it has ended for any reason, or None."""
+        """Return the program's exit code, or None if the program has not ended."""
         if self._shim.has_ended and self._shim.exit_code is None:
             # The shim is gone, so the kernel killed the program (PR_SET_PDEATHSIG).
             return -int(SIGKILL)
         return self._shim.exit_code
 
     def watch(self, cancelled: Callable[[], bool]) -> Reason:
-        """Read output until the program exits or must be killed."""
+        """Read the program's output until it exits or must be killed."""
         next_look = self._begun
         limited = self._request.memory_limit_bytes is not None or self._request.process_limit is not None
         while not self._has_exit_code():
@@ -254,7 +254,7 @@ class Child:
         return not any(pipe in self._selector.get_map() for pipe in self._pipes)
 
     def _settle(self, reached: Callable[[], bool], seconds: float) -> bool:
-        """Read output until `reached` or the timeout. Return whether `reached` was true."""
+        """Read output until `reached` returns True or the time is up. Return whether `reached` returned True."""
         deadline = time.monotonic() + seconds
         while not reached():
             left = deadline - time.monotonic()
@@ -278,7 +278,7 @@ class Child:
                     turned = self._take(key.fileobj) or turned
 
     def _take(self, pipe: io.FileIO) -> bool:
-        """Read a chunk. Return whether it was the last one or exceeded the output limit."""
+        """Read a chunk of output. Return whether it was the last chunk or exceeded the output limit."""
         chunk = os.read(pipe.fileno(), _CHUNK_BYTES)
         if not chunk:
             self._selector.unregister(pipe)
@@ -316,11 +316,11 @@ class ProcessSession:
         self._watcher = threading.Thread(target=self._watch, name="process-session", daemon=True)
 
     def poll(self) -> int | None:
-        """Return an ended program's exit code (negative for a signal), 127 if it never started, or None."""
+        """Return the exit code of an ended program (negative for a signal), 127 if it never started, or None."""
         return 127 if self._child is None else self._child.exit_code()
 
     def start_watching(self) -> None:
-        """Start reading standard error and watching the limits."""
+        """Start to read standard error and to watch the limits."""
         self._watcher.start()
 
     def end(self, reason: Reason | None) -> ProcessResult:
@@ -347,7 +347,7 @@ class ProcessSession:
             return self._result
 
     def _watch(self) -> None:
-        """Read errors until the program ends, exceeds a limit or `end` takes over."""
+        """Read standard error until the program ends, a limit is exceeded or `end` takes over."""
         assert self._child is not None
         reason = self._child.watch(self._asked.is_set)
         if reason not in (Reason.EXITED, Reason.CANCELLED):

@@ -54,11 +54,11 @@ class BoundedOutput:
 
     @property
     def cut(self) -> bool:
-        """Return whether output was dropped."""
+        """Return whether a part of the output was dropped."""
         return self._dropped > 0 or len(self._tail) > self._tail_room
 
     def value(self) -> bytes:
-        """Return the kept output, with a line that states the size of the gap."""
+        """Return the output that was kept. A line states the size of the part that was dropped."""
         with self._changing:
             self._trim()
             cut_note = f"\n[... {self._dropped} bytes cut ...]\n".encode() if self._dropped else b""
@@ -78,7 +78,7 @@ class EventLines:
         self._cut = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Add bytes and return the lines that they complete, without line endings."""
+        """Add bytes, and return the lines that are now complete, without line endings."""
         *ends, start = chunk.split(b"\n")
         lines = []
         for end in ends:
@@ -132,7 +132,7 @@ class GrowthWatch:
         self._deadline = 0.0
 
     def describe_excess(self, pids: Callable[[], Iterable[int]]) -> str:
-        """Return a sentence about the limit that was exceeded, or "".
+        """Return a sentence about the disk limit that was exceeded, or "" if none was.
 
         Args:
             pids: returns the pids of the program and its descendants, to count deleted files that they still have open.
@@ -164,7 +164,7 @@ class GrowthWatch:
         )
 
     def _room(self) -> Iterator[tuple[int, int]]:
-        """Yield each file system's device number and free bytes."""
+        """Yield the device number and the free bytes of each file system."""
         free_bytes: dict[int, int] = {}
         for folder in self._growth.folders:
             with suppress(OSError):

@@ -35,7 +35,7 @@ _prctl = None
 
 
 def main(channel: int) -> None:
-    """Run the program that the worker sends over `channel`, until it and its descendants have ended."""
+    """Run the program that the worker sends over `channel` until the program and its descendants have ended."""
     worker = os.getppid()
     # If the program inherited the channel, its end of file would never arrive.
     os.set_inheritable(channel, False)
@@ -82,7 +82,7 @@ class Reaper:
         self._poll.unregister(self._channel)
 
     def sweep(self) -> None:
-        """Kill all descendants and report them. SIGSTOP is sent first so that none of them forks while others die."""
+        """Kill all descendants and report them. All are stopped first, so that none of them forks while others die."""
         until = time.monotonic() + SWEEP_S
         while not self._reap() and time.monotonic() < until:
             stopped: set[int] = set()
@@ -107,7 +107,7 @@ class Reaper:
         _send_line(self._channel, b"done %s %s %.3f %d" % (*ended, cpu_s, largest))
 
     def _wait_for_event(self, milliseconds: int) -> bool:
-        """Wait for a dead child or the channel. Return whether the channel is ready."""
+        """Wait until a child dies or the channel has data. Return whether the channel has data."""
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
         if self._wake in ready:
             _read(self._wake)
@@ -129,7 +129,7 @@ class Reaper:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the living descendants of a process, excluding itself."""
+    """Return the living descendants of a process, without the process itself."""
     children: dict[int, list[tuple[int, bool]]] = {}
     for child, parent, lives in _processes():
         children.setdefault(parent, []).append((child, lives))

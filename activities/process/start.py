@@ -174,7 +174,7 @@ class ProcessTree:
         self._known: set[psutil.Process] = {self._leader} if self._leader else set()
 
     def observe(self) -> Set[psutil.Process]:
-        """Record and return the descendants by parent.
+        """Record and return the descendants that can be found through their parents.
 
         Once a parent has ended, they can no longer be found this way.
         """
@@ -190,7 +190,10 @@ class ProcessTree:
         return self._known
 
     def members(self) -> Set[psutil.Process]:
-        """Return all living members, including the leader. Without a subreaper, this scans the whole host."""
+        """Return all living processes of the tree, including the leader.
+
+        Without a subreaper, this scans the whole host.
+        """
         if self._adopter is not None and is_alive(self._adopter):
             return self.observe()
         known_pids = {process.pid for process in self._known} | {os.getpid()}
@@ -208,7 +211,7 @@ class ProcessTree:
         return self.observe()
 
     def signal(self, number: Signals) -> Set[psutil.Process]:
-        """Send a signal to all members and return them.
+        """Send a signal to all processes of the tree and return them.
 
         They are stopped until all of them have received it. Otherwise, a shell whose child dies first would run its
         next command.
@@ -221,7 +224,7 @@ class ProcessTree:
         return members
 
     def footprint(self) -> Footprint:
-        """Measure the living tree. Processes that end in the meantime are ignored."""
+        """Measure the resource usage of the living tree. Processes that end in the meantime are ignored."""
         sizes = []
         for process in self.observe():
             with suppress(psutil.Error):
@@ -231,7 +234,7 @@ class ProcessTree:
 
 
 def _inspect(probe: Callable[[], Inspected], otherwise: Inspected) -> Inspected:
-    """Return the result of inspecting a process, or `otherwise` if it has ended or belongs to another user."""
+    """Call a function that inspects a process. Return `otherwise` if the process has ended or is another user's."""
     try:
         return probe()
     except psutil.Error:
@@ -313,7 +316,7 @@ class Shim:
         return self._channel.fileno()
 
     def order(self, order: Mapping[str, object]) -> None:
-        """Send the order and wait until the program is running.
+        """Send the shim the order to start the program, and wait until the program is running.
 
         Raises:
             NotStartedError: the program cannot be executed.
@@ -331,7 +334,7 @@ class Shim:
         self._channel.setblocking(False)
 
     def take(self) -> None:
-        """Read the shim's pending reports. Blocks if the channel is blocking."""
+        """Read the reports that the shim has sent. Blocks if the channel is blocking."""
         try:
             chunk = self._channel.recv(65_536)
         except BlockingIOError:
@@ -367,14 +370,14 @@ class Shim:
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Close this process's ends. This ends a shim that only a forked process knows about."""
+        """Close this process's ends of the pipes. This ends a shim that only a forked process knows about."""
         self._channel.close()
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()
 
     def proves_the_end(self) -> bool:
-        """Return whether it is certain that no descendants are left."""
+        """Return whether the shim's report proves that no descendants are left."""
         return self.adopts and self.report is not None and not self.report.survivors
 
     def finish(self) -> None:
@@ -478,7 +481,7 @@ def start(request: ProcessRequest, marker: str, *, stdin: IO[bytes] | int) -> Sh
 
 
 def _project_folders(request: ProcessRequest) -> tuple[Path, ...]:
-    """Return the request's project folders, to which the program may write."""
+    """Return the project folders of a request, to which its program may write."""
     folders = request.growth.folders if request.growth is not None else ()
     return (request.cwd, *folders)
 
@@ -512,7 +515,7 @@ def _environment(request: ProcessRequest, marker: str) -> dict[str, str]:
 
 
 def _refusal(what: str, number: int, text: str) -> NotStartedError:
-    """Return the error. It has no message if the program was not found."""
+    """Return the error for a program that was not started. Without a message, the program was not found."""
     step, _, detail = what.partition(" ")
     if step == "execute":
         # ENOENT may also mean that the interpreter of a script is missing.
@@ -531,6 +534,6 @@ def _pids(joined: str) -> frozenset[int]:
 
 
 def raw(pipe: IO[bytes] | None) -> io.FileIO:
-    """Return a `popen` pipe as the unbuffered file that it is."""
+    """Return a pipe of `popen` as the unbuffered file that it really is."""
     assert isinstance(pipe, io.FileIO)
     return pipe

@@ -80,7 +80,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def find_checks(self, request: FindChecksRequest) -> FoundDefinition:
-        """Find the project's own checks, try them, and store the request with the chosen ones. Idempotent."""
+        """Find the project's own checks, try them, and store the request with the chosen checks. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         episode = get_model(store, request.scope.stored_request, EpisodeRequest)
         with store.open_batch() as together, self._workspaces.hold(request.scope) as tree:
@@ -105,7 +105,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def begin(self, request: BeginRequest) -> BeginResult:
-        """Run every check to get a baseline, and record the untracked files. Idempotent."""
+        """Run every check to obtain a baseline, and record the untracked files. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         # If work has already been done, the checks say nothing about the initial tree.
         checks = () if request.base_tree else subject_of(store, request.scope, request.plan).checks
@@ -216,7 +216,7 @@ class ProofActivities:
 
     @activity.defn(no_thread_cancel_exception=True)
     def accept_proof(self, request: AcceptRequest) -> AcceptResult:
-        """Store a person's answer to the open findings of a proof. Idempotent."""
+        """Store a person's answer to the findings that a proof left open. Idempotent."""
         store = self._stores(Path(request.scope.workspace))
         answered = answer_proof(get_model(store, request.proof, Proof), by=request.by, asked_for=request.asked_for)
         return AcceptResult(proof=put_model(store, answered, name="proof"), facts=answered.evidence)
@@ -227,7 +227,7 @@ class ProofActivities:
 
 
 def shown_change(differ: Differ, scope: EpisodeScope, proof: Proof) -> ShownChange | None:
-    """Return the change to which the open findings refer. It names no files if a finding refers to something else."""
+    """Return the change that the open findings are about. It names no files if a finding is about something else."""
     if not proof.open_findings:
         return None
     diff = differ.compare(store_folder_of(scope), proof.base_tree, proof.delivered_tree)

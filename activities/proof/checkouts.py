@@ -72,17 +72,17 @@ class LocalCheckouts:
             self._remove(folder)
 
     def list_later_commits(self, root: Path) -> tuple[str, ...]:
-        """Return the commits of the user's repository that the checked-out history does not contain."""
+        """Return the commits in the user's repository that the checked-out history does not contain."""
         return copies.list_later_commits(root)
 
     def find_copies(
         self, root: Path, commits: Iterable[str], environments: Iterable[str], delivered: Mapping[str, DeliveredFile]
     ) -> tuple[str, ...]:
-        """Return the files and hunks that were copied from commits or installed packages; see `copies.find_copies`."""
+        """Find files and hunks that were copied from commits or installed packages; see `copies.find_copies`."""
         return copies.find_copies(root, commits, environments, delivered)
 
     def _remove(self, folder: Path) -> None:
-        """Delete a folder, in the background unless too many deletions are pending."""
+        """Delete a folder in the background, or at once if too many deletions are pending."""
         if not self._removals.acquire(blocking=False):
             remove_tree(folder)
             return
@@ -112,7 +112,7 @@ class ProofFolder:
             script.chmod(0o755)
 
     def checkout(self, trees: LockedTrees, files: Files, moved: UntrackedChanges) -> CheckView:
-        """Write files to a new folder, add the initial untracked files and return the folder as a view."""
+        """Write a tree's files and the initial untracked files to a new folder, and return the folder as a view."""
         content = self.folder("tree")
         source_files = {path: file for path, file in files.items() if not is_cache(path)}
         _write_files(content, trees, {path: file for path, file in source_files.items() if file.mode != _LINK})
@@ -138,14 +138,14 @@ class ProofFolder:
         return CheckView(content=content, mounts=tuple(mounts), environment=variables)
 
     def _on_disk(self, path: str) -> Path:
-        """Return the location of an untracked path. It is in the workspace if it is mounted from there."""
+        """Return where an untracked path is on disk. It is in the workspace if it is mounted from there."""
         return next(
             (place / Path(path).relative_to(top) for top, place in self._mounted if Path(path).is_relative_to(top)),
             self._root / path,
         )
 
     def watch(self, check: Check, view: CheckView, seen_root: Path, paths: Iterable[str] = ()) -> ObservedCheck:
-        """Return the check with its observers, which start watching the files in `paths` now.
+        """Add observers to a check. They start to watch the files in `paths` at once.
 
         `paths` are files of the tree. `seen_root` is the path at which the check sees the tree.
         """
@@ -231,7 +231,7 @@ class ProofFolder:
                 left -= file_stat.st_size
 
     def folder(self, name: str) -> Path:
-        """Create an empty folder that is visible only to commands that get it as a mount."""
+        """Create an empty folder that only those commands see that get it as a mount."""
         self._numbers += 1
         # Random, so that earlier commands cannot know the path.
         folder = self._folder / f"{name}-{self._numbers}-{secrets.token_hex(4)}"

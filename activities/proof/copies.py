@@ -27,7 +27,7 @@ _SYSTEM_PACKAGES = ("usr/lib/python3*/dist-packages", "usr/local/lib/python3*/*-
 
 
 def list_later_commits(root: Path) -> tuple[str, ...]:
-    """Return the commits in all refs and reflogs that the checked-out history does not contain, newest first.
+    """Return the commits in refs and reflogs that the checked-out history does not contain, newest first.
 
     Results of earlier runs are left out, because a run that repeats one of them does not copy anybody's work.
     """
@@ -43,7 +43,7 @@ def list_later_commits(root: Path) -> tuple[str, ...]:
 def find_copies(
     root: Path, commits: Iterable[str], environments: Iterable[str], delivered: Mapping[str, DeliveredFile]
 ) -> tuple[str, ...]:
-    """Return the copied files and hunks, one line each.
+    """Find delivered files and hunks that were copied, and return one line for each.
 
     Args:
         root: working tree.

@@ -63,7 +63,7 @@ class Difference:
         """Observations about the changed sources. Empty before `observe`."""
 
     def observe(self, before: Iterable[Observation], now: Iterable[Observation]) -> None:
-        """Determine which changed files decide a check, from the files that the checks loaded.
+        """Determine which of the changed files decide a check, from the files that the checks loaded.
 
         `before` contains the observations of the checks at the start, `now` those on the delivered tree.
         """
@@ -101,16 +101,16 @@ class Difference:
         )
 
     def inspections(self) -> frozenset[str]:
-        """Return the commands that only inspect the text of a file that decides another check."""
+        """Return the commands that do nothing but inspect the text of a file that decides another check."""
         return self._loaded.find_inspections(file.path for file in self.guarded)
 
     def named_tests(self, goal: RequestedChanges) -> bool:
-        """Return whether the goal names each test file that changed or disappeared."""
+        """Return whether the goal names every test file that was changed or removed."""
         paths = [file.path for file in self.guarded if file.kind is FileKind.TEST and file.path in self.before]
         return bool(paths) and all(goal.names(path.rpartition("/")[2]) for path in paths)
 
     def add_earlier(self, restored: Iterable[ChangedFile]) -> dict[str, TreeFile]:
-        """Return the delivered tree with some files restored to their initial state."""
+        """Build a variant of the delivered tree in which some files have their initial content."""
         files = dict(self.after)
         for file in restored:
             files.pop(file.path, None)
@@ -130,7 +130,7 @@ class Difference:
         return len(self._changed)
 
     def configuration(self) -> tuple[ConfigurationFile, ...]:
-        """Return the digests of delivered files that contain checker configuration."""
+        """Return the digests of delivered files that configure a checker."""
         kinds = (FileKind.CONFIGURATION, FileKind.START_UP)
         paths = [path for path in sorted(self.after) if not is_cache(path) and self._guards.kind_of(path) in kinds]
         paths = [path for path in paths if not is_environment(path)][:FILES_LIMIT]
@@ -147,7 +147,7 @@ class Difference:
         return {path: tests for path, tests in lost.items() if tests}
 
     def versions(self, paths: Iterable[str]) -> tuple[FileVersion, ...]:
-        """Return the versions of changed files: their content before and after the change."""
+        """Return the content of each changed file before and after the change."""
         sides = ((path, self.before.get(path), self.after.get(path)) for path in paths if path in self._changed)
         return tuple(
             FileVersion(path=path, before=old.blob if old else "", after=new.blob if new else "")
@@ -155,7 +155,7 @@ class Difference:
         )
 
     def answered(self, approvals: tuple[Approval, ...]) -> dict[str, Approval]:
-        """Return the answers of people who were already asked about exactly these changes, by path."""
+        """Return the answers, by path, of people who were already asked about exactly these changes."""
         found = ((file.path, find_approval(approvals, file)) for file in self.versions(self._changed))
         return {path: approval for path, approval in found if approval is not None}
 
@@ -175,7 +175,7 @@ class Difference:
         return tuple(lines)
 
     def _tests_with_helpers(self, changed: frozenset[str]) -> dict[str, str]:
-        """Return the initial texts of the tests and of the helper programs that they mention by name."""
+        """Return the initial texts of the tests and of the helper programs that the tests mention by name."""
         programs = [path for path in self.before if can_redefine(path) and path not in changed]
         tests = [path for path in programs if self._guards.kind_of(path) is FileKind.TEST]
         texts = self._texts(self.before, tests)
@@ -184,7 +184,7 @@ class Difference:
         return texts | self._texts(self.before, helpers)
 
     def compare_tests(self, requested: RequestedChanges, beginning: InitialState) -> KeptTests:
-        """Compare the tests by their assertions, taking the requested changes into account."""
+        """Compare the assertions of the tests before and after, considering the changes that were requested."""
         kinds = (FileKind.TEST, FileKind.TEST_DATA, FileKind.CONFIGURATION)
         tests = [file.path for file in self.guarded if file.kind in kinds]
         guarded = {file.path for file in self.guarded} | self._rewritten
@@ -211,29 +211,29 @@ class Difference:
         }
 
     def source_texts(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the texts of changed files that do not decide a check, before and after the change."""
+        """Return the texts, before and after the change, of changed files that do not decide a check."""
         guarded = {file.path for file in self.guarded} | self._rewritten
         paths = [path for path in self._changed if path not in guarded]
         return self._texts(self.before, paths), self._texts(self.after, paths)
 
     def hollow(self, names: Iterable[str], *, is_none: bool) -> dict[str, object]:
-        """Return the instructions for running these tests while all functions of the product do nothing."""
+        """Build the instructions for running these tests while every function of the product does nothing."""
         kept = [path for path in self.after if path.endswith(".py") and self._guards.kind_of(path) is not None]
         kept += [file.path for file in self.guarded]
         return {"kept": kept, "tests": sorted(names), "none": is_none, "environments": sorted(ENVIRONMENTS)}
 
     def new_test_texts(self) -> dict[str, str]:
-        """Return the delivered texts of the changed Python tests."""
+        """Return the delivered texts of the Python tests that changed."""
         paths = [file.path for file in self.guarded if file.kind is FileKind.TEST and file.path.endswith(".py")]
         return self._texts(self.after, paths)
 
     def modules(self) -> frozenset[str]:
-        """Return the names under which modules in the delivered tree can be imported."""
+        """Return the module names that can be imported from the delivered tree."""
         parts = (path.removesuffix(".py").split("/") for path in self.after if path.endswith(".py"))
         return frozenset(part[1] if part[0] in ("src", "lib", "python") and part[1:] else part[0] for part in parts)
 
     def _named_data(self) -> frozenset[str]:
-        """Return changed data files that are referenced by tests or by programs in the definition of done."""
+        """Return changed data files that tests, or programs in the definition of done, refer to."""
         candidates = [path for path, kind in self._changed.items() if kind is not FileChange.ADDED]
         candidates = [path for path in candidates if self._guards.kind_of(path) is None]
         if not candidates:
@@ -246,7 +246,7 @@ class Difference:
         return path in self._guards.programs or kind is FileKind.TEST
 
     def _same_code(self, selects: Callable[[str], bool]) -> Iterable[str]:
-        """Return the selected files in which only the formatting changed."""
+        """Return those of the selected files in which only the formatting changed."""
         paths = [
             path
             for path, change in self._changed.items()
@@ -281,5 +281,5 @@ class Difference:
 
 
 def _escape(path: str) -> str:
-    """Return a path as text, escaping invalid UTF-8."""
+    """Convert a path to text, escaping invalid UTF-8."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

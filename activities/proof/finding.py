@@ -73,7 +73,7 @@ class CheckFinder:
         covered: Collection[tuple[str, str]] = (),
         before: str = "",
     ) -> tuple[TriedCheck, ...]:
-        """Return the project's checks with the results of their trial runs. The working tree is not touched.
+        """Find the project's checks and try each of them. The working tree is not touched.
 
         Args:
             tree: working tree whose store contains the snapshot.
@@ -152,7 +152,7 @@ class CheckFinder:
         )
 
     def runs_on(self, tree: WorkingTree) -> Runs:
-        """Return an object that runs observed checks on a locked tree."""
+        """Return an object that runs checks with observers on a locked tree."""
         return Runs(tree, self._store, self._runner, self.checkouts, should_stop, lambda _work: None)
 
     def read_output(self, result: CheckResult) -> str:
@@ -226,7 +226,10 @@ class _Trial:
         }
 
     def _not_of_project(self, check: FoundCheck) -> str:
-        """Return a reason not to use a check whose program is only installed in tightloop's own environment, or ""."""
+        """Return why a check is not used: its program only exists in tightloop's own environment.
+
+        Otherwise, return "".
+        """
         root = self._tree.root
         own_folders = [root / ".venv/bin", root / folder_of(check.run) / ".venv/bin"]
         if not any(folder.is_dir() for folder in own_folders):

@@ -60,7 +60,7 @@ class OpenedFiles:
         self.is_complete = True
 
     def stop(self) -> tuple[str, ...]:
-        """Stop watching and return the paths. Later calls return the same paths."""
+        """Stop watching and return the paths of the opened files. Later calls return the same paths."""
         if self._thread is not None:
             os.write(self._wake[1], b"x")
             self._thread.join()

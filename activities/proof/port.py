@@ -46,12 +46,12 @@ class LockedTrees:
         return {os.fsdecode(path): TreeFile(entry.mode, entry.id) for path, entry in entries}
 
     def read(self, blobs: Iterable[str], most_bytes: int | None = None) -> dict[str, bytes]:
-        """Return contents by id, skipping any larger than `most_bytes`."""
+        """Return the contents of files by their ids, skipping contents larger than `most_bytes`."""
         selected = (blob for blob in dict.fromkeys(blobs) if most_bytes is None or self._tree.size(blob) <= most_bytes)
         return {blob: self._tree.content(blob) for blob in selected}
 
     def pieces(self, blob: str) -> Iterator[bytes]:
-        """Yield a file's content in chunks."""
+        """Yield the content of a file in chunks."""
         return self._tree.pieces(blob)
 
 
@@ -83,7 +83,7 @@ class ScenarioSource(Protocol):
     """Hidden scenarios on this host."""
 
     def load(self, commitment: HiddenScenarios) -> ScenarioBundle:
-        """Return the committed scenarios.
+        """Load the scenarios that a commitment refers to.
 
         Raises:
             InvalidRequestError: this host does not have the scenarios. Not retryable.
@@ -92,7 +92,7 @@ class ScenarioSource(Protocol):
         ...
 
     def find(self, digest: str) -> ScenarioBundle | None:
-        """Return scenarios that were committed to earlier, if this host still has them."""
+        """Return scenarios of an earlier commitment, if this host still has them."""
         ...
 
 

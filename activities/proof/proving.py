@@ -60,7 +60,7 @@ class Subject(NamedTuple):
 
 
 def subject_of(store: ArtifactStore, scope: EpisodeScope, plan: ArtifactRef | None, goal: str = "") -> Subject:
-    """Return the subject of the proof, which is the plan or, without a plan, the scope's episode.
+    """Return what a proof is about: the plan or, without a plan, the scope's episode.
 
     Raises:
         ArtifactMissingError: the store does not contain it. Not retryable.
@@ -115,7 +115,7 @@ def prove_tree(
     earlier: Proof | None = None,
     evidence: Evidence = Evidence(),
 ) -> Proof:
-    """Return the proof of a locked tree on disk. `earlier` is reused if its inputs are identical.
+    """Prove a locked tree that is on disk. The proof `earlier` is reused if its inputs are identical.
 
     The number of changed files, and those answers in `approvals` that affect the result, are added to `evidence`.
 
@@ -239,7 +239,7 @@ def _measure(
 
 
 def _holds(run: ObservedRun, beginning: InitialState, inspections: Collection[str]) -> bool:
-    """Return whether all checks passed, not counting inspections that also failed at the start.
+    """Return whether all checks passed, apart from inspections that also failed at the start.
 
     Such a command looks for the text of a new test, which is missing when the original tests are restored.
     """

@@ -66,7 +66,7 @@ class Reviewer:
         self._asker = PromptedAsker(service, PROMPTS, "review")
 
     async def review(self, briefing: Briefing, patch: str, root: Path) -> ReviewAnswer:
-        """Return the review of a change. Never raises if the model service fails.
+        """Have a model review a change. Never raises if the model service fails.
 
         A doubt must quote lines that the change adds or removes. Other quotations are dropped, and a doubt without a
         valid quotation is sent back to the model.
@@ -106,7 +106,7 @@ class Reviewer:
         return ReviewAnswer(review, usage=exchange.usage, transcript=exchange.transcript)
 
     def _prepare(self, briefing: Briefing, patch: str, root: Path) -> tuple[_Material, tuple[FilePatch, ...]]:
-        """Return the values for the prompt, and the files of the diff in it, which are all that a model can quote."""
+        """Return the values for the prompt, and the files whose diff it contains, as a model can quote only these."""
         files = read_patch(patch)
         # The tests of a changed module name it.
         named = briefing.evolve(goal="\n".join((briefing.goal, *(file.path for file in files))))
@@ -150,6 +150,6 @@ Reviewers = Callable[[str], Reviewer | None]
 
 
 def reviewers(service: ModelService) -> Reviewers:
-    """Return the factory of reviewers."""
+    """Return the factory of reviewers, which looks them up by the kind of planner."""
     by_model = cache(lambda: Reviewer(service))
     return lambda planner: by_model() if service.plans(planner) else None

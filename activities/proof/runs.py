@@ -76,7 +76,7 @@ class Runs:
     def run_in_place(
         self, checks: tuple[Check, ...], expected_tree: str, earlier: Mapping[str, FirstRun] = MappingProxyType({})
     ) -> list[CheckedTwice]:
-        """Run every check in the working tree, and repeat the ones that fail.
+        """Run every check in the working tree, and run failing checks a second time.
 
         A check that passes the second time fails at random, so its failure does not count.
 
@@ -160,7 +160,7 @@ class Runs:
         *,
         is_twice: bool = False,
     ) -> list[tuple[CheckRun, CheckResult, Observation]]:
-        """Run checks that passed again, with changed contents of some files.
+        """Run checks that have passed once more, with changed contents of some files.
 
         Raises the same errors as `run_in_checkout`.
 
@@ -219,7 +219,7 @@ class Runs:
         return result, observation
 
     def compare_untracked(self, beginning: InitialState, delivered: Files) -> UntrackedChanges:
-        """Return the changes to untracked files since the start. In a different working tree, no changes are known."""
+        """Return the changes to untracked files since the start. If the working tree is another one, none are known."""
         # In another folder, times and inodes say nothing about the files recorded at the beginning.
         if beginning.ignored is None or beginning.root != str(self.tree.root):
             return UntrackedChanges()

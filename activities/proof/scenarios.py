@@ -82,7 +82,7 @@ def result_of(
 
 
 def choose_drafts(use: Runs, source: ScenarioStore, drafts: HiddenScenarios, tree: str) -> HiddenScenarios:
-    """Run drafted scenarios on the initial tree, and return a commitment to those that count.
+    """Run drafted scenarios on the initial tree, and commit to the scenarios that count.
 
     A draft counts if its command exits with 0 and its output differs from the expected one. A draft that describes
     existing behaviour to keep (`Scenario.keep`) counts if the output is the expected one. An import error or a syntax
@@ -111,9 +111,9 @@ def add_drafts(
     delivered: str,
     result: ScenarioResult,
 ) -> tuple[ScenarioResult, tuple[int, ...]]:
-    """Run the drafted scenarios that nobody has withdrawn on the delivered tree.
+    """Run drafted scenarios that nobody has withdrawn on the delivered tree, and add their outcomes to a result.
 
-    Return the result with their outcomes added, and the numbers of those that failed. If this host does not have the
+    Return the result and the numbers of the drafts that failed. If this host does not have the
     drafts, because the episode has moved, they do not count, and the result says so.
     """
     bundle = source.find(drafts.digest) if len(drafts.withdrawn) < drafts.count else None

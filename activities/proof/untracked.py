@@ -54,14 +54,14 @@ class Survey:
 
 
 def read_survey(content: bytes) -> Survey:
-    """Return a survey that `Survey.write` encoded."""
+    """Read a survey that `Survey.write` has written."""
     document = json.loads(zlib.decompress(content).decode("utf-8", "surrogatepass"))
     files = {path: Entry(tuple(row[:5]), row[5]) for path, row in document["files"].items()}
     return Survey(files, document["environments"])
 
 
 def survey(root: Path, tracked: Iterable[str]) -> Survey:
-    """Return all untracked files below `root`."""
+    """Record the state of all untracked files below `root`."""
     result = Survey()
     deadline = time.monotonic() + HASHING_S
     for path, entry in _walk(root, frozenset(tracked), result.environments):
@@ -70,7 +70,7 @@ def survey(root: Path, tracked: Iterable[str]) -> Survey:
 
 
 def compare(root: Path, before: Survey, tracked: Iterable[str]) -> UntrackedChanges:
-    """Return the changes since a survey."""
+    """Find the changes to untracked files since a survey."""
     environments: list[str] = []
     changed, hidden, unchanged, left_out = [], dict[str, None](), [], dict[str, None]()
     seen_paths = set()
@@ -107,7 +107,7 @@ def compare(root: Path, before: Survey, tracked: Iterable[str]) -> UntrackedChan
 
 
 def present(root: Path, tracked: Iterable[str]) -> UntrackedChanges:
-    """Return all untracked files below `root`. For installed programs, only their folders are returned."""
+    """List all untracked files below `root`. For installed programs, only list their folders."""
     environments: list[str] = []
     paths = [path for path, _ in _walk(root, frozenset(tracked), environments, enters=False)]
     return UntrackedChanges(environments=tuple(environments), unchanged=tuple(paths))

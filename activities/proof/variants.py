@@ -31,7 +31,7 @@ class Variants:
         self._beginning, self._delivered, self._tests = beginning, delivered, tests
 
     def find_needed_suppressions(self, added: Suppressions) -> tuple[str, ...]:
-        """Return the added suppressions if a check fails without them.
+        """Return the added suppressions of findings if a check fails without them.
 
         For checks that passed from the start, only blanket suppressions count; suppressing single rules is ordinary
         work there.
@@ -78,7 +78,7 @@ class Variants:
         return empty if 2 * len(empty) >= len(all_new) else ()
 
     def find_unrepeatable_tests(self) -> tuple[str, ...]:
-        """Return the original pytest tests that pass, but fail an assertion when they run again in the same process.
+        """Return original pytest tests that pass once, but fail an assertion when they run again in the same process.
 
         Files that a test leaves behind are ruled out as the cause, because the test must fail in two processes in one
         checkout. A test that already did so on the initial tree does not count. Neither does a test that failed on the
@@ -124,7 +124,7 @@ class Variants:
         )
 
     def _new_tests(self) -> list[frozenset[str]]:
-        """Return the names of the new Python tests that pass, for each check."""
+        """Return the names of the new Python tests that each check passes."""
         texts = self._change.new_test_texts()
         new = []
         for run, observation in zip(self._delivered.run.checks, self._delivered.observations, strict=True):

@@ -50,7 +50,7 @@ class Increment:
     """Artifact contents, by digest."""
 
     def to_bytes(self) -> bytes:
-        """Return the increment as a single zip object."""
+        """Pack the increment into a single zip object."""
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as file:
             parts = {"checkpoint.json": self.record.model_dump_json().encode()}
@@ -63,7 +63,7 @@ class Increment:
 
 
 def read_increment(content: bytes, digest: str) -> Increment:
-    """Return an increment that was written by `to_bytes`.
+    """Read an increment that `to_bytes` has written.
 
     Raises:
         ArtifactCorruptError: the increment is damaged. A digest or the name of a part does not match.
@@ -86,14 +86,14 @@ def read_increment(content: bytes, digest: str) -> Increment:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest that is used in an increment's name."""
+    """Compute the digest that is part of an increment's name."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def collect_artifacts(
     store: ArtifactStore, roots: tuple[ArtifactRef | None, ...], known_digests: set[str]
 ) -> dict[str, bytes]:
-    """Return the artifacts that can be reached from the roots, except known ones and those below them."""
+    """Collect the artifacts that the roots refer to, without known artifacts and what only those refer to."""
     artifacts: dict[str, bytes] = {}
     todo = [ref.sha256 for ref in roots if ref is not None]
     while todo:
@@ -125,7 +125,7 @@ class Bucket(Protocol):
     """
 
     def read(self, name: str) -> StoredObject | None:
-        """Return an object, or None."""
+        """Return the object with this name, or None if there is none."""
         ...
 
     def write(self, name: str, content: bytes) -> None:
@@ -167,7 +167,7 @@ class _CachedCopies:
 
     @property
     def is_fresh(self) -> bool:
-        """Return True if the head was just written. Return False if the clock has been set back since."""
+        """Return whether the head was written just now. False if the clock has been set back since then."""
         return 0 <= time.time() - self.at < FRESH_S
 
 
@@ -186,7 +186,7 @@ class Copies:
     _cached: LruCache[str, _CachedCopies] = field(default_factory=lambda: LruCache(CACHED_EPISODES), repr=False)
 
     def check(self, scope: EpisodeScope) -> CopiesHead:
-        """Return the head of an episode that this host may continue.
+        """Check that this host may continue an episode, and return the head of the episode's copies.
 
         Raises:
             FencedError: another host has taken it over.
@@ -196,7 +196,7 @@ class Copies:
         return check_holder(head, self._home(scope), scope.epoch)
 
     def open(self, scope: EpisodeScope, run: str) -> int:
-        """Claim a new episode's id and return its epoch. Idempotent for the same run."""
+        """Claim the id of a new episode, and return the episode's epoch. Idempotent for the same run."""
         head, version = self._head(scope)
         opened = head.with_run(self._home(scope), run) if head else CopiesHead(home=self._home(scope), run=run)
         self._write_head(scope, head, opened, version)
@@ -229,7 +229,7 @@ class Copies:
         newest: CheckpointRecord | None,
         adopt: Callable[[CopiesHead, CheckpointRecord], None],
     ) -> CopiesHead:
-        """Claim an episode and store its trees and artifacts on this host. Idempotent.
+        """Claim an episode, and fetch its trees and artifacts to this host. Idempotent.
 
         Args:
             scope: the episode, with its new epoch.
@@ -335,7 +335,7 @@ class Copies:
 
 
 def need_copies(copies: Copies | None) -> Copies:
-    """Return this host's copies.
+    """Return this host's copies, or raise an error if this host has none.
 
     Raises:
         SettingsError: this host's settings do not have a bucket, but the settings with which the episode started did.

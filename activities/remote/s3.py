@@ -149,7 +149,7 @@ class EncryptedBucket:
     keys: Keys
 
     def read(self, name: str) -> StoredObject | None:
-        """Return an object after decrypting and authenticating it.
+        """Read an object, decrypt it and verify that it is authentic.
 
         Raises:
             ArtifactCorruptError: the object was modified, or it was written under another name.

@@ -107,7 +107,7 @@ class Bandit:
 
 @cache
 def _visitor_class() -> Any:
-    """Return a subclass of Bandit's visitor with a time limit."""
+    """Return a subclass of Bandit's visitor that stops at a time limit."""
     # Late import: only code reviews need it, and it takes 0.2 s. It replaces `warnings.formatwarning`.
     original_format = warnings.formatwarning
     with warnings.catch_warnings():
@@ -150,7 +150,7 @@ class CodeScanner:
         self._bandit = Bandit()
 
     def scan(self, files: Sequence[CodeFile], facts: ProjectFacts) -> CodeReview:
-        """Return the verdict on a change, based on findings that are new compared with the project facts in `facts`.
+        """Judge a change by the findings that are new in comparison with the project facts in `facts`.
 
         The code is not run. Blocks for about 0.2 s of CPU time per 1 000 changed lines.
         """
@@ -229,7 +229,7 @@ class CodeScanner:
 
 
 def question_of(review: CodeReview) -> Question:
-    """Return the question about findings that need approval.
+    """Build the question that asks a person to approve findings.
 
     The answer becomes a grant with the question's fingerprint, which `apply_grants` reads.
     """
@@ -240,7 +240,7 @@ def question_of(review: CodeReview) -> Question:
 
 
 def apply_grants(facts: ProjectFacts, grants: Iterable[Grant]) -> ProjectFacts:
-    """Return the project facts with a person's decisions on findings added."""
+    """Add a person's decisions on findings to the project facts."""
     # A later grant can allow what an earlier one refused, so the allowed ones win.
     allowed, refused = set(facts.allowed), set(facts.refused)
     for grant in grants:
@@ -269,7 +269,7 @@ Content = Callable[[str], bytes]
 
 
 def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content) -> tuple[CodeFile, ...]:
-    """Return the files that differ between two trees. Each tree is given as blob ids by path.
+    """Return the files that differ between two trees, which are given as blob ids by path.
 
     Binary files have no text, so only their paths are reviewed. Generated files count as code, since the model chooses
     their paths. Only non-executable data is skipped.
@@ -289,7 +289,7 @@ def changed_files(before: Mapping[bytes, str], after: Mapping[bytes, str], conte
 def project_facts(
     before: Mapping[bytes, str], after: Mapping[bytes, str], content: Content, rules: CodeRules
 ) -> ProjectFacts:
-    """Return the project's dependencies before the change and its own modules after the change."""
+    """Collect the dependencies of a project before the change, and the project's own modules after the change."""
     # From the tree before: a change must not vouch for the dependencies that it adds.
     paths = {path.decode("utf-8", "backslashreplace"): blob for path, blob in before.items()}
     now = [path.decode("utf-8", "backslashreplace") for path in after]
@@ -322,5 +322,5 @@ def _text(content: bytes) -> str:
 
 @cache
 def _list_distributions() -> dict[str, tuple[str, ...]]:
-    """Return the worker's own distributions, whose module names are the same in the project's environment."""
+    """Return the distributions in the worker's environment. Their modules have the same names in the project's."""
     return {module: tuple(names) for module, names in packages_distributions().items()}

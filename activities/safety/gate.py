@@ -57,7 +57,7 @@ class Judge(Protocol):
     """Decides whether findings are acceptable. Never raises if the model service fails."""
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict per finding, which is `ASK` if the material is inconclusive."""
+        """Return one verdict per finding. A verdict is `ASK` if the material is not sufficient."""
         ...
 
 
@@ -77,7 +77,7 @@ class AlignmentResult(NamedTuple):
     transcript: bytes = b""
 
     def store(self, store: ArtifactStore) -> ArtifactRef | None:
-        """Store the evidence, or return None if there are no findings."""
+        """Store the evidence of the check. Return None if there are no findings."""
         if self.record is None:
             return None
         transcript = put_text(store, self.transcript, name="judge transcript")
@@ -97,7 +97,7 @@ class AlignmentChecker:
     async def check_alignment(
         self, findings: tuple[Finding, ...], briefing: JudgeBriefing, *, planner: str, overruled: tuple[str, ...] = ()
     ) -> AlignmentResult:
-        """Return the findings on which a person must decide.
+        """Check alignment, and return the findings that a person must decide on.
 
         The episode's planner determines the judge, if any, which gets the briefing and the findings. `overruled`
         contains the fingerprints that a person allowed earlier.

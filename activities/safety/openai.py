@@ -39,7 +39,7 @@ class OpenAIJudge:
         self._asker = PromptedAsker(service, PROMPTS, "alignment")
 
     async def judge(self, briefing: JudgeBriefing) -> JudgeAnswer:
-        """Return one verdict per finding. Without a usable response, all are `ASK` and `note` contains the reason."""
+        """Ask the model for one verdict per finding. Without a usable response, all are `ASK` and `note` says why."""
         visible_briefing = briefing if briefing.prompt_privacy is PromptPrivacy.FULL else scrub.model(briefing)
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -94,6 +94,6 @@ def _read(value: dict[str, Any], count: int) -> tuple[_Judged, ...]:
 
 
 def judges(service: ModelService, *, enabled: bool = True) -> Judges:
-    """Return the judge factory. A model judges if a model plans; otherwise a person is asked."""
+    """Return the factory of judges. A model judges if a model plans. Otherwise, a person is asked."""
     by_model = cache(lambda: OpenAIJudge(service))
     return lambda planner: by_model() if enabled and service.plans(planner) else None

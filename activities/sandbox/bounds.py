@@ -43,7 +43,7 @@ class PreparedGroup:
         self._making = False
 
     def take(self, hierarchy: Hierarchy) -> tuple[ControlGroup, Shim | None]:
-        """Return a group, along with its supervisor if one is prepared. The caller owns both."""
+        """Return a control group that the caller owns, with its supervisor if a prepared one is available."""
         with self._lock:
             ready, self.ready = self.ready, None
         if ready is None:
@@ -56,7 +56,7 @@ class PreparedGroup:
         return group, shim
 
     def make(self, hierarchy: Hierarchy) -> None:
-        """Prepare a group in the background unless one is already prepared."""
+        """Prepare a group in the background, unless one is waiting already."""
         with self._lock:
             if self._making or self.ready is not None:
                 return
@@ -130,7 +130,7 @@ def request_of(
     *,
     inherit: bool = False,
 ) -> ProcessRequest:
-    """Return the request for a command, with all limits that require neither a sandbox nor a control group.
+    """Build the process request for a command, with the limits that need neither a sandbox nor a control group.
 
     Raises:
         SandboxUnavailableError: the command can write to the sandbox program.
@@ -166,7 +166,7 @@ def request_of(
 
 
 def require_program(name: str, how_to_get: str = "") -> TrustedProgram:
-    """Return a sandbox's program.
+    """Find the program that a sandbox needs.
 
     Raises:
         SandboxUnavailableError: it is not installed.
@@ -205,7 +205,7 @@ UNSANDBOXED_LIMITS: Mapping[Limit, Enforcement] = {
 def run_with_limits(
     request: ProcessRequest, spec: SandboxSpec, limits: Mapping[Limit, Enforcement], *, run: Runner, grouped: bool
 ) -> SandboxResult:
-    """Run a request from `request_of`. Its process tree has ended when this returns.
+    """Run a request that `request_of` built. Its process tree has ended when this returns.
 
     `limits` is the enforcement without a control group. With `grouped`, the command gets a control group if the worker
     can create one.
@@ -238,7 +238,7 @@ def run_with_limits(
 
 
 def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -> ProcessRequest:
-    """Drop the estimated limits that the group enforces. An estimate could kill a command that is within its limits."""
+    """Remove estimated limits that the group enforces exactly, because an estimate could kill a harmless command."""
     changes: dict[str, object] = {"cgroups": group.folders, "shim": shim}
     if Limit.MEMORY in group.limits:
         resources = {kind: value for kind, value in request.resources.items() if kind != resource.RLIMIT_DATA}
@@ -253,7 +253,7 @@ def _in_group(request: ProcessRequest, group: ControlGroup, shim: Shim | None) -
 def result_of(
     result: ProcessResult, spec: SandboxSpec, use: ResourceUsage, limits: Mapping[Limit, Enforcement]
 ) -> SandboxResult:
-    """Return a command's result. The control group's counters show which limit was exceeded."""
+    """Build a command's result. The control group's counters show which limit was exceeded."""
     reason = result.reason
     # The kernel kills one process: the command may continue, or hang without a message.
     if use.oom_kills and reason in (Reason.EXITED, Reason.WALL_LIMIT):

@@ -95,7 +95,7 @@ _NESTING: dict[str, frozenset[int]] = {
 
 
 def filter_of(machine: str, *, nested: bool = False) -> bytes | None:
-    """Return the seccomp filter for a `uname -m` machine name, or None if its call numbers are unknown.
+    """Build the seccomp filter for a machine, as named by `uname -m`. Return None if its call numbers are unknown.
 
     With `nested`, it permits the mounts and namespaces of a second bubblewrap inside.
     """
@@ -257,7 +257,7 @@ def command_line(
     proxy: EgressProxy | None = None,
     nested: bool = False,
 ) -> tuple[str, ...]:
-    """Return bubblewrap's arguments up to the command. Later mounts cover earlier ones.
+    """Build bubblewrap's arguments up to the command. Later mounts cover earlier ones.
 
     The kernel enforces the limit on `processes` only if it counts them per user namespace and the worker is not root.
     Without `proxy`, the command has no network. Bubblewrap reads the contents of `_files` and the command's variables
@@ -281,7 +281,7 @@ def command_line(
 
 @functools.cache
 def _files(*, nested: bool = False) -> Mapping[int, bytes]:
-    """Return the contents of bubblewrap's descriptors.
+    """Return the contents for the file descriptors that bubblewrap reads.
 
     The filter is included unless the machine's call numbers are unknown.
     """
@@ -290,7 +290,7 @@ def _files(*, nested: bool = False) -> Mapping[int, bytes]:
 
 
 def _system(temporary_bytes: int, *, nested: bool) -> Iterator[str]:
-    """Yield a command's namespaces and the parts of the file system that every command sees."""
+    """Yield the options for namespaces, and for the parts of the file system that every command sees."""
     # --disable-userns requires an explicit --unshare-user: --unshare-all only tries it.
     yield from ("--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox")
     # --die-with-parent and the pid namespace kill daemons that left the session; --new-session keeps the command from
@@ -318,7 +318,7 @@ def _tmpfs(target: str, size_bytes: int) -> tuple[str, ...]:
 
 
 def _mount_folders(access: Access) -> Iterator[str]:
-    """Yield the command's folders, outer ones first, each with the mounts that protect or hide parts of it."""
+    """Yield the options that mount the command's folders, outer ones first, and protect or hide parts of them."""
     # Outer folders first: a later mount of an outer folder would hide the inner one.
     for folder, readable in sorted(
         {*((path, False) for path in access.writable), *((path, True) for path in access.readable)}
@@ -345,7 +345,7 @@ def _hidden(access: Access, folder: Path) -> Iterator[str]:
 
 
 def _remount_read_only(access: Access, *, nested: bool) -> Iterator[str]:
-    """Yield read-only remounts of folders that contain only mount points.
+    """Yield options that make folders read-only if they contain nothing but mount points.
 
     They come last because mounts create folders there.
     """
@@ -391,7 +391,7 @@ def _limits(access: Access, *, counted: bool) -> dict[Limit, Enforcement]:
 
 
 def _unusable(spec: SandboxSpec, path: str) -> str:
-    """Return the reason why a command cannot start, worded as in `run_process` and without mentioning bubblewrap."""
+    """Return the reason why a command cannot start, worded as in `run_process` and without naming bubblewrap."""
     if not spec.argv or not spec.argv[0]:
         return "the command is empty"
     if not spec.root.is_dir():
@@ -442,5 +442,5 @@ def _counts_by_namespace() -> bool:
 
 @functools.cache
 def _system_prlimit() -> str:
-    """Return the path of a prlimit that is visible to every command, or ""."""
+    """Find a prlimit program that every command can see. Return its path, or ""."""
     return shutil.which("prlimit", path="/usr/bin:/bin") or ""

@@ -75,7 +75,7 @@ class ProbeResult:
 
 
 def choose_sandbox(settings: SandboxSettings) -> Sandbox:
-    """Return a sandbox that is chosen on first use and kept once it works.
+    """Return a sandbox that is chosen on its first use. Once it works, the choice is kept.
 
     Raises:
         SettingsError: the settings name a path that does not exist.

@@ -52,7 +52,7 @@ class ResourceUsage:
 
 @functools.cache
 def find_hierarchy() -> Hierarchy | None:
-    """Return a hierarchy in which this process can create groups, or None. Dead workers' groups are deleted."""
+    """Find a hierarchy in which this process can create groups, and delete the groups of dead workers there."""
     for hierarchy in _hierarchies():
         group = ControlGroup(hierarchy, f"{PREFIX}{this_process()}-probe")
         group.limit()
@@ -86,7 +86,7 @@ class ControlGroup:
         self.limits: frozenset[Limit] = frozenset()
 
     def limit(self, *, memory_bytes: int = 0, processes: int = 0, cores: float = 0.0) -> None:
-        """Set the limits; 0 means no limit. A limit that cannot be set is missing from `limits`."""
+        """Set the limits, where 0 means no limit. A limit that cannot be set is missing from the attribute `limits`."""
         limits: set[Limit] = set()
         for limit, lines in _settings(memory_bytes, processes, cores, unified=self._hierarchy.unified).items():
             for number, (controller, file, value) in enumerate(lines):
@@ -100,7 +100,7 @@ class ControlGroup:
         self.limits = frozenset(limits)
 
     def read_usage(self) -> ResourceUsage:
-        """Return the resource use so far."""
+        """Return the resources that the group has used so far."""
 
         def read(controller: str, file: str) -> list[str]:
             folder = self._by_controller.get(controller)
@@ -121,7 +121,7 @@ class ControlGroup:
         )
 
     def close(self) -> bool:
-        """Kill the remaining processes and delete the group. Return whether it is gone."""
+        """Kill the remaining processes and delete the group. Return whether the group is gone."""
         deadline = time.monotonic() + REMOVE_S
         # Killed again in each round: a process may have forked since its group was listed.
         while left := [folder for folder in self.folders if not _remove_folder(folder)]:
@@ -136,7 +136,7 @@ class ControlGroup:
 def _settings(
     memory_bytes: int, processes: int, cores: float, *, unified: bool
 ) -> dict[Limit, Sequence[tuple[str, str, str]]]:
-    """Return the controller, file and value for each setting of each limit. The first setting decides."""
+    """Return the possible settings for each limit, as controller, file and value. The first one decides."""
     quota = int(cores * _PERIOD_US)
     legacy = str(memory_bytes or -1)
     return {
@@ -159,7 +159,7 @@ def _settings(
 
 
 def _hierarchies() -> Iterator[Hierarchy]:
-    """Yield the candidates: first the worker's own version 1 groups, then version 2 from the inside out."""
+    """Yield hierarchies to try: the worker's own version 1 groups, then version 2 groups from the inside out."""
     # Keyed by controller; "" is version 2.
     mounts: dict[str, Path] = {}
     for line in _lines(Path("/proc/self/mounts")):
@@ -198,7 +198,7 @@ def _unified_hierarchies(mount: Path, path: str) -> Iterator[Hierarchy]:
 
 
 def _can_be_entered(group: ControlGroup) -> bool:
-    """Return whether a child can join.
+    """Return whether a child process can join the group.
 
     Version 2 requires rights on the groups in between, which file modes do not show.
     """

@@ -210,14 +210,14 @@ def _bind(source: Path, target: Path, *, writable: bool) -> tuple[str, str]:
 
 
 def _comma(*parts: str) -> str:
-    """Join the parts as a CSV line. The client expects this format, because a path may contain a comma."""
+    """Join the parts as a line of CSV, which is the client's format, because a path may contain a comma."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(parts)
     return line.getvalue()
 
 
 def _end(name: str) -> _Ending:
-    """Kill the container, remove it and return its final state."""
+    """Kill and remove the container, and return its final state."""
     # Before the inspection, so that the state is final.
     _docker("kill", name)
     inspected = _docker("inspect", "--format", "{{json .State}}", name)
@@ -254,7 +254,7 @@ def _result(
 
 
 def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.CompletedProcess[str]:
-    """Run the client. If it is missing or unresponsive, the return code is non-zero."""
+    """Run the Docker client. If it is missing or does not respond, the return code is non-zero."""
     environment = {**own_environment(), "PATH": trusted_path()}
     try:
         argv = require_program(PROGRAM).command(*arguments)
@@ -268,5 +268,5 @@ def _docker(*arguments: str, timeout_s: float = CONTROL_S) -> subprocess.Complet
 
 
 def _is_clients(variable: str) -> bool:
-    """Return whether a variable affects the client, either its engine or code that it runs or loads."""
+    """Return whether a variable affects the Docker client: the engine that it uses, or code that it runs or loads."""
     return variable in _CLIENT_OWN or variable.startswith(("LD_", "DYLD_"))

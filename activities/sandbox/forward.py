@@ -33,14 +33,14 @@ class End:
         connection.setblocking(False)
 
     def read(self) -> None:
-        """Read a chunk for the peer."""
+        """Read a chunk of data for the peer."""
         chunk = self.connection.recv(CHUNK_BYTES)
         self.peer.waiting += chunk
         self.ended = not chunk
         self.peer.write()
 
     def write(self) -> None:
-        """Write as much as possible, followed by the peer's end of file."""
+        """Write as much data as possible, and then pass on the peer's end of file."""
         if self.waiting:
             del self.waiting[: self.connection.send(self.waiting)]
         # Not before the buffer is empty: the end of file would overtake the data.
@@ -137,7 +137,7 @@ class Forwarder:
 
 
 def listen(port: int) -> list[socket.socket]:
-    """Return the listening sockets for a port. They include IPv6 if the sandbox has it."""
+    """Open the listening sockets for a port, including IPv6 if the sandbox has it."""
     listeners = []
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:

@@ -131,11 +131,11 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """Return `docker`, `bubblewrap`, `sandbox-exec` or `unsafe-local`."""
+        """Name of the sandbox: `docker`, `bubblewrap`, `sandbox-exec` or `unsafe-local`."""
         ...
 
     def probe(self) -> str:
-        """Run a harmless command. Return "" on success, otherwise the problem and how to fix it."""
+        """Run a harmless command. Return "" if it works, or else the problem and how to fix it."""
         ...
 
     def run(self, spec: SandboxSpec, **callbacks: Unpack[Callbacks]) -> SandboxResult:
@@ -196,7 +196,7 @@ class Scratch:
     """Time at which the copies were complete. 0 for overlays."""
 
     def find_change(self) -> str:
-        """Return a file that the command added, changed or deleted, or "". Caches do not count.
+        """Find a file that the command added, changed or deleted, apart from caches. Return "" if there is none.
 
         A file added to a package may be loaded by later tests in the same check.
         """
@@ -274,7 +274,7 @@ class AgentSandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """Return `bubblewrap`, `sandbox-exec` or `none`."""
+        """Name of the sandbox: `bubblewrap`, `sandbox-exec` or `none`."""
         ...
 
     def can_nest(self) -> bool:
@@ -306,7 +306,7 @@ def build_spec(
     grace_s: float,
     output_bytes: int = MEBIBYTE,
 ) -> SandboxSpec:
-    """Return the spec for a command within the limits in the settings.
+    """Build the spec for a command, with the limits from the settings.
 
     Raises:
         SettingsError: the settings name a path that does not exist.
@@ -328,7 +328,7 @@ def build_spec(
 
 
 def resolve_locations(paths: Iterable[str], what: str) -> tuple[Path, ...]:
-    """Return a setting's files and folders. `~` is the worker's home.
+    """Resolve the files and folders that a setting names. `~` is the worker's home.
 
     Raises:
         SettingsError: a path is not absolute or does not exist.
@@ -349,7 +349,7 @@ _CLOCK_SLACK_S = 3
 
 
 def this_process() -> str:
-    """Return `<pid>-<start time>`, which stays unique even if the pid is reused."""
+    """Return this process's id and start time as `<pid>-<start time>`, which is unique even if the pid is reused."""
     return f"{os.getpid()}-{int(psutil.Process().create_time())}"
 
 
@@ -369,7 +369,7 @@ def is_alive(owner: str) -> bool:
 
 
 def this_host() -> str:
-    """Return an id for this pid namespace. In another container, the same pids refer to other processes."""
+    """Return an id for this pid namespace, because the same pids mean other processes in another container."""
     try:
         return f"{platform.node()}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError:

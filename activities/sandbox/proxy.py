@@ -50,7 +50,7 @@ async def system_addresses(name: str, port: int) -> list[str]:
 async def judged_addresses(
     name: str, port: int, *, allow_private: bool, resolve: Resolve = system_addresses
 ) -> list[str]:
-    """Return 1 to `ADDRESSES` addresses of a host after checking all of them.
+    """Check all addresses of a host, and return 1 to `ADDRESSES` of them to connect to.
 
     Connect to one of these addresses and never to the name, because a second lookup could return another address (DNS
     rebinding).
@@ -115,7 +115,7 @@ class EgressProxy:
         return (python, "-I", "-S", str(INSIDE / _FORWARD.name), *map(str, self.ports), "--")
 
     def with_proxy(self, request: ProcessRequest) -> ProcessRequest:
-        """Return a request with the proxy's variables and without this host's own proxy variables."""
+        """Add the proxy's variables to a request in place of this host's own proxy variables."""
         other_secrets = {name: value for name, value in request.secrets.items() if name not in self.environment}
         return replace(request, environment={**request.environment, **self.environment}, secrets=other_secrets)
 
@@ -152,7 +152,7 @@ def open_loopback_proxy(hosts: tuple[str, ...]) -> Iterator[EgressProxy]:
 
 
 def find_loopback_host(rule: str) -> Host | None:
-    """Return the loopback port on this host that a rule names, or None."""
+    """Return the port on this host's loopback that a rule names, or None."""
     host = host_of(f"http://{rule}") if re.search(r":\d+$", rule) and _AUTHORITY.fullmatch(rule) else None
     return host if host is not None and is_loopback(host.name) and host.port >= FIRST_OPEN_PORT else None
 
@@ -266,7 +266,10 @@ class _ProxyServer:
         await _relay(reader, writer, *outside)
 
     def _parse_request(self, line: bytes, fields: list[bytes]) -> tuple[Host, bytes]:
-        """Return the requested host and the data to send first (empty for a tunnel)."""
+        """Parse a client's request.
+
+        Return the requested host and the data to send first, which is empty for a tunnel.
+        """
         if self._password and not any(
             hmac.compare_digest(b"proxy-authorization: basic " + self._password, _lower_header(entry))
             for entry in fields
@@ -312,7 +315,7 @@ class _ProxyServer:
 
 
 async def _dial(addresses: list[str], host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first address that accepts. Raises `OSError` (including `TimeoutError`) if none does."""
+    """Connect to the first address that accepts. If none does, raise `OSError`, which includes `TimeoutError`."""
     for address in addresses[:-1]:
         with suppress(OSError):
             return await asyncio.wait_for(asyncio.open_connection(address, host.port, limit=_CHUNK_BYTES), CONNECT_S)
@@ -344,7 +347,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _run_and_close(work: Coroutine[Any, Any, None], writer: asyncio.StreamWriter) -> None:
-    """Run the connection's work, and close the connection in any case."""
+    """Run the work of a connection, and close the connection even if the work fails."""
     try:
         await work
         writer.close()

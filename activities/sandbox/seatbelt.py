@@ -35,7 +35,7 @@ _FIXED = Path(__file__).with_suffix(".sb").read_text(encoding="utf-8")
 
 
 def profile(access: Access, proxy: EgressProxy | None = None) -> str:
-    """Return a command's Seatbelt profile. The last matching rule wins.
+    """Build a command's Seatbelt profile, in which the last matching rule wins.
 
     With a `proxy`, the command can reach the proxy's loopback ports and listen on loopback itself. Without one, it has
     no network.
@@ -69,7 +69,7 @@ def profile(access: Access, proxy: EgressProxy | None = None) -> str:
 
 
 def _rules(start: str, places: Iterable[Path]) -> Iterator[str]:
-    """Yield one rule per path. Seatbelt matches real paths such as /private/tmp rather than /tmp."""
+    """Yield one rule per path. Paths are resolved, because Seatbelt matches /private/tmp rather than /tmp."""
     for real_path in dict.fromkeys(os.path.realpath(path) for path in places):
         escaped = real_path.replace("\\", "\\\\").replace('"', '\\"')
         yield f'{start} (subpath "{escaped}"))'

@@ -53,7 +53,7 @@ class Access:
 
     @functools.cached_property
     def programs(self) -> tuple[Path, ...]:
-        """Return the folders of Python, of PATH and of the program itself."""
+        """Return the folders of Python, of the entries in PATH and of the program itself."""
         folders = (
             *python_folders(),
             *project_python(self.root),
@@ -66,14 +66,14 @@ class Access:
 
     @functools.cached_property
     def states(self) -> Mapping[Path, tuple[Path, ...]]:
-        """Return the paths of the state home that are inside each visible folder."""
+        """Return the parts of the state home that lie within visible folders and must be hidden."""
         folders = dict.fromkeys((*self.programs, *self.writable, *self.readable))
         home = os.path.realpath(state_home())
         return {folder: tuple(state_within(home, folder)) for folder in folders}
 
 
 def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
-    """Return the paths that a command may access, including further writable `folders`."""
+    """Determine the paths that a command may access. `folders` are additional writable ones."""
     return Access(
         root=spec.root,
         path=path,
@@ -87,7 +87,7 @@ def command_access(spec: SandboxSpec, path: str, *folders: Path) -> Access:
 
 
 def at_workspace(spec: SandboxSpec) -> SandboxSpec:
-    """Return the spec of a command whose worktree appears at the workspace's path. Other specs are returned as is."""
+    """Make a command see its worktree at the workspace's path. Specs of other commands are returned unchanged."""
     worktree = read_worktree(spec.root)
     if worktree is None:
         return spec
@@ -125,7 +125,7 @@ def _agent_at_workspace(access: Access, root: Path) -> Access:
 def _move_paths(
     root: Path, worktree: Worktree, readable: tuple[Path, ...], mounts: tuple[tuple[Path, Path], ...]
 ) -> tuple[tuple[Path, ...], tuple[tuple[Path, Path], ...]]:
-    """Return readable paths and mounts as they appear at the workspace's path, with the worktree's environments."""
+    """Move readable paths and mounts to the workspace's path, with the worktree's environments."""
     workspace = Path(worktree.workspace)
     inside = {path: workspace / path.relative_to(root) for path in readable if path.is_relative_to(root)}
     environments = worktree.present_environments()
@@ -145,7 +145,7 @@ def _git_mounts(worktree: Worktree) -> Iterator[tuple[Path, Path]]:
 
 
 def relocate(spec: SandboxSpec) -> SandboxSpec:
-    """Return the spec for a platform without mounts. The command works in `content`, with symlinks for `mounts`."""
+    """Adapt a spec to a platform without mounts: the command works in `content`, with symlinks for `mounts`."""
     if spec.content is None:
         return spec
     for source, target in spec.mounts:
@@ -162,7 +162,7 @@ def relocate(spec: SandboxSpec) -> SandboxSpec:
 
 
 def agent_access(request: ProcessRequest, writable: tuple[Path, ...], readable: tuple[Path, ...]) -> Access:
-    """Return the paths that an agent may access. It sees a worktree at the workspace's path."""
+    """Determine the paths that an agent may access. It sees its worktree at the workspace's path."""
     access = Access(
         root=request.cwd,
         path=request.environment.get("PATH") or os.environ.get("PATH", os.defpath),
@@ -208,7 +208,7 @@ def project_python(root: Path) -> tuple[Path, ...]:
 
 
 def path_folders(path: str, root: Path) -> tuple[Path, ...]:
-    """Return the folders in a PATH that are outside the system and the tree, each with its adjacent libraries."""
+    """Return the folders of a PATH that are outside the system and the tree, each with the libraries next to it."""
     folders: list[Path] = []
     tree, wide = root.resolve(), _wide_folders(Path.home())
     for entry in path.split(os.pathsep):
@@ -260,7 +260,7 @@ def in_system(path: Path) -> bool:
 
 
 def _too_wide(folder: Path) -> bool:
-    """Return whether exposing this folder would expose a home or more."""
+    """Return whether a folder is too wide, so that showing it would expose a whole home or more."""
     # A program in /home/me/bin must not make /home/me readable through the folders next to it.
     wide = _wide_folders(Path.home())
     return folder in wide or folder.resolve() in wide
@@ -268,23 +268,23 @@ def _too_wide(folder: Path) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _wide_folders(home: Path) -> frozenset[Path]:
-    """Return the folders that are too wide, with their real paths.
+    """Return the real paths of the folders that are too wide to be shown.
 
-    They are cached because they do not move while a worker runs.
+    The paths are cached, because they do not change while a worker runs.
     """
     wide = {Path("/"), Path("/home"), Path("/root"), Path("/etc"), Path("/var"), Path("/tmp"), home, *home.parents}  # noqa: S108
     return frozenset(wide | {folder.resolve() for folder in wide})
 
 
 def state_within(home: str, folder: Path) -> Iterator[Path]:
-    """Yield the paths of the state home (a real path) inside a visible folder. They must be hidden."""
+    """Yield the paths of the state home, a real path, that lie within a visible folder and must be hidden."""
     real = os.path.realpath(folder)
     if os.path.commonpath((home, real)) == real and os.path.isdir(home):  # noqa: PTH112 - no error where it cannot be seen
         yield folder / os.path.relpath(home, real)
 
 
 def git_folders(folder: Path, *, tree: bool, mounts: tuple[tuple[Path, Path], ...] = ()) -> Iterator[Path]:
-    """Yield the git paths in a writable folder that must be read-only, unless one of `mounts` covers them.
+    """Yield the git paths in a writable folder that must be read-only, unless `mounts` cover them.
 
     In the working tree itself (`tree`), a worktree or submodule has a `.git` file that names another folder, which is
     also yielded. Elsewhere, the command may have written such a file, so it is not followed.
@@ -299,7 +299,7 @@ def git_folders(folder: Path, *, tree: bool, mounts: tuple[tuple[Path, Path], ..
 
 
 def _pointed_to(git: Path) -> Path | None:
-    """Return the git folder that a `.git` file names, or None if that folder does not refer back to the tree.
+    """Return the git folder that a `.git` file names, or None if this folder does not refer back to the tree.
 
     The back reference cannot be forged from inside the tree, so a tree cannot expose a folder of its choice.
     """

@@ -30,7 +30,7 @@ class HttpRunner:
         environ: Mapping[str, str] = os.environ,
         resolve: Resolve = system_addresses,
     ) -> None:
-        """Set the allowed hosts for each secret variable, the environment that contains the secrets, and a resolver."""
+        """Set the hosts to which each secret variable may be sent, the environment with the secrets, and a resolver."""
         self._secrets = secrets
         self._environ = environ
         self._resolve = resolve

@@ -56,7 +56,7 @@ class Loads:
         atexit.register(self._end)
 
     def path_in_tree(self, name):
-        """Return the path of a file within the tree, or "" if it is somewhere else or installed."""
+        """Return the path of a file within the tree. Return "" for files that are outside the tree or installed."""
         if isinstance(name, bytes):
             name = os.fsdecode(name)
         if not isinstance(name, str) or not name or name[0] == "<":
@@ -70,7 +70,7 @@ class Loads:
         return ""
 
     def opener(self, frame):
-        """Return the file of the tree that is executing in a frame or its callers, or "" if there is none."""
+        """Return the file of the tree that is executing in a frame or in one of its callers, or ""."""
         for _ in range(_FRAMES):
             if frame is None:
                 return ""
@@ -168,7 +168,7 @@ class Loads:
         builtins.SystemExit = SystemExit
 
     def _early_exit(self, frame):
-        """Return the file that ends another main program of the tree early, or None if none does."""
+        """Return the file that ends a main program of the tree early, or None if no file does."""
         by, main = self.opener(frame), None
         while frame is not None:
             if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
@@ -192,7 +192,7 @@ class Loads:
     # -- what the product does to its surroundings ------------------------------------------------------------
 
     def remember(self, module):
-        """Record the names in a module that was just loaded. Names added later do not replace anything."""
+        """Record the names in a module that was just loaded, so that names added later do not count as replacements."""
         name = getattr(module, "__name__", None)
         if type(module) is _Module and name and not self.path_in_tree(vars(module).get("__file__")):
             self._names[name] = frozenset(vars(module))
@@ -201,7 +201,7 @@ class Loads:
                     self._names[name + "." + value.__qualname__] = frozenset(vars(value))
 
     def _tell_changed_modules(self):
-        """Report functions of the tree that replace functions in modules outside it."""
+        """Report functions of the tree that have replaced functions in modules outside the tree."""
         for name, module in list(sys.modules.items()):
             # Only plain modules and functions: attributes of other objects may be computed.
             if type(module) is not _Module or name == "__main__" or name.startswith("tightloop_"):
